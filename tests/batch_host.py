@@ -54,9 +54,14 @@ class Node:
 
     def env(self, **more: str) -> dict[str, str]:
         slurm = {
-            "SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "slurmd-[0-1]", "SLURM_JOB_NUM_NODES": "1", "SLURM_CPUS_PER_TASK": "4",
-            "SLURMD_NODENAME": "slurmd-0", "HOSTS": self.hosts, "SLURM_JOB_PARTITION": "main",
-        }  # fmt: skip
+            "SLURM_JOB_ID": "12",
+            "SLURM_JOB_NODELIST": "slurmd-[0-1]",
+            "SLURM_JOB_NUM_NODES": "1",
+            "SLURM_CPUS_PER_TASK": "4",
+            "SLURMD_NODENAME": "slurmd-0",
+            "HOSTS": self.hosts,
+            "SLURM_JOB_PARTITION": "main",
+        }
         return {"PATH": f"{self.bin}:/usr/bin:/bin", "HOME": "/", "NOTES": str(self.notes), **slurm, **more}
 
     def write(self, files: dict[str, str]) -> None:

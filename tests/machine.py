@@ -21,7 +21,7 @@ class Machine:
     active: set[str] = dataclasses.field(default_factory=set[str])
     enabled: set[str] = dataclasses.field(default_factory=set[str])
     units: set[str] = dataclasses.field(default_factory=set[str])  # that exist besides those in UNIT_DIR
-    stamps: dict[str, str] = dataclasses.field(default_factory=dict[str, str])  # what `systemctl show -P` says
+    stamps: dict[str, str] = dataclasses.field(default_factory=dict[str, str])  # what `systemctl show -P` prints
     broken: set[str] = dataclasses.field(default_factory=set[str])  # units that do not come up
     secrets: set[str] = dataclasses.field(default_factory=set[str])  # that no command line may hold
     calls: list[tuple[str, ...]] = dataclasses.field(default_factory=list[tuple[str, ...]])
@@ -82,11 +82,10 @@ class Machine:
             case "daemon-reload" | "reset-failed" | "try-reload-or-restart" | "reload":
                 return None
             case "is-active":
-                return Completed(0, "active\n", "") if names[0] in self.active else Completed(3, "inactive\n", "")
+                state = "active" if names[0] in self.active else "failed" if names[0] in self.broken else "inactive"
+                return Completed(0 if state == "active" else 3, f"{state}\n", "")
             case "is-enabled":
                 return Completed(0 if names[0] in self.enabled else 1, "", "")
-            case "is-failed":
-                return Completed(0 if names[0] in self.broken else 1, "", "")
             case "enable" | "disable":
                 self.enabled = self.enabled | set(names) if verb == "enable" else self.enabled - set(names)
                 if "--now" in flags:

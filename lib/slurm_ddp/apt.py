@@ -13,7 +13,7 @@ import tempfile
 from slurm_ddp.run import CommandError, last_line, run
 
 _APT_GET = ("/usr/bin/apt-get", "-o", "DPkg::Lock::Timeout=600", "-y")
-_EXACT = (  # a hold keeps a package from being removed for another, too, whatever --allow-change-held-packages says
+_EXACT = (  # a hold keeps a package from being removed for another, too, despite --allow-change-held-packages
     *("-o", "APT::Ignore-Hold=true", "--no-install-recommends", "--allow-downgrades", "--allow-change-held-packages"),
     "install",
 )

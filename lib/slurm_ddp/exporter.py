@@ -31,36 +31,15 @@ LOGS = pathlib.Path("/var/log/slurm-ddp")
 PREFIX = "slurm_ddp_"
 _FIRST_PORT, _NUM_PORTS = 9701, 200
 _SCRAPE_S = 7.0  # Prometheus itself waits 10 s by default
-_FRESH_S = 120.0  # so long what a slow source returned last stands for it
-
-_SERVICE = """\
-# Written by the charm of {unit}.
-[Unit]
-Description=Metrics of {unit} for Prometheus
-ConditionPathExists={program}
-StartLimitIntervalSec=0
-
-[Service]
-Type=exec
-Environment=PYTHONPATH={path}
-ExecStart={python} -B {program} {settings}
-Restart=on-failure
-RestartSec=10
-TimeoutStopSec=5
-Nice=10
-# {digest}
-
-[Install]
-WantedBy=multi-user.target
-"""
-
+_FRESH_S = 120.0  # for how long the last result of a slow source is served
+_SERVICE = pathlib.Path(__file__).with_name("exporter.service")  # a text for str.format
 Samples = collections.abc.Iterable[tuple[collections.abc.Mapping[str, str], float]]
 logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """One thing that metrics are read from; what it raises, or a read that takes too long, makes it down."""
+    """Something that metrics are read from; it is down when a read raises or takes too long."""
 
     name: str  # of its metric slurm_ddp_NAME_up
     read: collections.abc.Callable[[], collections.abc.Iterable[core.Metric]]
@@ -74,7 +53,7 @@ def follow(charm: typing.Any, serve: collections.abc.Callable[[str, cos_agent.To
         charm: an ops.CharmBase.
         serve: starts the service of a unit, and returns its databag; may raise CommandError or StatusError.
     """
-    # Before the collector's unit is there, Juju may know no databag of this unit
+    # Before the collector's unit has joined, Juju may know no databag of this unit
     related = [one for one in charm.model.relations[cos_agent.ENDPOINT] if one.active and one.units]
     if not related:
         ensure_none(charm.unit.name)
@@ -107,9 +86,8 @@ def ensure(unit: str, program: pathlib.Path, settings: collections.abc.Mapping[s
     changed = files.ensure_file(path, text, mode=0o600)
     # The charm's own folders: its packages are the interpreter's
     library = f"{pathlib.Path(__file__).resolve().parents[1]}:{program.parent}"
-    service = _SERVICE.format(
-        unit=unit, program=program, path=library, python=sys.executable, settings=path, digest=_digest(program)
-    )
+    place = {"program": program, "path": library, "python": sys.executable, "settings": path}
+    service = _SERVICE.read_text().format(unit=unit, digest=_digest(program), **place)
     changed |= systemd.ensure_unit(service_name(unit), service)
     if not systemd.is_active(service_name(unit)):
         systemd.enable_now(service_name(unit))
@@ -126,12 +104,12 @@ def ensure_none(unit: str) -> None:
         files.ensure_absent(memory(unit))
         for path in LOGS.glob(f"{log(unit).name}*"):
             files.ensure_absent(path)
-        with contextlib.suppress(OSError):  # another unit's log is there, or none was written
+        with contextlib.suppress(OSError):  # it holds another unit's log, or does not exist
             LOGS.rmdir()
 
 
 def memory(unit: str) -> pathlib.Path:
-    """Return the file in which the service may keep what a restart of it must not lose."""
+    """Return the file for state that must survive a restart of the service."""
     return _settings(unit).with_suffix(".kept")
 
 
@@ -158,7 +136,7 @@ def counter(name: str, text: str, samples: Samples) -> core.Metric:
 def serve(
     sources: collections.abc.Callable[[dict[str, typing.Any]], collections.abc.Sequence[Source]],
 ) -> typing.NoReturn:
-    """Be the service: read the settings that the command line names, and answer on their port for ever."""
+    """Run the service: read the settings file named on the command line, and answer on its port until killed."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     settings: dict[str, typing.Any] = json.loads(pathlib.Path(sys.argv[1]).read_text())
     collected = registry.CollectorRegistry(auto_describe=False)
@@ -183,7 +161,7 @@ class Collector(registry.Collector):
             found = reader.result(future)
             yield from found or ()
             up = [(reader.source.labels, float(found is not None))]
-            yield gauge(f"{reader.source.name}_up", "Whether what these metrics are read from answers.", up)
+            yield gauge(f"{reader.source.name}_up", "Whether the source of these metrics answers.", up)
 
 
 class _Reader:
@@ -206,7 +184,7 @@ class _Reader:
     def _read(self, future: "concurrent.futures.Future[list[core.Metric]]") -> None:
         try:
             found = list(self.source.read())
-        except BaseException as e:  # the other sources' metrics are served all the same
+        except BaseException as e:  # the other sources' metrics are served nevertheless
             logger.warning("%s: %s: %s", self.source.name, type(e).__name__, e)
             self._last = (float("-inf"), [])  # a failure that came too late for its own scrape shows in the next one
             future.set_exception(e)
@@ -263,6 +241,6 @@ def _digest(program: pathlib.Path) -> str:
     """Fingerprint the charm's sources, so that an upgrade restarts the service."""
     found = hashlib.sha256()
     for folder in (program.parent, pathlib.Path(__file__).parent):
-        for path in sorted(folder.rglob("*.py")):
+        for path in sorted([*folder.rglob("*.py"), *folder.rglob("*.yaml")]):
             found.update(path.read_bytes())
     return found.hexdigest()[:16]

@@ -1,7 +1,4 @@
-"""The program `juicefs`: where it comes from, what each version of it can do, and what its output means.
-
-Sources: the source of juicefs at the tags v1.1.0 to v1.3.1 and v1.4.1, and runs of 1.3.1.
-"""
+"""The program `juicefs`: where it comes from, what each version of it can do, and what its output means."""
 
 import collections.abc
 import contextlib
@@ -26,63 +23,22 @@ from slurm_ddp.run import CommandError, CommandTimeout, Completed, last_line, ru
 
 RELEASE = "1.3.1"  # what is installed when the charm has no resource
 _RELEASE_URL = "https://github.com/juicedata/juicefs/releases/download/v{version}/juicefs-{version}-linux-{arch}.tar.gz"
-# SHA-256 of the release's tarballs, as in its checksums.txt
-_SHA256 = {
-    "amd64": "eb67a7be5d174b420cb3734d441971b3a462ab522b78ad2a6ed993e7deddcd44",
-    "arm64": "c29bff8f609366011cee03b9abcc76c11a06308b2c314364b8c340a2bfbc6c48",
-}
+_SHA256: dict[str, str] = juicefs_access.FACTS["checksums"]
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _LARGEST_BYTES = 512 << 20  # a tarball or program beyond this is something else
 _DOWNLOAD_S = 600.0
 
-OLDEST = (1, 1)  # the first version with quotas, and with sync of a volume that is not mounted
-
-# The version that introduced each flag. An older program exits on it, so it is omitted there: all of these only tune.
-SINCE = dict.fromkeys(
-    "atime-mode attr-cache backup-meta block-size bucket buffer-size cache-dir cache-eviction cache-partial-only "
-    "cache-size capacity compress dir-entry-cache download-limit enable-xattr encrypt-rsa-key entry-cache "
-    "free-space-ratio get-timeout heartbeat inodes io-retries max-deletes max-uploads metrics no-bgjob no-syslog "
-    "no-update no-usage-report open-cache open-cache-limit prefetch prefix-internal put-timeout read-only root-squash "
-    "skip-dir-nlink storage subdir trash-days upload-limit verify-cache-checksum writeback".split(),
-    OLDEST,
-) | {
-    "all-squash": (1, 3),
-    "cache-expire": (1, 2),
-    "cache-large-write": (1, 3),
-    "disable-transparent-hugepage": (1, 3),
-    "hide-internal": (1, 4),
-    "max-downloads": (1, 4),
-    "max-fuse-io": (1, 3),
-    "max-readahead": (1, 3),
-    "negative-entry-cache": (1, 3),
-    "readdir-cache": (1, 3),
-    "skip-trash": (1, 3),
-}
+OLDEST = (1, 3)  # the first version that removes a folder past the trash; the one before ends at a SIGHUP
+SINCE = {"hide-internal": (1, 4), "max-downloads": (1, 4)}  # the version that introduced a flag that users may set
 _SYNC_S = 30.0
 _UNREAD = 0o2001  # the mode of a folder whose mode was not replaced by one that was read
 _DIED_AT_START = re.compile(r"^panic: (?s:.*)/minio@[^/\s]+/cmd/net\.go:\d+", re.MULTILINE)
 _NOT_FORMATTED = "database is not formatted"  # what `status` reports of an engine without a volume
-_REFUSED = (
-    "NOAUTH",
-    "WRONGPASS",
-    "wrong number of arguments for 'auth' command",
-    "NOPERM",
-    "Access denied for user",
-    "password authentication failed",
-)
-# What the last error of the log means, where its own text does not state it
-_MEANINGS = {
-    r"\b(?:SignatureDoesNotMatch|InvalidAccessKeyId|AccessDenied)\b": "the object store refuses the keys ({})",
-    # juicefs 1.3.0 and 1.3.1, its issue 6762
-    "Unknown system variable 'transaction_isolation'": (
-        "this database is too old for this juicefs: it takes MySQL 8.0 or MariaDB 11.1, or newer"
-    ),
-    # juicefs itself advises to format it
-    _NOT_FORMATTED: "the metadata engine holds no volume: look at the charm that offers it",
-}
+Version = tuple[int, int, int]
 
-Version = juicefs_access.Version
-JuicefsError = juicefs_access.JuicefsError
+
+class JuicefsError(Exception):
+    """juicefs, or something that it needs, failed. `str()` is one line without secrets."""
 
 
 class UnreachableError(JuicefsError):
@@ -126,8 +82,8 @@ class Setting:
 
     name: str
     uuid: str
-    storage: str
-    bucket: str
+    storage: str = ""
+    bucket: str = ""
     clients: tuple[str, ...] = ()  # that have it mounted now, as HOST at MOUNTPOINT
     block_kib: int = 4096
     compression: str = "none"
@@ -172,18 +128,13 @@ def ensure_program(target: pathlib.Path, resource: pathlib.Path | None) -> bool:
 def version(program: pathlib.Path) -> Version:
     """Ask the program for its version. Raises `CommandError` if it does not run, `OldProgramError` before `OLDEST`."""
     printed = _run(program, "--version", timeout=20).stdout
-    found = re.search(r"version v?(\d+\.\d+\.\d+)", printed)
-    parsed = parse_version(found[1]) if found else None
-    if parsed is None:
+    found = re.search(r"version v?(\d+)\.(\d+)\.(\d+)", printed)
+    if found is None:
         raise CommandError(f"{program.name}: cannot read its version from {last_line(printed)!r}")
-    return supported(parsed)
-
-
-def supported(version: Version) -> Version:
-    """Return the version. Raises `OldProgramError` if it is older than `OLDEST`."""
-    if version < OLDEST:
-        raise OldProgramError(f"juicefs {text(version)} is too old: attach {text(OLDEST)} or newer")
-    return version
+    parsed = (int(found[1]), int(found[2]), int(found[3]))
+    if parsed < OLDEST:
+        raise OldProgramError(f"juicefs {text(parsed)} is too old: attach {text(OLDEST)} or newer")
+    return parsed
 
 
 def text(version: tuple[int, ...]) -> str:
@@ -191,21 +142,10 @@ def text(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))
 
 
-def parse_version(written: str) -> Version | None:
-    """Read a version like 1.3.1; None for anything else."""
-    found = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)", written)
-    return (int(found[1]), int(found[2]), int(found[3])) if found else None
-
-
-def flags(program: Version, wanted: collections.abc.Mapping[str, str | bool]) -> list[str]:
-    """Write the flags that this version knows as arguments, without those that are False."""
-    chosen = {name: value for name, value in wanted.items() if value is not False and knows(program, name)}
+def flags(wanted: collections.abc.Mapping[str, str | bool]) -> list[str]:
+    """Write flags as arguments, without those that are False."""
+    chosen = {name: value for name, value in wanted.items() if value is not False}
     return [f"--{name}" if value is True else f"--{name}={value}" for name, value in chosen.items()]
-
-
-def knows(program: Version, flag: str) -> bool:
-    """Report whether this version knows the flag."""
-    return program >= SINCE[flag]
 
 
 def check_reachable(addresses: collections.abc.Iterable[tuple[str, int]], *, timeout: float = 3.0) -> None:
@@ -269,11 +209,10 @@ def _sync(program: pathlib.Path, access: juicefs_access.Access, source: str, tar
         raise JuicefsError(f"juicefs sync: {explain(e)}") from e
 
 
-def removal(program: pathlib.Path, mine: Version, folder: str) -> tuple[tuple[str, ...], ...]:
-    """Build the commands that remove a folder of a mounted volume, past the trash where the program can."""
-    plain = ("/usr/bin/rm", "-rf", "--one-file-system", folder)
+def removal(program: pathlib.Path, folder: str) -> tuple[tuple[str, ...], ...]:
+    """Build the commands that remove a folder of a mounted volume, past the trash; the second if the first fails."""
     past = (str(program), "--no-agent", "rmr", "--skip-trash", folder)
-    return (past, plain) if knows(mine, "skip-trash") else (plain,)
+    return past, ("/usr/bin/rm", "-rf", "--one-file-system", folder)
 
 
 def invoke(
@@ -310,13 +249,14 @@ def explain(error: CommandError) -> str:
 
 def reason(log: str) -> str:
     """State what the log's last fatal line means, or else its last error; "" where it has neither."""
-    if any(words in log for words in _REFUSED):
+    if any(words in log for words in juicefs_access.FACTS["refusals"]):
         return "the metadata engine refuses the user or password"
     plain = re.sub(r"\x1b\[[0-9;]*m", "", log)
     if crash := re.search(r"^panic: (.*)", plain, re.MULTILINE):
         return f"juicefs crashed: {last_line(crash[1])}"
     errors = re.findall(r"<FATAL>: (.*)", plain) or re.findall(r"<ERROR>: (.*)", plain)
-    for pattern, meaning in _MEANINGS.items() if errors else ():
+    meanings: dict[str, str] = juicefs_access.FACTS["meanings"]
+    for pattern, meaning in meanings.items() if errors else ():
         if found := re.search(pattern, errors[-1]):
             return meaning.format(found[0])
     return last_line(without_place(errors[-1])) if errors else ""
@@ -334,24 +274,19 @@ def _read_status(printed: str) -> Setting:
         setting = typing.cast("dict[str, typing.Any]", document["Setting"])
         stat = typing.cast("dict[str, typing.Any]", document.get("Stat") or {})
         if not setting.get("MetaVersion"):  # which every version since 1.0 writes
-            raise JuicefsError(
-                f"volume {setting['Name']} was made by a juicefs before 1.0, which is too old: deploy another "
-                "application and copy its files to a new volume with juicefs sync"
-            )
+            remedy = "deploy another application, and copy its files to a new volume with juicefs sync"
+            raise JuicefsError(f"volume {setting['Name']} was made by a juicefs before 1.0, too old: {remedy}")
+        texts = {"name": "Name", "uuid": "UUID", "storage": "Storage", "bucket": "Bucket", "compression": "Compression"}
+        numbers = {"block_kib": "BlockSize", "inodes": "Inodes", "trash_days": "TrashDays"}
+        numbers |= {"used_bytes": "UsedSpace", "used_inodes": "UsedInodes"}
+        found = setting | stat
+        values: dict[str, typing.Any] = {field: str(found[key]) for field, key in texts.items() if found.get(key)}
+        values |= {field: int(found[key]) for field, key in numbers.items() if found.get(key)}
         return Setting(
-            name=str(setting["Name"]),
-            uuid=str(setting["UUID"]),
-            storage=str(setting.get("Storage", "")),
-            bucket=str(setting.get("Bucket", "")),
+            **values,
             clients=_live(document.get("Sessions") or []),
-            block_kib=int(setting.get("BlockSize") or 4096),
-            compression=str(setting.get("Compression") or "none"),
             encrypted=bool(setting.get("EncryptKey")),
             capacity_gib=int(setting.get("Capacity") or 0) >> 30,
-            inodes=int(setting.get("Inodes") or 0),
-            trash_days=int(setting.get("TrashDays") or 0),
-            used_bytes=int(stat.get("UsedSpace") or 0),
-            used_inodes=int(stat.get("UsedInodes") or 0),
         )
     except (ValueError, KeyError, TypeError) as e:
         raise JuicefsError("juicefs status printed unexpected output") from e

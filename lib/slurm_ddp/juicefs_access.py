@@ -1,24 +1,19 @@
 """How the program `juicefs` reaches a volume: the metadata engine's URL, without a password, its environment and files.
 
-What differs between engines and versions is in the tables. Sources: juicefs v1.3.1 (pkg/meta/{interface,redis,sql,
-tkv_etcd,tkv_tikv}.go, pkg/object/{s3,minio,gs}.go), its manual "How to set up metadata engine", and runs on each engine
-of the lane `storage`.
+What differs between engines and stores is in juicefs.yaml.
 """
 
 import collections.abc
 import dataclasses
 import pathlib
 import re
+import typing
 import urllib.parse
+
+import yaml
 
 from slurm_ddp import files
 from slurm_ddp.interfaces import filesystem_info as fs
-
-Version = tuple[int, int, int]
-
-
-class JuicefsError(Exception):
-    """juicefs, or something that it needs, failed. `str()` is one line without secrets."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,81 +22,25 @@ class _Rule:
 
     example: str
     db: str  # a pattern
-    params: tuple[str, ...]  # that may stand behind the question mark; another one might be a password
+    params: collections.abc.Sequence[str]  # that may stand behind the question mark; another one might be a password
     user: str = r"[^\0-\x20]+"  # a pattern; a kind that has none takes no user in its URL
     variable: str = ""  # that juicefs reads the password from
     many: bool = False  # several hosts are one engine
     # Parameters that name files: the authority's certificate ("": SSL_CERT_FILE names it), the client's, and its key
-    file_params: tuple[str, str, str] = ("", "", "")
-    with_authority: tuple[tuple[str, str], ...] = ()  # parameters set beside an authority's certificate
+    file_params: collections.abc.Sequence[str] = ("", "", "")
+    # Parameters set beside an authority's certificate
+    with_authority: collections.abc.Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
 
 
-_POOL = ("max_idle_conns", "max_idle_time", "max_life_time", "max_open_conns", "table_prefix")
-_POOL_SINCE = (1, 3)
-_RULES = {
-    "redis": _Rule(
-        example="redis://HOST:6379/1 or rediss://HOST:6379/1",
-        db=r"[0-9]{1,3}",
-        params=tuple(
-            "insecure-skip-verify max-retry-backoff min-retry-backoff read-timeout route-read tls-server-name "
-            "write-timeout".split()
-        ),
-        variable="REDIS_PASSWORD",
-        many=True,
-        file_params=("", "tls-cert-file", "tls-key-file"),
-    ),
-    "mysql": _Rule(
-        example="mysql://USER@HOST:3306/DATABASE",
-        db=r"[A-Za-z0-9_$-]{1,64}",
-        params=("tls", *_POOL),
-        user=r"[A-Za-z0-9_.$-]{1,80}",  # the driver decodes nothing in front of the @
-        variable="META_PASSWORD",
-        with_authority=(("tls", "true"),),
-    ),
-    "postgres": _Rule(
-        example="postgres://USER@HOST:5432/DATABASE",
-        db=r"[A-Za-z0-9_$-]{1,63}",
-        params=("connect_timeout", "search_path", "sslmode", *_POOL),
-        variable="META_PASSWORD",
-        file_params=("", "sslcert", "sslkey"),
-        with_authority=(("sslmode", "verify-full"),),
-    ),
-    "tikv": _Rule(
-        example="tikv://HOST:2379,HOST:2379/PREFIX",
-        db=r"[A-Za-z0-9._-]{1,64}",
-        params=("gc-interval", "verify-cn"),
-        user="",
-        many=True,
-        file_params=("ca", "cert", "key"),
-    ),
-    "etcd": _Rule(
-        example="etcd://HOST:2379,HOST:2379/PREFIX",
-        db=r"[A-Za-z0-9._-]{1,64}",
-        params=("insecure-skip-verify", "server-name"),
-        user="",
-        many=True,
-        file_params=("cacert", "cert", "key"),
-    ),
-}
+FACTS: dict[str, typing.Any] = yaml.safe_load(pathlib.Path(__file__).with_name("juicefs.yaml").read_text())
+_RULES = {kind: _Rule(**table) for kind, table in FACTS["engines"].items()}
 _FILE_PARAMS = ("tls-ca-cert-file", "sslrootcert")  # that SSL_CERT_FILE stands for
 _SCHEMES = {kind: kind for kind in _RULES} | {"rediss": "redis", "postgresql": "postgres"}
 _ONE_HOST = {"sqlite3", "badger", "unix", "memkv"}  # engines that one machine alone can reach
 _SENTINEL_PORT = 26379
 
-# The variables that the drivers of the object stores read when the volume holds no keys; gs reads a file
-_KEY_VARIABLES = {
-    "s3": {
-        "access-key": "AWS_ACCESS_KEY_ID",
-        "secret-key": "AWS_SECRET_ACCESS_KEY",
-        "session-token": "AWS_SESSION_TOKEN",
-    },
-    "minio": {"access-key": "MINIO_ACCESS_KEY", "secret-key": "MINIO_SECRET_KEY"},
-    "gs": {},
-    "file": {},
-}
 _PLAIN_VARIABLES = {"sentinel-password": "SENTINEL_PASSWORD", "encrypt-passphrase": "JFS_RSA_PASSPHRASE"}
-_REGION_VARIABLES = {"s3": "AWS_REGION", "minio": "MINIO_REGION"}
-KEYLESS_STORES = tuple(_KEY_VARIABLES)
+KEYLESS_STORES: tuple[str, ...] = tuple(FACTS["keys"])
 
 PASSWORD_HINT = "leave the password out of it: it belongs into a secret, named by the option credentials"  # noqa: S105
 
@@ -225,10 +164,8 @@ def check_secret(engine: Engine, secret: fs.JuicefsSecret) -> None:
     rule, content = _RULES[engine.kind], secret.content()
     for key in ("meta-user", "meta-password"):
         if key in content and not rule.user:
-            raise ValueError(
-                f"{key}: {engine.kind} takes it on the command line only, where everybody can read it: "
-                "let it ask for a client's certificate, tls-cert and tls-key"
-            )
+            problem = f"{key}: {engine.kind} takes it on the command line only, where everybody can read it"
+            raise ValueError(f"{problem}: let it ask for a client's certificate, tls-cert and tls-key")
     user = content.get("meta-user")
     if user is not None and not re.fullmatch(rule.user, user):
         raise ValueError(f"meta-user: {engine.kind} does not take a name with such a character")
@@ -245,29 +182,23 @@ def check_secret(engine: Engine, secret: fs.JuicefsSecret) -> None:
 def access(
     engine: Engine,
     secret: fs.JuicefsSecret,
-    version: Version,
     *,
     directory: pathlib.Path,
     store: str = "",
     keyless: bool = False,
     region: str = "",
 ) -> Access:
-    """Build what this version of juicefs needs for an engine, and for the object store of a keyless volume.
+    """Build what juicefs needs for an engine, and for the object store of a keyless volume.
 
-    Certificates and keys go to files in `directory`. Raises `JuicefsError` if this version cannot.
+    Certificates and keys go to files in `directory`.
     """
     rule, content = _RULES[engine.kind], secret.content()
-    if version < _POOL_SINCE and (pooled := sorted(set(engine.query) & set(_POOL))):
-        have, want = ".".join(map(str, version)), ".".join(map(str, _POOL_SINCE))
-        raise JuicefsError(
-            f"juicefs {have} cannot use {', '.join(pooled)}: attach {want} or newer as the resource juicefs"
-        )
     variables = dict(_PLAIN_VARIABLES)
     variables |= {"meta-password": rule.variable} if rule.variable else {}
-    variables |= _KEY_VARIABLES.get(store, {}) if keyless else {}
+    variables |= FACTS["keys"].get(store, {}) if keyless else {}
     environment = {variable: content[key] for key, variable in variables.items() if key in content}
-    if region and store in _REGION_VARIABLES:
-        environment[_REGION_VARIABLES[store]] = region
+    if region and store in FACTS["regions"]:
+        environment[FACTS["regions"][store]] = region
     paths = {key: directory / f"{key}.pem" for key in ("tls-ca", "tls-cert", "tls-key") if key in content}
     named = zip(("tls-ca", "tls-cert", "tls-key"), rule.file_params, strict=True)
     params = {param: str(paths[key]) for key, param in named if key in paths and param}
@@ -288,8 +219,8 @@ def access(
     )
 
 
-def of(volume: fs.Juicefs, secret: fs.JuicefsSecret, version: Version, *, directory: pathlib.Path) -> Access:
-    """Build what this version of juicefs needs for a published volume; see `access`."""
+def of(volume: fs.Juicefs, secret: fs.JuicefsSecret, *, directory: pathlib.Path) -> Access:
+    """Build what juicefs needs for a published volume; see `access`."""
     engine = Engine(volume.engine, volume.hosts, volume.db, volume.tls, volume.params, volume.master)
     place = {"store": volume.storage, "region": volume.region}
-    return access(engine, secret, version, directory=directory, keyless=volume.keyless, **place)
+    return access(engine, secret, directory=directory, keyless=volume.keyless, **place)

@@ -365,7 +365,7 @@ def _abandon(child: "subprocess.Popen[bytes]", mountpoint: str, kind: str) -> No
     try:
         child.wait(_REAP_S)
     except subprocess.TimeoutExpired:
-        with contextlib.suppress(OSError):  # not root: the next probe starts a child of its own
+        with contextlib.suppress(OSError):  # not root: the next probe starts another child
             _ABANDONED.mkdir(mode=0o755, exist_ok=True)
             _note(mountpoint, kind).write_text(f"{child.pid} {_start_time(child.pid)}")
 

@@ -32,7 +32,7 @@ class Need:
 
 def tell(unit: str, *, ready: bool, mountpoint: str | None = None, detail: str = "") -> bool:
     """Record whether what `unit` makes for jobs works now; return whether that changed the file."""
-    boot = _boot_id() if ready else None
+    boot = boot_id() if ready else None
     need = Need(unit=unit, boot=boot, mountpoint=mountpoint, detail="" if ready else detail)
     fields = {key: value for key, value in dataclasses.asdict(need).items() if value is not None}
     return files.ensure_file(path(unit), json.dumps(fields) + "\n")
@@ -45,7 +45,7 @@ def withdraw(unit: str) -> bool:
 
 def missing() -> list[str]:
     """List what jobs on this machine would lack, one line for each unit, sorted."""
-    boot = _boot_id()
+    boot = boot_id()
     lines: list[str] = []
     for file in sorted(DIRECTORY.glob("*.json")):
         try:
@@ -69,5 +69,6 @@ def path(unit: str) -> pathlib.Path:
     return DIRECTORY / f"{unit.replace('/', '-')}.json"
 
 
-def _boot_id() -> str:
+def boot_id() -> str:
+    """Read the id of this boot."""
     return BOOT_ID.read_text().strip()

@@ -114,11 +114,6 @@ def is_enabled(name: str) -> bool:
     return _systemctl("is-enabled", "--quiet", name, check=False).returncode == 0
 
 
-def has_failed(name: str) -> bool:
-    """Report whether `name` ended with an error and is not started again."""
-    return _systemctl("is-failed", "--quiet", name, check=False).returncode == 0
-
-
 def active_for(name: str) -> float | None:
     """Compute for how many seconds `name` has been running, None while it is not."""
     started_us = show(name, "ActiveEnterTimestampMonotonic")

@@ -5,11 +5,8 @@ The system's Python runs them, apart from the charm that installed them with the
 """
 
 import collections.abc
-import contextlib
-import dataclasses
 import functools
 import io
-import json
 import modulefinder
 import os
 import pathlib
@@ -19,7 +16,6 @@ import zipfile
 from slurm_ddp.run import CommandError, run
 from slurm_ddp.slurm import nodes
 
-TEXTFILES = pathlib.Path("/var/lib/prometheus/node-exporter")  # where Debian's and Ubuntu's node exporter reads
 SCONTROL_S = 6.0
 PASSES_TO_RESUME = 2  # in a row, before a node that a program drained is resumed
 _MOST_REASON = 200  # characters of a drain's reason
@@ -60,30 +56,6 @@ def write(path: pathlib.Path, text: str, mode: int = 0o600) -> None:
     new.write_text(text)
     new.chmod(mode)
     new.replace(path)
-
-
-@dataclasses.dataclass(frozen=True)
-class Metric:
-    """One metric of Prometheus with its samples, by labels such as {"app": "data"}."""
-
-    name: str
-    help: str
-    samples: collections.abc.Sequence[tuple[collections.abc.Mapping[str, str], float]]
-    kind: str = "gauge"
-
-    def __str__(self) -> str:
-        lines = [f"# HELP {self.name} {self.help}", f"# TYPE {self.name} {self.kind}"]
-        for labels, value in self.samples:
-            listed = ",".join(f"{label}={json.dumps(text)}" for label, text in labels.items())
-            lines.append(f"{self.name}{f'{{{listed}}}' if listed else ''} {value:.0f}")
-        return "".join(f"{line}\n" for line in lines)
-
-
-def write_metrics(file: str, *metrics: Metric) -> None:
-    """Write the metrics where a node exporter reads text files; do nothing where none does."""
-    if TEXTFILES.is_dir():
-        with contextlib.suppress(OSError):
-            write(TEXTFILES / file, "".join(map(str, metrics)), mode=0o644)
 
 
 @functools.cache

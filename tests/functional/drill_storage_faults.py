@@ -189,7 +189,7 @@ def test_an_emptied_engine_is_never_formatted_again(healthy: Cluster):
         message = workload_status(healthy, proxy)
         assert message["current"] == "blocked"
         assert message["message"].startswith("the metadata engine lost volume "), message
-        assert message["message"].endswith("it is not formatted again"), message
+        assert message["message"].endswith("restore a backup: restore-metadata"), message
         client = workload_status(healthy, client_of(healthy, NODE))
         assert client["message"] == (
             "JuiceFS:shared does not mount: the metadata engine holds no volume: look at the charm that offers it"

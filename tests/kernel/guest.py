@@ -26,6 +26,8 @@ import tempfile
 import time
 import typing
 
+import yaml
+
 from sandbox import image
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
@@ -37,18 +39,9 @@ PATIENCE_S = 900.0  # for anything in the guest: it has time of its own
 NEWER = "/opt/newer"  # the next Debian's mount.ceph, with all libraries
 _REVISION = 2  # counts changes of the build's script
 _DISK_MIB = 2560
-_PACKAGES = (
-    "udev", "initramfs-tools", "linux-image-cloud-amd64", "e2fsprogs", "keyutils", "strace",
-    "nfs-kernel-server", "nfs-common", "ceph-common",
-)  # fmt: skip
+_GUEST = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
+_PACKAGES, _NEWER_PACKAGES, _MASKED = (tuple(_GUEST[name].split()) for name in ("packages", "newer", "masked"))
 _NEWER_SUITE = "trixie"
-_NEWER_PACKAGES = ("librados2", "libkeyutils1", "libcap-ng0")  # what its mount.ceph is linked with
-_MASKED = (
-    "apt-daily.timer", "apt-daily-upgrade.timer", "dpkg-db-backup.timer", "e2scrub_all.timer", "fstrim.timer",
-    "systemd-timesyncd.service", "rbdmap.service", "blk-availability.service", "lvm2-monitor.service",
-    "dm-event.socket", "systemd-udev-settle.service", "rpc-statd-notify.service", "nfs-server.service",
-    "nfs-blkmap.service", "rpc-gssd.service", "ceph.target", "systemd-networkd-wait-online.service",
-)  # fmt: skip
 # Reads one JSON object a line, runs it, answers with one line; each connection in a thread of its own
 _AGENT = """\
 import base64, io, json, socketserver, subprocess, tarfile, threading
@@ -99,20 +92,7 @@ class Server(socketserver.ThreadingTCPServer):
 
 Server(("0.0.0.0", 4000), Handler).serve_forever()
 """
-_FILES = {
-    "etc/fstab": "",
-    "etc/initramfs-tools/conf.d/guest": "MODULES=list\nBUSYBOX=n\nRESUME=none\n",
-    "etc/initramfs-tools/modules": "virtio_pci\nvirtio_blk\n",
-    "etc/hostname": "guest\n",
-    "etc/hosts": "127.0.0.1 localhost\n127.0.1.1 guest\n",
-    "etc/systemd/network/50-all.network": "[Match]\nName=en* eth*\n[Network]\nAddress=10.0.2.15/24\n",
-    "etc/systemd/system.conf.d/90-guest.conf": "[Manager]\nDefaultTimeoutStopSec=15s\n",
-    "etc/systemd/system/agent.service": (
-        "[Unit]\nDescription=The tests' agent\nDefaultDependencies=no\nAfter=local-fs.target\n"
-        "[Service]\nExecStart=/usr/bin/python3 -B /opt/agent.py\nRestart=always\n[Install]\nWantedBy=multi-user.target\n"
-    ),
-    "opt/agent.py": _AGENT,
-}
+_FILES: dict[str, str] = _GUEST["files"] | {"opt/agent.py": _AGENT}
 
 
 class GuestError(Exception):

@@ -155,9 +155,8 @@ def test_the_kernel_is_asked_for_what_was_meant(client: Client):
         assert seen.device == "127.0.0.1:6789,127.0.0.2:6789:/volumes/team/a"
         which = {"mds_namespace": "cephfs"}
     name, secret = seen.keyed or ("", b"")
-    assert seen.options == which | {
-        "name": "fs-client", "key": name, "recover_session": "clean", "mount_timeout": "1",
-    }  # fmt: skip
+    usual = {"name": "fs-client", "key": name, "recover_session": "clean", "mount_timeout": "1"}
+    assert seen.options == which | usual
     assert seen.flags == {"MS_NOSUID", "MS_NODEV", "MS_NOATIME"}
     assert name.endswith("fs-client")
     assert secret.endswith(SECRET)

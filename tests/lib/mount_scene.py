@@ -12,7 +12,6 @@ import pathlib
 import struct
 import sys
 import threading
-import time
 import typing
 import unittest.mock
 
@@ -65,23 +64,14 @@ def serve(device: int, until: int, reached: threading.Event, *, then: bool = Fal
         os.write(device, struct.pack("<IiQ", 16 + len(body), problem, unique) + body)
 
 
-def tell(result: mounts.Result) -> list[str]:
+def shown(result: mounts.Result) -> list[str]:
     return [result.state.value, result.detail]
 
 
 def right(at: pathlib.Path) -> typing.Any:
     mount("shared data", at, "tmpfs")
-    found = [tell(mounts.probe(at, fstype="tmpfs", source="shared data", writable=True)) for _ in range(2)]
+    found = [shown(mounts.probe(at, fstype="tmpfs", source="shared data", writable=True)) for _ in range(2)]
     return found, sorted(str(path.relative_to(at)) for path in at.rglob("*"))
-
-
-def wrong(at: pathlib.Path) -> typing.Any:
-    mount("other", at, "tmpfs")
-    return [
-        tell(mounts.probe(at, fstype="fuse.juicefs")),
-        tell(mounts.probe(at, source="JuiceFS:train")),
-        tell(mounts.probe(at, fstype=("nfs", "nfs4", "tmpfs"))),
-    ]
 
 
 def peeled(at: pathlib.Path) -> typing.Any:
@@ -100,73 +90,17 @@ def peeled(at: pathlib.Path) -> typing.Any:
     return None
 
 
-def aliases(at: pathlib.Path) -> typing.Any:
-    mount("10.0.0.1:6789:/", at, "tmpfs")
-    return [
-        tell(mounts.probe(at, source=("user@fsid.name=/", "10.0.0.1:6789:/"))),
-        tell(mounts.probe(at, source=("user@fsid.name=/",))),
-    ]
-
-
-def read_only(at: pathlib.Path) -> typing.Any:
-    mount("x", at, "tmpfs", flags=1)
-    return [tell(mounts.probe(at)), tell(mounts.probe(at, writable=True))]
-
-
-def sticky(at: pathlib.Path) -> typing.Any:
-    """Roots of several modes, looked at by a reader, a writer, and one whose the sticky bit is to set."""
-    found: list[typing.Any] = []
-    for mode in ("0777", "0775", "0755", "1777"):
-        mount("x", at, "tmpfs", data=f"mode={mode}")
-        looks = [mounts.probe(at, sticky=True), mounts.probe(at, writable=True)]
-        looks += [mounts.probe(at, writable=True, sticky=True) for _ in range(2)]
-        assert all(looks)
-        found.append([[mode], *([look.open_mode, look.was_open] for look in looks), at.stat().st_mode & 0o7777])
-        mounts.detach(at)
-    return found
-
-
-def full(at: pathlib.Path) -> typing.Any:
-    mount("x", at, "tmpfs", data="size=4k,nr_inodes=3")
-    (at / "filler").write_bytes(b"x" * 4096)
-    return [tell(mounts.probe(at)), tell(mounts.probe(at, writable=True))]
-
-
 def stacked(at: pathlib.Path) -> typing.Any:
     mount("x", at, "tmpfs")
     mount("x", at, "tmpfs")
-    found = [tell(mounts.probe(at))]
-    return [*found, mounts.clear(at, fstype="tmpfs", source="x"), tell(mounts.probe(at))]
-
-
-def covered(at: pathlib.Path) -> typing.Any:
-    mount("ours", at, "tmpfs")
-    mount("theirs", at, "tmpfs")
-    return tell(mounts.probe(at, fstype="tmpfs", source="ours"))
-
-
-def foreign(at: pathlib.Path) -> typing.Any:
-    mount("theirs", at, "tmpfs")
-    try:
-        mounts.clear(at, fstype="tmpfs", source="ours")
-    except mounts.MountError as e:
-        return [str(e), len(mounts.at(at))]
-    return None
-
-
-def hidden(at: pathlib.Path) -> typing.Any:
-    inner = at / "inner"
-    inner.mkdir()
-    mount("x", inner, "tmpfs")
-    mount("y", at, "tmpfs")
-    (at / "inner").mkdir()
-    return tell(mounts.probe(inner))
+    found = [shown(mounts.probe(at))]
+    return [*found, mounts.clear(at, fstype="tmpfs", source="x"), shown(mounts.probe(at))]
 
 
 def stale(at: pathlib.Path) -> typing.Any:
     os.close(mount_fuse(at))
-    found = [tell(mounts.probe(at, fstype="fuse", source="silent"))]
-    return [*found, mounts.clear(at, fstype="fuse", source="silent"), tell(mounts.probe(at))]
+    found = [shown(mounts.probe(at, fstype="fuse", source="silent"))]
+    return [*found, mounts.clear(at, fstype="fuse", source="silent"), shown(mounts.probe(at))]
 
 
 def hung(at: pathlib.Path) -> typing.Any:
@@ -175,11 +109,11 @@ def hung(at: pathlib.Path) -> typing.Any:
     device = mount_fuse(at)
     opened = threading.Event()
     threading.Thread(target=serve, args=(device, _FUSE_OPENDIR, opened), daemon=True).start()
-    first = mounts.probe(at, deadline=5)
+    first = mounts.probe(at, deadline=3)
     with unittest.mock.patch.object(mounts, "_ask_child", side_effect=AssertionError("a second child")):
         second = mounts.probe(at, deadline=60)
     mounts.clear(at, fstype="fuse", source="silent")
-    return [opened.is_set(), tell(first), tell(second), tell(mounts.probe(at))]
+    return [opened.is_set(), shown(first), shown(second), shown(mounts.probe(at))]
 
 
 def forgetful(at: pathlib.Path) -> typing.Any:
@@ -188,7 +122,7 @@ def forgetful(at: pathlib.Path) -> typing.Any:
     device = mount_fuse(at)
     asked = threading.Event()
     threading.Thread(target=serve, args=(device, _FUSE_LOOKUP, asked), daemon=True).start()
-    found = tell(mounts.probe(at, deadline=8))
+    found = shown(mounts.probe(at, deadline=3))
     mounts.clear(at, fstype="fuse", source="silent")
     return [asked.is_set(), found]
 
@@ -200,52 +134,10 @@ def unwritten(at: pathlib.Path) -> typing.Any:
     asked = threading.Event()
     threading.Thread(target=serve, args=(device, _FUSE_FSYNC, asked), kwargs={"then": True}, daemon=True).start()
     mounts._ANSWERS_S = 60.0  # a busy machine may take long to start a child
-    found = [tell(mounts.probe(at, writable=True, deadline=8)), tell(mounts.probe(at, writable=True, deadline=60))]
-    found.append(tell(mounts.probe(at, deadline=60)))
+    found = [shown(mounts.probe(at, writable=True, deadline=3)), shown(mounts.probe(at, writable=True, deadline=60))]
+    found.append(shown(mounts.probe(at, deadline=60)))
     mounts.clear(at, fstype="fuse", source="silent")
     return [asked.is_set(), *found]
-
-
-def busy(at: pathlib.Path) -> typing.Any:
-    mount("x", at, "tmpfs")
-    before = mounts.users(at)
-    with (at / "file").open("w"):
-        during = mounts.users(at)
-        begin = time.monotonic()
-        mounts.unmount(at, fstype="tmpfs", source="x", patience=0.7)
-        took = time.monotonic() - begin
-    return [before, [pid == os.getpid() for pid, _ in during], took, tell(mounts.probe(at))]
-
-
-def awaited(at: pathlib.Path) -> typing.Any:
-    threading.Timer(0.5, lambda: mount("x", at, "tmpfs")).start()
-    begin = time.monotonic()
-    result = mounts.wait(at, fstype="tmpfs", source="x", timeout=20)
-    return [tell(result), time.monotonic() - begin]
-
-
-def ended(at: pathlib.Path) -> typing.Any:
-    """The process that should mount ends: nobody waits on."""
-    pid = os.fork()
-    if pid == 0:
-        time.sleep(0.3)
-        os._exit(1)
-    begin = time.monotonic()
-    result = mounts.wait(at, fstype="tmpfs", source="x", timeout=20, pid=pid)
-    return [tell(result), time.monotonic() - begin, pid]
-
-
-def helper(at: pathlib.Path) -> typing.Any:
-    """The same module as the command that a unit runs."""
-    expected = ["--fstype", "tmpfs", "--source", "x"]
-    codes = [mounts.main(["wait", str(at), *expected, "--timeout", "0.5"])]
-    mount("x", at, "tmpfs")
-    codes += [mounts.main(["wait", str(at), *expected, "--timeout", "5"])]
-    codes += [mounts.main(["clear", str(at), "--fstype", "tmpfs", "--source", "other"])]
-    codes += [mounts.main(["unmount", str(at), "--fstype", "tmpfs", "--source", "other", "--patience", "5"])]
-    codes += [mounts.main(["unmount", str(at), *expected, "--patience", "5"])]
-    codes += [mounts.main(["clear", str(at), *expected])]
-    return codes
 
 
 if __name__ == "__main__":

@@ -3,41 +3,16 @@
 import pathlib
 
 import pytest
+import yaml
 
 from slurm_ddp import apt
 from slurm_ddp.run import CommandError, Completed
 
-POLICY = """\
-nvidia-smi:
-  Installed: 535.261.03-1
-  Candidate: 535.309.01-0+deb12u1
-  Version table:
-     535.309.01-0+deb12u1 500
-        500 http://security.debian.org bookworm-security/non-free amd64 Packages
- *** 535.261.03-1 100
-        100 /var/lib/dpkg/status
-nvidia-kernel-common:
-  Installed: (none)
-  Candidate: (none)
-  Version table:
-dkms:
-  Installed: (none)
-  Candidate: 3.0.10-8
-"""
-SIMULATED = """\
-Remv slurmd [22.05]
-Inst a [1:1-1] (1:2-3 Debian:12.13/oldstable [amd64])
-Inst c (4 Debian:12.13/oldstable [all]) []
-Remv b [1]
-Conf c (4 Debian:12.13/oldstable [all])
-"""
-UNMET = """\
-Reading package lists...
-The following packages have unmet dependencies:
- nvidia-open-kernel-dkms : Depends: firmware-nvidia-gsp (= 535.261.03) or
-                                    firmware-nvidia-gsp-535.261.03
-E: Unable to correct problems, you have held broken packages.
-"""
+CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
+
+POLICY: str = CASES["printed"]["POLICY"]
+SIMULATED: str = CASES["printed"]["SIMULATED"]
+UNMET: str = CASES["printed"]["UNMET"]
 
 
 class Apt:
@@ -63,17 +38,7 @@ def test_candidates(monkeypatch: pytest.MonkeyPatch):
     assert asked.asked == [["/usr/bin/apt-cache", "policy", *sorted(names)]]
 
 
-SHOW = """\
-Package: nvidia-kernel-dkms
-Version: 535.309.01-0+deb12u1
-Depends: firmware-nvidia-gsp (= 535.309.01) | firmware-nvidia-gsp-535.309.01, dkms (>= 3.0.3-4~)
-Description-en: NVIDIA kernel module DKMS source
- Package: not-a-package
-
-Package: libcuda1
-Version: 535.309.01-0+deb12u1
-
-"""
+SHOW: str = CASES["printed"]["SHOW"]
 
 
 def test_depends(monkeypatch: pytest.MonkeyPatch):
@@ -84,21 +49,7 @@ def test_depends(monkeypatch: pytest.MonkeyPatch):
     }
 
 
-def test_nothing_is_asked_for_nothing(monkeypatch: pytest.MonkeyPatch):
-    asked = Apt(monkeypatch)
-    assert apt.depends([]) == {}
-    assert apt.candidates([]) == {}
-    assert asked.asked == []
-
-
-@pytest.mark.parametrize(
-    ("number", "upstream"),
-    [
-        ("1:580.173.02-0ubuntu0.24.04.1", "580.173.02"),
-        ("580.1", "580.1"),
-        ("12.0.140~12.0.1-4build4", "12.0.140~12.0.1"),
-    ],
-)
+@pytest.mark.parametrize(("number", "upstream"), CASES["upstream"])
 def test_upstream(number: str, upstream: str):
     assert apt.upstream(number) == upstream
 

@@ -1,10 +1,14 @@
 import dataclasses
+import pathlib
 import typing
 
 import pydantic
 import pytest
+import yaml
 
 from slurm_ddp import charm
+
+CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 
 
 class Copy(charm.Parameters, frozen=True):
@@ -47,12 +51,7 @@ def test_an_action_gets_its_parameters_and_sets_its_results():
 
 
 @pytest.mark.parametrize(
-    ("params", "message"),
-    [
-        ({}, "source-path: field required"),
-        ({"source_path": "/a", "count": 0}, "count: input should be greater than or equal to 1"),
-        ({"source_path": "/a", "colour": "red"}, "colour: extra inputs are not permitted"),
-    ],
+    ("params", "message"), CASES["parameters_that_cannot_be_fail_it_by_name_before_anything_is_done"]
 )
 def test_parameters_that_cannot_be_fail_it_by_name_before_anything_is_done(params: dict[str, object], message: str):
     def never() -> str:
@@ -99,7 +98,3 @@ def test_an_option_that_cannot_be_is_a_blocked_status_that_names_it(value: objec
     assert caught.value.status.text.startswith(message)
     with pytest.raises(charm.StatusError, match=r"^bucket: set it$"), charm.config_errors(), charm.naming("bucket"):
         raise ValueError("set it")
-
-
-def test_the_name_of_an_action_is_that_of_its_event():
-    assert charm.action_name("backup_metadata_action") == "backup-metadata"

@@ -1,61 +1,27 @@
 """The exporter: its service, its port, and scrapes that end in time whatever a source does."""
 
 import collections.abc
-import dataclasses
 import json
 import pathlib
 import socket
 import threading
-import typing
 
 import pytest
 from prometheus_client import core, exposition, registry
 
-from slurm_ddp import exporter, systemd
+from machine import Machine
+from slurm_ddp import exporter
 from slurm_ddp.exporter import Source, counter, gauge
-from slurm_ddp.interfaces import cos_agent
-from slurm_ddp.run import CommandError, Completed
+from slurm_ddp.run import CommandError
 
 UNIT, NAME = "trainer/0", "slurm-ddp-exporter-trainer-0.service"
 SETTINGS = "trainer-0.json"
 
 
-@dataclasses.dataclass
-class Systemd:
-    """systemctl, which refuses a command that no test expects."""
-
-    active: set[str] = dataclasses.field(default_factory=set[str])
-    ran: list[tuple[str, ...]] = dataclasses.field(default_factory=list[tuple[str, ...]])
-    broken: bool = False
-
-    def run(self, *argv: str, timeout: float = 60, check: bool = True) -> Completed:
-        assert argv[0] == "/usr/bin/systemctl"
-        name = argv[-1]
-        match argv[1:-1]:
-            case ("is-active", "--quiet"):
-                return Completed(0 if name in self.active else 3, "", "")
-            case ("enable", "--now"):
-                if self.broken:
-                    raise CommandError("systemctl exited 1: no such interpreter")
-                self.active.add(name)
-            case ("restart",):
-                assert name in self.active
-            case ("disable", "--now"):
-                self.active.discard(name)
-            case () | ("reset-failed",):
-                pass
-            case _:
-                raise AssertionError(argv)
-        if name != "daemon-reload" and argv[1] != "reset-failed":
-            self.ran.append(argv[1:])
-        return Completed(0, "", "")
-
-
 @pytest.fixture
-def services(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Systemd:
-    double = Systemd()
-    monkeypatch.setattr(systemd, "run", double.run)
-    monkeypatch.setattr(systemd, "UNIT_DIR", tmp_path / "units")
+def services(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Machine:
+    double = Machine()
+    double.take_over(monkeypatch, [], tmp_path / "units")
     monkeypatch.setattr(exporter, "STATE", tmp_path / "state")
     monkeypatch.setattr(exporter, "LOGS", tmp_path / "log")
     return double
@@ -70,7 +36,7 @@ def program(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def test_the_service_runs_the_charms_program_with_its_settings(
-    services: Systemd, program: pathlib.Path, tmp_path: pathlib.Path
+    services: Machine, program: pathlib.Path, tmp_path: pathlib.Path
 ):
     port = exporter.ensure(UNIT, program, {"app": "trainer", "password": "hunter2"})
     settings = tmp_path / "state" / SETTINGS
@@ -81,39 +47,35 @@ def test_the_service_runs_the_charms_program_with_its_settings(
     assert f"PYTHONPATH={pathlib.Path(exporter.__file__).parents[1]}:{program.parent}\n" in text
     assert f"ConditionPathExists={program}\n" in text
     assert "hunter2" not in text
-    assert services.ran == [("enable", "--now", NAME)]
-
-
-def test_a_second_run_does_nothing(services: Systemd, program: pathlib.Path):
-    assert exporter.ensure(UNIT, program, {}) == exporter.ensure(UNIT, program, {})
-    assert services.ran == [("enable", "--now", NAME)]
+    assert (services.did("enable", "--now", NAME), services.did("restart", NAME)) == (1, 0)
 
 
 @pytest.mark.parametrize("what", ["settings", "program"])
-def test_what_changes_restarts_it(services: Systemd, program: pathlib.Path, what: str):
+def test_what_changes_restarts_it(services: Machine, program: pathlib.Path, what: str):
     port = exporter.ensure(UNIT, program, {})
     if what == "program":
         program.write_text("second\n")
     assert exporter.ensure(UNIT, program, {"new": 1} if what == "settings" else {}) == port
-    assert services.ran == [("enable", "--now", NAME), ("restart", NAME)]
+    assert (services.did("enable", "--now", NAME), services.did("restart", NAME)) == (1, 1)
 
 
-def test_a_service_that_died_is_started(services: Systemd, program: pathlib.Path):
-    exporter.ensure(UNIT, program, {})
+def test_a_second_run_does_nothing_while_the_service_runs(services: Machine, program: pathlib.Path):
+    assert exporter.ensure(UNIT, program, {}) == exporter.ensure(UNIT, program, {})
+    assert (services.did("enable", "--now", NAME), services.did("restart", NAME)) == (1, 0)
     services.active.clear()
     exporter.ensure(UNIT, program, {})
-    assert services.ran == [("enable", "--now", NAME)] * 2
+    assert (services.did("enable", "--now", NAME), services.did("restart", NAME)) == (2, 0)
 
 
-def test_it_is_removed_whole_and_once(services: Systemd, program: pathlib.Path, tmp_path: pathlib.Path):
+def test_it_is_removed_whole_and_once(services: Machine, program: pathlib.Path, tmp_path: pathlib.Path):
     exporter.ensure(UNIT, program, {})
     exporter.ensure_none(UNIT)
     exporter.ensure_none(UNIT)
-    assert services.ran == [("enable", "--now", NAME), ("disable", "--now", NAME)]
+    assert services.did("disable", "--now", NAME) == 1
     assert [path for path in (tmp_path / "units", tmp_path / "state") if any(path.iterdir())] == []
 
 
-def test_its_log_goes_with_it_and_another_units_stays(services: Systemd, program: pathlib.Path):
+def test_its_log_goes_with_it_and_another_units_stays(services: Machine, program: pathlib.Path):
     exporter.ensure(UNIT, program, {})
     exporter.LOGS.mkdir()
     mine, other = exporter.log(UNIT), exporter.log("other/0")
@@ -127,12 +89,7 @@ def test_its_log_goes_with_it_and_another_units_stays(services: Systemd, program
     assert not exporter.LOGS.exists()
 
 
-def test_nothing_is_asked_of_systemd_where_there_was_no_collector(services: Systemd):
-    exporter.ensure_none(UNIT)
-    assert services.ran == []
-
-
-def test_units_of_one_machine_have_ports_of_their_own(services: Systemd, program: pathlib.Path):
+def test_units_of_one_machine_have_ports_of_their_own(services: Machine, program: pathlib.Path):
     first = exporter.ensure(UNIT, program, {})
     second = exporter.ensure("data/0", program, {})
     assert first != second
@@ -140,7 +97,7 @@ def test_units_of_one_machine_have_ports_of_their_own(services: Systemd, program
     assert exporter.ensure(UNIT, program, {}) == first
 
 
-def test_a_port_that_another_program_has_is_left_alone(services: Systemd, program: pathlib.Path):
+def test_a_port_that_another_program_has_is_left_alone(services: Machine, program: pathlib.Path):
     taken = exporter.ensure(UNIT, program, {})
     exporter.ensure_none(UNIT)
     with socket.socket() as other:
@@ -151,93 +108,11 @@ def test_a_port_that_another_program_has_is_left_alone(services: Systemd, progra
 
 
 def test_without_a_free_port_there_is_one_line(
-    services: Systemd, program: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    services: Machine, program: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(exporter, "_is_free", lambda port: False)
     with pytest.raises(CommandError, match=r"^no port from 9701 to 9900 is free$"):
         exporter.ensure("trainer/0", program, {})
-
-
-def test_settings_that_cannot_be_read_take_no_port(services: Systemd, program: pathlib.Path, tmp_path: pathlib.Path):
-    exporter.STATE.mkdir()
-    (exporter.STATE / SETTINGS).write_text("[]")
-    assert exporter.ensure(UNIT, program, {}) >= 9701
-
-
-# --- following the relation -------------------------------------------------------------------------------------------
-
-
-class _Named(typing.NamedTuple):
-    name: str
-
-
-@dataclasses.dataclass
-class _Relation:
-    data: dict[_Named, dict[str, str]]
-    active: bool = True
-    units: tuple[str, ...] = ("opentelemetry-collector/0",)
-
-
-class _Model(typing.NamedTuple):
-    name: str
-    uuid: str
-    relations: dict[str, list[_Relation]]
-
-
-@dataclasses.dataclass
-class _Charm:
-    """What `follow` uses of an ops.CharmBase."""
-
-    relations: list[_Relation]
-    unit: typing.ClassVar = _Named(UNIT)
-    app: typing.ClassVar = _Named("trainer")
-    meta: typing.ClassVar = _Named("ddp-trainer")
-
-    @property
-    def model(self) -> _Model:
-        return _Model("hpc", "uuid", {cos_agent.ENDPOINT: self.relations})
-
-
-def test_a_collector_gets_what_the_unit_serves(services: Systemd):
-    relation = _Relation({_Named(UNIT): {}})
-    seen: list[tuple[str, cos_agent.Topology]] = []
-
-    def serve(unit: str, topology: cos_agent.Topology) -> dict[str, str]:
-        seen.append((unit, topology))
-        return {"config": "x"}
-
-    exporter.follow(_Charm([relation]), serve)
-    assert relation.data == {_Named(UNIT): {"config": "x"}}
-    assert seen == [(UNIT, cos_agent.Topology("hpc", "uuid", "trainer", "ddp-trainer"))]
-
-
-@pytest.mark.parametrize(
-    "relations",
-    [[], [_Relation({}, active=False)], [_Relation({}, units=())]],
-    ids=["none", "broken", "alone"],
-)
-def test_without_a_collector_the_service_goes(services: Systemd, program: pathlib.Path, relations: list[_Relation]):
-    exporter.ensure(UNIT, program, {})
-    exporter.follow(_Charm(relations), lambda *_: pytest.fail("served"))
-    assert services.active == set()
-
-
-def test_a_service_that_does_not_start_fails_no_hook(
-    services: Systemd, program: pathlib.Path, caplog: pytest.LogCaptureFixture
-):
-    services.broken = True
-    relation = _Relation({_Named(UNIT): {}})
-
-    def serve(unit: str, _: cos_agent.Topology) -> dict[str, str]:
-        exporter.ensure(unit, program, {})
-        raise AssertionError("it started")
-
-    exporter.follow(_Charm([relation]), serve)
-    assert relation.data == {_Named(UNIT): {}}
-    assert "trainer/0 has no metrics: systemctl exited 1: no such interpreter" in caplog.text
-
-
-# --- scrapes ----------------------------------------------------------------------------------------------------------
 
 
 def scraped(collector: exporter.Collector) -> list[str]:
@@ -340,7 +215,3 @@ def test_a_failure_that_came_too_late_shows_in_the_next_scrape():
 def test_a_counter_ends_with_total():
     made = counter("mount_heals_total", "Text.", [({}, 2)])
     assert [sample.name for sample in made.samples] == ["slurm_ddp_mount_heals_total"]
-
-
-def test_a_metric_without_samples_is_no_error():
-    assert gauge("x", "Text.", []).samples == []

@@ -3,52 +3,33 @@ import string
 import urllib.parse
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_ddp import juicefs_access
 from slurm_ddp.interfaces import filesystem_info as fs
 
-NEW = (1, 3, 1)
+CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
+
 PASSWORD = 'p@ss:/?#%word "x"'
 DIRECTORY = pathlib.Path("/etc/slurm-ddp/app")
 PEM = "-----BEGIN CERTIFICATE-----\nAA\n-----END CERTIFICATE-----\n"
 KEY = "-----BEGIN PRIVATE KEY-----\nBB\n-----END PRIVATE KEY-----\n"
 
 
-def access(url: str, version: tuple[int, int, int] = NEW, /, **content: str) -> juicefs_access.Access:
+def access(url: str, /, **content: str) -> juicefs_access.Access:
     engine, user = juicefs_access.parse(url)
     found = {key.replace("_", "-"): value for key, value in content.items()}
     if user:
         found["meta-user"] = user
     secret = fs.JuicefsSecret.from_content(found)
     juicefs_access.check_secret(engine, secret)
-    return juicefs_access.access(engine, secret, version, directory=DIRECTORY)
+    return juicefs_access.access(engine, secret, directory=DIRECTORY)
 
 
 @pytest.mark.parametrize(
-    ("written", "url", "variable"),
-    [
-        ("redis://h/1", "redis://h:6379/1", "REDIS_PASSWORD"),
-        ("redis://u%40x@[::1]:7000/15", "redis://u%40x@[::1]:7000/15", "REDIS_PASSWORD"),
-        (
-            "rediss://h:25061/0?insecure-skip-verify=true",
-            "rediss://h:25061/0?insecure-skip-verify=true",
-            "REDIS_PASSWORD",
-        ),
-        ("redis://MyMaster,s1,s2/1", "redis://MyMaster,s1,s2:26379/1", "REDIS_PASSWORD"),
-        ("redis://m,s1,s2:5000/1", "redis://m,s1,s2:5000/1", "REDIS_PASSWORD"),
-        ("redis://m,s1:5001,s2:5002/1", "redis://m,s1:5001,s2:5002/1", "REDIS_PASSWORD"),
-        ("redis://a:1,b:2,c/1", "redis://a:1,b:2,c:6379/1", "REDIS_PASSWORD"),
-        ("mysql://jfs@h/db", "mysql://jfs:@(h:3306)/db", "META_PASSWORD"),
-        ("mysql://jfs@(h:3307)/db?tls=true", "mysql://jfs:@(h:3307)/db?tls=true", "META_PASSWORD"),
-        ("postgres://jfs@h/db", "postgres://jfs:@h:5432/db", "META_PASSWORD"),
-        (
-            "postgresql://jfs@h:5433/db?sslmode=disable",
-            "postgres://jfs:@h:5433/db?sslmode=disable",
-            "META_PASSWORD",
-        ),
-    ],
+    ("written", "url", "variable"), CASES["the_url_never_has_the_password_and_the_environment_does"]
 )
 def test_the_url_never_has_the_password_and_the_environment_does(written: str, url: str, variable: str):
     found = access(written, meta_password=PASSWORD)
@@ -58,15 +39,7 @@ def test_the_url_never_has_the_password_and_the_environment_does(written: str, u
     assert PASSWORD not in repr(found)
 
 
-@pytest.mark.parametrize(
-    ("written", "url"),
-    [
-        ("tikv://a,B:2380/train", "tikv://a:2379,b:2380/train"),
-        ("etcd://a,b,c/train", "etcd://a:2379,b:2379,c:2379/train"),
-        ("mysql://jfs@h/db", "mysql://jfs@(h:3306)/db"),
-        ("postgres://h/db", "postgres://h:5432/db"),
-    ],
-)
+@pytest.mark.parametrize(("written", "url"), CASES["urls_without_a_password"])
 def test_urls_without_a_password(written: str, url: str):
     found = access(written)
     assert (found.url, found.environment) == (url, {})
@@ -77,7 +50,7 @@ def test_certificates_go_into_files_that_url_and_environment_name(tmp_path: path
     quoted = "&".join
     all_three = {"tls_ca": PEM, "tls_cert": PEM, "tls_key": KEY}
     trusted = {"SSL_CERT_FILE": path["tls-ca"]}
-    found = access("rediss://h/1", NEW, **all_three)
+    found = access("rediss://h/1", **all_three)
     assert found.url == f"rediss://h:6379/1?tls-cert-file={path['tls-cert']}&tls-key-file={path['tls-key']}"
     assert found.environment == trusted
     assert found.files == {
@@ -85,20 +58,20 @@ def test_certificates_go_into_files_that_url_and_environment_name(tmp_path: path
         pathlib.Path(path["tls-cert"]): PEM,
         pathlib.Path(path["tls-key"]): KEY,
     }
-    assert access("mysql://u@h/d", NEW, tls_ca=PEM).url == "mysql://u@(h:3306)/d?tls=true"
-    assert access("mysql://u@h/d?tls=skip-verify", NEW, tls_ca=PEM).url == "mysql://u@(h:3306)/d?tls=skip-verify"
+    assert access("mysql://u@h/d", tls_ca=PEM).url == "mysql://u@(h:3306)/d?tls=true"
+    assert access("mysql://u@h/d?tls=skip-verify", tls_ca=PEM).url == "mysql://u@(h:3306)/d?tls=skip-verify"
     postgres = quoted([f"sslcert={path['tls-cert']}", f"sslkey={path['tls-key']}", "sslmode=verify-full"])
-    assert access("postgres://u@h/d", NEW, **all_three).url == f"postgres://u@h:5432/d?{postgres}"
+    assert access("postgres://u@h/d", **all_three).url == f"postgres://u@h:5432/d?{postgres}"
     tikv = quoted(f"{name}={path[key]}" for name, key in (("ca", "tls-ca"), ("cert", "tls-cert"), ("key", "tls-key")))
-    assert access("tikv://h/p", NEW, **all_three).url == f"tikv://h:2379/p?{tikv}"
+    assert access("tikv://h/p", **all_three).url == f"tikv://h:2379/p?{tikv}"
     etcd = quoted(
         f"{name}={path[key]}" for name, key in (("cacert", "tls-ca"), ("cert", "tls-cert"), ("key", "tls-key"))
     )
-    assert access("etcd://h/p", NEW, **all_three).url == f"etcd://h:2379/p?{etcd}"
+    assert access("etcd://h/p", **all_three).url == f"etcd://h:2379/p?{etcd}"
 
     engine, _ = juicefs_access.parse("rediss://h/1")
     secret = fs.JuicefsSecret.from_content({"tls-ca": PEM, "tls-cert": PEM, "tls-key": KEY})
-    here = juicefs_access.access(engine, secret, NEW, directory=tmp_path / "app")
+    here = juicefs_access.access(engine, secret, directory=tmp_path / "app")
     assert here.ensure_files()
     assert not here.ensure_files()
     for written in (tmp_path / "app").iterdir():
@@ -106,18 +79,15 @@ def test_certificates_go_into_files_that_url_and_environment_name(tmp_path: path
     assert {path.name for path in (tmp_path / "app").iterdir()} == {"tls-ca.pem", "tls-cert.pem", "tls-key.pem"}
 
 
+REGION = {"AWS_REGION": "r"}
 KEYS = {"access-key": "a", "secret-key": "s", "session-token": "t", "google-credentials": "{}"}
 
 
 @pytest.mark.parametrize(
     ("store", "keyless", "environment"),
     [
-        (
-            "s3",
-            True,
-            {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "s", "AWS_SESSION_TOKEN": "t", "AWS_REGION": "r"},
-        ),
-        ("s3", False, {"AWS_REGION": "r"}),
+        ("s3", True, {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "s", "AWS_SESSION_TOKEN": "t"} | REGION),
+        ("s3", False, REGION),
         ("minio", True, {"MINIO_ACCESS_KEY": "a", "MINIO_SECRET_KEY": "s", "MINIO_REGION": "r"}),
         ("gs", True, {"GOOGLE_APPLICATION_CREDENTIALS": str(DIRECTORY / "google-credentials.json")}),
         ("file", True, {}),
@@ -127,34 +97,12 @@ KEYS = {"access-key": "a", "secret-key": "s", "session-token": "t", "google-cred
 def test_the_keys_of_a_store(store: str, keyless: bool, environment: dict[str, str]):
     engine, _ = juicefs_access.parse("redis://h/1")
     secret = fs.JuicefsSecret.from_content(KEYS)
-    found = juicefs_access.access(engine, secret, NEW, directory=DIRECTORY, store=store, keyless=keyless, region="r")
+    found = juicefs_access.access(engine, secret, directory=DIRECTORY, store=store, keyless=keyless, region="r")
     assert found.environment == environment
     assert list(found.files.values()) == (["{}"] if store == "gs" else [])
 
 
-def test_what_a_version_cannot_do_is_reported():
-    with pytest.raises(juicefs_access.JuicefsError) as caught:
-        access("mysql://u@h/d?table_prefix=x", (1, 2, 0))
-    assert str(caught.value) == ("juicefs 1.2.0 cannot use table_prefix: attach 1.3 or newer as the resource juicefs")
-    assert access("mysql://u@h/d?table_prefix=x", NEW).url == "mysql://u@(h:3306)/d?table_prefix=x"
-
-
-@pytest.mark.parametrize(
-    ("written", "content", "message"),
-    [
-        (
-            "etcd://h/p",
-            {"meta_password": "topSecret"},
-            "meta-password: etcd takes it on the command line only, where everybody can read it: let it ask for a client's "
-            "certificate, tls-cert and tls-key",
-        ),
-        ("postgres://h/d", {"meta_password": "topSecret"}, "meta-user: postgres needs it beside meta-password"),
-        ("mysql://h/d", {"meta_user": "a@b"}, "meta-user: mysql does not take a name with such a character"),
-        ("redis://h/1", {"sentinel_password": "topSecret"}, "sentinel-password: metadata-url names no Sentinels"),
-        ("rediss://h/1", {"tls_cert": PEM}, "tls-cert, tls-key: one is of no use without the other"),
-        ("mysql://u@h/d", {"tls_cert": PEM, "tls_key": KEY}, "tls-cert: juicefs shows no certificate to mysql"),
-    ],
-)
+@pytest.mark.parametrize(("written", "content", "message"), CASES["credentials_that_have_no_safe_way"])
 def test_credentials_that_have_no_safe_way(written: str, content: dict[str, str], message: str):
     with pytest.raises(ValueError) as caught:
         access(written, **content)

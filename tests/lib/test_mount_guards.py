@@ -1,5 +1,6 @@
 """Each decision of slurm_ddp.mounts by itself, without a mount: the scenes in test_mounts.py show them together."""
 
+import dataclasses
 import errno
 import json
 import os
@@ -13,9 +14,12 @@ import types
 import typing
 
 import pytest
+import yaml
 
 from slurm_ddp import mounts
 from slurm_ddp.mounts import State
+
+CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 
 OURS = mounts.Mount(7, "0:7", "/mnt/shared", "nfs4", "server:/x", ("rw",))
 THEIRS = mounts.Mount(8, "0:8", "/mnt/shared", "tmpfs", "tmpfs", ("rw",))
@@ -61,84 +65,51 @@ def test_of_mounts_at_one_place_the_topmost_counts():
     assert mounts.find("/mm", table) == table[0]
 
 
-@pytest.mark.parametrize(
-    ("table", "expected", "state"),
-    [
-        ([], {}, State.ABSENT),
-        ([OURS], {"fstype": "nfs4", "source": "server:/x"}, State.RIGHT),
-        ([OURS], {"fstype": ("nfs", "nfs4"), "source": ("other", "server:/x")}, State.RIGHT),
-        ([OURS], {"fstype": "nfs", "source": "server:/x"}, State.WRONG),
-        ([OURS], {"fstype": "nfs4", "source": ("server:/",)}, State.WRONG),
-        ([OURS, THEIRS], {"source": "server:/x"}, State.WRONG),
-        ([THEIRS, OURS], {"source": "server:/x"}, State.STACKED),
-        ([mounts.Mount(7, "0:7", "/mnt/shared", "nfs4", "s", ("ro",))], {"writable": True}, State.WRONG),
-        ([mounts.Mount(7, "0:7", "/mnt/shared", "nfs4", "s", ("ro",))], {}, State.RIGHT),
-    ],
-)
+@pytest.mark.parametrize(("table", "expected", "state"), CASES["table"])
 def test_what_the_table_shows_decides_before_anything_is_asked(
     here: list[mounts.Mount],
     monkeypatch: pytest.MonkeyPatch,
-    table: list[mounts.Mount],
+    table: list[str],
     expected: dict[str, typing.Any],
-    state: State,
+    state: str,
 ):
-    here[:] = table
+    read_only = dataclasses.replace(OURS, options=("ro",))
+    here[:] = [{"ours": OURS, "theirs": THEIRS, "read-only": read_only}[name] for name in table]
     asked: list[str] = []
     monkeypatch.setattr(mounts, "_ask", lambda mount, kind, deadline: asked.append(kind) or ({}, ""))
-    assert mounts.probe("/mnt/shared", **expected).state is state
-    assert asked == (["read"] if state is State.RIGHT else [])
+    wanted: dict[str, typing.Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in expected.items()
+    }
+    assert mounts.probe("/mnt/shared", **wanted).state is State(state)
+    assert asked == (["read"] if state == "right" else [])
 
 
-@pytest.mark.parametrize(
-    ("write_s", "write", "read", "state", "deadlines"),
-    [
-        (0, {}, None, State.RIGHT, [5.0]),
-        (0, {"step": "sync", "errno": errno.EIO}, None, State.FAILED, [5.0]),
-        (5, None, {}, State.SLOW, [5.0, 2.0]),  # the write has used up the deadline
-        (0, None, {}, State.SLOW, [5.0, 5.0]),  # an earlier child still hangs: nothing was waited for
-        (5, None, None, State.HUNG, [5.0, 2.0]),
-        (5, None, {"step": "open", "errno": errno.ENOTCONN}, State.STALE, [5.0, 2.0]),
-    ],
-)
+@pytest.mark.parametrize(("answers", "state", "deadlines"), CASES["slow"])
 def test_a_write_that_does_not_end_is_followed_by_a_read(
     here: list[mounts.Mount],
     clock: Clock,
     monkeypatch: pytest.MonkeyPatch,
     *,
-    write_s: float,
-    write: dict[str, typing.Any] | None,
-    read: dict[str, typing.Any] | None,
-    state: State,
+    answers: dict[str, typing.Any],
+    state: str,
     deadlines: list[float],
 ):
     asked: list[tuple[str, float, bool]] = []
 
     def ask(mount: mounts.Mount, kind: str, deadline: float, *, sticky: bool = False) -> tuple[typing.Any, str]:
         asked.append((kind, deadline, sticky))
-        clock.now += write_s if kind == "write" else 0
-        answer = write if kind == "write" else read
-        return answer, "did not end" if answer is None else ""
+        clock.now += answers["seconds"] if kind == "write" else 0
+        return answers[kind], "did not end" if answers[kind] is None else ""
 
     monkeypatch.setattr(mounts, "_ask", ask)
-    assert mounts.probe("/mnt/shared", writable=True, sticky=True).state is state
+    assert mounts.probe("/mnt/shared", writable=True, sticky=True).state is State(state)
     assert asked == [(("write", "read")[at], deadline, at == 0) for at, deadline in enumerate(deadlines)]
 
 
-@pytest.mark.parametrize(
-    ("answer", "state", "detail"),
-    [
-        ({"step": "hidden"}, State.WRONG, "/m is hidden beneath another mount"),
-        ({"step": "read back"}, State.FAILED, "/m returned other bytes than were written"),
-        ({"step": "start"}, State.FAILED, "the probe of /m exited with no answer"),
-        ({"step": "open", "errno": errno.EIO}, State.STALE, "/m does not open: input/output error"),
-        ({"step": "open", "errno": errno.EACCES}, State.FAILED, "/m does not open: permission denied"),
-        ({"step": "sync", "errno": errno.EIO}, State.FAILED, "/m: sync: input/output error"),
-        ({"step": "sync", "errno": errno.ESTALE}, State.STALE, "/m: sync: stale file handle"),
-        ({"step": "write", "errno": errno.ENOTCONN}, State.STALE, "/m: write: transport endpoint is not connected"),
-    ],
-)
-def test_what_a_child_found_is_judged(answer: dict[str, typing.Any], state: State, detail: str):
-    assert mounts._judge("/m", answer) == mounts.Result(state, detail)
+@pytest.mark.parametrize(("step", "error", "state", "detail"), CASES["answers"])
+def test_what_a_child_found_is_judged(step: str, error: str | None, state: str, detail: str):
+    answer = {"step": step} | ({"errno": getattr(errno, error)} if error else {})
+    assert mounts._judge("/m", answer) == mounts.Result(State(state), detail)
 
 
 def test_a_root_that_others_can_write_is_part_of_the_result():
@@ -227,35 +198,24 @@ def test_clearing_detaches_what_is_ours_and_counts_it(here: list[mounts.Mount], 
     assert here == [THEIRS]
 
 
-@pytest.mark.parametrize(
-    ("state", "errors", "flags", "seconds", "message"),
-    [
-        (State.RIGHT, [], [0], 0, ""),
-        (State.RIGHT, [errno.EBUSY] * 2, [0, 0, 2], 1.0, ""),
-        (State.STALE, [], [2], 0, ""),
-        (State.RIGHT, [errno.EINVAL], [0], 0, ""),  # another process was faster
-        (State.RIGHT, [errno.EPERM], [0], 0, "cannot unmount /mnt/shared: refused"),
-        (State.STALE, [errno.EBUSY], [2], 0, "cannot unmount /mnt/shared: refused"),
-    ],
-)
+@pytest.mark.parametrize(("state", "errors", "expected"), CASES["unmounts"])
 def test_unmounting_is_patient_with_users_only(
     here: list[mounts.Mount],
     clock: Clock,
     monkeypatch: pytest.MonkeyPatch,
     *,
-    state: State,
-    errors: list[int],
-    flags: list[int],
-    seconds: float,
-    message: str,
+    state: str,
+    errors: list[str],
+    expected: list[object],
 ):
-    monkeypatch.setattr(mounts, "probe", lambda mountpoint, deadline: mounts.Result(state))
-    kernel, begin, problem = Kernel(here, monkeypatch, *errors), clock.now, ""
+    monkeypatch.setattr(mounts, "probe", lambda mountpoint, deadline: mounts.Result(State(state)))
+    kernel = Kernel(here, monkeypatch, *(getattr(errno, error) for error in errors))
+    begin, problem = clock.now, ""
     try:
         mounts.unmount("/mnt/shared", **IDENTITY, patience=1.0)
     except mounts.MountError as e:
         problem = str(e)
-    assert (kernel.flags, clock.now - begin, problem) == (flags, seconds, message)
+    assert [kernel.flags, clock.now - begin, problem] == expected
 
 
 def test_a_foreign_mount_is_not_unmounted(here: list[mounts.Mount], monkeypatch: pytest.MonkeyPatch):
@@ -331,11 +291,6 @@ def test_a_note_of_a_child_that_ended_is_removed(notes: pathlib.Path, text: str,
     assert note.exists() == is_kept
 
 
-def test_without_a_place_for_notes_nothing_is_noted(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(mounts, "_ABANDONED", pathlib.Path("/proc/none"))
-    mounts._abandon(typing.cast("subprocess.Popen[bytes]", Stuck()), "/m", "read")
-
-
 def test_a_process_that_ended_and_was_not_waited_for_has_no_start(tmp_path: pathlib.Path):
     child = subprocess.Popen(["/bin/true"])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
@@ -363,13 +318,7 @@ def test_a_child_gets_its_arguments_and_a_bare_environment(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("code", "start_s", "deadline", "answer"),
-    [
-        ("time.sleep(60)", 0.2, 30, None),  # it never began
-        ("print(flush=True); time.sleep(60)", 30, 0.2, None),
-        ("print(flush=True); print('{', flush=True); time.sleep(0.2); print('}')", 30, 20, {}),
-        ("print(flush=True); print()", 30, 20, {"step": "start"}),
-    ],
+    ("code", "start_s", "deadline", "answer"), CASES["a_child_has_its_deadline_from_the_moment_it_begins"]
 )
 def test_a_child_has_its_deadline_from_the_moment_it_begins(
     monkeypatch: pytest.MonkeyPatch,
@@ -425,14 +374,7 @@ def test_a_mount_that_is_not_the_one_of_the_table_is_hidden(tmp_path: pathlib.Pa
 
 
 @pytest.mark.parametrize(
-    ("mode", "sticky", "found", "after"),
-    [
-        (0o777, False, {"open": 0o777}, 0o777),
-        (0o720, False, {"open": 0o720}, 0o720),
-        (0o702, True, {"was": 0o702}, 0o1702),
-        (0o755, True, {}, 0o755),
-        (0o1777, True, {}, 0o1777),
-    ],
+    ("mode", "sticky", "found", "after"), CASES["the_sticky_bit_is_set_where_that_is_asked_and_needed"]
 )
 def test_the_sticky_bit_is_set_where_that_is_asked_and_needed(
     tmp_path: pathlib.Path, mode: int, sticky: bool, found: dict[str, int], after: int
@@ -499,25 +441,7 @@ def test_what_juicefs_keeps_of_a_removed_file_is_removed_too(tmp_path: pathlib.P
     assert list(tmp_path.rglob("*file*")) == []
 
 
-@pytest.mark.parametrize(
-    ("argv", "options"),
-    [
-        (
-            ["reach", "h:1", "[::1]:22", "--timeout", "3"],
-            {"addresses": [("h", 1), ("::1", 22)], "timeout": 3.0},
-        ),
-        (["drain", "/a", "/b", "--timeout", "3"], {"folders": ["/a", "/b"], "timeout": 3.0}),
-        (
-            ["wait", "/m", "--fstype", "t", "--source", "s", "--timeout", "3", "--pid", "5"],
-            {"mountpoint": "/m", "fstype": "t", "source": "s", "timeout": 3.0, "pid": 5},
-        ),
-        (["clear", "/m", "--fstype", "t", "--source", "s"], {"mountpoint": "/m", "fstype": "t", "source": "s"}),
-        (
-            ["unmount", "/m", "--fstype", "t", "--source", "s", "--patience", "3"],
-            {"mountpoint": "/m", "fstype": "t", "source": "s", "patience": 3.0},
-        ),
-    ],
-)
+@pytest.mark.parametrize(("argv", "options"), CASES["a_units_command_line_reaches_the_function"])
 def test_a_units_command_line_reaches_the_function(
     monkeypatch: pytest.MonkeyPatch, argv: list[str], options: dict[str, typing.Any]
 ):
@@ -529,7 +453,7 @@ def test_a_units_command_line_reaches_the_function(
     function.__name__ = argv[0]
     monkeypatch.setattr(mounts, argv[0], function)
     assert mounts.main(argv) == 0
-    assert passed == [options]
+    assert json.loads(json.dumps(passed)) == [options]
     for flag in (word for word in argv if word.startswith("--") and word != "--pid"):
         at = argv.index(flag)
         with pytest.raises(SystemExit):
@@ -537,14 +461,14 @@ def test_a_units_command_line_reaches_the_function(
 
 
 @pytest.mark.parametrize(
-    ("result", "code", "printed"),
+    ("result", "code", "out", "err"),
     [
-        (2, 0, ("cleared 2 leftover mounts of /m\n", "")),
-        (0, 0, ("nothing to clear\n", "")),
-        (mounts.MountError("no"), 1, ("", "no\n")),
-        (OSError("refused"), 1, ("", "refused\n")),
-        (mounts.Result(State.HUNG, "late"), 1, ("", "late\n")),
-        (mounts.Result(State.RIGHT), 0, ("", "")),
+        (2, 0, "cleared 2 leftover mounts of /m\n", ""),
+        (0, 0, "nothing to clear\n", ""),
+        (mounts.MountError("no"), 1, "", "no\n"),
+        (OSError("refused"), 1, "", "refused\n"),
+        (mounts.Result(State.HUNG, "late"), 1, "", "late\n"),
+        (mounts.Result(State.RIGHT), 0, "", ""),
     ],
 )
 def test_the_exit_status_tells_a_unit_what_happened(
@@ -552,7 +476,8 @@ def test_the_exit_status_tells_a_unit_what_happened(
     capsys: pytest.CaptureFixture[str],
     result: typing.Any,
     code: int,
-    printed: tuple[str, str],
+    out: str,
+    err: str,
 ):
     def clear(**_: object) -> typing.Any:
         if isinstance(result, Exception):
@@ -561,18 +486,10 @@ def test_the_exit_status_tells_a_unit_what_happened(
 
     monkeypatch.setattr(mounts, "clear", clear)
     assert mounts.main(["clear", "/m", "--fstype", "t", "--source", "s"]) == code
-    captured = capsys.readouterr()
-    assert (captured.out, captured.err) == printed
+    assert capsys.readouterr() == (out, err)
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["read"], {"write": False, "sticky": False}),
-        (["write"], {"write": True, "sticky": False}),
-        (["write", "sticky"], {"write": True, "sticky": True}),
-    ],
-)
+@pytest.mark.parametrize(("words", "expected"), CASES["the_childs_command_line"])
 def test_the_childs_command_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

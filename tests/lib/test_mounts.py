@@ -1,7 +1,6 @@
 import json
 import os
 import pathlib
-import socket
 import subprocess
 import sys
 import threading
@@ -9,10 +8,13 @@ import time
 import typing
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_ddp import mounts
+
+CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 
 SCENE = pathlib.Path(__file__).with_name("mount_scene.py")
 UNSHARE = ["unshare", "--user", "--map-root-user", "--mount"]
@@ -58,14 +60,8 @@ not a line
 
 def test_the_table_is_read_with_its_escapes_and_optional_fields():
     found = mounts.table(MOUNTINFO)
-    assert [mount.mountpoint for mount in found] == [
-        "/sys",
-        "/",
-        "/mnt/shared",
-        "/mnt/a b\\c\td",
-        "/net",
-        "/mnt/shared/inner",
-    ]
+    places = [mount.mountpoint for mount in found]  # the automounter of /net is none
+    assert places == ["/sys", "/", "/mnt/shared", "/mnt/a b\\c\td", "/net", "/mnt/shared/inner"]
     share = found[3]
     assert (share.id, share.device, share.fstype, share.source) == (380, "0:72", "nfs4", "server:/ex port")
     assert share.read_only
@@ -73,21 +69,7 @@ def test_the_table_is_read_with_its_escapes_and_optional_fields():
     assert found[2].source == "JuiceFS:train"
 
 
-def test_an_automounter_is_not_a_second_mount():
-    assert [mount.fstype for mount in mounts.at("/net", mounts.table(MOUNTINFO))] == ["nfs4"]
-
-
-@pytest.mark.parametrize(
-    ("path", "mountpoint"),
-    [
-        ("/", "/"),
-        ("/mnt/shared", "/mnt/shared"),
-        ("/mnt/shared/", "/mnt/shared"),
-        ("/mnt/shared/runs/../data", "/mnt/shared"),
-        ("/mnt/sharedother", "/"),
-        ("/mnt/shared/inner/x", "/mnt/shared/inner"),
-    ],
-)
+@pytest.mark.parametrize(("path", "mountpoint"), CASES["the_mount_of_a_path"])
 def test_the_mount_of_a_path(path: str, mountpoint: str):
     found = mounts.find(path, mounts.table(MOUNTINFO))
     assert found is not None
@@ -133,50 +115,11 @@ def test_right_again_and_again_and_nothing_is_left(play: typing.Callable[[str], 
 
 
 @needs_namespaces
-def test_something_else_is_mounted(play: typing.Callable[[str], typing.Any], tmp_path: pathlib.Path):
-    by_type, by_source, any_of = play("wrong")
-    assert by_type == by_source == ["wrong", f"{tmp_path} holds other (tmpfs)"]
-    assert any_of == ["right", ""]
-
-
-@needs_namespaces
-def test_a_read_only_mount_is_right_for_a_reader_only(play: typing.Callable[[str], typing.Any], tmp_path: pathlib.Path):
-    assert play("read_only") == [["right", ""], ["wrong", f"{tmp_path} is mounted read-only"]]
-
-
-@needs_namespaces
-def test_a_root_that_others_can_write_is_reported_and_repaired_only_where_that_is_asked(
-    play: typing.Callable[[str], typing.Any],
-):
-    shut = [None, None]
-    assert play("sticky") == [
-        [["0777"], [0o777, None], [0o777, None], [None, 0o777], shut, 0o1777],
-        [["0775"], [0o775, None], [0o775, None], [None, 0o775], shut, 0o1775],
-        [["0755"], shut, shut, shut, shut, 0o755],
-        [["1777"], shut, shut, shut, shut, 0o1777],
-    ]
-
-
-@needs_namespaces
-def test_a_full_filesystem_fails_for_a_writer_only(play: typing.Callable[[str], typing.Any], tmp_path: pathlib.Path):
-    reader, (state, detail) = play("full")
-    assert reader == ["right", ""]
-    assert state == "failed"
-    assert detail.startswith(f"{tmp_path}: ")
-    assert detail.endswith(": no space left on device")
-
-
-@needs_namespaces
 def test_stacked_mounts_are_seen_and_cleared(play: typing.Callable[[str], typing.Any], tmp_path: pathlib.Path):
     before, count, after = play("stacked")
     assert before == ["stacked", f"2 mounts lie at {tmp_path}"]
     assert count == 2
     assert after[0] == "absent"
-
-
-@needs_namespaces
-def test_a_mount_over_it_is_named(play: typing.Callable[[str], typing.Any], tmp_path: pathlib.Path):
-    assert play("covered") == ["wrong", f"{tmp_path} holds theirs (tmpfs)"]
 
 
 @needs_namespaces
@@ -186,13 +129,6 @@ def test_the_topmost_mount_is_detached_under_its_users(
     left, refused = play("peeled")
     assert left == ["below"]
     assert refused == f"cannot detach {tmp_path}: Invalid argument"
-
-
-@needs_namespaces
-def test_a_filesystem_may_be_shown_under_one_of_several_names(play: typing.Callable[[str], typing.Any]):
-    known, unknown = play("aliases")
-    assert known == ["right", ""]
-    assert unknown[0] == "wrong"
 
 
 def test_staged_blocks_are_waited_for_in_every_folder(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]):
@@ -212,18 +148,6 @@ def test_staged_blocks_are_waited_for_in_every_folder(tmp_path: pathlib.Path, ca
 
 
 @needs_namespaces
-def test_a_foreign_mount_is_never_cleared(play: typing.Callable[[str], typing.Any], tmp_path: pathlib.Path):
-    message, left = play("foreign")
-    assert message == f"{tmp_path} holds theirs (tmpfs), which is not ours: unmount it"
-    assert left == 1
-
-
-@needs_namespaces
-def test_a_mount_beneath_another_is_wrong(play: typing.Callable[[str], typing.Any], tmp_path: pathlib.Path):
-    assert play("hidden") == ["wrong", f"{tmp_path}/inner is hidden beneath another mount"]
-
-
-@needs_namespaces
 def test_a_mount_without_its_daemon_is_stale_and_cleared(
     play: typing.Callable[[str], typing.Any], tmp_path: pathlib.Path
 ):
@@ -236,7 +160,7 @@ def test_a_mount_without_its_daemon_is_stale_and_cleared(
 def test_a_mount_that_never_answers_hangs_nobody(play: typing.Callable[[str], typing.Any], tmp_path: pathlib.Path):
     opened, first, second, after = play("hung")  # the second look starts no child
     assert opened  # the daemon did take the request
-    assert first == ["hung", f"{tmp_path} did not answer within 5 s"]
+    assert first == ["hung", f"{tmp_path} did not answer within 3 s"]
     assert second[0] == "hung"
     assert second[1].startswith(f"{tmp_path} has not answered since ")
     assert after[0] == "absent"
@@ -247,7 +171,7 @@ def test_what_a_client_remembers_is_not_taken_for_an_answer(
     play: typing.Callable[[str], typing.Any], tmp_path: pathlib.Path
 ):
     """JuiceFS opens its root without its engine: a mount would be right for up to a minute after that died."""
-    assert play("forgetful") == [True, ["hung", f"{tmp_path} did not answer within 8 s"]]
+    assert play("forgetful") == [True, ["hung", f"{tmp_path} did not answer within 3 s"]]
 
 
 @needs_namespaces
@@ -257,56 +181,7 @@ def test_a_mount_that_answers_while_a_write_hangs_is_slow_not_hung(
     """Under heavy writing a small write waits for minutes: whoever took that for a dead client would kill a live one."""
     asked, first, second, reader = play("unwritten")
     assert asked
-    assert first == ["slow", f"{tmp_path} answers, but a small write did not end within 8 s"]
+    assert first == ["slow", f"{tmp_path} answers, but a small write did not end within 3 s"]
     assert second[0] == "slow"
     assert second[1].startswith(f"{tmp_path} answers, but a small write has not ended since ")
     assert reader == ["right", ""]
-
-
-@needs_namespaces
-def test_unmounting_waits_for_users_then_detaches(play: typing.Callable[[str], typing.Any]):
-    before, during, took, after = play("busy")
-    assert before == []
-    assert during == [True]
-    assert 0.7 <= took < 5
-    assert after[0] == "absent"
-
-
-@needs_namespaces
-def test_waiting_ends_when_the_mount_is_there(play: typing.Callable[[str], typing.Any]):
-    result, took = play("awaited")
-    assert result == ["right", ""]
-    assert 0.4 < took < 10
-
-
-@needs_namespaces
-def test_waiting_ends_when_nobody_will_mount_it(play: typing.Callable[[str], typing.Any], tmp_path: pathlib.Path):
-    (state, detail), took, pid = play("ended")
-    assert state == "absent"
-    assert detail == f"process {pid}, which should mount it, ended; nothing is mounted at {tmp_path}"
-    assert took < 5
-
-
-@needs_namespaces
-def test_the_helper_of_units_says_by_its_exit_code_what_happened(play: typing.Callable[[str], typing.Any]):
-    assert play("helper") == [1, 0, 1, 1, 0, 0]
-
-
-def test_reaching_a_server_that_comes_up_late():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = listener.getsockname()
-    late: list[socket.socket] = []
-    timer = threading.Timer(0.7, lambda: late.append(socket.create_server(address)))
-    timer.start()
-    begin = time.monotonic()
-    mounts.reach([("127.0.0.1", 1), address], timeout=20)
-    assert 0.5 < time.monotonic() - begin < 10
-    timer.join()
-    late[0].close()
-
-
-def test_a_server_that_stays_away_is_named(capsys: pytest.CaptureFixture[str]):
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    assert mounts.main(["reach", f"127.0.0.1:{port}", "--timeout", "0.1"]) == 1
-    assert capsys.readouterr().err == f"127.0.0.1:{port} does not answer (connection refused)\n"

@@ -1,9 +1,14 @@
 """The slurm_gres interface: what may cross it, and what never gets into a gres.conf."""
 
+import pathlib
+
 import pydantic
 import pytest
+import yaml
 
 from slurm_ddp.interfaces import slurm_gres
+
+CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 
 LINE = "Name=gpu Type=h100 File=/dev/nvidia0 Cores=0-55 Links=-1,0 Flags=nvidia_gpu_env"
 
@@ -18,23 +23,7 @@ def test_everything_may_be_absent_and_unknown_keys_are_ignored():
     assert slurm_gres.ControllerGres.model_validate({"later": "1"}) == slurm_gres.ControllerGres()
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "",
-        "Name=gpu\nNodeName=other Name=gpu",
-        "Name=gpu File=/dev/nvidia0 # comment",
-        "NodeName=other Name=gpu File=/dev/nvidia0",
-        "Name=gpu AutoDetect=nvml",
-        "Include=/etc/shadow",
-        "Name=gpu Name=gpu",
-        "File=/dev/nvidia0 Name=gpu",
-        "Name=gpu  File=/dev/nvidia0",
-        "Name=gpu File=",
-        "Name=gpu File=/dev/nvidia0\t",
-        "Name=gpu File=$(reboot)",
-    ],
-)
+@pytest.mark.parametrize("line", CASES["lines_that_are_not_one_record_of_known_keys_are_refused"])
 def test_lines_that_are_not_one_record_of_known_keys_are_refused(line: str):
     with pytest.raises(pydantic.ValidationError):
         slurm_gres.NodeGres(node="n", lines=(line,))

@@ -59,9 +59,9 @@ def test_a_unit_is_woken_by_jujus_own_command(systemd: Systemd):
     (argv,) = systemd.ran
     assert argv[-3:] == (str(wake.JUJU_EXEC), "client/0", HOOK)
     assert {"--on-active=60", "--timer-property=AccuracySec=1s", "--collect", "--no-block"} <= set(argv)
-    assert wake.command("client/0", CHARM) == [
-        "/usr/bin/systemd-run", "--quiet", "--collect", "--no-block", str(wake.JUJU_EXEC), "client/0", HOOK
-    ]  # fmt: skip
+    options = ["--quiet", "--collect", "--no-block"]
+    argv = ["/usr/bin/systemd-run", *options, str(wake.JUJU_EXEC), "client/0", HOOK]
+    assert wake.command("client/0", CHARM) == argv
 
 
 def test_a_hook_that_was_woken_asks_for_the_next_and_no_two_wait(systemd: Systemd):

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import typing
 import urllib.parse
 import urllib.request
 
@@ -47,19 +48,15 @@ class Server:
 
     def start(self) -> None:
         """Start it; return when it takes connections."""
-        identity = {}
-        if self.account is not None and os.geteuid() == 0:
-            account = pwd.getpwnam(self.account)
-            identity = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
         with (self.directory / "log").open("ab") as log:
-            self.process = subprocess.Popen(
+            self.process = subprocess.Popen[bytes](
                 self.argv,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 cwd=self.directory,
                 env={"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "HOME": str(self.directory)} | self.env,
-                **identity,  # pyright: ignore[reportArgumentType, reportCallIssue]
+                **_identity(self.account),
             )
         end = time.monotonic() + _PATIENCE_S
         while time.monotonic() < end:
@@ -115,27 +112,20 @@ def running(server: Server) -> collections.abc.Generator[Server]:
         server.stop()
 
 
+def _identity(account: str | None) -> dict[str, typing.Any]:
+    """Return the arguments of Popen for an account, where this process may take another."""
+    if account is None or os.geteuid() != 0:
+        return {}
+    found = pwd.getpwnam(account)
+    return {"user": found.pw_uid, "group": found.pw_gid, "extra_groups": []}
+
+
 def _as(account: str, *argv: str, stdin: str = "", timeout: float = 120) -> str:
-    identity = {}
-    if os.geteuid() == 0:
-        found = pwd.getpwnam(account)
-        identity = {"user": found.pw_uid, "group": found.pw_gid, "extra_groups": []}
-    done = subprocess.run(
-        argv,
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-        cwd="/",
-        **identity,  # pyright: ignore[reportArgumentType, reportCallIssue]
-    )
+    options: dict[str, typing.Any] = {"capture_output": True, "text": True, "timeout": timeout}
+    done = subprocess.run(argv, input=stdin, cwd="/", check=False, **options, **_identity(account))
     if done.returncode != 0:
         raise ServerError(f"{argv[0]} exited {done.returncode}: {done.stdout}{done.stderr}")
     return done.stdout
-
-
-# -- Redis ----------------------------------------------------------------------------------------------------------
 
 
 def _redis_quoted(text: str) -> str:
@@ -152,39 +142,34 @@ def _redis(directory: pathlib.Path, *lines: str, port: int, sentinel: bool = Fal
 
 @contextlib.contextmanager
 def redis(
-    *, password: str = PASSWORD, tls: "Certificates | None" = None, user: str = "", bind: str = "127.0.0.1"
+    *, tls: "Certificates | None" = None, user: str = "", bind: str = "127.0.0.1"
 ) -> collections.abc.Generator[Server]:
     """Run Redis with a password: the default user's, or that of an ACL user beside a default one that is off."""
     port = free_port()
     lines = ["appendonly yes", "appendfsync everysec", 'save ""', "maxmemory-policy noeviction"]
     if user:
-        lines += ["user default off", f"user {user} on ~* &* +@all {_redis_quoted('>' + password)}"]
+        lines += ["user default off", f"user {user} on ~* &* +@all {_redis_quoted('>' + PASSWORD)}"]
     else:
-        lines.append(f"requirepass {_redis_quoted(password)}")
+        lines.append(f"requirepass {_redis_quoted(PASSWORD)}")
     if tls is None:
         lines.append(f"port {port}")
     else:
-        lines += [
-            "port 0",
-            f"tls-port {port}",
-            f"tls-cert-file {tls.certificate}",
-            f"tls-key-file {tls.key}",
-            f"tls-ca-cert-file {tls.authority}",
-            "tls-auth-clients optional",
-        ]
+        files = {"cert": tls.certificate, "key": tls.key, "ca-cert": tls.authority}
+        lines += [f"tls-{name}-file {path}" for name, path in files.items()]
+        lines += ["port 0", f"tls-port {port}", "tls-auth-clients optional"]
     with folder() as directory, running(_redis(directory, *lines, port=port, bind=bind)) as server:
         yield server
 
 
 @contextlib.contextmanager
-def sentinel(master: Server, *, name: str = "mymaster") -> collections.abc.Generator[Server]:
-    """Run a Sentinel that watches `master`; without a password, since juicefs 0.14 has none for it."""
+def sentinel(master: Server) -> collections.abc.Generator[Server]:
+    """Run a Sentinel that watches `master` under the name mymaster, without a password of its own."""
     port = free_port()
     lines = [
         f"port {port}",
         "protected-mode no",
-        f"sentinel monitor {name} 127.0.0.1 {master.port} 1",
-        f"sentinel auth-pass {name} {_redis_quoted(PASSWORD)}",
+        f"sentinel monitor mymaster 127.0.0.1 {master.port} 1",
+        f"sentinel auth-pass mymaster {_redis_quoted(PASSWORD)}",
     ]
     with folder() as directory, running(_redis(directory, *lines, port=port, sentinel=True)) as server:
         yield server
@@ -205,37 +190,22 @@ def redis_cli(server: Server, *words: str, user: str = "", tls: "Certificates | 
     return done.stdout.strip()
 
 
-# -- SQL ------------------------------------------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
-def mariadb(*, password: str = PASSWORD, tls: "Certificates | None" = None) -> collections.abc.Generator[Server]:
+def mariadb() -> collections.abc.Generator[Server]:
     """Run MariaDB with a database `jfs` and an account for it."""
     account = "mysql" if os.geteuid() == 0 else None
     with folder(account) as directory:
         port, data = free_port(), directory / "data"
         common = ["--no-defaults", f"--datadir={data}"]
-        install = [
-            shutil.which("mariadb-install-db") or "mariadb-install-db",
-            *common,
-            "--auth-root-authentication-method=normal",
-        ]
-        _as("mysql", *install, "--skip-test-db")
+        install = shutil.which("mariadb-install-db") or "mariadb-install-db"
+        _as("mysql", install, *common, "--auth-root-authentication-method=normal", "--skip-test-db")
         socket_path = directory / "s"
-        secure = [f"--ssl-ca={tls.authority}", f"--ssl-cert={tls.certificate}", f"--ssl-key={tls.key}"] if tls else []
         argv = [shutil.which("mariadbd") or "/usr/sbin/mariadbd", *common, f"--socket={socket_path}", f"--port={port}"]
-        argv += [
-            "--bind-address=127.0.0.1",
-            "--innodb-buffer-pool-size=16M",
-            "--innodb-log-file-size=8M",
-            "--skip-name-resolve",
-        ]
-        argv += [f"--pid-file={directory / 'pid'}", "--innodb-flush-method=fsync", *secure]
+        argv += ["--bind-address=127.0.0.1", "--innodb-buffer-pool-size=16M", "--innodb-log-file-size=8M"]
+        argv += ["--skip-name-resolve", f"--pid-file={directory / 'pid'}", "--innodb-flush-method=fsync"]
         with running(Server(argv, directory, port, account)) as server:
-            literal = password.replace("\\", "\\\\").replace("'", "\\'")
-            require = " REQUIRE SSL" if tls else ""
             statements = (
-                f"CREATE DATABASE jfs; CREATE USER '{USER}'@'%' IDENTIFIED BY '{literal}'{require};"
+                f"CREATE DATABASE jfs; CREATE USER '{USER}'@'%' IDENTIFIED BY '{PASSWORD}';"
                 f"GRANT ALL ON `jfs%`.* TO '{USER}'@'%';"
             )
             _as("mysql", "mariadb", "--no-defaults", f"--socket={socket_path}", "--user=root", stdin=statements)
@@ -243,7 +213,7 @@ def mariadb(*, password: str = PASSWORD, tls: "Certificates | None" = None) -> c
 
 
 @contextlib.contextmanager
-def postgres(*, password: str = PASSWORD, tls: "Certificates | None" = None) -> collections.abc.Generator[Server]:
+def postgres(*, tls: "Certificates | None" = None) -> collections.abc.Generator[Server]:
     """Run PostgreSQL with a database `jfs` and an account for it; with `tls`, it takes nothing else."""
     account = "postgres" if os.geteuid() == 0 else None
     binaries = sorted(pathlib.Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name))
@@ -267,7 +237,6 @@ def postgres(*, password: str = PASSWORD, tls: "Certificates | None" = None) -> 
                     os.chown(target, found.pw_uid, found.pw_gid)
             argv += ["-c", "ssl=on"]
         with running(Server(argv, directory, port, account)) as server:
-            literal = password.replace("'", "''")
             psql = [
                 "psql",
                 "-h",
@@ -283,7 +252,7 @@ def postgres(*, password: str = PASSWORD, tls: "Certificates | None" = None) -> 
             ]
             for _ in range(50):
                 try:
-                    _as("postgres", *psql, stdin=f"CREATE USER {USER} PASSWORD '{literal}';")
+                    _as("postgres", *psql, stdin=f"CREATE USER {USER} PASSWORD '{PASSWORD}';")
                     break
                 except ServerError as e:
                     if "starting up" not in str(e):
@@ -316,9 +285,6 @@ def postgres_database(server: Server) -> str:
     return name
 
 
-# -- certificates ---------------------------------------------------------------------------------------------------
-
-
 @dataclasses.dataclass(frozen=True)
 class Certificates:
     """An authority that no system knows, and a server's certificate by it, good for 127.0.0.1 and localhost."""
@@ -335,20 +301,9 @@ def certificates(directory: pathlib.Path) -> Certificates:
     extensions.write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
     curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
     signed_by = ("-CA", found.authority, "-CAkey", authority_key, "-CAcreateserial")
+    authority = ("-keyout", authority_key, "-out", found.authority, "-days", "2", "-subj", "/CN=test CA")
     for words in (
-        (
-            "req",
-            "-x509",
-            *curve,
-            "-keyout",
-            authority_key,
-            "-out",
-            found.authority,
-            "-days",
-            "2",
-            "-subj",
-            "/CN=test CA",
-        ),
+        ("req", "-x509", *curve, *authority),
         ("req", *curve, "-keyout", found.key, "-out", request, "-subj", "/CN=127.0.0.1"),
         ("x509", "-req", "-in", request, "-out", found.certificate, "-days", "2", "-extfile", extensions, *signed_by),
     ):
@@ -356,9 +311,6 @@ def certificates(directory: pathlib.Path) -> Certificates:
     for path in (directory, found.authority, found.certificate, found.key):
         path.chmod(0o755 if path.is_dir() else 0o644)  # the servers' accounts read them; they are worth nothing
     return found
-
-
-# -- S3 -------------------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)

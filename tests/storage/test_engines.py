@@ -118,12 +118,11 @@ def mounted(
 ) -> collections.abc.Generator[pathlib.Path]:
     """Mount what the proxy offers as a client does: by the endpoint, the secret's content, and the shared library."""
     volume, secret = proxy.offer
-    version = juicefs.version(proxy.program)
-    access = juicefs_access.of(volume, secret, version, directory=folder / "client")
+    access = juicefs_access.of(volume, secret, directory=folder / "client")
     access.ensure_files()
     mountpoint = folder / "mnt"
     mountpoint.mkdir()
-    flags = juicefs.flags(version, {"no-usage-report": True, "cache-dir": str(folder / "cache"), "cache-size": "64"})
+    flags = juicefs.flags({"no-usage-report": True, "cache-dir": str(folder / "cache"), "cache-size": "64"})
     if is_read_only:
         flags.append("--read-only")
     argv = [str(proxy.program), "--no-agent", "mount", *flags, access.url, str(mountpoint)]
@@ -206,9 +205,9 @@ def test_a_root_that_others_can_write_gets_the_sticky_bit_and_a_stricter_one_sta
             assert isinstance(mine.hook().unit_status, testing.ActiveStatus)
         assert len(repairs()) - before == (mode != wanted)
         with mounted(mine, tmp_path) as mountpoint:
-            seen = [(path.stat().st_uid, path.stat().st_gid, path.stat().st_mode & 0o7777) for path in
-                    (mountpoint, mountpoint / "a", mountpoint / "a" / "b")]  # fmt: skip
-            assert seen == [(owner, owner, wanted), (owner, owner, mode), (owner, owner, mode)]
+            found = [path.stat() for path in (mountpoint, mountpoint / "a", mountpoint / "a" / "b")]
+            assert [stat.st_mode & 0o7777 for stat in found] == [wanted, mode, mode]
+            assert {(stat.st_uid, stat.st_gid) for stat in found} == {(owner, owner)}
         (tmp_path / "mnt").rmdir()
 
 
@@ -216,7 +215,7 @@ def test_folders_on_the_way_to_what_is_mounted_are_looked_at_alone(
     mine: proxies.Proxy, program: pathlib.Path, tmp_path: pathlib.Path
 ):
     volume, secret = mine.offer
-    access = juicefs_access.of(volume, secret, juicefs.version(program), directory=tmp_path / "way")
+    access = juicefs_access.of(volume, secret, directory=tmp_path / "way")
     access.ensure_files()
     assert juicefs.ensure_sticky(program, access, "/team/data") == "/team/data was made with mode 1777"
     assert juicefs.ensure_sticky(program, access, "/team/data") == ""
@@ -232,9 +231,8 @@ def test_a_wrong_password_is_reported_and_nothing_is_formatted(
 ):
     mine = proxy(case, bucket)
     mine.content["meta-password"] = "wrong: " + servers.PASSWORD
-    assert mine.hook("config_changed").unit_status == testing.BlockedStatus(
-        "the metadata engine refuses the user or password"
-    )
+    status = mine.hook("config_changed").unit_status
+    assert status == testing.BlockedStatus("the metadata engine refuses the user or password")
     assert not leaks.within(mine.shown, hidden(mine))
     out = mine.changed_secret(meta_password=servers.PASSWORD)
     assert out.unit_status == testing.ActiveStatus(f"offering volume {mine.config['volume-name']}")
@@ -291,8 +289,7 @@ def test_an_engine_that_was_emptied_is_not_formatted_again(mine: proxies.Proxy, 
     uuid = mine.action("status")["uuid"]
     servers.redis_cli(redis, "-n", "1", "flushdb")
     assert mine.hook().unit_status == testing.BlockedStatus(
-        f"the metadata engine lost volume {mine.config['volume-name']} ({uuid}): restore its backup with the action "
-        "restore-metadata; it is not formatted again"
+        f"the metadata engine lost volume {mine.config['volume-name']} ({uuid}): restore a backup: restore-metadata"
     )
     assert servers.redis_cli(redis, "-n", "1", "dbsize") == "0"
 
@@ -303,10 +300,9 @@ def test_an_engine_that_holds_another_volume_is_left_alone(
     before = servers.redis_cli(redis, "-n", "1", "get", "setting")
     content = {"meta-password": servers.PASSWORD}
     other = proxy(Case(redis, str(mine.config["metadata-url"]), content), bucket)
-    assert other.hook("config_changed").unit_status == testing.BlockedStatus(
-        f"the metadata engine holds volume {mine.config['volume-name']}, not {other.config['volume-name']}: "
-        f"set volume-name={mine.config['volume-name']}, or name another database"
-    )
+    name = mine.config["volume-name"]
+    text = f"the metadata engine holds volume {name}: set volume-name={name}, or a new database"
+    assert other.hook("config_changed").unit_status == testing.BlockedStatus(text)
     assert servers.redis_cli(redis, "-n", "1", "get", "setting") == before
 
 
@@ -314,31 +310,11 @@ def test_a_second_application_does_not_offer_the_same_volume_unasked(mine: proxi
     uuid = mine.action("status")["uuid"]
     second = dataclasses.replace(mine, app="second", state=None, logs=[])
     out = second.hook("config_changed")
-    assert out.unit_status == testing.BlockedStatus(
-        f"the metadata engine holds a volume {mine.config['volume-name']} ({uuid}) that was not made here: if no other "
-        f"application offers it, take it over with adopt={uuid}; else name another database"
-    )
+    assert f"({uuid}) that was not made here: if no other application offers it" in out.unit_status.message
     assert "endpoint" not in out.get_relation(10).local_app_data
     out = second.hook("config_changed", config={**out.config, "adopt": uuid})
     assert isinstance(out.unit_status, testing.ActiveStatus)
     assert second.offer[0].uuid == uuid
-
-
-def test_one_that_formatted_anew_is_noticed(mine: proxies.Proxy, redis: servers.Server, bucket: servers.Bucket):
-    uuid, name = mine.action("status")["uuid"], str(mine.config["volume-name"])
-    servers.redis_cli(redis, "-n", "1", "flushdb")
-    env = {
-        "JFS_NO_CHECK_OBJECT_STORAGE": "1",  # what the first one left in the bucket is none of its business
-        "REDIS_PASSWORD": servers.PASSWORD,
-        "AWS_ACCESS_KEY_ID": bucket.access_key,
-        "AWS_SECRET_ACCESS_KEY": bucket.secret_key,
-    }
-    argv = [str(mine.program), "format", "--storage", "s3", "--bucket", bucket.url, f"redis://{redis.address}/1", name]
-    subprocess.run(argv, env=clean_env(env), check=True, capture_output=True, timeout=60)
-    out = mine.hook()
-    assert isinstance(out.unit_status, testing.BlockedStatus)
-    assert out.unit_status.message.startswith(f"the metadata engine holds another volume {name} (")
-    assert f"than the one published ({uuid})" in out.unit_status.message
 
 
 def test_wrong_keys_are_reported_and_right_ones_are_all_it_takes(
@@ -417,13 +393,8 @@ def test_blocks_are_encrypted_when_a_key_is_given(
     key = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout
     case = _redis(redis)
     folder = tmp_path / "objects"
-    config: dict[str, typing.Any] = {
-        "metadata-url": case.url,
-        "bucket": f"file://{folder}",
-        "storage-type": "file",
-        "block-size": "64K",
-        "capacity": 2,
-    }
+    place: dict[str, typing.Any] = {"metadata-url": case.url, "bucket": f"file://{folder}", "storage-type": "file"}
+    config = place | {"block-size": "64K", "capacity": 2}
     content = case.content | {"encrypt-key": key, "encrypt-passphrase": "topSecret1"}
     mine = proxies.Proxy(program, tmp_path, config, content)
     with leaks.watched(servers.PASSWORD, "topSecret1", key):
@@ -461,12 +432,8 @@ def test_the_export_is_valid_kubernetes(mine: proxies.Proxy):
     kubernetes_validate: typing.Any = importlib.import_module("kubernetes_validate")  # this lane's alone
     found = mine.action("export-kubernetes")
     documents = list(yaml.safe_load_all(pathlib.Path(found["file"]).read_text()))
-    assert [document["kind"] for document in documents] == [
-        "Secret",
-        "StorageClass",
-        "PersistentVolume",
-        "PersistentVolumeClaim",
-    ]
+    kinds = [document["kind"] for document in documents]
+    assert kinds == ["Secret", "StorageClass", "PersistentVolume", "PersistentVolumeClaim"]
     for document in documents:
         kubernetes_validate.validate(document, "1.31", strict=True)
     with pytest.raises(kubernetes_validate.ValidationError):  # the check is one

@@ -16,7 +16,7 @@ from slurm_ddp import exporter, juicefs, wake
 from slurm_ddp.charm import Level, Status, StatusError, action_name, run_action
 from slurm_ddp.interfaces import cos_agent
 from slurm_ddp.run import CommandError
-from volume import actions, formatting, messages
+from volume import actions, formatting
 
 _log = logging.getLogger(__name__)
 _AGAIN_S = 60  # until what no event of Juju's announces is tried again
@@ -86,10 +86,10 @@ class JuicefsServerProxyCharm(ops.CharmBase):
             try:
                 Application(self).await_unmounted()
             except StatusError as e:  # then the servers cannot be asked
-                problem = messages.UNKNOWN_CLIENTS.format(problem=e)
+                problem = f"it is unknown who has the volume mounted ({e})"
                 raise embedded.users.RemovalRefusedError(self.app.name, problem, "resolve that") from e
         embedded.store.stop(self.app.name)
-        self._status = Status(Level.MAINTENANCE, messages.STOPPED)
+        self._status = Status(Level.MAINTENANCE, "stopped, so that the storage can go")
 
     def _on_end(self, _: ops.EventBase) -> None:
         """Remove all of the application from this machine but the volume's data and backups, on the unit's removal."""
@@ -111,7 +111,7 @@ class JuicefsServerProxyCharm(ops.CharmBase):
     def _explained(self) -> contextlib.AbstractContextManager[None]:
         """Turn what fails inside into a `StatusError`: waiting for what may pass by itself, else blocked."""
         lasting = (formatting.VolumeError, embedded.store.StoreError)
-        return juicefs.explained(self.app.name, lambda e: messages.ENGINE.format(problem=e), lasting=lasting)
+        return juicefs.explained(self.app.name, lambda e: f"metadata engine: {e}", lasting=lasting)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ import pathlib
 import ops
 
 import metrics
-import mount_messages as messages
 import mount_plan
 from mount import actions, judge, mounter, plans, watching
 from scripts import keeper
@@ -91,7 +90,7 @@ class SharedFilesystemClientCharm(ops.CharmBase):
     def _mount(self, plan: mount_plan.Plan) -> Status:
         """Mount as planned; return the status."""
         if not mounts.at(plan.spec.mountpoint):
-            text = messages.MOUNTING.format(source=plan.source, mountpoint=plan.spec.mountpoint)
+            text = f"mounting {plan.source} at {plan.spec.mountpoint}"
             self.unit.status = ops.MaintenanceStatus(text)
         if plan.version:
             self.unit.set_workload_version(plan.version)
@@ -123,7 +122,8 @@ class SharedFilesystemClientCharm(ops.CharmBase):
         """Draw up the mount that should be here; without `fetch_program` for the program that is installed."""
         relation = self.model.get_relation("filesystem")
         if relation is None:
-            raise StatusError(Level.BLOCKED, messages.NOTHING_TO_MOUNT.format(app=self.app.name))
+            text = f"nothing to mount: juju integrate {self.app.name}:filesystem PROVIDER:filesystem"
+            raise StatusError(Level.BLOCKED, text)
         with config_errors():
             config = self.load_config(mount_plan.Config)
         requests = [(one.app.name, one.data[one.app]) for one in self._beside("mount")]
@@ -134,7 +134,7 @@ class SharedFilesystemClientCharm(ops.CharmBase):
             try:
                 return self.model.get_secret(id=identifier).get_content(refresh=True)
             except ops.ModelError as e:  # it is not granted (yet), or was removed
-                raise StatusError(Level.WAITING, messages.NO_GRANT.format(app=provider), retry=True) from e
+                raise StatusError(Level.WAITING, f"waiting for {provider} to grant its credentials", retry=True) from e
 
         return plans.draw(spec, provider, uri, read_secret=read_secret, fetch_program=fetch_program)
 

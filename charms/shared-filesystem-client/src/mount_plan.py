@@ -8,8 +8,6 @@ import typing
 import jinja2
 import pydantic
 
-import mount_messages as messages
-
 ETC = pathlib.Path("/etc/slurm-ddp")
 LIB = pathlib.Path("/usr/local/lib/slurm-ddp")
 STATE = pathlib.Path("/var/lib/slurm-ddp")
@@ -26,7 +24,7 @@ Servers = tuple[tuple[str, int], ...]  # host and port of servers of which one m
 
 
 class MountError(Exception):
-    """The mount cannot be made, and the operator must act. `str()` is one line that says how."""
+    """The mount cannot be made, and the operator must act. `str()` is one line that states how."""
 
 
 class NotYetError(Exception):
@@ -51,7 +49,6 @@ class Config(pydantic.BaseModel, frozen=True):
     lustre_repository: Stripped = ""
     lustre_packages: str = ""
     lustre_key: Stripped = ""
-    lustre_checksum: typing.Annotated[str, pydantic.StringConstraints(strip_whitespace=True, to_lower=True)] = ""
     lnet_networks: Stripped = ""
 
 
@@ -80,7 +77,6 @@ class Plan:
     aliases: tuple[str, ...] = ()  # other names that the kernel may show for the source
     caches: tuple[pathlib.Path, ...] = ()  # folders that are ours, and go with the mount
     version: str = ""  # of the program
-    reloads: bool = False  # the program can be exchanged under a running mount
     port: int = 0  # of the client's metrics
     sticky: bool = False  # whether the sticky bit of its root is ours to set, where others can write it
     remedy: str = ""  # what to type where they can, if not what does for most
@@ -94,9 +90,9 @@ class Plan:
 def check_mountpoint(path: str) -> None:
     """Raise `ValueError` unless something may be mounted at `path`."""
     if not re.fullmatch(r"(/[A-Za-z0-9._+@-]+)+", path) or any(part in (".", "..") for part in path.split("/")):
-        raise ValueError(messages.MOUNTPOINT_FORM)
+        raise ValueError("an absolute path of letters, digits and ._+@- is needed, like /mnt/shared")
     if path in _SYSTEM or any(is_inside(path, tree) for tree in _SYSTEM_TREES):
-        raise ValueError(messages.MOUNTPOINT_OF_SYSTEM.format(path=path))
+        raise ValueError(f"{path} belongs to the system: mount elsewhere, like /mnt/shared")
 
 
 def is_inside(path: str, folder: str) -> bool:
@@ -105,16 +101,14 @@ def is_inside(path: str, folder: str) -> bool:
 
 
 def render(template: str, **values: object) -> str:
-    """Fill in a template of this charm; a value that is missing is an error."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES),
+    """Fill in a template of this charm; a missing value is an error."""
+    return jinja2.Template(
+        _TEMPLATES.joinpath(template).read_text(),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        autoescape=False,  # noqa: S701 - unit files, not HTML
-    )
-    return environment.get_template(template).render(**values)
+    ).render(**values)
 
 
 def quoted(argument: str) -> str:
@@ -128,7 +122,7 @@ def environment_file(variables: dict[str, str]) -> str:
     lines: list[str] = []
     for name, value in sorted(variables.items()):
         if any(character in value for character in "\0\r\n"):
-            raise ValueError(messages.LINE_BREAK.format(name=name))
+            raise ValueError(f"{name} has a line break in it")
         escaped = re.sub(r'(["\\$`])', r"\\\1", value)
         lines.append(f'{name}="{escaped}"\n')
     return "".join(lines)

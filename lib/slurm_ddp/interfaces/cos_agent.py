@@ -58,11 +58,6 @@ def dump(topology: Topology, jobs: collections.abc.Iterable[Job], folder: pathli
     return {KEY: json.dumps(config, sort_keys=True)}
 
 
-def unpack(dashboard: str) -> Json:
-    """Read a dashboard as it stands in the databag."""
-    return json.loads(lzma.decompress(base64.b64decode(dashboard)))
-
-
 def _groups(folder: pathlib.Path) -> collections.abc.Iterator[Json]:
     for path in sorted(folder.glob("*.yaml")):
         yield from yaml.safe_load(path.read_text())["groups"]
@@ -71,13 +66,10 @@ def _groups(folder: pathlib.Path) -> collections.abc.Iterator[Json]:
 def _group(topology: Topology, group: Json) -> Json:
     """Name the group after the application, whose labels each rule gets."""
     name = "_".join((topology.model, topology.model_uuid[:8], topology.application, group["name"]))
-    matchers = ", ".join(f'{label}="{value}"' for label, value in topology.labels().items() if label != "juju_charm")
+    labels = topology.labels()
+    matchers = ", ".join(f'{label}="{value}"' for label, value in labels.items() if label != "juju_charm")
     rules = [
-        rule
-        | {
-            "expr": rule["expr"].replace(PLACEHOLDER, matchers),
-            "labels": rule.get("labels", {}) | topology.labels(),
-        }
+        rule | {"expr": rule["expr"].replace(PLACEHOLDER, matchers), "labels": rule.get("labels", {}) | labels}
         for rule in group["rules"]
     ]
     return group | {"name": name, "rules": rules}

@@ -61,18 +61,8 @@ class _Parts:
     path: str = "/"
     options: dict[str, str] = dataclasses.field(default_factory=dict[str, str], repr=False)
 
-    def uri(self) -> str:
-        if not self.hosts:
-            raise UriError("no host")
-        if any(not host or "," in host for host in self.hosts):
-            raise UriError("a host is empty or has a comma in it")
-        user = f"{_quote(self.user)}@" if self.user else ""
-        query = urllib.parse.urlencode(self.options, errors="surrogateescape")
-        place = f"{user}({_quote(','.join(self.hosts))}){_quote(self.path, safe='/')}"
-        return f"{self.scheme}://{place}" + (f"?{query}" if query else "")
-
     def take(self, *required: str, optional: tuple[str, ...] = ()) -> dict[str, str]:
-        """Return the options; all that are required are there, and no unknown ones."""
+        """Return the options. Raises `UriError` for a missing or an unknown one."""
         for option in self.options:
             if option not in (*required, *optional):
                 raise UriError(f"unknown option {_short(option)} for {self.scheme}")
@@ -94,10 +84,6 @@ class Nfs:
         _check_path(self.path)
         _check_host(self.host)
         _check_port(self.port)
-
-    def uri(self) -> str:
-        """Write the URI that `parse` reads."""
-        return _Parts("nfs", (join_address(self.host, self.port),), path=self.path).uri()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,13 +128,6 @@ class Cephfs:
             raise UriError("cephfs: no monitor among the hosts")
         return found
 
-    def uri(self) -> str:
-        """Write the URI that `parse` reads."""
-        options = {"fsid": self.fsid, "name": self.name, "auth": self.secret_id or f"plain:{self.key}"}
-        if self.auth_rev is not None:
-            options["auth-rev"] = str(self.auth_rev)
-        return _Parts("cephfs", self.hosts, self.user, self.path, options).uri()
-
 
 @dataclasses.dataclass(frozen=True)
 class Lustre:
@@ -159,10 +138,6 @@ class Lustre:
 
     def __post_init__(self) -> None:
         _check_filled(fs_name=self.fs_name)
-
-    def uri(self) -> str:
-        """Write the URI that `parse` reads."""
-        return _Parts("lustre", self.nids, options={"fs-name": self.fs_name}).uri()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,10 +176,13 @@ class Juicefs:
 
     def uri(self) -> str:
         """Write the URI that `parse` reads, without options of an empty value, which readers drop or refuse."""
+        if not self.hosts or any(not host or "," in host for host in self.hosts):
+            raise UriError("a host is missing, empty or has a comma in it")
         fields = {option: getattr(self, _juicefs_field(option)) for option in _JUICEFS_OPTIONS}
-        options = {option: "true" if value is True else str(value) for option, value in fields.items()
-                   if value is not None and value is not False and value != ""}  # fmt: skip
-        return _Parts("juicefs", self.hosts, self.name, self.subdir, options).uri()
+        filled = {option: value for option, value in fields.items() if value not in (None, "") and value is not False}
+        options = {option: "true" if value is True else value for option, value in filled.items()}
+        place = f"{self.name}@({_quote(','.join(self.hosts))}){_quote(self.subdir, safe='/')}"
+        return f"juicefs://{place}?{urllib.parse.urlencode(options, errors='surrogateescape')}"
 
 
 Filesystem = Nfs | Cephfs | Lustre | Juicefs

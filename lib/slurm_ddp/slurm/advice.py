@@ -9,7 +9,7 @@ import shlex
 
 
 def slurm_conf(settings: collections.abc.Mapping[str, str]) -> str:
-    """Write the command that sets these in slurm.conf, each in a line of its own as slurmutils reads them."""
+    """Write the command that sets these in slurm.conf, one per line as slurmutils reads them."""
     option = "juju config slurmctld slurm-conf-parameters"
     names = "|".join(settings)
     lines = " ".join(shlex.quote(f"{name}={value}") for name, value in settings.items())

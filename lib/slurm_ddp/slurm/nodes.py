@@ -19,9 +19,9 @@ SQUEUE = commands.find("squeue")
 _TIMEOUT_S = 30.0  # MessageTimeout is 10 s; clients try a second controller before they give up
 _POLL_S = 0.2
 
-# Marks that `sinfo` and older releases put behind a state: node_state_string() of src/common/slurm_protocol_defs.c.
-_MARKS = {"*": "NOT_RESPONDING", "~": "POWERED_DOWN", "#": "POWERING_UP", "%": "POWERING_DOWN", "!": "POWER_DOWN",
-          "$": "MAINTENANCE", "@": "REBOOT_REQUESTED", "^": "REBOOT_ISSUED", "-": "PLANNED"}  # fmt: skip
+# What `sinfo` and older releases put behind a state: node_state_string() of src/common/slurm_protocol_defs.c.
+_MARKED = "NOT_RESPONDING POWERED_DOWN POWERING_UP POWERING_DOWN POWER_DOWN MAINTENANCE REBOOT_REQUESTED REBOOT_ISSUED"
+_MARKS = dict(zip("*~#%!$@^-", [*_MARKED.split(), "PLANNED"], strict=True))
 _SHARED = frozenset({"shard", "mps"})
 _BUSY_FLAGS = frozenset({"COMPLETING", "BLOCKED"})
 _REASON = re.compile(r"^(?P<text>.*?)(?: \[[^\[\]@]+@(?P<at>[^\[\]]+)\])(?P<rest>.*)$", re.DOTALL)
@@ -206,7 +206,7 @@ def reservations(name: str) -> dict[str, str]:
 
 
 def reserve(reservation: str, name: str, seconds: int) -> None:
-    """Keep new jobs off the node for so long from now, by a reservation of this name, made or prolonged.
+    """Keep new jobs off the node for this many seconds, by a reservation of this name, made or prolonged.
 
     No change of the node's state and no restart of slurmd or slurmctld ends it (24.11.5): jobs wait with "Reserved for
     maintenance", those of other reservations too, and `delete` is refused.
@@ -214,10 +214,9 @@ def reserve(reservation: str, name: str, seconds: int) -> None:
     try:
         _scontrol(f"prolong {reservation}", "update", f"reservationname={reservation}", f"endtime=now+{seconds}")
     except _NoReservation:
-        _scontrol(
-            f"reserve {name}", "create", "reservation", f"reservationname={reservation}", f"nodes={name}", "users=root",
-            "starttime=now", f"endtime=now+{seconds}", "flags=maint,ignore_jobs",
-        )  # fmt: skip
+        times = ("starttime=now", f"endtime=now+{seconds}", "flags=maint,ignore_jobs")
+        who = (f"reservationname={reservation}", f"nodes={name}", "users=root")
+        _scontrol(f"reserve {name}", "create", "reservation", *who, *times)
 
 
 def unreserve(reservation: str) -> None:

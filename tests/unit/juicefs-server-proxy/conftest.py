@@ -22,19 +22,8 @@ def rig(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Rig:
     world, servers = FakeJuicefs(), FakeServers()
     for name in ("ensure_program", "version", "inspect", "invoke"):
         monkeypatch.setattr(juicefs, name, getattr(world, name))
-    for name in (
-        "ensure",
-        "ensure_none",
-        "is_running",
-        "is_enabled",
-        "start_metadata",
-        "connected",
-        "stop",
-        "remove",
-        "usage",
-        "sync_ms",
-        "is_durable",
-    ):
+    names = "ensure ensure_none is_running is_enabled start_metadata connected stop remove usage sync_ms is_durable"
+    for name in names.split():
         monkeypatch.setattr(embedded.store, name, getattr(servers, name))
     monkeypatch.setattr(target, "PROGRAM_DIR", tmp_path / "lib")
     monkeypatch.setattr(target, "CONFIG_DIR", tmp_path / "etc")

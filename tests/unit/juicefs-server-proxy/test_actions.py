@@ -14,11 +14,12 @@ from ops import testing
 from rig import Config, Rig, peers
 
 import charm
-from slurm_ddp.charm import ActionError
 from slurm_ddp.run import CommandError
 from volume import actions, benchmark, maintenance
 
-URL = "redis://db:6379/1"
+CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
+
+URL, OTHER = "redis://db:6379/1", "22222222-2222-3333-4444-555555555555"
 EXTERNAL: Config = {"metadata-url": "redis://db/1", "bucket": "https://h/b"}
 CONTENT = {"meta-password": "topSecret1", "access-key": "topSecret2", "secret-key": "topSecret3"}
 META = yaml.safe_load((pathlib.Path(charm.__file__).parents[1] / "charmcraft.yaml").read_text())
@@ -147,10 +148,8 @@ def test_a_backup_is_a_file_for_root_alone(rig: Rig, state: testing.State):
 def test_a_backup_that_failed_or_is_of_something_else_is_not_kept(
     rig: Rig, state: testing.State, tmp_path: pathlib.Path
 ):
-    rig.world.answers["dump"] = dumping(backup("22222222-2222-3333-4444-555555555555"))
-    assert failure(rig, state, "backup-metadata") == (
-        f"the backup is of volume 22222222-2222-3333-4444-555555555555, not {UUID}: it is not kept"
-    )
+    rig.world.answers["dump"] = dumping(backup(OTHER))
+    assert failure(rig, state, "backup-metadata") == (f"the backup is of volume {OTHER}, not {UUID}: it is not kept")
     rig.world.answers["dump"] = CommandError("juicefs exited 1", stderr="<FATAL>: no space left")
     assert failure(rig, state, "backup-metadata").startswith("dump: no space left; its whole report: ")
     assert list((tmp_path / "state").glob("*/backups/*")) == []
@@ -177,20 +176,12 @@ def test_a_backup_is_restored_into_an_empty_engine(
 @pytest.mark.parametrize(
     ("params", "content", "message"),
     [
-        (
-            {"uuid": "other"},
-            backup(),
-            f"uuid: this application's volume is {UUID}: deploy another application for another",
-        ),
-        (
-            {},
-            backup("22222222-2222-3333-4444-555555555555"),
-            "uuid: backup is a backup of volume 22222222-2222-3333-4444-555555555555, not " + UUID,
-        ),
+        ({"uuid": "x"}, backup(), f"uuid: this application's volume is {UUID}: deploy another application for another"),
+        ({}, backup(OTHER), f"uuid: backup is a backup of volume {OTHER}, not {UUID}"),
         ({}, b"no backup", f"uuid: backup is a backup of volume unknown, not {UUID}"),
         ({}, b"\x1f\x8bnonsense", f"uuid: backup is a backup of volume unknown, not {UUID}"),
         ({"file": "backup"}, backup(), "file: an absolute path on this unit is needed, like /tmp/backup.json.gz"),
-        ({}, backup(), f"the metadata engine holds volume shared ({UUID}): a backup goes into an empty one only"),
+        ({}, backup(), f"the metadata engine holds volume shared ({UUID}): restore into an empty one"),
     ],
 )
 def test_nothing_is_restored_over_anything_else(
@@ -200,12 +191,6 @@ def test_nothing_is_restored_over_anything_else(
     path.write_bytes(content)
     assert failure(rig, state, "restore-metadata", **({"uuid": UUID, "file": str(path)} | params)) == message
     assert [command[0] for command in rig.world.commands] == ["format"]
-
-
-def test_a_backup_that_is_not_there(rig: Rig, state: testing.State):
-    assert failure(rig, state, "restore-metadata", uuid=UUID, file="/nowhere/x.json") == (
-        "file: /nowhere/x.json is not there: juju scp BACKUP UNIT:/tmp/ first"
-    )
 
 
 TABLE = """\
@@ -223,15 +208,9 @@ def test_quotas_are_listed(rig: Rig, state: testing.State):
     found = act(rig, state, "list-quotas")
     assert rig.world.commands[-1] == ("quota", "list", URL)
     assert found["count"] == "2"
-    assert json.loads(found["quotas"])[0] == {
-        "path": "/home",
-        "size": "1.0 GiB",
-        "used": "1.6 MiB",
-        "used-percent": "0%",
-        "inodes": "unlimited",
-        "inodes-used": "314",
-        "inodes-used-percent": "",
-    }
+    home = json.loads(found["quotas"])[0]
+    assert list(home.values()) == ["/home", "1.0 GiB", "1.6 MiB", "0%", "unlimited", "314", ""]
+    assert list(home)[-1] == "inodes-used-percent"
 
 
 def test_a_quota_is_set_and_lifted(rig: Rig, state: testing.State):
@@ -243,15 +222,6 @@ def test_a_quota_is_set_and_lifted(rig: Rig, state: testing.State):
     assert rig.world.commands[-1] == ("quota", "delete", URL, "--path", "/data")
     assert failure(rig, state, "set-quota", path="/data") == "capacity, inodes: set one of them, or remove=true"
     assert failure(rig, state, "set-quota", path="/../etc", capacity=1).startswith("path: an absolute path")
-
-
-@pytest.mark.parametrize("name", sorted(set(actions.ACTIONS)))
-def test_a_program_that_is_too_old_fails_every_action_in_one_line(rig: Rig, state: testing.State, name: str):
-    rig.world.program = (1, 0, 4)
-    params = {"set-quota": {"path": "/a", "capacity": 1}, "restore-metadata": {"uuid": UUID, "file": "/tmp/x"}}
-    assert failure(rig, state, name, **params.get(name, {})) == (
-        "juicefs 1.0.4 is too old: attach 1.1 or newer: juju attach-resource juicefs-server-proxy juicefs=FILE"
-    )
 
 
 @pytest.mark.parametrize("name", sorted(set(actions.ACTIONS) - {"restore-metadata"}))
@@ -270,59 +240,16 @@ def test_the_export_holds_the_secrets_in_a_file_only(rig: Rig, state: testing.St
     assert list(documents) == ["Secret", "StorageClass", "PersistentVolume", "PersistentVolumeClaim"]
     assert list(yaml.safe_load_all(found["without-secrets"])) == list(documents.values())[1:]
     secret = documents["Secret"]["stringData"]
-    assert {key: value for key, value in secret.items() if key != "envs"} == {
-        "name": "shared",
-        "metaurl": URL,
-        "storage": "s3",
-        "bucket": "https://h/b",
-    }
-    assert json.loads(secret["envs"]) == {
-        "REDIS_PASSWORD": "topSecret1",
-        "AWS_ACCESS_KEY_ID": "topSecret2",
-        "AWS_SECRET_ACCESS_KEY": "topSecret3",
-    }
+    envs = json.loads(secret.pop("envs"))
+    assert secret == {"name": "shared", "metaurl": URL, "storage": "s3", "bucket": "https://h/b"}
+    assert sorted(envs.values()) == ["topSecret1", "topSecret2", "topSecret3"]
     assert documents["PersistentVolume"]["spec"]["csi"]["volumeHandle"] == f"shared-{UUID}"
     assert documents["PersistentVolumeClaim"]["metadata"]["namespace"] == "training"
 
 
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [
-        (
-            {"namespace": "Train"},
-            "namespace: letters a-z, digits and hyphens, 52 at most, with no hyphen at either end",
-        ),
-        ({"name": "a/b"}, "name: letters a-z, digits and hyphens, 52 at most, with no hyphen at either end"),
-        ({"size": "big"}, "size: a number and one of Ki, Mi, Gi, Ti and Pi, like 100Gi"),
-    ],
-)
+@pytest.mark.parametrize(("params", "message"), CASES["names_that_kubernetes_does_not_take"])
 def test_names_that_kubernetes_does_not_take(rig: Rig, state: testing.State, params: dict[str, str], message: str):
     assert failure(rig, state, "export-kubernetes", **params) == message
-
-
-BENCH = """\
-Benchmark finished!
-BlockSize: 1.0 MiB, BigFileSize: 16 MiB, SmallFileSize: 100 KiB, SmallFileCount: 10, NumThreads: 1
-+------------------+------------------+---------------+
-|       ITEM       |       VALUE      |      COST     |
-+------------------+------------------+---------------+
-|   Write big file |     45.10 MiB/s  |   0.35 s/file |
-|    Read big file |    210.40 MiB/s  |   0.08 s/file |
-| Write small file |     95.0 files/s | 10.53 ms/file |
-|        Stat file |   1210.0 files/s |  0.83 ms/file |
-+------------------+------------------+---------------+
-"""
-
-
-def test_the_figures_of_a_benchmark_are_read():
-    assert benchmark.read(BENCH) == {
-        "write-big-file": "45.10 MiB/s, 0.35 s/file",
-        "read-big-file": "210.40 MiB/s, 0.08 s/file",
-        "write-small-file": "95.0 files/s, 10.53 ms/file",
-        "stat-file": "1210.0 files/s, 0.83 ms/file",
-    }
-    with pytest.raises(ActionError):
-        benchmark.read("nothing")
 
 
 def test_without_fuse_a_benchmark_is_refused(rig: Rig, state: testing.State, monkeypatch: pytest.MonkeyPatch):

@@ -11,11 +11,11 @@ import time
 import pytest
 
 import embedded.store
+import metrics
 from machine import Machine
-from slurm_ddp import systemd
 from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.run import Completed
-from volume import format_journal, spec, target
+from volume import format_journal, target
 
 PASSWORDS = {"meta-password": "topSecret-meta", "access-key": embedded.store.ACCOUNT, "secret-key": "topSecret-objects"}
 METADATA, OBJECTS = embedded.store.unit_names("volume")
@@ -158,20 +158,6 @@ def test_no_password_lies_in_a_file(store: Store):
     assert (store.config / "redis.conf").stat().st_mode & 0o7777 == 0o600
 
 
-def test_redis_keeps_what_was_written_and_knows_the_password_by_its_hash(store: Store):
-    embedded.store.ensure(store.settings)
-    found = directives(store.config / "redis.conf")
-    assert found["bind"] == ["127.0.0.1"]
-    assert found["appendonly"] == ["yes"]
-    assert found["appendfsync"] == ["always"]
-    assert found["maxmemory-policy"] == ["noeviction"]
-    (user,) = found["user"]
-    words = user.split()
-    assert f"#{hashlib.sha256(b'topSecret-meta').hexdigest()}" in words
-    assert "nopass" not in words
-    assert {"-@admin", "-flushall", "-flushdb"} <= set(words)
-
-
 def test_the_sftp_server_lets_one_account_into_one_folder_and_nothing_else(store: Store):
     embedded.store.ensure(store.settings)
     found = {name: values[-1] for name, values in directives(store.config / "sshd_config").items()}
@@ -195,9 +181,8 @@ def test_a_real_sshd_takes_the_configuration(store: Store, tmp_path: pathlib.Pat
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
     if os.geteuid() == 0:
         pathlib.Path("/run/sshd").mkdir(exist_ok=True)  # where sshd has never run there is none, and it asks for it
-    done = subprocess.run(
-        ["/usr/sbin/sshd", "-T", "-f", str(config)], capture_output=True, text=True, timeout=20, check=False
-    )
+    argv = ["/usr/sbin/sshd", "-T", "-f", str(config)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=20, check=False)
     assert done.returncode == 0, done.stderr
     assert f"allowusers {embedded.store.ACCOUNT}\n" in done.stdout
     assert "disableforwarding yes\n" in done.stdout
@@ -229,17 +214,22 @@ def test_a_real_redis_takes_the_configuration_and_clients_cannot_administer_it(
             assert "noeviction" in ask("config", "get", "maxmemory-policy")  # JuiceFS looks at it
             assert "redis_version" in ask("info", "server")
             assert ask("get", "x", password="wrong").startswith("NOAUTH")
-            for words in (
-                ["flushall"],
-                ["flushdb"],
-                ["config", "set", "appendonly", "no"],
-                ["shutdown"],
-                ["acl", "list"],
-                ["replicaof", "h", "1"],
-                ["save"],
-            ):
-                assert ask(*words).startswith("NOPERM"), words
+            refused = (
+                "flushall",
+                "flushdb",
+                "config set appendonly no",
+                "shutdown",
+                "acl list",
+                "replicaof h 1",
+                "save",
+            )
+            for words in refused:
+                assert ask(*words.split()).startswith("NOPERM"), words
             assert ask("get", "x") == "1"
+            used, limit = (metric.samples[0].value for metric in metrics.memory("topSecret-meta", {}))
+            assert used > 1000 and limit == 0
+            with pytest.raises(ValueError, match="did not report"):
+                list(metrics.memory("wrong", {}))
         finally:
             server.terminate()
 
@@ -251,12 +241,6 @@ def test_without_synchronous_redis_syncs_every_second_and_files_do_not(store: St
     assert not embedded.store.is_durable(store.storage)
     assert store.machine.did("restart", METADATA) == 1
     assert store.machine.did("restart", OBJECTS) == 0
-
-
-def test_a_filesystem_that_cannot_write_synchronously_is_served_and_known(store: Store):
-    store.can_synchronise = False
-    assert embedded.store.ensure(store.settings)
-    assert not embedded.store.is_durable(store.storage)
 
 
 def test_a_new_address_restarts_both(store: Store):
@@ -323,9 +307,8 @@ def test_servers_whose_storage_goes_start_no_more_until_there_is_storage_again(s
 def test_a_metadata_server_that_is_down_is_started_and_tells_for_how_long_it_is_up(store: Store):
     embedded.store.ensure(store.settings)
     store.machine.active.discard(METADATA)
-    store.machine.stamps["ActiveEnterTimestampMonotonic"] = str(
-        int((time.clock_gettime(time.CLOCK_MONOTONIC) - 7) * 1e6)
-    )
+    started_us = int((time.clock_gettime(time.CLOCK_MONOTONIC) - 7) * 1e6)
+    store.machine.stamps["ActiveEnterTimestampMonotonic"] = str(started_us)
     assert 7 <= embedded.store.start_metadata("volume") < 60
     assert METADATA in store.machine.active
     assert OBJECTS in store.machine.active
@@ -353,9 +336,7 @@ def test_who_is_connected_to_the_metadata_server(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_storage_that_others_may_write_to_is_named(tmp_path: pathlib.Path):
-    with pytest.raises(
-        embedded.store.StoreError, match=r"^/tmp can be written by others than root: chown root, chmod go-w it$"
-    ):
+    with pytest.raises(embedded.store.StoreError, match=r"^/tmp can be written by others than root: chown root"):
         embedded.store.check_parents(pathlib.Path("/tmp"))
     embedded.store.check_parents(pathlib.Path("/usr/bin"))
 
@@ -373,32 +354,6 @@ def test_removal_leaves_the_data_and_nothing_else(store: Store):
     embedded.store.remove("volume")  # and again
 
 
-def test_a_volume_that_went_elsewhere_leaves_nothing_behind(store: Store):
-    assert not embedded.store.ensure_none("volume")
-    embedded.store.ensure(store.settings)
-    assert embedded.store.ensure_none("volume")
-    assert not store.machine.active & {METADATA, OBJECTS}
-    assert not embedded.store.ensure_none("volume")
-
-
-def test_how_full_and_how_fast_the_storage_is(tmp_path: pathlib.Path):
-    found = embedded.store.usage(tmp_path)
-    assert found.used > 0 and found.free > 0
-    assert embedded.store.Usage(3 << 29, 2 << 40).summary() == "1.5 GiB of its disk used, 2.0 TiB free"
-    assert 0 < embedded.store.sync_ms(tmp_path) < 60000
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_units_start_by_themselves_and_only_on_their_storage(store: Store):
-    embedded.store.ensure(store.settings)
-    for unit in (METADATA, OBJECTS):
-        text = (systemd.UNIT_DIR / unit).read_text()
-        assert "WantedBy=multi-user.target\n" in text
-        assert "Restart=always\n" in text
-        assert f"ExecStartPre=/usr/bin/test -e {store.storage / 'juicefs-server-proxy'}\n" in text
-    assert (store.storage / "juicefs-server-proxy").exists()
-
-
 def test_passwords_are_kept_and_made_where_there_are_none(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(format_journal, "STATE_DIR", tmp_path / "state")
     fresh = embedded.store.passwords("one", None).content()
@@ -412,17 +367,3 @@ def test_passwords_are_kept_and_made_where_there_are_none(tmp_path: pathlib.Path
     partial = fs.JuicefsSecret.from_content({"meta-password": "kept"})
     assert embedded.store.passwords("three", partial).content()["meta-password"] == "kept"
     assert not (tmp_path / "state" / "three").exists()
-
-
-@pytest.mark.parametrize(
-    ("address", "host", "bucket"),
-    [
-        ("10.0.0.5", "10.0.0.5:6379", "10.0.0.5:2022:/data/"),
-        ("2001:db8::5", "[2001:db8::5]:6379", "[2001:db8::5]:2022:/data/"),
-    ],
-)
-def test_the_volume_of_a_unit(address: str, host: str, bucket: str):
-    volume = embedded.store.volume("shared", address, spec.Format())
-    assert volume.engine.hosts == (host,)
-    assert volume.bucket == bucket
-    assert not volume.keyless

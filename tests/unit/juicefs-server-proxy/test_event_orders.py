@@ -147,10 +147,8 @@ class Volume(orders.Unit):
         servers.peers, servers.disk = lambda _: (), embedded.store.Usage(2 << 30, 30 << 30)
         self.grant(USERS_SECRET.tracked_content)
         self.replace(config=CONFIGS[self.kind])
-        for name in (
-            "s3 broken", "postgresql broken", "storage_attached", "leader_elected", "filesystem created", "filesystem changed",
-            "update_status",
-        ):  # fmt: skip
+        ends = ("s3 broken", "postgresql broken", "storage_attached", "leader_elected")
+        for name in (*ends, "filesystem created", "filesystem changed", "update_status"):
             self.emit(name)
         if "adopt=" in self.state.unit_status.message:
             assert self.has_forgotten, "it ended before it had noted a volume that it formatted, or it has no reason"
@@ -205,21 +203,21 @@ def test_every_order_ends_in_the_same_state(
         return reached
 
     embedded_ensure = servers.ensure
-    command = {
-        "fails": orders.raising(lambda: CommandError("juicefs exited 1", returncode=1, stderr="<FATAL>: it failed"))
-    }
+    failed = CommandError("juicefs exited 1", returncode=1, stderr="<FATAL>: it failed")
+    command = {"fails": orders.raising(lambda: failed)}
     command["hangs"] = orders.raising(lambda: CommandTimeout("juicefs: no answer within 60 s"))
+    offline = orders.raising(lambda: juicefs.DownloadError("github.com does not answer"))
     silent = orders.raising(lambda: juicefs.UnreachableError("nothing answers"))
     stopped = orders.raising(lambda: CommandError("systemctl exited 1: it failed"))
     for module, name, double, faults in (
-        (juicefs, "ensure_program", world.ensure_program, {"fails": orders.raising(lambda: juicefs.DownloadError("github.com does not answer"))}),
+        (juicefs, "ensure_program", world.ensure_program, {"fails": offline}),
         (juicefs, "inspect", reach(world.inspect), {"fails": silent}),
         (juicefs, "invoke", reach(world.invoke), command),
         (embedded.store, "ensure", serve, {"fails": stopped}),
         (embedded.store, "ensure_none", servers.ensure_none, {"fails": stopped}),
         (embedded.store, "remove", servers.remove, {"fails": stopped}),
         (embedded.store, "stop", servers.stop, {}),
-    ):  # fmt: skip
+    ):
         monkeypatch.setattr(module, name, calls.watch(double, **faults))
     backup = gzip.compress(json.dumps({"Setting": {"Name": "shared", "UUID": UUID}}, indent=1).encode())
     world.answers |= {

@@ -5,8 +5,6 @@ import dataclasses
 import json
 import os
 import pathlib
-import socket
-import threading
 import typing
 
 import pytest
@@ -62,14 +60,6 @@ def test_a_collector_gets_the_job(rig: Rig, served: FakeExporter, event: str):
     assert password not in bag + repr(rig.ctx.juju_log)
 
 
-def test_the_relations_own_events_publish_at_once(rig: Rig, served: FakeExporter):
-    first = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(peers()))
-    assert served.serving == {}
-    state = dataclasses.replace(first, relations={*first.relations, fake_exporter.collector()})
-    out = rig.ctx.run(rig.ctx.on.relation_joined(state.get_relation(900)), state)
-    assert "config" in out.get_relation(900).local_unit_data
-
-
 def test_the_service_goes_with_the_relation_and_the_unit(rig: Rig, served: FakeExporter):
     out = rig.ctx.run(rig.ctx.on.config_changed(), related(rig))
     rig.ctx.run(rig.ctx.on.relation_broken(out.get_relation(900)), out)
@@ -86,12 +76,6 @@ def test_a_volume_that_is_not_known_yet_has_no_metrics(rig: Rig, served: FakeExp
     assert served.serving == {}
     assert "config" not in out.get_relation(900).local_unit_data
     assert isinstance(out.unit_status, testing.WaitingStatus)
-
-
-def test_without_a_collector_the_status_is_the_same(rig: Rig, served: FakeExporter):
-    alone = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(peers()))
-    assert served.serving == {}
-    assert rig.ctx.run(rig.ctx.on.config_changed(), related(rig)).unit_status == alone.unit_status
 
 
 # --- the volume -------------------------------------------------------------------------------------------------------
@@ -133,47 +117,6 @@ def test_the_last_backup(tmp_path: pathlib.Path):
         (tmp_path / name).touch()
         os.utime(tmp_path / name, (at, at))
     assert samples(metrics.backups(tmp_path, LABELS)) == {"volume_backup_timestamp_seconds": 2000}
-
-
-class Redis:
-    """A server that answers one connection with a reply in two parts."""
-
-    def __init__(self, reply: str) -> None:
-        self.asked = ""
-        self._reply = reply.replace("\n", "\r\n").encode()
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._server.getsockname()[1]
-        self._thread = threading.Thread(target=self._answer)
-        self._thread.start()
-
-    def _answer(self) -> None:
-        connection, _ = self._server.accept()
-        with self._server, connection:
-            self.asked = connection.recv(1000).decode()
-            connection.sendall(self._reply[:20])
-            connection.sendall(self._reply[20:])
-
-    def join(self) -> str:
-        self._thread.join()
-        return self.asked
-
-
-def test_redis_reports_its_memory(monkeypatch: pytest.MonkeyPatch):
-    redis = Redis("+OK\n$60\n# Memory\nused_memory:1536\nused_memory_peak:9999\nmaxmemory:4096\n\n+OK\n")
-    monkeypatch.setattr(embedded.store, "METADATA_PORT", redis.port)
-    assert samples(metrics.memory("topSecret", LABELS)) == {
-        "engine_memory_bytes": 1536,
-        "engine_memory_limit_bytes": 4096,
-    }
-    assert redis.join() == "AUTH topSecret\r\nINFO memory\r\nQUIT\r\n"
-
-
-def test_a_redis_that_refuses_is_a_failure(monkeypatch: pytest.MonkeyPatch):
-    redis = Redis("-WRONGPASS invalid\n-NOAUTH Authentication required.\n+OK\n")
-    monkeypatch.setattr(embedded.store, "METADATA_PORT", redis.port)
-    with pytest.raises(ValueError, match="did not report"):
-        list(metrics.memory("topSecret", LABELS))
-    redis.join()
 
 
 def test_only_the_unit_that_serves_the_volume_asks_its_redis(

@@ -3,14 +3,17 @@
 import base64
 import dataclasses
 import json
+import pathlib
 
 import pytest
+import yaml
 from doubles import UUID
 from ops import testing
 from rig import Config, Rig, clients, peers
 
 from slurm_ddp.interfaces import filesystem_info as fs
 
+CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 BUCKET: Config = {"bucket": "https://train.fra1.digitaloceanspaces.com"}
 PEM = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----"
 USER = {
@@ -62,22 +65,7 @@ def test_the_databases_are_asked_for_a_database_and_secrets(rig: Rig):
 
 
 @pytest.mark.parametrize("in_secret", [True, False], ids=["secrets", "plain"])
-@pytest.mark.parametrize(
-    ("kind", "tls", "url"),
-    [
-        ("postgresql", {"tls": "False"}, "postgres://relation-68:@10.1.2.3:5432/shared?sslmode=disable"),
-        ("postgresql", {}, "postgres://relation-68:@10.1.2.3:5432/shared"),
-        ("postgresql", {"tls": "True"}, "postgres://relation-68:@10.1.2.3:5432/shared?sslmode=require"),
-        (
-            "postgresql",
-            {"tls": "True", "tls-ca": PEM},
-            "postgres://relation-68:@10.1.2.3:5432/shared?sslmode=verify-full",
-        ),
-        ("mysql", {}, "mysql://relation-68:@(10.1.2.3:5432)/shared"),
-        ("mysql", {"tls": "True", "tls-ca": PEM}, "mysql://relation-68:@(10.1.2.3:5432)/shared?tls=true"),
-        ("mysql", {"tls": "True"}, "mysql://relation-68:@(10.1.2.3:5432)/shared?tls=skip-verify"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "tls", "url"), CASES["a_database_keeps_the_metadata"])
 def test_a_database_keeps_the_metadata(rig: Rig, kind: str, tls: dict[str, str], url: str, in_secret: bool):
     user, transport = granted(USER), granted(tls) if tls else None
     data = {"endpoints": "10.1.2.3:5432,10.1.2.4:5432", "database": "shared", "version": "14.9"}
@@ -113,16 +101,7 @@ S3 = {"bucket": "train", "endpoint": "https://s3.example.com", "region": "eu-wes
 
 
 @pytest.mark.parametrize("in_secret", [True, False], ids=["v1", "v0"])
-@pytest.mark.parametrize(
-    ("data", "bucket"),
-    [
-        (S3, "https://s3.example.com/train"),
-        (S3 | {"s3-uri-style": "host", "endpoint": "https://s3.example.com/"}, "https://train.s3.example.com"),
-        (S3 | {"s3-uri-style": "path", "path": "/"}, "https://s3.example.com/train"),
-        ({"bucket": "train", "region": "eu-west-3"}, "https://s3.eu-west-3.amazonaws.com/train"),
-        (S3 | {"endpoint": "http://10.0.0.7:9000"}, "http://10.0.0.7:9000/train"),
-    ],
-)
+@pytest.mark.parametrize(("data", "bucket"), CASES["a_bucket_keeps_the_data"])
 def test_a_bucket_keeps_the_data(rig: Rig, data: dict[str, str], bucket: str, in_secret: bool):
     keys = granted({"access-key": "topSecret2", "secret-key": "topSecret3"})
     relation = store(**data, **({"secret-extra": keys.id} if in_secret else dict(keys.tracked_content)))
@@ -173,82 +152,28 @@ def test_an_authority_of_the_store_reaches_the_clients(rig: Rig, chain: str):
 ENGINE = database("mysql", endpoints="10.1.2.3:3306", database="shared", username="u", password="topSecret1")
 
 
-@pytest.mark.parametrize(
-    ("relations", "config", "status"),
-    [
-        (
-            [ENGINE],
-            {**BUCKET, "metadata-url": "redis://h/1"},
-            testing.BlockedStatus("metadata-url: mysql-k offers it too: reset the option, or remove the relation"),
-        ),
-        (
-            [ENGINE, store()],
-            BUCKET,
-            testing.BlockedStatus("bucket: s3-integrator offers it too: reset the option, or remove the relation"),
-        ),
-        (
-            [ENGINE, testing.Relation("postgresql", "postgresql_client", id=21)],
-            BUCKET,
-            testing.BlockedStatus(
-                "postgresql, mysql: only one metadata engine is possible: remove one of the relations"
-            ),
-        ),
-        ([ENGINE], {}, testing.BlockedStatus("bucket: set it too, or reset metadata-url for an embedded volume")),
-        ([store()], {}, testing.BlockedStatus("metadata-url: set it too, or reset bucket for an embedded volume")),
-        (
-            [ENGINE, store()],
-            {},
-            testing.WaitingStatus("waiting for s3-integrator to answer on s3"),
-        ),
-        (
-            [
-                database(
-                    "mysql", endpoints="10.1.2.3:3306", database="shared", secret_user="secret:nobodygrants123456ab"
-                )
-            ],
-            BUCKET,
-            testing.WaitingStatus("waiting for mysql-k to grant its credentials"),
-        ),
-        (
-            [database("mysql", endpoints="file:///run/mysqld.sock", database="d", username="u", password="topSecret")],
-            BUCKET,
-            testing.BlockedStatus(
-                "mysql: mysql-k cannot be used: it offers a socket, which clients on other machines cannot reach"
-            ),
-        ),
-        (
-            [ENGINE, store(**S3, path="some/where", access_key="topSecret2", secret_key="topSecret3")],
-            {},
-            testing.BlockedStatus(
-                "s3: s3-integrator cannot be used: it names a path: JuiceFS takes a bucket as a whole; reset the path there"
-            ),
-        ),
-        (
-            [ENGINE, store(bucket="b", access_key="topSecret2", secret_key="topSecret3")],
-            {},
-            testing.BlockedStatus(
-                "s3: s3-integrator cannot be used: it names neither an endpoint nor a region: set one of them there"
-            ),
-        ),
-        (
-            [ENGINE, store(bucket="b", endpoint="s3.example.com", access_key="topSecret2", secret_key="topSecret3")],
-            {},
-            testing.BlockedStatus("s3: s3-integrator cannot be used: its endpoint is not https://HOST"),
-        ),
-        (
-            [ENGINE, store(**S3, access_key="topSecret2", secret_key="topSecret3", tls_ca_chain='["%%"]')],
-            {},
-            testing.BlockedStatus(
-                "s3: s3-integrator cannot be used: its tls-ca-chain holds something that is no certificate"
-            ),
-        ),
-    ],
-)
+OFFERS = {
+    "mysql": ENGINE,
+    "postgresql": testing.Relation("postgresql", "postgresql_client", id=21),
+    "not granted": database(
+        "mysql", endpoints="10.1.2.3:3306", database="shared", secret_user="secret:nobodygrants123456ab"
+    ),
+    "socket": database("mysql", endpoints="file:///run/x.sock", database="d", username="u", password="topSecret"),
+    "s3": store(),
+    "path": store(**S3, path="some/where", **dict(KEYS.tracked_content)),
+    "no place": store(bucket="b", **dict(KEYS.tracked_content)),
+    "no scheme": store(bucket="b", endpoint="s3.example.com", **dict(KEYS.tracked_content)),
+    "no chain": store(**S3, tls_ca_chain='["%%"]', **dict(KEYS.tracked_content)),
+}
+
+
+@pytest.mark.parametrize(("offers", "config", "status", "message"), CASES["refused"])
 def test_what_contradicts_or_cannot_be_used_is_named(
-    rig: Rig, relations: list[testing.Relation], config: Config, status: testing.BlockedStatus
+    rig: Rig, offers: list[str], config: Config, status: str, message: str
 ):
+    relations = [OFFERS[offer] for offer in offers]
     out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(peers(), *relations, config=config))
-    assert out.unit_status == status
+    assert (out.unit_status.name, out.unit_status.message) == (status, message)
     assert rig.world.formats == []
     assert "topSecret" not in repr([out.unit_status, rig.ctx.juju_log])
 

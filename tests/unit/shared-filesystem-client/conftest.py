@@ -20,7 +20,7 @@ def site(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Site:
     for module, names in {
         mounter: ("ensure", "remount", "probe", "pending", "reason", "remove"),
         watching: ("health", "proven", "wake_once_right"),
-        states: ("metrics_port", "fstypes"),
+        states: ("metrics_port", "load_all"),
         mounts: ("at",),
     }.items():
         for name in names:

@@ -75,8 +75,9 @@ class FakeMounter:
         self.mounted = None
         return self.kept
 
-    def fstypes(self) -> set[str]:
-        return set(self.mounted.fstypes) if self.mounted is not None else self.others
+    def load_all(self) -> dict[str, keeper.Watch]:
+        fstypes = self.mounted.fstypes if self.mounted is not None else tuple(self.others)
+        return {"other": keeper.Watch("other", "/other", "other.service", fstypes)}
 
     def remove_lustre(self) -> None:
         self.lustre_removed += 1
@@ -122,6 +123,12 @@ class Site:
     mounter: FakeMounter
     program: testing.Resource
 
+    @property
+    def plan(self) -> mount_plan.Plan:
+        """The plan of what is mounted; fails the test where nothing is."""
+        assert self.mounter.mounted is not None
+        return self.mounter.mounted
+
     def state(
         self,
         *relations: testing.RelationBase,
@@ -152,7 +159,7 @@ def beside(app: str = "slurmd", number: int = 99) -> testing.SubordinateRelation
     return testing.SubordinateRelation("juju-info", id=number, remote_app_name=app)
 
 
-def offer(filesystem: fs.Filesystem | str | None, app: str = "proxy") -> testing.Relation:
+def offer(filesystem: fs.Juicefs | str | None, app: str = "proxy") -> testing.Relation:
     """Return the relation with a provider that offers `filesystem`."""
     uri = filesystem if isinstance(filesystem, str) or filesystem is None else filesystem.uri()
     data = {} if uri is None else {fs.KEY: uri}
@@ -161,15 +168,8 @@ def offer(filesystem: fs.Filesystem | str | None, app: str = "proxy") -> testing
 
 def volume(secret: testing.Secret | None = None) -> fs.Juicefs:
     """Return a volume, whose credentials are in `secret`."""
+    place: dict[str, typing.Any] = {"storage": "sftp", "bucket": "10.0.0.5:2022:/data/", "version": "1.3.1"}
+    named: dict[str, typing.Any] = {"secret_id": secret.id, "auth_rev": 1} if secret is not None else {}
     return fs.Juicefs(
-        name="shared",
-        hosts=("10.0.0.5:6379",),
-        engine="redis",
-        db="1",
-        uuid="11111111-2222-3333-4444-555555555555",
-        secret_id=secret.id if secret is not None else None,
-        auth_rev=1 if secret is not None else None,
-        storage="sftp",
-        bucket="10.0.0.5:2022:/data/",
-        version="1.3.1",
+        "shared", ("10.0.0.5:6379",), "redis", "1", "11111111-2222-3333-4444-555555555555", **named, **place
     )

@@ -11,9 +11,8 @@ class MachineMounts:
     """Answers for the module `mounts`."""
 
     table: list[mounts.Mount] = dataclasses.field(default_factory=list[mounts.Mount])
-    looks: dict[str, mounts.Result] = dataclasses.field(
-        default_factory=dict[str, mounts.Result]
-    )  # instead of the truth
+    # Instead of the truth
+    looks: dict[str, mounts.Result] = dataclasses.field(default_factory=dict[str, mounts.Result])
     users_of: dict[str, list[tuple[int, str]]] = dataclasses.field(default_factory=dict[str, list[tuple[int, str]]])
     probes: list[dict[str, object]] = dataclasses.field(default_factory=list[dict[str, object]])
 

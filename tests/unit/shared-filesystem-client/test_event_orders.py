@@ -31,7 +31,7 @@ OFFERS = {
     "a volume": volume(SECRET),
     "nothing": None,
     "malformed": "unreadable://?",
-    "NFS": fs.Nfs(host="10.0.0.9", path="/srv"),
+    "NFS": "nfs://(10.0.0.9)/srv",
 }
 CONFIGS: dict[str, dict[str, str]] = {
     "config": {"mountpoint": "/mnt/shared"},
@@ -69,7 +69,7 @@ class Machine(orders.Unit):
     def fail(self, name: str, value: object) -> collections.abc.Callable[[], None]:
         return lambda: setattr(self.site.mounter, name, value)
 
-    def offer(self, what: fs.Filesystem | str | None) -> collections.abc.Callable[[], None]:
+    def offer(self, what: fs.Juicefs | str | None) -> collections.abc.Callable[[], None]:
         return lambda: self.write("filesystem", remote_app_data=offer(what).remote_app_data)
 
     def configure(self, config: dict[str, str]) -> collections.abc.Callable[[], None]:

@@ -1,14 +1,13 @@
 """CephFS, Lustre and NFS: the generated files, the packages, and the errors of a machine that cannot."""
 
-import hashlib
+import dataclasses
 import json
 import pathlib
 import platform
 import typing
 
-import lustre_indexes
 import pytest
-import strict_mount_lustre
+import yaml
 
 import mount_plan
 from kinds import cephfs, kernel, lustre, nfs, presets
@@ -18,6 +17,9 @@ from slurm_ddp import mounts
 from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.run import Completed
 
+CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
+
+INDEXES = yaml.safe_load(pathlib.Path(__file__).with_name("lustre_indexes.yaml").read_text())
 KEY = "AQCl3+poAAAAABAAq5cPw7qTB0q1BDtpRk9y3Q=="
 FSID = "354ca7c4-f10d-11ee-93f8-1f85f87b7845"
 KERNEL = "6.8.0-1015-aws"
@@ -56,17 +58,8 @@ class Rig:
             "ip": self._route,
             "lustre_rmmod": lambda words, _: "",
         }
-        for name, path in {
-            "SOURCES": root / "sources",
-            "KEYRINGS": root / "keyrings",
-            "MODPROBE": root / "modprobe.conf",
-            "MODULES": root / "modules",
-            "LNET": root / "lnet",
-            "FSTAB": root / "fstab",
-            "ESC_CLIENT": root / "esc-client",
-            "ESC_CONFIG": root / "esc-client.conf",
-        }.items():
-            monkeypatch.setattr(lustre, name, path)
+        for name in ("sources", "keyrings", "modprobe.conf", "modules", "lnet"):
+            monkeypatch.setattr(lustre, name.partition(".")[0].upper(), root / name)
         monkeypatch.setattr(kernel, "PROC", root / "proc")
         (root / "proc/self").mkdir(parents=True)
         self.set_uid_map("0 0 4294967295")
@@ -108,7 +101,7 @@ class Rig:
         device = {"10.0.0": "eth0", "10.1.0": "ib0", "10.2.0": "eth1"}[words[-1].rpartition(".")[0]]
         return json.dumps([{"dst": words[-1], "dev": device}])
 
-    def _fetch(self, url: str, most: int) -> bytes:
+    def _fetch(self, url: str) -> bytes:
         self.fetched.append(url)
         return self.content
 
@@ -138,15 +131,8 @@ def rig(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
 
 
 def ceph(**changes: typing.Any) -> fs.Cephfs:
-    fields: dict[str, typing.Any] = {
-        "hosts": ("10.0.0.1:6789", "10.0.0.2:6789"),
-        "user": "fs-client",
-        "fsid": FSID,
-        "name": "cephfs",
-        "path": "/",
-        "key": KEY,
-    }
-    return fs.Cephfs(**(fields | changes))
+    hosts = ("10.0.0.1:6789", "10.0.0.2:6789")
+    return dataclasses.replace(fs.Cephfs(hosts, "fs-client", FSID, "cephfs", "/", key=KEY), **changes)
 
 
 def test_cephfs_by_the_newer_name(rig: Rig):
@@ -155,15 +141,9 @@ def test_cephfs_by_the_newer_name(rig: Rig):
     assert unit["What"] == plan.source == f"fs-client@{FSID}.cephfs=/"
     assert (unit["Where"], unit["Type"]) == ("/mnt/shared", "ceph")
     assert plan.aliases == ("10.0.0.1:6789,10.0.0.2:6789:/",)  # an older kernel shows it so
-    assert options(plan) == {
-        "mon_addr": "10.0.0.1:6789/10.0.0.2:6789",
-        "secretfile": str(mount_plan.ETC / "client/ceph.secret"),
-        "recover_session": "clean",
-        "noatime": "",
-        "nosuid": "",
-        "nodev": "",
-        "rw": "",
-    }
+    valued = {"mon_addr": "10.0.0.1:6789/10.0.0.2:6789", "secretfile": "/etc/slurm-ddp/client/ceph.secret"}
+    flags = dict.fromkeys(("noatime", "nosuid", "nodev", "rw"), "")
+    assert options(plan) == valued | flags | {"recover_session": "clean"}
     assert plan.servers == ((("10.0.0.1", 6789), ("10.0.0.2", 6789)),)
 
 
@@ -202,48 +182,25 @@ def test_monitors_of_the_newer_protocol_are_preferred(rig: Rig):
     assert plan.source.endswith("=/team/a/b")
 
 
-@pytest.mark.parametrize(
-    ("changes", "key", "message"),
-    [
-        ({"user": "a,b"}, KEY, "the Ceph user has other characters than letters, digits and ._- in it"),
-        ({"name": "x=y"}, KEY, "the Ceph filesystem has other characters than letters, digits and ._- in it"),
-        ({}, "top,Secret", "the Ceph key is not base64: it is what `ceph auth print-key client.USER` prints"),
-        ({"path": "/a b"}, KEY, "what CephFS should mount has a space in its name, which systemd cannot mount"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "key", "message"), CASES["what_the_ceph_helper_would_misread"])
 def test_what_the_ceph_helper_would_misread(rig: Rig, changes: dict[str, str], key: str, message: str):
     with pytest.raises(mount_plan.MountError) as caught:
         cephfs.plan(SPEC, ceph(**changes), key)
     assert str(caught.value) == message
 
 
-def test_a_monitor_without_an_address_is_waited_for(rig: Rig):
-    with pytest.raises(mount_plan.NotYetError, match=r"^the Ceph monitor nowhere\.invalid has no address"):
-        cephfs.plan(SPEC, ceph(hosts=("nowhere.invalid",)), KEY)
-
-
 @pytest.mark.parametrize(
-    ("given", "source"),
-    [
-        (("10.0.0.1@tcp",), "10.0.0.1@tcp:/exafs"),
-        (("10.0.0.1@tcp0", "10.0.0.2@tcp0"), "10.0.0.1@tcp:10.0.0.2@tcp:/exafs"),
-        (("10.0.0.1",), "10.0.0.1@tcp:/exafs"),
-        (
-            ("10.0.0.1@tcp", "10.1.0.1@o2ib", "10.0.0.2@tcp", "10.1.0.2@o2ib"),
-            "10.0.0.1@tcp,10.1.0.1@o2ib:10.0.0.2@tcp,10.1.0.2@o2ib:/exafs",
-        ),
-        (("10.1.0.1@o2ib", "10.1.0.2@o2ib", "10.1.0.3@o2ib"), "10.1.0.1@o2ib:10.1.0.2@o2ib:10.1.0.3@o2ib:/exafs"),
-    ],
+    ("given", "source"), CASES["servers_that_take_over_and_those_with_two_networks_are_distinguished"]
 )
 def test_servers_that_take_over_and_those_with_two_networks_are_distinguished(
     rig: Rig, given: tuple[str, ...], source: str
 ):
     plan = lustre.plan(SPEC, fs.Lustre(nids=given, fs_name="exafs"))
     assert plan.source == values(plan)["What"] == source
-    code, printed = strict_mount_lustre.run(
-        [source, "/mnt/shared", "-o", values(plan)["Options"]], strict_mount_lustre.Site()
-    )
-    assert (code, printed) == ((0, "") if "@tcp" in source else (5, printed))
+
+
+# Options of mount.lustre(8), and those that libmount passes on
+LUSTRE_OPTIONS = set("flock lazystatfs user_xattr retry noatime nosuid nodev noexec rw _netdev checksum".split())
 
 
 @pytest.mark.parametrize("profile", presets.PROFILES)
@@ -256,30 +213,14 @@ def test_a_lustre_mount_as_the_strict_helper_takes_it(rig: Rig, profile: str):
     assert {"flock", "nosuid", "nodev", "noexec", "rw"} <= set(found)
     assert plan.source == "10.0.0.1@tcp:/exafs/team/a"
     assert plan.servers == ((("10.0.0.1", 988),),)
-    site = strict_mount_lustre.Site()
-    argv = [plan.source, "/mnt/shared", "-o", values(plan)["Options"]]
-    assert strict_mount_lustre.run(argv, site) == (0, "")
-    assert strict_mount_lustre.run([*argv[:3], argv[3] + ",colour"], site)[0] == 22  # it is strict
+    assert set(found) <= LUSTRE_OPTIONS
 
 
-@pytest.mark.parametrize(
-    ("given", "site", "code", "printed"),
-    [
-        ("10.0.0.1@tcp", {"modules": False}, 19, "No such device; Are the lustre modules loaded?; Check /etc/modprobe.conf and /proc/filesystems"),
-        ("10.0.0.9@tcp", {}, 5, "Input/output error; Is the MGS running?"),
-        ("10.0.0.1@tcp", {"filesystems": frozenset({"other"})}, 2, "No such file or directory; Is the MGS specification correct?; Is the filesystem name correct?"),
-        ("10.0.0.1@tcp", {"mounted": ("/mnt/shared",)}, 17, "according to /etc/mtab 10.0.0.1@tcp:/exafs is already mounted on /mnt/shared"),
-    ],
-)  # fmt: skip
-def test_what_lustres_helper_says_is_the_reason_and_systemds_words_after_it_are_not(
-    rig: Rig, given: str, site: dict[str, typing.Any], code: int, printed: str
-):
-    plan = lustre.plan(SPEC, fs.Lustre(nids=(given,), fs_name="exafs"))
-    argv = [plan.source, "/mnt/shared", "-o", values(plan)["Options"]]
-    failed, words = strict_mount_lustre.run(argv, strict_mount_lustre.Site(**site))
-    assert failed == code
-    rig.journal(own=words, systemd=f"{plan.unit}: Mount process exited, code=exited, status={code}/n/a\n")
-    assert mounter.reason(plan) == printed
+def test_what_lustres_helper_prints_is_the_reason_and_systemds_words_after_it_are_not(rig: Rig):
+    plan = lustre.plan(SPEC, fs.Lustre(nids=("10.0.0.1@tcp",), fs_name="exafs"))
+    words = f"mount.lustre: mount {plan.source} at /mnt/shared failed: Input/output error\nIs the MGS running?\n"
+    rig.journal(own=words, systemd=f"{plan.unit}: Mount process exited, code=exited, status=5/n/a\n")
+    assert mounter.reason(plan) == "Input/output error; Is the MGS running?"
 
 
 def test_where_a_mount_ended_with_no_output_systemd_explains_it(rig: Rig):
@@ -302,58 +243,24 @@ def test_what_is_no_identifier_of_a_server(rig: Rig, text: str):
         lustre.nids([text])
 
 
-@pytest.mark.parametrize(
-    ("preset", "kernel", "packages"),
-    [
-        ("aws", "6.8.0-1015-aws", ("lustre-client-modules-6.8.0-1015-aws",)),
-        ("gcp", "6.8.0-1021-gcp", ("lustre-client-modules-6.8.0-1021-gcp", "lustre-client-utils")),
-        ("azure", "6.8.0-1021-azure", ("amlfs-lustre-client-2.16.1-14-gbc76088=6.8.0-1021-azure",)),
-        ("azure", "6.8.0-1029-azure", ("amlfs-lustre-client-2.15.7-33-g79ddf99=6.8.0-1029-azure",)),
-        ("whamcloud", "6.8.0-60-generic", ("lustre-client-modules-6.8.0-60-generic", "lustre-client-utils")),
-        (
-            "whamcloud",
-            "6.8.0-71-generic",
-            ("lustre-client-modules-dkms", "lustre-client-utils", "linux-headers-6.8.0-71-generic"),
-        ),
-    ],
-)
-def test_the_packages_for_a_kernel(preset: str, kernel: str, packages: tuple[str, ...]):
-    index = lustre.parse_index(lustre_indexes.ALL[preset])
-    assert lustre.resolve(lustre.PRESETS[preset], index, kernel) == packages
+@pytest.mark.parametrize(("preset", "kernel", "packages"), CASES["the_packages_for_a_kernel"])
+def test_the_packages_for_a_kernel(preset: str, kernel: str, packages: list[str]):
+    index = lustre.parse_index(INDEXES[preset])
+    assert list(lustre.resolve(lustre.PRESETS[preset], index, kernel)) == packages
 
 
 @pytest.mark.parametrize(
-    ("preset", "kernel", "message"),
-    [
-        (
-            "aws",
-            "6.8.0-1021-aws",
-            "the repository has no Lustre client for kernel 6.8.0-1021-aws; it has one for 6.8.0-1015-aws: boot that "
-            "kernel",
-        ),
-        (
-            "aws",
-            "6.8.0-60-generic",
-            "the repository has no Lustre client for kernel 6.8.0-60-generic; its newest is for 6.14.0-1007-aws: boot "
-            "that kernel, or choose another repository",
-        ),
-        (
-            "azure",
-            "6.8.0-1030-azure",
-            "the repository has no Lustre client for kernel 6.8.0-1030-azure; it has one for 6.8.0-1029-azure: boot "
-            "that kernel",
-        ),
-    ],
+    ("preset", "kernel", "message"), CASES["a_kernel_without_packages_is_named_with_one_that_has_them"]
 )
 def test_a_kernel_without_packages_is_named_with_one_that_has_them(preset: str, kernel: str, message: str):
-    index = lustre.parse_index(lustre_indexes.ALL[preset])
+    index = lustre.parse_index(INDEXES[preset])
     with pytest.raises(mount_plan.MountError) as caught:
         lustre.resolve(lustre.PRESETS[preset], index, kernel)
     assert str(caught.value) == message
 
 
 def test_an_index_is_read_by_its_fields_alone():
-    names = [package.name for package in lustre.parse_index(lustre_indexes.AWS)]
+    names = [package.name for package in lustre.parse_index(INDEXES["aws"])]
     assert len(names) == 5
     assert "nothing" not in names
     assert lustre.parse_index("") == []
@@ -361,14 +268,14 @@ def test_an_index_is_read_by_its_fields_alone():
 
 def test_a_client_that_is_there_is_left_as_it_is(rig: Rig, monkeypatch: pytest.MonkeyPatch):
     rig.installed_kernels = {KERNEL}
-    lustre.ensure_installed(mount_plan.Config(lustre_repository="aws"), "10.0.0.1", KERNEL)
+    lustre.ensure_installed(mount_plan.Config(lustre_repository="aws"), KERNEL)
     assert not rig.installs
     assert not rig.fetched
 
 
 def test_a_preset_installs_the_client(bare: Rig):
-    bare.index = lustre_indexes.AWS
-    lustre.ensure_installed(mount_plan.Config(lustre_repository="aws"), "10.0.0.1", KERNEL)
+    bare.index = INDEXES["aws"]
+    lustre.ensure_installed(mount_plan.Config(lustre_repository="aws"), KERNEL)
     assert bare.installs == [("lustre-client-modules-6.8.0-1015-aws",)]
     keyring = bare.root / "keyrings/slurm-ddp-lustre.asc"
     assert bare.line() == (
@@ -394,8 +301,8 @@ def test_a_repository_of_ones_own(bare: Rig):
         lustre_key="-----BEGIN PGP PUBLIC KEY BLOCK-----\nmine",
     )
     lustre.check(settings)
-    bare.index = lustre_indexes.AWS
-    lustre.ensure_installed(settings, "10.0.0.1", KERNEL)
+    bare.index = INDEXES["aws"]
+    lustre.ensure_installed(settings, KERNEL)
     assert bare.installs == [("lustre-client-modules-6.8.0-1015-aws", "lustre-client-utils")]
     keyring = bare.root / "keyrings/slurm-ddp-lustre.asc"
     assert bare.line() == f"deb [signed-by={keyring}] https://repo.example.com/lustre noble main"
@@ -403,106 +310,34 @@ def test_a_repository_of_ones_own(bare: Rig):
     assert not bare.fetched
 
 
-def test_exascalers_client_is_run_only_when_it_is_the_one_that_was_named(bare: Rig, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(mount_plan, "STATE", bare.root / "state")
-    bare.content = b"#!/bin/sh\n"
-    with pytest.raises(
-        mount_plan.MountError, match=r"^lustre-checksum: 10\.0\.0\.1 hands out .* SHA-256 [0-9a-f]{64}$"
-    ):
-        lustre.ensure_installed(
-            mount_plan.Config(lustre_repository="exascaler", lustre_checksum="0" * 64), "10.0.0.1", KERNEL
-        )
-    assert not (bare.root / "esc-client").exists()
-    checksum = hashlib.sha256(bare.content).hexdigest()
-    (bare.root / "fstab").write_text("mine\n")
-
-    def setup(words: tuple[str, ...], _: str | None) -> str:
-        if words[:2] == ("auto", "setup"):
-            (bare.root / "fstab").write_text("mine\n10.0.0.1@tcp:/none /x lustre\n")
-            bare.installed_kernels.add(KERNEL)
-        return ""
-
-    bare.machine.answers["esc-client"] = setup
-    lustre.ensure_installed(
-        mount_plan.Config(lustre_repository="exascaler", lustre_checksum=checksum), "10.0.0.1", KERNEL
-    )
-    written = json.loads((bare.root / "esc-client.conf").read_text())
-    assert written["MountConfig"]["PackageSource"] == "http://10.0.0.1/client-packages"
-    assert (bare.root / "fstab").read_text() == "mine\n"
-
-
 def test_without_a_client_and_without_a_repository_the_error_names_the_options(bare: Rig):
     (bare.root / "modules/6.8.0-1012-aws/updates/kernel/fs").mkdir(parents=True)
     (bare.root / "modules/6.8.0-1012-aws/updates/kernel/fs/lustre.ko.zst").write_bytes(b"")
     with pytest.raises(mount_plan.MountError) as caught:
-        lustre.ensure_installed(mount_plan.Config(), "10.0.0.1", KERNEL)
+        lustre.ensure_installed(mount_plan.Config(), KERNEL)
     assert str(caught.value) == (
-        f"there is no Lustre client for kernel {KERNEL} here (only for 6.8.0-1012-aws): say where one comes from: "
-        "lustre-repository=aws|gcp|azure|whamcloud|exascaler, or a line of your own"
+        f"no Lustre client for kernel {KERNEL} is installed (only for 6.8.0-1012-aws): set "
+        "lustre-repository=aws|gcp|azure|whamcloud, or a line of your own"
     )
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (
-            {"lustre_repository": "amazon"},
-            "lustre-repository: 'amazon' is none of aws, gcp, azure, whamcloud, exascaler, nor",
-        ),
-        ({"lustre_repository": "deb https://x y z"}, "lustre-packages: say what your repository calls the client"),
-        (
-            {"lustre_repository": "deb https://x y\ndeb http://evil z", "lustre_packages": "a"},
-            "lustre-repository: one line",
-        ),
-        (
-            {"lustre_repository": "deb https://x y z", "lustre_packages": "-o=x"},
-            "lustre-packages: '-o=x' is no package's name",
-        ),
-        (
-            {"lustre_repository": "deb https://x y z", "lustre_packages": "a-{codename}"},
-            "lustre-packages: 'a-{codename}' is no",
-        ),
-        ({"lustre_repository": "exascaler"}, "lustre-checksum: EXAScaler's servers hand out their client over HTTP"),
-        ({"lnet_networks": "tcp1(eth0"}, "lnet-networks: networks with their interfaces, like tcp1(eth0) or"),
-        ({"lnet_networks": 'tcp" accept=x'}, "lnet-networks: networks with their interfaces"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "message"), CASES["options_about_lustre_that_make_no_sense"])
 def test_options_about_lustre_that_make_no_sense(settings: dict[str, str], message: str):
     with pytest.raises(ValueError, match="^" + message.replace("(", r"\(").replace(")", r"\)").replace("{", r"\{")):
         lustre.check(mount_plan.Config.model_validate(settings))
 
 
-@pytest.mark.parametrize("networks", ["tcp", "tcp1(eth0)", "o2ib(ib0),tcp(eth0)", "tcp1(eth0,eth1)", "kfi(hsn0)"])
-def test_networks_of_lnet(networks: str):
-    lustre.check(mount_plan.Config(lnet_networks=networks))
-
-
-@pytest.mark.parametrize(
-    ("identifiers", "networks"),
-    [
-        (["10.0.0.1@tcp"], ""),
-        (["10.2.0.1@tcp1"], "tcp1(eth1)"),
-        (["10.0.0.1@tcp", "10.1.0.1@o2ib"], "tcp(eth0),o2ib(ib0)"),
-        (["10.1.0.1@o2ib1", "10.1.0.2@o2ib1"], "o2ib1(ib0)"),
-        (["mgs.example.com@tcp1"], ""),  # which way leads there is not known before its name is
-    ],
-)
+@pytest.mark.parametrize(("identifiers", "networks"), CASES["the_interface_that_leads_to_the_servers"])
 def test_the_interface_that_leads_to_the_servers(rig: Rig, identifiers: list[str], networks: str):
     assert lustre.derive_networks(identifiers) == networks
 
 
 def test_what_was_set_up_for_lustre_can_be_removed(bare: Rig):
-    bare.index = lustre_indexes.AWS
-    lustre.ensure_installed(mount_plan.Config(lustre_repository="aws"), "10.0.0.1", KERNEL)
+    bare.index = INDEXES["aws"]
+    lustre.ensure_installed(mount_plan.Config(lustre_repository="aws"), KERNEL)
     lustre.ensure_networks(mount_plan.Config(), ["10.2.0.1@tcp1"], mounted=False)
     lustre.remove()
     assert not [*bare.root.glob("sources/*"), *bare.root.glob("keyrings/*"), *bare.root.glob("modprobe*")]
-
-
-def test_lnet_gets_its_networks_before_it_starts(rig: Rig):
-    lustre.ensure_networks(mount_plan.Config(), ["10.2.0.1@tcp1"], mounted=False)
-    assert 'options lnet networks="tcp1(eth1)"\n' in (rig.root / "modprobe.conf").read_text()
-    assert not rig.machine.did("/usr/sbin/lustre_rmmod")
 
 
 def test_lnet_that_runs_on_other_networks_changes_only_while_nothing_is_mounted(rig: Rig):
@@ -510,7 +345,7 @@ def test_lnet_that_runs_on_other_networks_changes_only_while_nothing_is_mounted(
     settings = mount_plan.Config(lnet_networks="tcp1(eth1)")
     with pytest.raises(mount_plan.MountError) as caught:
         lustre.ensure_networks(settings, ["10.2.0.1@tcp1"], mounted=True)
-    assert str(caught.value) == ("LNet runs on tcp(eth0), and tcp1(eth1) is wanted: unmount all Lustre here, or reboot")
+    assert str(caught.value) == ("LNet runs on tcp(eth0), not on tcp1(eth1): unmount all Lustre here, or reboot")
     lustre.ensure_networks(settings, ["10.2.0.1@tcp1"], mounted=False)
     assert rig.machine.did("/usr/sbin/lustre_rmmod") == 1
     (rig.root / "lnet").write_text("tcp1(eth1)\n")
@@ -527,10 +362,8 @@ def test_an_unprivileged_container_is_named_with_what_would_do(rig: Rig, kind: k
     rig.set_uid_map("0 1000000 1000000000")
     with pytest.raises(mount_plan.MountError) as caught:
         kernel.check(kind)
-    assert str(caught.value) == (
-        f"{kind.name} cannot be mounted in an unprivileged container (lxc): deploy to a virtual machine (--constraints "
-        "virt-type=virtual-machine), or set security.privileged=true on the container"
-    )
+    remedy = "deploy with --constraints virt-type=virtual-machine, or set security.privileged=true on it"
+    assert str(caught.value) == f"{kind.name} cannot be mounted in an unprivileged lxc container: {remedy}"
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
@@ -540,10 +373,7 @@ def test_a_privileged_container_mounts_what_its_machine_has_loaded(rig: Rig, kin
     rig.set_filesystems("nodev\tsysfs")
     with pytest.raises(mount_plan.MountError) as caught:
         kernel.check(kind)
-    assert str(caught.value) == (
-        f"this container's machine has not loaded {kind.name}, and a container cannot: run modprobe {kind.module} on "
-        "the machine below it"
-    )
+    assert f"run modprobe {kind.module} on the machine below this container" in str(caught.value)
     assert not rig.machine.did("/usr/sbin/modprobe")
 
 

@@ -71,19 +71,6 @@ def test_a_mount_that_does_not_work_is_not_measured(folder: pathlib.Path, monkey
     assert not [name for name in found if "_bytes" in name]
 
 
-def test_a_filesystem_that_cannot_be_measured_keeps_the_rest(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
-    def hang(*argv: str, timeout: float) -> Completed:
-        assert argv[0] == "/usr/bin/stat"
-        assert argv[-1] == "/mnt/shared"
-        raise CommandError("stat: no answer within 3 s")
-
-    monkeypatch.setattr(metrics, "run", hang)
-    watching(folder, HEALTH)
-    found = read()
-    assert found[f"slurm_ddp_mount_healthy{LABELS}"] == 1
-    assert not [name for name in found if "_bytes" in name]
-
-
 @pytest.mark.parametrize(
     ("fstype", "kind"),
     [("fuse.juicefs", "juicefs"), ("nfs4", "nfs"), ("ceph", "cephfs"), ("lustre", "lustre"), ("beegfs", "beegfs")],
@@ -102,12 +89,6 @@ def test_a_watch_that_cannot_be_read_is_a_failure(folder: pathlib.Path):
     (folder / keeper.WATCH).write_text("{")
     with pytest.raises(ValueError, match="Expecting"):
         read()
-
-
-def test_the_service_reads_its_application():
-    (source,) = metrics.sources({"app": "another", "port": 9701})
-    assert source.name == "mount"
-    assert list(source.read()) == []
 
 
 # --- the relation -----------------------------------------------------------------------------------------------------
@@ -142,36 +123,17 @@ def test_a_collector_gets_jobs_alerts_and_dashboards(
     assert "topSecret" not in repr(found)
 
 
-def test_the_relations_own_events_publish_at_once(site: Site, related: testing.State, served: FakeExporter):
-    for name in ("relation_joined", "relation_changed"):
-        out = site.ctx.run(getattr(site.ctx.on, name)(related.get_relation(900)), related)
-        assert [job["job_name"] for job in config(out)["metrics_scrape_jobs"]] == [f"{APP}_mount"]
-
-
-def test_the_service_goes_with_the_relation(site: Site, related: testing.State, served: FakeExporter):
-    site.ctx.run(site.ctx.on.config_changed(), related)
-    site.ctx.run(site.ctx.on.relation_broken(related.get_relation(900)), related)
-    assert served.serving == {}
-
-
-@pytest.mark.parametrize("event", ["stop", "remove"])
-def test_the_service_goes_with_the_unit(site: Site, related: testing.State, served: FakeExporter, event: str):
-    site.ctx.run(site.ctx.on.config_changed(), related)
-    site.ctx.run(getattr(site.ctx.on, event)(), related)
-    assert served.serving == {}
-
-
-def test_without_a_collector_nothing_runs_and_the_status_is_the_same(
-    site: Site, related: testing.State, served: FakeExporter
-):
-    alone = dataclasses.replace(related, relations={r for r in related.relations if r.endpoint != cos_agent.ENDPOINT})
-    without = site.ctx.run(site.ctx.on.config_changed(), alone)
-    assert served.serving == {}
-    assert without.unit_status == site.ctx.run(site.ctx.on.config_changed(), related).unit_status
-
-
 def test_an_exporter_that_does_not_start_fails_no_hook(site: Site, related: testing.State, served: FakeExporter):
     served.error = CommandError("systemctl exited 1")
     out = site.ctx.run(site.ctx.on.config_changed(), related)
     assert out.unit_status == testing.ActiveStatus("JuiceFS:shared is mounted at /mnt/shared")
     assert "config" not in out.get_relation(900).local_unit_data
+
+
+def test_the_service_goes_with_the_relation_and_the_unit(site: Site, related: testing.State, served: FakeExporter):
+    on = site.ctx.on
+    for event in (on.relation_broken(related.get_relation(900)), on.stop(), on.remove()):
+        site.ctx.run(site.ctx.on.config_changed(), related)
+        assert served.serving
+        site.ctx.run(event, related)
+        assert served.serving == {}

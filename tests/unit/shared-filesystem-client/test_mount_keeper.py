@@ -11,6 +11,7 @@ import time
 import typing
 
 import pytest
+import yaml
 from machine_mounts import MachineMounts
 
 from scripts import keeper
@@ -19,6 +20,7 @@ from slurm_ddp import mounts, readiness, records, watchdog
 from slurm_ddp.run import CommandError, Completed
 from slurm_ddp.slurm import nodes
 
+CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 MP, UNIT, SOURCE = "/mnt/shared", "juicefs-client.service", "JuiceFS:shared"
 State = mounts.State
 
@@ -33,9 +35,7 @@ class Rig:
         monkeypatch.setattr(mounts, "detach", self._detach)
         monkeypatch.setattr(keeper, "run", self._run)
         monkeypatch.setattr(watchdog, "run", self._run)
-        monkeypatch.setattr(watchdog, "TEXTFILES", folder / "textfiles")
         monkeypatch.setattr(keeper, "FUSE", folder / "fuse")
-        monkeypatch.setattr(keeper, "BOOT_ID", folder / "boot")
         monkeypatch.setattr(keeper, "AGENTS", folder / "agents")
         monkeypatch.setattr(readiness, "DIRECTORY", folder / "needs")
         monkeypatch.setattr(readiness, "BOOT_ID", folder / "boot")
@@ -51,20 +51,9 @@ class Rig:
         self.calls: list[tuple[str, ...]] = []
         self.slurm_error = False
         self.wake_error = False
-        self.watch = keeper.Watch(
-            app="client",
-            mountpoint=MP,
-            unit=UNIT,
-            fstypes=("fuse.juicefs",),
-            wanted=(SOURCE,),
-            known=("JuiceFS:old",),
-            writable=True,
-            servers=((("10.0.0.5", 6379),),),
-            speaks="redis",
-            node="node-1",
-            drain=True,
-            units=("client/0",),
-        )
+        servers, slurm = {"servers": ((("10.0.0.5", 6379),),), "speaks": "redis"}, {"node": "node-1", "drain": True}
+        known: dict[str, typing.Any] = {"known": ("JuiceFS:old",), "units": ("client/0",)} | servers | slurm
+        self.watch = keeper.Watch("client", MP, UNIT, ("fuse.juicefs",), (SOURCE,), **known)
         self.mount()
 
     def mount(self, source: str = SOURCE, **options: typing.Any) -> None:
@@ -162,37 +151,8 @@ def test_the_sticky_bit_is_set_where_it_is_ours_to_set(rig: Rig, capsys: pytest.
     assert capsys.readouterr().out == (shown if is_ours else "")
 
 
-@pytest.mark.parametrize(
-    ("state", "facts", "remedy"),
-    [
-        (State.RIGHT, {}, Remedy.NOTHING),
-        (State.RIGHT, {"pending": True}, Remedy.RESTART),
-        (State.RIGHT, {"pending": True, "in_use": True}, Remedy.NOTHING),
-        (State.ABSENT, {}, Remedy.START),
-        (State.ABSENT, {"servers_answer": False}, Remedy.NOTHING),
-        (State.STALE, {}, Remedy.RESTART),
-        (State.STALE, {"in_use": True}, Remedy.RESTART),
-        (State.STALE, {"ours": False}, Remedy.NOTHING),
-        (State.STACKED, {}, Remedy.RESTART),
-        (State.STACKED, {"in_use": True}, Remedy.PEEL),
-        (State.STACKED, {"ours": False}, Remedy.NOTHING),
-        (State.WRONG, {}, Remedy.RESTART),
-        (State.WRONG, {"in_use": True}, Remedy.NOTHING),
-        (State.WRONG, {"ours": False}, Remedy.NOTHING),
-        (State.FAILED, {}, Remedy.NOTHING),
-        (State.SLOW, {"fuse": True}, Remedy.NOTHING),
-        (State.SLOW, {"fuse": True, "pending": True}, Remedy.NOTHING),
-        (State.HUNG, {"hung_s": 5.0, "fuse": True}, Remedy.NOTHING),
-        (State.HUNG, {"hung_s": 25.0, "fuse": True}, Remedy.ABORT),
-        (State.HUNG, {"hung_s": 25.0, "fuse": True, "in_use": True}, Remedy.ABORT),
-        (State.HUNG, {"hung_s": 900.0, "fuse": True, "servers_answer": False}, Remedy.NOTHING),
-        (State.HUNG, {"hung_s": 25.0}, Remedy.NOTHING),
-        (State.HUNG, {"hung_s": 70.0}, Remedy.RESTART),
-        (State.HUNG, {"hung_s": 70.0, "in_use": True}, Remedy.NOTHING),
-        (State.HUNG, {"hung_s": 900.0, "servers_answer": False}, Remedy.NOTHING),
-    ],
-)
-def test_how_a_mount_is_repaired(state: State, facts: dict[str, typing.Any], remedy: Remedy):
+@pytest.mark.parametrize(("state", "facts", "remedy"), CASES["remedies"])
+def test_how_a_mount_is_repaired(state: str, facts: dict[str, typing.Any], remedy: str):
     usual: dict[str, typing.Any] = {
         "ours": True,
         "in_use": False,
@@ -201,7 +161,7 @@ def test_how_a_mount_is_repaired(state: State, facts: dict[str, typing.Any], rem
         "hung_s": 0.0,
         "servers_answer": True,
     }
-    assert keeper.remedy(state, **(usual | facts)) is remedy
+    assert keeper.remedy(State(state), **usual | facts) is Remedy(remedy)
 
 
 def test_a_mount_that_works_is_left_alone_and_seldom_written_to(rig: Rig):
@@ -278,30 +238,8 @@ def test_a_mount_that_became_read_only_is_mounted_anew(rig: Rig):
     assert rig.tick().healed_at == rig.now - 10
 
 
-def test_what_begins_and_ends_to_work_is_logged(rig: Rig, capsys: pytest.CaptureFixture[str]):
-    rig.tick(2)
-    assert capsys.readouterr().out == ""
-    rig.mounts.looks[MP] = mounts.Result(State.FAILED, "no space left on device")
-    rig.tick(2)
-    assert capsys.readouterr().out == f"{MP}: no space left on device\n"
-    rig.mounts.looks.clear()
-    rig.tick(2)
-    assert capsys.readouterr().out == f"{MP}: works\n"
-
-
 @pytest.mark.parametrize(
-    ("unit", "boot", "changed_us", "started", "expected"),
-    [
-        ("active", "this", 5_000, {"ExecMainStartTimestampMonotonic": "4999"}, True),
-        ("active", "this", 5_000, {"ExecMainStartTimestampMonotonic": "5000"}, False),
-        ("active", "this", 5_000, {"ExecMainStartTimestampMonotonic": "1"}, True),
-        ("active", "this", 5_000, {"ActiveEnterTimestampMonotonic": "4999"}, True),  # a mount unit has no main process
-        ("active", "this", 5_000, {"ExecMainStartTimestampMonotonic": "", "ActiveEnterTimestampMonotonic": "1"}, True),
-        ("active", "this", 5_000, {}, False),
-        ("failed", "this", 5_000, {"ExecMainStartTimestampMonotonic": "4999"}, False),
-        ("active", "last", 5_000, {"ExecMainStartTimestampMonotonic": "4999"}, False),
-        ("active", "this", 0, {"ExecMainStartTimestampMonotonic": "4999"}, False),
-    ],
+    ("unit", "boot", "changed_us", "started", "expected"), CASES["a_mount_from_before_the_change_is_outdated"]
 )
 def test_a_mount_from_before_the_change_is_outdated(
     rig: Rig, unit: str, boot: str, changed_us: int, started: dict[str, str], expected: bool
@@ -380,9 +318,8 @@ def test_a_client_that_only_writes_slowly_is_left_alone_and_its_node_too(rig: Ri
     rig.tick()
     rig.mounts.looks[MP] = mounts.Result(State.SLOW, "a small write did not end")
     health = rig.tick(29)
-    assert (health.state, health.slow, health.works, health.drained, health.heals) == (
-        "slow", 1_800_000_020.0, True, False, 0
-    )  # fmt: skip
+    assert (health.state, health.slow, health.works) == ("slow", 1_800_000_020.0, True)
+    assert (health.drained, health.heals) == (False, 0)
     assert all(one["writable"] for one in rig.mounts.probes[2:])  # whether writes end is asked each time
     assert rig.tick().works
     assert not rig.tick().works, "five minutes are over"
@@ -478,28 +415,6 @@ def test_a_silent_controller_stops_nothing(rig: Rig, capsys: pytest.CaptureFixtu
     assert rig.tick().drained
 
 
-def test_the_metrics_for_prometheus(rig: Rig):
-    (rig.folder / "textfiles").mkdir()
-    rig.tick()
-    text = (rig.folder / "textfiles/shared_filesystem_client.prom").read_text()
-    labels = '{app="client",mountpoint="/mnt/shared"}'
-    assert text.splitlines() == [
-        "# HELP shared_filesystem_mount_ok Whether the mount works.",
-        "# TYPE shared_filesystem_mount_ok gauge",
-        f"shared_filesystem_mount_ok{labels} 1",
-        "# HELP shared_filesystem_mount_checked_seconds When that was checked, in seconds since 1970.",
-        "# TYPE shared_filesystem_mount_checked_seconds gauge",
-        f"shared_filesystem_mount_checked_seconds{labels} 1800000010",
-        "# HELP shared_filesystem_mount_heals_total Number of repairs.",
-        "# TYPE shared_filesystem_mount_heals_total counter",
-        f"shared_filesystem_mount_heals_total{labels} 0",
-    ]
-    rig.mounts.looks[MP] = mounts.Result(State.FAILED, "write: no space left on device")
-    rig.tick()
-    text = (rig.folder / "textfiles/shared_filesystem_client.prom").read_text()
-    assert 'shared_filesystem_mount_ok{app="client",mountpoint="/mnt/shared"} 0\n' in text
-
-
 def test_while_the_charm_is_at_it_the_keeper_keeps_out(rig: Rig, capsys: pytest.CaptureFixture[str]):
     (rig.folder / keeper.WATCH).write_text(json.dumps(dataclasses.asdict(rig.watch)))
     with keeper.turn(rig.folder) as mine:
@@ -533,11 +448,6 @@ def test_with_patience_a_pass_waits_for_its_turn(rig: Rig):
     assert records.load(keeper.Health(), rig.folder / keeper.HEALTH).state == "right"
 
 
-def test_patience_ends(rig: Rig):
-    with keeper.turn(rig.folder) as first, keeper.turn(rig.folder, patience=0.2) as second:
-        assert (first, second) == (True, False)
-
-
 @pytest.mark.parametrize("text", [None, "", "[]", "{}", '{"app": 1}', '{"app":"a","mountpoint":"/m","unit":"u"}'])
 def test_without_a_watch_there_is_nothing_to_do(
     tmp_path: pathlib.Path, text: str | None, capsys: pytest.CaptureFixture[str]
@@ -548,12 +458,6 @@ def test_without_a_watch_there_is_nothing_to_do(
     assert "nothing to watch" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"state": "right", "unknown": 1}', '{"state": [}'])
-def test_a_state_that_cannot_be_read_starts_anew(tmp_path: pathlib.Path, text: str):
-    (tmp_path / keeper.HEALTH).write_text(text)
-    assert records.load(keeper.Health(), tmp_path / keeper.HEALTH).heals == 0
-
-
 def test_of_a_group_of_servers_one_must_answer():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         alive = ("127.0.0.1", listener.getsockname()[1])
@@ -562,15 +466,6 @@ def test_of_a_group_of_servers_one_must_answer():
         assert not keeper.unreachable([[dead, alive]])
         shown = keeper.unreachable([[alive], [dead]])
     assert shown == f"127.0.0.1:{dead[1]} does not answer (connection refused)"
-
-
-def test_an_ipv6_address_is_shown_in_brackets(monkeypatch: pytest.MonkeyPatch):
-    def refuse(*_: typing.Any, **__: typing.Any) -> typing.NoReturn:
-        raise ConnectionRefusedError(111, "Connection refused")
-
-    monkeypatch.setattr(socket, "create_connection", refuse)
-    assert keeper.unreachable([[("fd00::5", 6379)]]) == "[fd00::5]:6379 does not answer (connection refused)"
-    assert not keeper.unreachable([[]])
 
 
 def test_the_first_group_alone_is_asked_in_the_protocol():
@@ -603,7 +498,7 @@ def test_a_server_that_takes_connections_must_say_something(speaks: str, answer:
         server = threading.Thread(target=serve, daemon=True)
         server.start()
         port = listener.getsockname()[1]
-        shown = keeper.unreachable([[("127.0.0.1", port)]], speaks)
+        shown = keeper.unreachable([[("127.0.0.1", port)]], speaks, timeout=2 if answer else 0.3)
         assert shown == ("" if answer else f"127.0.0.1:{port} takes connections and is silent")
         assert not keeper.unreachable([[("127.0.0.1", port)]])
         server.join()
@@ -673,14 +568,6 @@ def test_the_readiness_file_is_written_only_when_something_changed(rig: Rig):
     rig.tick()
     assert "boot" not in need(rig)
     assert readiness.missing() == ["client/0 (/mnt/shared: write: no space left on device)"]
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", "null"])
-def test_a_readiness_file_that_cannot_be_read_is_written_anew(rig: Rig, text: str):
-    (rig.folder / "needs").mkdir()
-    (rig.folder / "needs/client-0.json").write_text(text)
-    rig.tick()
-    assert readiness.missing() == []
 
 
 def test_a_unit_that_juju_removed_without_a_last_hook_keeps_no_job_away(rig: Rig):

@@ -1,11 +1,13 @@
 import pathlib
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kinds import presets
-from slurm_ddp import juicefs
+
+CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 
 KINDS = {
     "nfs": presets.NFS,
@@ -34,11 +36,6 @@ def test_every_value_of_ours_is_one_that_the_operator_could_give(kind: str):
     assert not set(table.allowed) & set(presets.REFUSED)
 
 
-def test_every_flag_of_juicefs_has_the_version_that_brought_it():
-    for flag in presets.JUICEFS.allowed:
-        assert juicefs.text(juicefs.SINCE[flag])
-
-
 @pytest.mark.parametrize("profile", presets.PROFILES)
 @pytest.mark.parametrize("kind", ["nfs", "cephfs", "lustre"])
 def test_a_profile_never_makes_a_mount_that_gives_up(kind: str, profile: str):
@@ -56,31 +53,7 @@ def test_what_is_given_wins_over_the_profile_and_that_over_the_defaults():
     assert "noatime" not in presets.merge(presets.NFS, profile="none", given="relatime")
 
 
-@pytest.mark.parametrize(
-    ("kind", "given", "message"),
-    [
-        ("nfs", "soft", "mount-options: soft is refused: a request that the server does not answer in time would fail"),
-        ("nfs", "suid", "mount-options: suid is refused: setuid programs are never honoured on a shared filesystem"),
-        ("nfs", "dev", "mount-options: dev is refused: device files are never honoured on a shared filesystem"),
-        ("nfs", "ro", "mount-options: ro is refused: it is an option of the charm: read-only=true"),
-        ("nfs", "nconnect=17", "mount-options: nconnect='17' is not possible; it must match "),
-        ("nfs", "nconnect", "mount-options: nconnect='' is not possible; it must match "),
-        ("nfs", "noac=1", "mount-options: noac takes no value"),
-        ("nfs", "colour=red", "mount-options: 'colour' is not one that this filesystem takes"),
-        ("nfs", "vers=3", "mount-options: vers='3' is not possible; it must match "),
-        ("nfs", "x-systemd.automount", "mount-options: 'x-systemd.automount' is refused: the unit is the charm's"),
-        (
-            "cephfs",
-            "secret=topSecret",
-            "mount-options: secret is refused: the key lies in a file that root alone reads",
-        ),
-        ("cephfs", "recover_session=maybe", "mount-options: recover_session='maybe' is not possible; it must match "),
-        ("lustre", "localflock", "mount-options: localflock is refused: locks would hold on one machine only"),
-        ("juicefs", "writeback", "mount-options: writeback is refused: it is an option of the charm, with its risk"),
-        ("juicefs", "--cache-dir=/x", "mount-options: cache-dir is refused: it is an option of the charm"),
-        ("juicefs", "allow_other", "mount-options: allow_other is refused: it always holds"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "given", "message"), CASES["what_would_lose_data_or_open_a_hole_is_refused_by_name"])
 def test_what_would_lose_data_or_open_a_hole_is_refused_by_name(kind: str, given: str, message: str):
     with pytest.raises(presets.OptionError) as caught:
         presets.merge(KINDS[kind], profile="none", given=given)

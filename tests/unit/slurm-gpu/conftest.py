@@ -21,7 +21,7 @@ from node import machine as machines
 from node import watch as node_watch
 from scripts import health as gpu_health
 from scripts import mig as gpu_mig
-from slurm_ddp import apt, files, readiness, systemd, watchdog
+from slurm_ddp import apt, files, readiness, systemd
 from slurm_ddp.run import CommandError, Completed
 from slurm_ddp.slurm import nodes
 
@@ -80,7 +80,6 @@ def paths(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
             "OPTIONS": "var/slurm-gpu/health-options",
             "STATE": "var/slurm-gpu/health.json",
         },
-        watchdog: {"TEXTFILES": "var/textfiles"},
         health_check: {
             "PROGRAM": "usr/local/sbin/gpu-health",
             "NVML_PROGRAM": "usr/local/sbin/gpu-nvml",

@@ -466,21 +466,6 @@ def test_a_damaged_state_is_started_anew(scene: Scene):
         assert gpu_health.State.load().passes == 1
 
 
-def test_metrics_where_a_node_exporter_reads_them(scene: Scene):
-    scene.smi(answer(HEALTHY | {"gpu_recovery_action": "Reset"}))
-    scene.check()
-    assert not watchdog.TEXTFILES.exists()
-    watchdog.TEXTFILES.mkdir()
-    scene.check()
-    (file,) = watchdog.TEXTFILES.iterdir()
-    rows = file.read_text().splitlines()
-    assert "gpu_health_ok 0" in rows
-    (checked,) = [float(row.split()[1]) for row in rows if row.startswith("gpu_health_checked_seconds ")]
-    assert abs(time.time() - checked) < 60
-    assert f'gpu_health_findings{{level="drain",check="recovery",gpu="{BUS}"}} 1' in rows
-    assert stat.S_IMODE(file.stat().st_mode) == 0o644
-
-
 def test_the_program_runs_alone(scene: Scene, paths: pathlib.Path):
     health_check._install(paths / "gpu-health", paths / "gpu-nvml")
     assert not health_check._install(paths / "gpu-health", paths / "gpu-nvml"), "the same bytes again"

@@ -221,9 +221,6 @@ def test_a_card_that_is_unfit_is_reported_without_what_is_only_odd(monkeypatch: 
 
 def test_nothing_is_left_behind(orders: list[str], smi: pathlib.Path):
     health_check.ensure("slurmd-0", "auto", has_gpus=True)
-    watchdog.TEXTFILES.mkdir()
-    (watchdog.TEXTFILES / "gpu_health.prom").touch()
     compute.release(owner="slurm-gpu/0")  # no card was ever registered here
     assert not health_check.PROGRAM.exists()
     assert not (systemd.UNIT_DIR / "gpu-health.timer").exists()
-    assert not list(watchdog.TEXTFILES.iterdir())

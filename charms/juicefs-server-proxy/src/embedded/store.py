@@ -1,6 +1,6 @@
 """The volume served from this machine: Redis holds the metadata, an SFTP server the data. For trials and small teams.
 
-Both are instances of their own of what the distribution packages, next to any that the machine has. An acknowledged
+Both run as separate instances of the distribution's packages, beside any that the machine already has. An acknowledged
 write is on the disk: Redis syncs its log before each answer, and the directory of the data makes writes synchronous (an
 attribute of ext4 and XFS that files inherit), since JuiceFS does not ask an SFTP server to sync.
 """
@@ -24,7 +24,7 @@ import time
 from slurm_ddp import apt, files, juicefs_access, systemd
 from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.run import CommandError, last_line, run
-from volume import format_journal, messages, spec, target
+from volume import format_journal, spec, target
 
 METADATA_PORT = 6379
 OBJECTS_PORT = 2022
@@ -66,7 +66,7 @@ class Usage:
 
     def summary(self) -> str:
         """Write both as text."""
-        return messages.USAGE.format(used=_size(self.used), free=_size(self.free))
+        return f"{_size(self.used)} of its disk used, {_size(self.free)} free"
 
     def room_gib(self, volume_bytes: int) -> int:
         """Compute what a volume of this size here may hold in all, in GiB.
@@ -207,7 +207,7 @@ def check_parents(storage: pathlib.Path) -> None:
     for directory in (storage, *storage.parents):
         stat = directory.stat()
         if stat.st_uid != 0 or stat.st_mode & 0o022:
-            raise StoreError(messages.OTHERS_CAN_WRITE.format(folder=directory))
+            raise StoreError(f"{directory} can be written by others than root: chown root, chmod go-w it")
 
 
 def stop(app: str) -> None:
@@ -216,12 +216,10 @@ def stop(app: str) -> None:
         run("/usr/bin/systemctl", "disable", "--now", unit, timeout=120, check=False)
 
 
-def ensure_none(app: str) -> bool:
-    """Remove what an application served here before its volume became external; return whether there was anything."""
-    if not any((systemd.UNIT_DIR / unit).exists() for unit in unit_names(app)):
-        return False
-    remove(app)
-    return True
+def ensure_none(app: str) -> None:
+    """Remove what an application served here before its volume became external."""
+    if any((systemd.UNIT_DIR / unit).exists() for unit in unit_names(app)):
+        remove(app)
 
 
 def remove(app: str) -> None:
@@ -307,7 +305,7 @@ def _ensure_host_key(config: pathlib.Path) -> pathlib.Path:
 def _ensure_running(unit: str, port: int, *, restart: bool) -> None:
     is_active = systemd.is_active(unit)
     if not is_active and _is_taken("127.0.0.1", port):
-        raise StoreError(messages.PORT_TAKEN.format(port=port))
+        raise StoreError(f"another program listens on port {port}: stop it")
     if restart or not is_active:
         _start(unit, systemd.restart if is_active else systemd.enable_now)
 
@@ -317,7 +315,8 @@ def _start(unit: str, start: collections.abc.Callable[..., None]) -> None:
         start(unit, timeout=_START_S)
     except CommandError as e:
         ours = [line for line in systemd.journal(unit).splitlines() if not line.startswith(_SYSTEMD_LINES)]
-        raise StoreError(messages.NOT_STARTED.format(unit=unit, reason=last_line("\n".join(ours)) or e)) from e
+        reason = last_line("\n".join(ours)) or e
+        raise StoreError(f"{unit} does not start: {reason}") from e
 
 
 def _is_synchronous(directory: pathlib.Path) -> bool:

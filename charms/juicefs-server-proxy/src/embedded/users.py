@@ -6,7 +6,7 @@ import time
 import embedded.store
 from slurm_ddp import juicefs
 from slurm_ddp.run import CommandError
-from volume import messages, spec, target
+from volume import spec, target
 
 _UNMOUNT_S = 30.0  # for clients that are removed together with the volume; their hooks may need this machine's lock
 RECONNECT_S = 20.0  # a client's heartbeat, which opens its connection again, comes every 10 to 12 s
@@ -18,7 +18,8 @@ class RemovalRefusedError(Exception):
     """The unit's storage must not go yet. It fails the hook: nothing else keeps Juju from taking the storage away."""
 
     def __init__(self, app: str, problem: str, remedy: str) -> None:
-        super().__init__(messages.REFUSED.format(app=app, problem=problem, remedy=remedy))
+        anyway = f"to remove the volume under its clients: juju config {app} allow-removal=true"
+        super().__init__(f"{problem}: {remedy}, and Juju's next run of this hook passes; {anyway}")
 
 
 def await_none(
@@ -41,12 +42,12 @@ def await_none(
             if not problem and up_s >= RECONNECT_S:
                 return
             if not problem:
-                problem, remedy = messages.RECONNECTING.format(seconds=up_s), "wait"
+                problem, remedy = f"the metadata server started {up_s:.0f} s ago and clients may reconnect", "wait"
         except (embedded.store.StoreError, juicefs.JuicefsError, CommandError) as e:
-            problem, remedy = messages.UNKNOWN_CLIENTS.format(problem=e), "repair the metadata server"
+            problem, remedy = f"it is unknown who has the volume mounted ({e})", "repair the metadata server"
         if time.monotonic() >= end:
             raise RemovalRefusedError(settings.app, problem, remedy)
-        show(messages.AWAITING_UNMOUNT.format(problem=problem))
+        show(f"{problem}; waiting until it is unmounted")
         time.sleep(_LOOK_S)
 
 
@@ -57,9 +58,9 @@ def mounted_by(settings: embedded.store.Settings) -> str:
     setting = target.open_target(settings.app, volume, settings.credentials).inspect()
     found: list[str] = []
     if setting is not None and setting.clients:
-        found.append(messages.MOUNTED.format(clients=_named(setting.clients)))
+        found.append(f"the volume is mounted by {_named(setting.clients)}")
     if addresses := embedded.store.connected():  # after juicefs has ended, which connects as well
-        found.append(messages.CONNECTED.format(clients=_named(addresses)))
+        found.append(f"the volume's metadata server has connections from {_named(addresses)}")
     return "; ".join(found)
 
 

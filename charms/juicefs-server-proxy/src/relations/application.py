@@ -11,7 +11,7 @@ from relations.sources import CLIENTS, Sources
 from slurm_ddp import juicefs, wake
 from slurm_ddp.charm import Level, Status, StatusError
 from slurm_ddp.interfaces import filesystem_info as fs
-from volume import formatting, messages
+from volume import formatting
 from volume.target import Target, open_target, program_path
 
 _SILENT_S = 60  # for a client of ours that has joined: its first hook may need its machine's lock
@@ -44,14 +44,15 @@ class Application:
         if self.leads:
             self._offer()
         target, setting = self.verify()
-        values = {"name": target.volume.name, "server": self._ledger.pinned.server}
+        name, pinned = target.volume.name, self._ledger.pinned
         if settings is not None:
             usage = embedded.store.usage(settings.directory)
             self._ledger.publish_room(usage.room_gib(setting.used_bytes))
-            text = messages.SERVING.format(usage=usage.summary(), **values)
+            text = f"serving volume {name} from this unit: {usage.summary()}; for trials and small teams"
+        elif pinned.mode == "external":
+            text = f"offering volume {name}"
         else:
-            text = messages.OFFERING if self._ledger.pinned.mode == "external" else messages.STANDBY
-            text = text.format(**values)
+            text = f"{pinned.server} serves volume {name}; this unit has nothing to do"
         return self._unable() or Status(Level.ACTIVE, text)
 
     def target(self) -> Target:
@@ -59,14 +60,14 @@ class Application:
         wanted = self._sources.external(self._ledger)
         is_ours = wanted is None and self._ledger.is_server
         if is_ours and not embedded.store.is_running(self._sources.settings(self._ledger)):
-            raise StatusError(Level.MAINTENANCE, messages.STARTING)
+            raise StatusError(Level.MAINTENANCE, "starting the servers of the volume")
         return open_target(self._charm.app.name, *(wanted or self._sources.served(self._ledger)))
 
     def verify(self) -> tuple[Target, juicefs.Setting]:
         """Look at the volume without changing anything."""
         target, uuid = self.target(), self.uuid
         if uuid is None:
-            raise StatusError(Level.WAITING, messages.UNFORMATTED)
+            raise StatusError(Level.WAITING, "waiting for the leader to format the volume")
         return target, formatting.ensure_formatted(target, formatting.Known(uuid))
 
     def storage(self) -> dict[str, str]:
@@ -106,7 +107,7 @@ class Application:
             return None
         settings = sources.settings(ledger)
         if not embedded.store.is_running(settings):
-            self._show_progress(messages.STARTING)
+            self._show_progress("starting the servers of the volume")
         embedded.store.ensure(settings)
         ledger.publish_address(settings.address)
         if ledger.pinned.uuid is None:
@@ -146,7 +147,8 @@ class Application:
             wake.later(self.name, self._charm.charm_dir, _SILENT_S)
         for relation, client in silent.items():
             if silent_s[relation] >= _SILENT_S:
-                return Status(Level.BLOCKED, messages.CANNOT_MOUNT.format(app=self._charm.app.name, client=client))
+                remedy = f"juju remove-relation {self._charm.app.name} {client}, and use shared-filesystem-client"
+                return Status(Level.BLOCKED, f"{client} cannot mount JuiceFS: {remedy}")
         return None
 
     def _show_progress(self, text: str) -> None:

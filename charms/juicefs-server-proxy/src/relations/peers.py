@@ -10,7 +10,7 @@ import pydantic
 
 from slurm_ddp.charm import Level, StatusError
 from slurm_ddp.interfaces import filesystem_info as fs
-from volume import format_journal, formatting, messages
+from volume import format_journal, formatting
 
 PEERS = "server-peers"
 _SILENT = "silent-since"  # the key in a unit's databag: relations whose units publish nothing, and since when
@@ -38,7 +38,7 @@ class Ledger:
     def __init__(self, charm: ops.CharmBase) -> None:
         relation = charm.model.get_relation(PEERS)
         if relation is None:
-            raise StatusError(Level.WAITING, messages.NO_PEERS)
+            raise StatusError(Level.WAITING, "waiting for the peer relation")
         self._model = charm.model
         self._unit = charm.unit
         self._app = charm.app
@@ -114,7 +114,8 @@ class Ledger:
         if server is None:
             return None
         if server not in units:
-            raise StatusError(Level.BLOCKED, messages.SERVER_REMOVED.format(server=server))
+            text = f"{server}, whose storage holds the volume, was removed: deploy another application"
+            raise StatusError(Level.BLOCKED, text)
         return self._relation.data[units[server]].get(key)
 
     def silent_s(self, relations: collections.abc.Iterable[int]) -> dict[int, float]:

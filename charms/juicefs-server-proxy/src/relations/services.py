@@ -15,7 +15,6 @@ import typing
 
 from slurm_ddp import juicefs_access
 from slurm_ddp.interfaces import filesystem_info as fs
-from volume import messages
 
 Databag = collections.abc.Mapping[str, str]
 Reveal = collections.abc.Callable[[str], collections.abc.Mapping[str, str]]  # the content of a secret, by its id
@@ -47,11 +46,11 @@ def read_engine(kind: str, data: Databag, reveal: Reveal) -> Offer | None:
     if not endpoint or not content.get("username") or not content.get("password") or not database:
         return None
     if "/" in endpoint:
-        raise ValueError(messages.SOCKET)
+        raise ValueError("it offers a socket, which clients on other machines cannot reach")
     try:
         host, port = fs.split_address(endpoint)
     except fs.UriError as e:
-        raise ValueError(messages.ENDPOINTS.format(problem=e)) from e
+        raise ValueError(f"its endpoints: {e}") from e
     hosts = (fs.join_address(host, port or fs.ENGINE_PORTS[kind]),)
     credentials = {"meta-user": content["username"], "meta-password": content["password"]}
     tls, params = content.get("tls", "").lower(), ""
@@ -69,13 +68,13 @@ def read_store(data: Databag, reveal: Reveal) -> Offer | None:
     if not bucket or not content.get("access-key") or not content.get("secret-key"):
         return None
     if data.get("path", "").strip("/"):
-        raise ValueError(messages.HAS_PATH)
+        raise ValueError("it names a path: JuiceFS takes a bucket as a whole; reset the path there")
     endpoint = data.get("endpoint", "").rstrip("/")
     if not endpoint and not region:
-        raise ValueError(messages.NO_PLACE)
+        raise ValueError("it names neither an endpoint nor a region: set one of them there")
     found = re.fullmatch(r"(?i)(https?)://([^/?#@\s]+)", endpoint or f"https://s3.{region}.amazonaws.com")
     if not found:
-        raise ValueError(messages.NOT_HTTPS)
+        raise ValueError("its endpoint is not https://HOST")
     scheme, host = found[1].lower(), found[2]
     in_host = data.get("s3-uri-style") == "host"
     credentials = {key: content[key] for key in STORE_SECRETS}
@@ -110,6 +109,5 @@ def _pem(text: str) -> str:
     try:
         decoded = base64.b64decode(text, validate=True)
     except binascii.Error as e:
-        raise ValueError(messages.NO_CERTIFICATE) from e
-    is_pem = decoded.startswith(b"-----BEGIN")
-    return decoded.decode("ascii", "replace") if is_pem else ssl.DER_cert_to_PEM_cert(decoded)
+        raise ValueError("its tls-ca-chain holds something other than a certificate") from e
+    return decoded.decode("ascii", "replace") if b"-----BEGIN" in decoded else ssl.DER_cert_to_PEM_cert(decoded)

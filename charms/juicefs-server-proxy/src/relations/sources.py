@@ -17,7 +17,7 @@ from relations.peers import Ledger
 from slurm_ddp import juicefs_access
 from slurm_ddp.charm import Level, StatusError, config_errors, naming
 from slurm_ddp.interfaces import filesystem_info as fs
-from volume import messages, spec
+from volume import spec
 from volume.spec import Volume
 
 ENGINES = {"postgresql": "postgres", "mysql": "mysql"}  # endpoints, and the kinds of engine behind them
@@ -83,7 +83,8 @@ class Sources:
             wanted = self._external()
         pinned, mode = ledger.pinned, "external" if wanted else "embedded"
         if pinned.mode not in (None, mode) and not pinned.may_move:
-            raise StatusError(Level.BLOCKED, messages.FOR_GOOD.format(mode=pinned.mode))
+            text = f"metadata-url, bucket: this application's volume stays {pinned.mode}: deploy another application"
+            raise StatusError(Level.BLOCKED, text)
         return wanted
 
     def served(self, ledger: Ledger) -> tuple[Volume, fs.JuicefsSecret]:
@@ -91,7 +92,7 @@ class Sources:
         address, room_gib, credentials = ledger.address(), ledger.room(), ledger.credentials()
         if address is None or credentials is None:
             server = ledger.pinned.server or "the leader"
-            raise StatusError(Level.WAITING, messages.NOT_SERVED.format(server=server))
+            raise StatusError(Level.WAITING, f"waiting for {server} to serve the volume")
         made = self.config.format()
         if room_gib is not None:
             made = dataclasses.replace(made, capacity_gib=min(made.capacity_gib or room_gib, room_gib))
@@ -101,7 +102,7 @@ class Sources:
         """Read what this unit has to serve."""
         storages, credentials = self._model.storages["volume"], ledger.credentials()
         if not storages or credentials is None:
-            raise StatusError(Level.WAITING, messages.NO_STORAGE)
+            raise StatusError(Level.WAITING, "waiting for storage and for the leader")
         address, directory = self._address(), storages[0].location
         return embedded.store.Settings(self._app.name, address, directory, credentials, self.config.synchronous)
 
@@ -113,7 +114,7 @@ class Sources:
         for found in (*binding.network.ingress_addresses, *bound):
             if isinstance(found, (ipaddress.IPv4Address, ipaddress.IPv6Address)):
                 return str(found)
-        raise StatusError(Level.WAITING, messages.NO_ADDRESS, retry=True)
+        raise StatusError(Level.WAITING, "waiting for this machine to have an IP address", retry=True)
 
     def _external(self) -> tuple[Volume, fs.JuicefsSecret] | None:
         config, made, content = self.config, self.config.format(), self._content()
@@ -121,10 +122,11 @@ class Sources:
         has_engine, has_store = bool(config.metadata_url or engine), bool(config.bucket or store)
         if not has_engine and not has_store:
             if content is not None:
-                raise ValueError(messages.UNUSED_CREDENTIALS)
+                raise ValueError("credentials: only used with metadata-url and bucket: set both, or reset credentials")
             return None
         if not has_engine or not has_store:
-            raise ValueError(messages.NO_BUCKET if has_engine else messages.NO_ENGINE)
+            missing, given = ("bucket", "metadata-url") if has_engine else ("metadata-url", "bucket")
+            raise ValueError(f"{missing}: set it too, or reset {given} for an embedded volume")
         offers: list[services.Offer] = []
         user: str | None = None
         if engine is not None:
@@ -156,18 +158,18 @@ class Sources:
         try:
             return self.config.credentials.get_content(refresh=True)
         except ops.ModelError:  # no such secret, or not for us
-            raise ValueError(messages.NO_ACCESS.format(app=self._app.name)) from None
+            raise ValueError(f"credentials: no access: juju grant-secret SECRET {self._app.name}") from None
 
     def _engine_relation(self) -> ops.Relation | None:
         found = [name for name in ENGINES if self._model.relations[name]]
         if len(found) > 1:
-            raise ValueError(messages.TWO_ENGINES.format(endpoints=", ".join(found)))
+            raise ValueError(f"{', '.join(found)}: only one metadata engine is possible: remove one of the relations")
         return self._relation(found[0], "metadata-url", self.config.metadata_url) if found else None
 
     def _relation(self, name: str, option: str, value: str) -> ops.Relation | None:
         relation = next(iter(self._model.relations[name]), None)
         if relation is not None and value:
-            raise ValueError(messages.OFFERED_TOO.format(option=option, app=relation.app.name))
+            raise ValueError(f"{option}: {relation.app.name} offers it too: reset the option, or remove the relation")
         return relation
 
     def _offer(self, relation: ops.Relation, read: Read) -> services.Offer:
@@ -175,11 +177,11 @@ class Sources:
         try:
             offer = read(relation.data[relation.app], self._reveal)
         except ops.ModelError:  # the secret is not granted (yet), or was removed
-            raise StatusError(Level.WAITING, messages.NOT_GRANTED.format(app=app), retry=True) from None
+            raise StatusError(Level.WAITING, f"waiting for {app} to grant its credentials", retry=True) from None
         except ValueError as e:
-            raise ValueError(messages.UNUSABLE.format(endpoint=endpoint, app=app, problem=e)) from e
+            raise ValueError(f"{endpoint}: {app} cannot be used: {e}") from e
         if offer is None:
-            raise StatusError(Level.WAITING, messages.NO_ANSWER.format(app=app, endpoint=endpoint))
+            raise StatusError(Level.WAITING, f"waiting for {app} to answer on {endpoint}")
         return offer
 
     def _reveal(self, identifier: str) -> dict[str, str]:
@@ -193,7 +195,7 @@ def _merged(content: dict[str, str], offers: list[services.Offer]) -> dict[str, 
         if key == "tls-ca":  # authorities add up
             merged[key] = "\n".join(text for text in (merged.get(key, "").strip(), value) if text)
         elif key in content:
-            raise ValueError(messages.PROVIDED_TOO.format(key=key))
+            raise ValueError(f"{key}: a related charm provides it: remove it from the secret")
         else:
             merged[key] = value
     return merged

@@ -16,7 +16,6 @@ import pydantic
 from slurm_ddp import apt, juicefs, mounts
 from slurm_ddp.charm import Action, ActionError, Log, Results
 from slurm_ddp.run import clean_env, last_line, run, scrub
-from volume import messages
 from volume.maintenance import Long, private, with_progress
 from volume.target import Target, Unit
 
@@ -34,11 +33,9 @@ def _measure(unit: Unit, wanted: _Parameters, log: Log) -> Results:
     """Measure writing and reading, without a cache."""
     target, big_mib, small_files = unit.verify()[0], wanted.big_file_size, wanted.small_files
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        raise ActionError(messages.NO_FUSE)
+        raise ActionError("/dev/fuse does not open here: run the action benchmark of shared-filesystem-client")
     apt.ensure_packages(["fuse3"])
-    version, env = juicefs.version(target.program), dict[str, str]()
-    if juicefs.knows(version, "skip-trash"):
-        env["PATH"] = ""  # it finds no `rm` then, which would put what it wrote into the trash, and only warns
+    env = {"PATH": ""}  # it finds no `rm` then, which would put what it wrote into the trash, and only warns
     if not os.access(_DROP_CACHES, os.W_OK):  # a container
         env["SKIP_DROP_CACHES"] = "true"
     with tempfile.TemporaryDirectory(prefix="benchmark-", dir=private(target.directory)) as scratch:
@@ -46,7 +43,7 @@ def _measure(unit: Unit, wanted: _Parameters, log: Log) -> Results:
         mountpoint.mkdir()
         # A cache of next to nothing: it is the engine and the store that are measured
         options = {"no-usage-report": True, "no-syslog": True, "cache-dir": str(cache), "cache-size": "1"}
-        with _mounted(target, juicefs.flags(version, options | {"backup-meta": "0"}), mountpoint):
+        with _mounted(target, juicefs.flags(options | {"backup-meta": "0"}), mountpoint):
             log(f"mounted; writing and reading {big_mib} MiB and {small_files} small files")
             sizes = [f"--big-file-size={big_mib}", f"--small-file-count={small_files}", "--small-file-size=0.1"]
             folder = str(mountpoint / f".benchmark-{secrets.token_hex(8)}")
@@ -55,7 +52,7 @@ def _measure(unit: Unit, wanted: _Parameters, log: Log) -> Results:
                 argv = ("bench", *sizes, folder)
                 done = with_progress("bench", log, lambda: target.invoke(*argv, env=env, timeout=wanted.timeout))
             finally:
-                for command in juicefs.removal(target.program, version, folder):
+                for command in juicefs.removal(target.program, folder):
                     run(*command, timeout=_REMOVE_S)
         return read(done.stdout)
 
@@ -66,7 +63,7 @@ def read(output: str) -> Results:
     figure = r"\s*([0-9.]+ [^|]+?)\s*\|"
     rows = re.findall(rf"^[|\s]*([A-Z][A-Za-z ]+?)\s*\|{figure}{figure}", plain, re.MULTILINE)
     if not rows:
-        raise ActionError(messages.NO_FIGURES)
+        raise ActionError("juicefs bench returned unexpected output")
     return {name.lower().replace(" ", "-"): f"{value}, {cost}" for name, value, cost in rows}
 
 
@@ -86,7 +83,7 @@ def _mounted(target: Target, flags: list[str], mountpoint: pathlib.Path) -> coll
                     output.seek(0)
                     text = scrub(output.read(), target.access.secrets)
                     reason = juicefs.reason(text) or last_line(text) or f"not mounted within {_MOUNT_S:.0f} s"
-                    raise ActionError(messages.NOT_MOUNTED.format(reason=reason))
+                    raise ActionError(f"mount: {reason}")
                 time.sleep(0.1)
             yield
         finally:

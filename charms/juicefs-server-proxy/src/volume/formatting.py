@@ -10,7 +10,7 @@ import tempfile
 
 from slurm_ddp import juicefs
 from slurm_ddp.interfaces import filesystem_info as fs
-from volume import format_journal, messages, target
+from volume import format_journal, target
 from volume.spec import Format, Volume
 from volume.target import Target
 
@@ -40,16 +40,19 @@ def ensure_formatted(volume: Target, known: Known) -> juicefs.Setting:
     """
     wanted, setting, uuid = volume.volume, volume.inspect(), known.uuid
     if setting is None and uuid is not None:
-        raise VolumeError(messages.LOST.format(name=wanted.name, uuid=uuid))
+        raise VolumeError(f"the metadata engine lost volume {wanted.name} ({uuid}): restore a backup: restore-metadata")
     if setting is None:
         known.announce()
         _format(volume)
         setting = volume.inspect()
         if setting is None:
-            raise juicefs.JuicefsError(messages.NOT_THERE)
+            raise juicefs.JuicefsError("juicefs format reported success and the engine holds no volume")
     elif uuid is None and not known.ours and known.adopt != setting.uuid:
         _check_same(wanted, setting, None)
-        raise VolumeError(messages.NOT_OURS.format(name=setting.name, uuid=setting.uuid))
+        raise VolumeError(
+            f"the metadata engine holds a volume {setting.name} ({setting.uuid}) that was not made here: if no "
+            f"other application offers it, take it over with adopt={setting.uuid}; else name another database"
+        )
     if not wanted.keyless and setting.uuid == uuid and not _same_bucket(wanted, setting):
         _config(volume, {"bucket": wanted.bucket})  # an embedded volume follows its server to a new address
         setting = dataclasses.replace(setting, bucket=wanted.bucket)
@@ -77,12 +80,13 @@ def _format(volume: Target) -> None:
             path.touch(mode=0o600)
             path.write_text(wanted.encrypt_key)
             options["encrypt-rsa-key"] = str(path)
-        flags = juicefs.flags(juicefs.version(volume.program), options)
+        flags = juicefs.flags(options)
         try:
             volume.change("format", *flags, volume.access.url, wanted.name, env=keys)
         except juicefs.JuicefsError as e:
             if "is not empty" in str(e):
-                raise juicefs.JuicefsError(messages.NOT_EMPTY.format(reason=e)) from e
+                text = f"{e}: it may be another application's volume; choose another volume-name, bucket or prefix"
+                raise juicefs.JuicefsError(text) from e
             raise
 
 
@@ -96,23 +100,23 @@ def _same_bucket(volume: Volume, setting: juicefs.Setting) -> bool:
 
 def _check_same(volume: Volume, setting: juicefs.Setting, uuid: str | None) -> None:
     """Raise `VolumeError` unless what the engine holds is the volume that should be there."""
-    name = volume.name
-    if setting.name != name:
-        raise VolumeError(messages.OTHER_NAME.format(name=name, found=setting.name))
-    if uuid is not None and setting.uuid != uuid:
-        raise VolumeError(messages.OTHER_UUID.format(name=name, found=setting.uuid, uuid=uuid))
-    if setting.storage and setting.storage != volume.storage:
-        raise VolumeError(messages.OTHER_STORAGE.format(name=name, found=setting.storage, wanted=volume.storage))
+    name, found = volume.name, setting.name
+    if found != name:
+        raise VolumeError(f"the metadata engine holds volume {found}: set volume-name={found}, or a new database")
+    if uuid not in (None, setting.uuid):
+        problem = f"the metadata engine holds another volume {name} ({setting.uuid}) than the one published ({uuid})"
+        raise VolumeError(f"{problem}: set the old metadata-url, or deploy another application")
     if not _same_bucket(volume, setting):
-        raise VolumeError(messages.OTHER_BUCKET.format(name=name, found=setting.bucket, wanted=volume.bucket))
+        raise VolumeError(f"volume {name} keeps its data at {setting.bucket}, not at {volume.bucket}: set that again")
     for option, found, wanted in (
+        ("storage-type", setting.storage or volume.storage, volume.storage),
         ("block-size", f"{setting.block_kib}K", f"{volume.format.block_kib}K"),
         ("compression", setting.compression, volume.format.compression),
     ):
         if found != wanted:
-            raise VolumeError(messages.FIXED.format(option=option, name=name, found=found))
+            raise VolumeError(f"{option}: volume {name} was made with {found}, for good: set {option}={found}")
     if volume.encrypt_key and not setting.encrypted:
-        raise VolumeError(messages.UNENCRYPTED.format(name=name))
+        raise VolumeError(f"credentials: volume {name} was made without encryption: remove encrypt-key from the secret")
 
 
 def ensure_options(volume: Target, setting: juicefs.Setting) -> None:
@@ -139,23 +143,20 @@ def ensure_sticky_root(volume: Target) -> None:
 
 def published(volume: Target, setting: juicefs.Setting, secret: tuple[str | None, int | None]) -> fs.Juicefs:
     """Describe the volume to those who mount it; `secret` is the id and revision of the credentials."""
-    wanted, engine, (secret_id, auth_rev) = volume.volume, volume.volume.engine, secret
+    wanted, (secret_id, auth_rev) = volume.volume, secret
+    address = dataclasses.asdict(wanted.engine)
     return fs.Juicefs(
         name=wanted.name,
-        hosts=engine.hosts,
-        engine=engine.kind,
-        db=engine.db,
+        engine=address.pop("kind"),
         uuid=setting.uuid,
         secret_id=secret_id,
         auth_rev=auth_rev,
-        tls=engine.tls,
-        params=engine.params,
         storage=wanted.storage,
         bucket=wanted.bucket,
         version=juicefs.text(juicefs.version(volume.program)),
         keyless=wanted.keyless,
-        master=engine.master,
         region=wanted.region,
+        **address,
     )
 
 

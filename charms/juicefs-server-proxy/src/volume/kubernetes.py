@@ -5,19 +5,17 @@ on their command line. Sources: the driver's manual, "Create and use PV", and th
 storage/v1).
 """
 
-import functools
 import json
 import pathlib
 import re
 
-from slurm_ddp import files, juicefs
+from slurm_ddp import files
 from slurm_ddp.charm import Action, Log, Parameters, Results
-from volume import messages
 from volume.maintenance import private
 from volume.target import Unit, render
 
 _DRIVER = "csi.juicefs.com"
-_render = functools.partial(render, pathlib.Path(__file__).with_name("templates"))
+_TEMPLATES = pathlib.Path(__file__).with_name("templates")
 _FILES_DIR = pathlib.Path("/etc/juicefs-certificates")  # in the mount pods
 
 
@@ -36,11 +34,11 @@ def _export(unit: Unit, wanted: _Parameters, _log: Log) -> Results:
     name, namespace = wanted.name or target.volume.name, wanted.namespace
     for parameter, value in (("namespace", namespace), ("name", name)):
         if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?", value):
-            raise ValueError(messages.KUBERNETES_NAME.format(parameter=parameter))
+            raise ValueError(f"{parameter}: letters a-z, digits and hyphens, 52 at most, with no hyphen at either end")
     if not re.fullmatch(r"[1-9][0-9]{0,8}(Ki|Mi|Gi|Ti|Pi)", wanted.size):
-        raise ValueError(messages.KUBERNETES_SIZE)
+        raise ValueError("size: a number and one of Ki, Mi, Gi, Ti and Pi, like 100Gi")
     volume = target.volume
-    access = volume.access(target.credentials, juicefs.version(target.program), directory=_FILES_DIR)
+    access = volume.access(target.credentials, directory=_FILES_DIR)
     data = {"name": volume.name, "metaurl": access.url, "storage": volume.storage, "bucket": volume.bucket}
     if access.environment:
         data["envs"] = json.dumps(access.environment, sort_keys=True)
@@ -50,9 +48,9 @@ def _export(unit: Unit, wanted: _Parameters, _log: Log) -> Results:
         secrets[f"{name}-files"] = {path.name: text for path, text in access.files.items()}
     labels = {"app.kubernetes.io/managed-by": "juicefs-server-proxy", "juicefs/volume": volume.name}
     common = {"name": name, "namespace": namespace, "labels": labels}
-    hidden = _render("kubernetes-secrets.yaml.j2", **common, secrets=secrets)
+    hidden = render(_TEMPLATES, "kubernetes-secrets.yaml.j2", **common, secrets=secrets)
     handle = f"{volume.name}-{setting.uuid}"
-    shown = _render("kubernetes.yaml.j2", **common, driver=_DRIVER, handle=handle, size=wanted.size)
+    shown = render(_TEMPLATES, "kubernetes.yaml.j2", **common, driver=_DRIVER, handle=handle, size=wanted.size)
     path = private(target.directory / "kubernetes") / f"{name}.yaml"
     files.ensure_file(path, hidden + shown, mode=0o600)
     apply = f"juju ssh {unit.name} sudo cat {path} | kubectl apply -f -"

@@ -17,7 +17,6 @@ import pydantic
 from slurm_ddp import files, juicefs
 from slurm_ddp.charm import Action, ActionError, Log, Parameters, Results
 from slurm_ddp.run import CommandError, last_line
-from volume import messages
 from volume.target import Target, Unit
 
 _SHORT_S = 120.0
@@ -30,13 +29,13 @@ T = typing.TypeVar("T")
 
 def _inside(path: str) -> str:
     if not re.fullmatch(r"/[^\0\n]*", path) or ".." in path.split("/"):
-        raise ValueError(messages.PATH)
+        raise ValueError("an absolute path inside the volume is needed, like /datasets")
     return path
 
 
 def _absolute(file: str) -> str:
     if not file.startswith("/"):
-        raise ValueError(messages.FILE)
+        raise ValueError("an absolute path on this unit is needed, like /tmp/backup.json.gz")
     return file
 
 
@@ -78,7 +77,7 @@ def _fsck(unit: Unit, wanted: _Fsck, log: Log) -> Results:
 def _gc(unit: Unit, wanted: _Gc, log: Log) -> Results:
     flags = [f"--{flag}" for flag in ("delete", "compact") if getattr(wanted, flag)]
     report = _run_long(unit.verify()[0], "gc", *flags, timeout_s=wanted.timeout, log=log)
-    mode = "deleted" if wanted.delete else messages.DRY_RUN
+    mode = "deleted" if wanted.delete else "dry run: nothing was deleted; delete=true does"
     return {"mode": mode, "summary": _summary(report), "report": str(report)}
 
 
@@ -92,7 +91,7 @@ def _back_up(unit: Unit, wanted: Long, log: Log) -> Results:
         _run_long(target, "dump", str(partial), timeout_s=wanted.timeout, log=log)
         found = _uuid_of(partial)
         if found != setting.uuid:
-            raise ActionError(messages.BACKUP_OF_OTHER.format(found=found or "unknown", uuid=setting.uuid))
+            raise ActionError(f"the backup is of volume {found or 'unknown'}, not {setting.uuid}: it is not kept")
         partial.chmod(0o600)
         partial.replace(path)
     finally:
@@ -106,23 +105,23 @@ def _restore(unit: Unit, wanted: _Restore, log: Log) -> Results:
     """Load a backup of the volume into an engine that holds nothing."""
     path, uuid = pathlib.Path(wanted.file), wanted.uuid
     if not unit.leads:
-        raise ActionError(messages.NOT_LEADER)
+        raise ActionError("run it on the leader: the unit with a * in juju status")
     if unit.uuid not in (None, uuid):
-        raise ActionError(messages.OTHER_VOLUME.format(uuid=unit.uuid))
+        raise ActionError(f"uuid: this application's volume is {unit.uuid}: deploy another application for another")
     target = unit.target()
     if not target.volume.keyless:
-        raise ActionError(messages.EMBEDDED)
+        raise ActionError("the metadata of an embedded volume is Redis' log in the unit's storage: restore that")
     if not path.is_file() or path.is_symlink():
-        raise ActionError(messages.NO_FILE.format(file=path))
+        raise ActionError(f"file: {path} does not exist: juju scp BACKUP UNIT:/tmp/ first")
     found = _uuid_of(path)
     if found != uuid:
-        raise ActionError(messages.OTHER_BACKUP.format(file=path.name, found=found or "unknown", uuid=uuid))
+        raise ActionError(f"uuid: {path.name} is a backup of volume {found or 'unknown'}, not {uuid}")
     if (there := target.inspect()) is not None:
-        raise ActionError(messages.OCCUPIED.format(name=there.name, uuid=there.uuid))
+        raise ActionError(f"the metadata engine holds volume {there.name} ({there.uuid}): restore into an empty one")
     report = _run_long(target, "load", str(path), timeout_s=wanted.timeout, log=log)
     there = target.inspect()
     if there is None or there.uuid != uuid:
-        raise ActionError(messages.NOT_RESTORED.format(uuid=uuid, report=report))
+        raise ActionError(f"after load the metadata engine does not hold volume {uuid}; the report: {report}")
     unit.pin(uuid)
     return {"uuid": there.uuid, "volume": there.name, "report": str(report)}
 
@@ -130,7 +129,7 @@ def _restore(unit: Unit, wanted: _Restore, log: Log) -> Results:
 def _set_quota(unit: Unit, wanted: _Quota, _log: Log) -> Results:
     limits = {"--capacity": wanted.capacity, "--inodes": wanted.inodes}
     if not wanted.remove and not any(limits.values()):
-        raise ActionError(messages.NO_LIMIT)
+        raise ActionError("capacity, inodes: set one of them, or remove=true")
     target = unit.verify()[0]
     if wanted.remove:
         _quota(target, "delete", "--path", wanted.path)
@@ -140,7 +139,7 @@ def _set_quota(unit: Unit, wanted: _Quota, _log: Log) -> Results:
     for quota in _quotas(target):
         if quota["path"] == wanted.path:
             return quota
-    raise ActionError(messages.NO_QUOTA.format(path=wanted.path))
+    raise ActionError(f"path: juicefs lists no quota of {wanted.path} after it was set")
 
 
 def _list_quotas(unit: Unit, _: Parameters, _log: Log) -> Results:
@@ -208,7 +207,7 @@ def _run_long(target: Target, command: str, *arguments: str, timeout_s: float, l
         old.unlink(missing_ok=True)
     if failure is not None:
         reason = juicefs.explain(failure)
-        raise ActionError(messages.FAILED.format(command=command, reason=reason, report=report)) from failure
+        raise ActionError(f"{command}: {reason}; its whole report: {report}") from failure
     return report
 
 

@@ -9,7 +9,6 @@ import urllib.parse
 from slurm_ddp import juicefs_access
 from slurm_ddp.charm import naming
 from slurm_ddp.interfaces import filesystem_info as fs
-from volume import messages
 
 # Kinds of object stores: how a bucket is written, for the user and as a pattern
 _BUCKETS = {
@@ -47,14 +46,10 @@ class Volume:
     # An RSA key in PEM, which formatting alone needs; with it, blocks are encrypted
     encrypt_key: str = dataclasses.field(default="", repr=False)
 
-    def access(
-        self, credentials: fs.JuicefsSecret, version: juicefs_access.Version, *, directory: pathlib.Path
-    ) -> juicefs_access.Access:
-        """Build what this version of juicefs needs for the volume, with its files in `directory`."""
+    def access(self, credentials: fs.JuicefsSecret, *, directory: pathlib.Path) -> juicefs_access.Access:
+        """Build what juicefs needs for the volume, with its files in `directory`."""
         place = {"store": self.storage, "region": self.region}
-        return juicefs_access.access(
-            self.engine, credentials, version, directory=directory, keyless=self.keyless, **place
-        )
+        return juicefs_access.access(self.engine, credentials, directory=directory, keyless=self.keyless, **place)
 
 
 def read_format(block_size: str, compression: str, capacity: int, inodes: int, trash_days: int) -> Format:
@@ -63,13 +58,13 @@ def read_format(block_size: str, compression: str, capacity: int, inodes: int, t
         found = re.fullmatch(r"([0-9]{1,6})([KM]?)", block_size)
         kib = int(found[1]) * _KIB[found[2]] if found else 0
         if not 64 <= kib <= 16384 or kib & (kib - 1):
-            raise ValueError(messages.BLOCK_SIZE)
+            raise ValueError("a power of two between 64K and 16M, like 4M")
     with naming("compression"):
         if compression not in _COMPRESSIONS:
-            raise ValueError(messages.ONE_OF.format(choices=", ".join(_COMPRESSIONS)))
+            raise ValueError(f"one of {', '.join(_COMPRESSIONS)}")
     for option, value in (("capacity", capacity), ("inodes", inodes), ("trash-days", trash_days)):
         if value < 0:
-            raise ValueError(messages.NEGATIVE.format(option=option))
+            raise ValueError(f"{option}: 0 or more")
     return Format(kib, compression, capacity, inodes, trash_days)
 
 
@@ -82,14 +77,15 @@ def read_credentials(
     """
     possible = (*fs.JuicefsSecret.names(), "encrypt-key")
     if unknown := sorted(set(content) - set(possible)):
-        raise ValueError(messages.UNKNOWN_KEY.format(key=unknown[0], keys=", ".join(possible)))
+        raise ValueError(f"unknown key {unknown[0]}; possible: {', '.join(possible)}")
     if user is not None and "meta-user" in content:
-        raise ValueError(messages.TWO_USERS)
+        raise ValueError("meta-user: metadata-url already names the user: remove one of the two")
     key = content.get("encrypt-key", "")
     if key and ("-----BEGIN RSA PRIVATE KEY-----" not in key or "ENCRYPTED" not in key):
-        raise ValueError(messages.NOT_RSA)
+        make = "openssl genrsa -traditional -aes256 -out key.pem 2048"
+        raise ValueError(f"encrypt-key: not an RSA key in PEM with a passphrase: make one with {make}")
     if key and not content.get("encrypt-passphrase"):
-        raise ValueError(messages.KEY_ALONE)
+        raise ValueError("encrypt-passphrase: required by encrypt-key")
     return fs.JuicefsSecret.from_content(dict(content) | ({"meta-user": user} if user else {})), key
 
 
@@ -98,9 +94,9 @@ def read_bucket(storage: str, bucket: str) -> str:
     example, pattern = _BUCKETS[storage]
     parts = urllib.parse.urlsplit(bucket)
     if "@" in parts.netloc:
-        raise ValueError(messages.KEYS_IN_BUCKET)
+        raise ValueError("remove the keys from it: they go into a secret, named by the option credentials")
     if not re.fullmatch(pattern, bucket):
-        raise ValueError(messages.BUCKET.format(example=example))
+        raise ValueError(f"write it as {example}")
     if storage == "file":
         return parts.path.rstrip("/") + "/"
     return f"gs://{parts.netloc}" if storage == "gs" else bucket
@@ -109,4 +105,4 @@ def read_bucket(storage: str, bucket: str) -> str:
 def check_storage(storage: str) -> None:
     """Raise `ValueError` unless this charm can offer a volume on such a store."""
     if storage not in juicefs_access.KEYLESS_STORES:
-        raise ValueError(messages.ONE_OF.format(choices=", ".join(juicefs_access.KEYLESS_STORES)))
+        raise ValueError(f"one of {', '.join(juicefs_access.KEYLESS_STORES)}")

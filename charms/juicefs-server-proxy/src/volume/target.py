@@ -71,21 +71,19 @@ def program_path(app: str) -> pathlib.Path:
 
 
 def open_target(app: str, volume: Volume, credentials: fs.JuicefsSecret) -> Target:
-    """Write the files that juicefs must find for this volume. Raises `juicefs.JuicefsError` where it cannot use it."""
+    """Write the files that juicefs must find for this volume."""
     program = program_path(app)
-    access = volume.access(credentials, juicefs.version(program), directory=CONFIG_DIR / app)
+    access = volume.access(credentials, directory=CONFIG_DIR / app)
     access.ensure_files()
     return Target(app, program, volume, credentials, access)
 
 
 def render(folder: pathlib.Path, template: str, **values: object) -> str:
-    """Fill in a template of a folder; a value that is missing is an error."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(folder),
+    """Fill in a template of a folder; a missing value is an error."""
+    return jinja2.Template(
+        (folder / template).read_text(),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        autoescape=False,  # noqa: S701 - configuration files, not HTML
-    )
-    return environment.get_template(template).render(**values)
+    ).render(**values)

@@ -7,7 +7,6 @@ Helpers before Ceph 17 know the older way to name a filesystem only; the newer o
 import re
 import socket
 
-import mount_messages as messages
 import mount_plan
 from kinds import kernel, presets
 from slurm_ddp import apt
@@ -22,9 +21,9 @@ def plan(spec: mount_plan.Spec, volume: fs.Cephfs, key: str) -> mount_plan.Plan:
     """Draw up the mount of a directory of a Ceph filesystem; the helper is installed already."""
     for what, value in {"user": volume.user, "fsid": volume.fsid, "filesystem": volume.name}.items():
         if not re.fullmatch(r"[A-Za-z0-9._-]+", value):
-            raise mount_plan.MountError(messages.CEPH_NAME.format(what=what))
+            raise mount_plan.MountError(f"the Ceph {what} has other characters than letters, digits and ._- in it")
     if not re.fullmatch(r"[A-Za-z0-9+/]+={0,2}", key):
-        raise mount_plan.MountError(messages.CEPH_KEY)
+        raise mount_plan.MountError("the Ceph key is not base64: it is what `ceph auth print-key client.USER` prints")
     kernel.check(kernel.CEPH)
     monitors, messenger = _monitors(volume)
     addresses = [fs.join_address(*one) for one in monitors]
@@ -67,7 +66,7 @@ def _monitors(volume: fs.Cephfs) -> tuple[mount_plan.Servers, int]:
         try:
             answers = socket.getaddrinfo(monitor.host, None, type=socket.SOCK_STREAM)
         except OSError as e:
-            text = messages.NO_MONITOR.format(host=monitor.host, error=e.strerror or e)
+            text = f"the Ceph monitor {monitor.host} has no address ({e.strerror or e})"
             raise mount_plan.NotYetError(text) from e
         # One of several, and always the same: another order would look like a change
         found.append((min(str(answer[4][0]) for answer in answers), monitor.port))

@@ -6,7 +6,6 @@ import os
 import pathlib
 import re
 
-import mount_messages as messages
 import mount_plan
 from kinds import presets
 from scripts import keeper
@@ -18,7 +17,6 @@ from slurm_ddp.run import CommandError
 _log = logging.getLogger(__name__)
 
 _FSTYPE = "fuse.juicefs"
-_SMOOTH = (1, 2, 0)  # from here on a supervisor holds the mount while the program behind it is exchanged
 _DEFAULT_BUFFER_MIB = "300"
 _AUTO = "auto"
 # What of a disk the cache may fill, and what it always leaves free (JuiceFS counts blocks and inodes): the first where
@@ -40,13 +38,8 @@ def plan(
     """Draw up the mount of a volume; the program is installed already."""
     check_fuse()
     version = juicefs.version(program_path(spec.app))
-    maker = juicefs.parse_version(volume.version)
-    if maker is not None and maker < juicefs.OLDEST:
-        oldest = juicefs.text(juicefs.OLDEST)
-        text = messages.VOLUME_TOO_OLD.format(name=volume.name, version=volume.version, oldest=oldest)
-        raise mount_plan.MountError(text)
     etc = mount_plan.ETC / spec.app
-    access, environment_file = juicefs_access.of(volume, secret, version, directory=etc), etc / "environment"
+    access, environment_file = juicefs_access.of(volume, secret, directory=etc), etc / "environment"
     source, caches, quoted = f"JuiceFS:{volume.name}", _caches(spec), mount_plan.quoted
     command = [*_command(spec, _subdir(spec, volume), caches, version), access.url, spec.mountpoint]
     staging = [quoted(str(cache / volume.uuid / "rawstaging")) for cache in caches if spec.juicefs_writeback]
@@ -63,7 +56,6 @@ def plan(
         command=" ".join(map(quoted, command)),
         staging=staging,
         upload_s=_UPLOAD_S,
-        reloads=version >= _SMOOTH,
     )
     return mount_plan.Plan(
         spec=spec,
@@ -79,7 +71,6 @@ def plan(
         program_changed=access.ensure_files() or program_changed,
         caches=caches,
         version=juicefs.text(version),
-        reloads=version >= _SMOOTH,
         port=spec.metrics_port,
         sticky=True,
     )
@@ -97,15 +88,15 @@ def ensure_sticky_folders(spec: mount_plan.Spec, volume: fs.Juicefs, secret: fs.
         return
     program = program_path(spec.app)
     try:
-        access = juicefs_access.of(volume, secret, juicefs.version(program), directory=mount_plan.ETC / spec.app)
+        access = juicefs_access.of(volume, secret, directory=mount_plan.ETC / spec.app)
         access.ensure_files()
         juicefs.check_reachable(volume.addresses())
         for folder in (subdir, *map(str, pathlib.PurePosixPath(subdir).parents)):  # those above are made 0755 with it
             if report := juicefs.ensure_sticky(program, access, folder):
-                _log.warning(messages.VOLUME.format(name=volume.name, report=report))
+                _log.warning("volume %s: %s", volume.name, report)
         files.ensure_file(note, done)
     except (juicefs.JuicefsError, CommandError) as e:
-        _log.info(messages.FOLDERS_UNKNOWN.format(name=volume.name, folder=subdir, error=e))
+        _log.info("volume %s: the modes of the folders above %s are unknown: %s", volume.name, subdir, e)
 
 
 def check(config: mount_plan.Config) -> None:
@@ -113,15 +104,15 @@ def check(config: mount_plan.Config) -> None:
     if config.cache_size != _AUTO:
         _mib(config.cache_size)
     if config.buffer_size and config.buffer_size < 32:
-        raise ValueError(messages.BUFFER_SIZE)
+        raise ValueError("buffer-size: 32 MiB at least, or 0 for the profile's")
     directories = _directories(config)
     with naming("cache-directories"):
         for directory in directories:
             mount_plan.check_mountpoint(directory)
     if len(set(directories)) != len(directories):
-        raise ValueError(messages.CACHE_TWICE)
+        raise ValueError("cache-directories: a folder is named twice")
     if config.metrics_port and not 1024 <= config.metrics_port < 65536:
-        raise ValueError(messages.METRICS_PORT)
+        raise ValueError("metrics-port: a port from 1024 to 65535, or 0 for the first free one from 9567 on")
 
 
 def _subdir(spec: mount_plan.Spec, volume: fs.Juicefs) -> str:
@@ -134,14 +125,13 @@ def _command(
 ) -> list[str]:
     """Build the command up to its options; the engine's URL and the mountpoint follow."""
     for flag in presets.parse(presets.JUICEFS, spec.mount_options):
-        if not juicefs.knows(version, flag):
-            since, mine = map(juicefs.text, (juicefs.SINCE[flag], version))
-            raise presets.OptionError(messages.OPTION_TOO_NEW.format(flag=flag, since=since, version=mine))
+        if version < (needed := juicefs.SINCE.get(flag, juicefs.OLDEST)):
+            since, mine = map(juicefs.text, (needed, version))
+            raise presets.OptionError(f"mount-options: {flag} needs juicefs {since} or newer, and this is {mine}")
     chosen = presets.merge(presets.JUICEFS, profile=spec.profile, given=spec.mount_options)
     buffer_mib = chosen.pop("buffer-size", _DEFAULT_BUFFER_MIB)
     shared = any(map(_shares_the_systems_disk, caches))
     flags = juicefs.flags(
-        version,
         {
             "no-usage-report": True,
             "no-syslog": True,
@@ -172,7 +162,8 @@ def _caches(spec: mount_plan.Spec) -> tuple[pathlib.Path, ...]:
     for directory in directories:
         mount = mounts.find(directory)
         if mount is not None and mount.fstype in _NO_CACHE_ON:
-            raise mount_plan.MountError(messages.CACHE_PLACE.format(directory=directory, fstype=mount.fstype))
+            text = f"cache-directories: {directory} lies on {mount.fstype}: name folders of a local disk"
+            raise mount_plan.MountError(text)
     named = tuple(pathlib.Path(directory) / f"slurm-ddp-{spec.app}" for directory in directories)
     return named or (mount_plan.CACHE / spec.app,)
 
@@ -202,7 +193,7 @@ def _existing(path: pathlib.Path) -> pathlib.Path:
 def _mib(text: str) -> int:
     found = re.fullmatch(r"([0-9]+)([MGT]?)i?", text)
     if found is None:
-        raise ValueError(messages.CACHE_SIZE)
+        raise ValueError("cache-size: auto, a number of MiB, or one with G or T, like 200G; 0 keeps no copies")
     return int(found[1]) * {"": 1, "M": 1, "G": 1024, "T": 1024**2}[found[2]]
 
 
@@ -219,4 +210,5 @@ def check_fuse() -> None:
     try:
         os.close(os.open("/dev/fuse", os.O_RDWR))
     except OSError as e:
-        raise mount_plan.MountError(messages.NO_FUSE.format(error=(e.strerror or str(e)).lower())) from e
+        problem = (e.strerror or str(e)).lower()
+        raise mount_plan.MountError(f"/dev/fuse does not open ({problem}): JuiceFS needs access to it") from e

@@ -6,7 +6,6 @@ import pathlib
 import posixpath
 import typing
 
-import mount_messages as messages
 import mount_plan
 from kinds import presets
 from slurm_ddp.run import CommandError, run
@@ -34,7 +33,7 @@ def plan(
 ) -> mount_plan.Plan:
     """Draw up a mount unit; `rest` are further fields of the plan."""
     if any(character.isspace() or not character.isprintable() for character in source):
-        raise mount_plan.MountError(messages.SPACE_IN_SOURCE.format(kind=kind.name))
+        raise mount_plan.MountError(f"the {kind.name} source has a space in its name, which systemd cannot mount")
     flags = {"nosuid": "", "nodev": "", **({"noexec": ""} if spec.noexec else {}), "ro" if spec.read_only else "rw": ""}
     text = mount_plan.render(
         "kernel.mount.j2",
@@ -59,15 +58,17 @@ def check(kind: Kind) -> None:
     # Only filesystems marked FS_USERNS_MOUNT can be mounted inside a user namespace (FUSE is, these are not): root must
     # be that of the machine's first one (user_namespaces(7))
     if where and (PROC / "self" / "uid_map").read_text().split() != ["0", "0", "4294967295"]:
-        raise mount_plan.MountError(messages.UNPRIVILEGED.format(kind=kind.name, container=where))
+        remedy = "deploy with --constraints virt-type=virtual-machine, or set security.privileged=true on it"
+        raise mount_plan.MountError(f"{kind.name} cannot be mounted in an unprivileged {where} container: {remedy}")
     if known(kind):
         return
     if where:
-        raise mount_plan.MountError(messages.HOST_WITHOUT_MODULE.format(kind=kind.name, module=kind.module))
+        remedy = f"run modprobe {kind.module} on the machine below this container, which cannot"
+        raise mount_plan.MountError(f"the kernel has not loaded {kind.name}: {remedy}")
     try:
         run("/usr/sbin/modprobe", kind.module, timeout=60)
     except CommandError as e:
-        text = messages.NO_MODULE.format(release=os.uname().release, kind=kind.name, module=kind.module, error=e)
+        text = f"the kernel {os.uname().release} has no {kind.name} (module {kind.module}): {e}"
         raise mount_plan.MountError(text) from e
 
 

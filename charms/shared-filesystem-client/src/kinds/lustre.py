@@ -7,7 +7,6 @@ kernel is read from the archive's own index.
 import collections.abc
 import contextlib
 import dataclasses
-import hashlib
 import json
 import os
 import pathlib
@@ -16,7 +15,6 @@ import re
 import tomllib
 import typing
 
-import mount_messages as messages
 import mount_plan
 from kinds import kernel, presets
 from slurm_ddp import download, files, mounts
@@ -28,13 +26,10 @@ KEYRINGS = pathlib.Path("/etc/apt/keyrings")
 MODPROBE = pathlib.Path("/etc/modprobe.d/slurm-ddp-lnet.conf")
 MODULES = pathlib.Path("/lib/modules")
 LNET = pathlib.Path("/sys/module/lnet/parameters/networks")
-ESC_CLIENT = pathlib.Path("/usr/sbin/esc-client")
-ESC_CONFIG = pathlib.Path("/etc/esc-client.conf")
-FSTAB = pathlib.Path("/etc/fstab")
 _NAME = "slurm-ddp-lustre"
 _PORT = 988  # where LNet listens, lnet's module parameter accept_port
 _WRITTEN = "# Written by the charm shared-filesystem-client; changes here are lost.\n"
-_KEY_BYTES, _TOOL_BYTES = 1 << 20, 64 << 20
+_KEY_BYTES = 1 << 20
 _NETWORK = r"(tcp|o2ib|kfi|gni)\d{0,5}(\([A-Za-z0-9_.:,-]+\))?"
 _NID = re.compile(r"(?P<host>[^@\s:]+)@(?P<kind>tcp|o2ib|kfi|gni)(?P<number>\d{0,5})")
 
@@ -55,8 +50,6 @@ PRESETS = {
     name: Preset(**table)
     for name, table in tomllib.loads(pathlib.Path(__file__).with_name("lustre_archives.toml").read_text()).items()
 }
-EXASCALER = "exascaler"  # DDN's file servers hand out their own client
-_NAMED = (*PRESETS, EXASCALER)
 
 
 class Package(typing.NamedTuple):
@@ -74,7 +67,7 @@ def plan(spec: mount_plan.Spec, filesystem: fs.Lustre) -> mount_plan.Plan:
     options = presets.merge(presets.LUSTRE, profile=spec.profile, given=spec.mount_options)
     pairs = [identifier.split("@") for identifier in identifiers]
     if not kernel.container():
-        ensure_installed(spec, pairs[0][0])
+        ensure_installed(spec)
         is_mounted = any(mount.fstype == kernel.LUSTRE.fstype for mount in mounts.table())
         ensure_networks(spec, identifiers, mounted=is_mounted)
     kernel.check(kernel.LUSTRE)
@@ -90,7 +83,7 @@ def nids(texts: collections.abc.Sequence[str]) -> tuple[str, ...]:
     for text in texts:
         match = _NID.fullmatch(text if "@" in text else f"{text}@tcp")
         if match is None:
-            raise mount_plan.MountError(messages.LUSTRE_NID)
+            raise mount_plan.MountError("a Lustre server's identifier is ADDRESS@NETWORK, like 10.0.0.2@tcp1 or @o2ib")
         found.append(f"{match['host']}@{match['kind']}{match['number'].lstrip('0')}")
     return tuple(found)
 
@@ -141,45 +134,40 @@ def parse_index(text: str) -> list[Package]:
 def check(config: mount_plan.Config) -> None:
     """Raise `ValueError`, which names the option, unless the options make sense."""
     text = config.lustre_repository
-    if text not in ("", *_NAMED) and not text.startswith("deb "):
-        raise ValueError(messages.LUSTRE_REPOSITORY.format(given=text[:40], known=", ".join(_NAMED)))
+    if text not in ("", *PRESETS) and not text.startswith("deb "):
+        known = ", ".join(PRESETS)
+        raise ValueError(f"lustre-repository: {text[:40]!r} is none of {known}, nor a line deb URL SUITE COMPONENT")
     if "\n" in text:
-        raise ValueError(messages.LUSTRE_ONE_LINE)
+        raise ValueError("lustre-repository: one line of sources.list, without a line break")
     if text.startswith("deb ") and not config.lustre_packages:
-        raise ValueError(messages.LUSTRE_PACKAGES)
+        example = "lustre-client-modules-{kernel} lustre-client-utils"
+        raise ValueError(f"lustre-packages: name the client's packages in your repository, for example {example}")
     for word in config.lustre_packages.split():
         if not re.fullmatch(r"[a-z0-9{][a-z0-9+.{}~-]*", word) or set(re.findall(r"\{(.*?)\}", word)) - {"kernel"}:
-            raise ValueError(messages.LUSTRE_PACKAGE.format(word=word[:40]))
-    if text == EXASCALER and not re.fullmatch(r"[0-9a-f]{64}", config.lustre_checksum):
-        raise ValueError(messages.LUSTRE_CHECKSUM)
+            raise ValueError(f"lustre-packages: {word[:40]!r} is no package's name; only {{kernel}} is filled in")
     if config.lnet_networks and not re.fullmatch(f"{_NETWORK}(,{_NETWORK})*", config.lnet_networks):
-        raise ValueError(messages.LNET_NETWORKS)
+        raise ValueError("lnet-networks: networks with their interfaces, like tcp1(eth0) or o2ib(ib0),tcp(eth0)")
 
 
-def ensure_installed(config: mount_plan.Config, mgs: str, release: str = "") -> None:
-    """Have a client whose modules fit the running kernel; do nothing where one is there already, whoever installed it.
-
-    `mgs` is the address of the first management server, which EXAScaler's client comes from.
-    """
+def ensure_installed(config: mount_plan.Config, release: str = "") -> None:
+    """Have a client whose modules fit the running kernel; do nothing if one is installed already, by whomever."""
     release = release or os.uname().release
     if _has_modules(release):
         return
     if not config.lustre_repository:
-        text = messages.NO_LUSTRE.format(kernel=release, others=_others(release), known="|".join(_NAMED))
-        raise mount_plan.MountError(text)
-    if config.lustre_repository == EXASCALER:
-        _run_exascaler(mgs, config.lustre_checksum)
-    else:
-        is_url = config.lustre_key.startswith("http")
-        own = Preset(config.lustre_repository, config.lustre_key if is_url else "", config.lustre_packages.split())
-        preset = PRESETS.get(config.lustre_repository, own)
-        wanted = resolve(preset, _read_index(preset, "" if is_url else config.lustre_key), release)
-        _apt("-y", "--no-install-recommends", "install", *wanted, timeout=1800)
+        known, others = "|".join(PRESETS), _others(release)
+        remedy = f"set lustre-repository={known}, or a line of your own"
+        raise mount_plan.MountError(f"no Lustre client for kernel {release} is installed{others}: {remedy}")
+    is_url = config.lustre_key.startswith("http")
+    own = Preset(config.lustre_repository, config.lustre_key if is_url else "", config.lustre_packages.split())
+    preset = PRESETS.get(config.lustre_repository, own)
+    wanted = resolve(preset, _read_index(preset, "" if is_url else config.lustre_key), release)
+    _apt("-y", "--no-install-recommends", "install", *wanted, timeout=1800)
     run("/usr/sbin/depmod", "-a", release, check=False)
     if not _has_modules(release):
         repository, others = config.lustre_repository[:40], _others(release)
-        text = messages.NO_LUSTRE_MODULES.format(repository=repository, kernel=release, others=others)
-        raise mount_plan.MountError(text)
+        problem = f"{repository} installed no modules for the running kernel {release}{others}"
+        raise mount_plan.MountError(f"{problem}: boot a kernel that it supports")
 
 
 def ensure_networks(config: mount_plan.Config, identifiers: collections.abc.Sequence[str], *, mounted: bool) -> None:
@@ -194,11 +182,12 @@ def ensure_networks(config: mount_plan.Config, identifiers: collections.abc.Sequ
     if running == wanted or (running in ("", "(null)") and not changed):
         return
     if mounted:
-        raise mount_plan.MountError(messages.LNET_MOUNTED.format(running=running or "its own choice", wanted=wanted))
+        now = running or "its own choice"
+        raise mount_plan.MountError(f"LNet runs on {now}, not on {wanted}: unmount all Lustre here, or reboot")
     try:
         run("/usr/sbin/lustre_rmmod", timeout=90)
     except CommandError as e:
-        raise mount_plan.MountError(messages.LNET_IN_USE.format(wanted=wanted, error=e)) from e
+        raise mount_plan.MountError(f"LNet cannot change to {wanted} while it is in use: reboot ({e})") from e
 
 
 def derive_networks(identifiers: collections.abc.Sequence[str]) -> str:
@@ -231,7 +220,7 @@ def _read_index(preset: Preset, key: str) -> list[Package]:
     keyring = KEYRINGS / f"{_NAME}.{'gpg' if preset.key_url.endswith('.gpg') else 'asc'}"
     line = preset.line.replace("{codename}", system.get("VERSION_CODENAME", "")).replace("{keyring}", str(keyring))
     line = line.replace("{number}", system.get("VERSION_ID", "").replace(".", ""))
-    content = key.encode() if key else _fetch(preset.key_url, _KEY_BYTES) if preset.key_url else b""
+    content = key.encode() if key else _fetch(preset.key_url) if preset.key_url else b""
     if content:
         files.ensure_file(keyring, content)
         if "[" not in line:
@@ -252,33 +241,9 @@ def _apt(*arguments: str, listing: pathlib.Path | None = None, timeout: float = 
     return run(*command, env={"DEBIAN_FRONTEND": "noninteractive"}, timeout=timeout).stdout
 
 
-def _run_exascaler(mgs: str, checksum: str) -> None:
-    """Run DDN's program, which installs the client from the servers; keep it from touching fstab and from mounting."""
-    content = _fetch(f"http://{mgs}/client-setup-tool", _TOOL_BYTES)
-    found = hashlib.sha256(content).hexdigest()
-    if found != checksum:
-        raise mount_plan.MountError(messages.OTHER_CHECKSUM.format(host=mgs, found=found))
-    files.ensure_file(ESC_CLIENT, content, mode=0o755)
-    fstab = FSTAB.read_bytes() if FSTAB.exists() else b""
-    scratch = mount_plan.STATE / "esc-client"
-    scratch.mkdir(parents=True, exist_ok=True)
-    mount = {"ClientDevice": f"{mgs}@tcp:/none", "Mountpoint": str(scratch)}
-    config = {"Version": "2.0.0", "MountConfig": mount | {"PackageSource": f"http://{mgs}/client-packages"}}
-    files.ensure_file(ESC_CONFIG, json.dumps(config, indent=1) + "\n")
+def _fetch(url: str) -> bytes:
     try:
-        # It fails to mount `none`, which is wanted: what counts is whether the modules are there afterwards
-        run(ESC_CLIENT, "auto", "setup", "--config", ESC_CONFIG, timeout=1800, check=False)
-        run(ESC_CLIENT, "unmount", "-m", scratch, timeout=120, check=False)
-    finally:
-        if FSTAB.exists() and FSTAB.read_bytes() != fstab:
-            files.ensure_file(FSTAB, fstab)
-        with contextlib.suppress(OSError):
-            scratch.rmdir()
-
-
-def _fetch(url: str, most_bytes: int) -> bytes:
-    try:
-        return download.fetch(url, most_bytes=most_bytes, timeout=300)
+        return download.fetch(url, most_bytes=_KEY_BYTES, timeout=300)
     except download.TooLargeError as e:
         raise mount_plan.MountError(str(e)) from e
     except download.DownloadError as e:
@@ -292,16 +257,17 @@ def _has_modules(release: str) -> bool:
 def _others(release: str) -> str:
     """Name the kernels that modules are installed for, as part of a sentence."""
     found = sorted({path.relative_to(MODULES).parts[0] for path in MODULES.glob("*/**/lustre.ko*")} - {release})
-    return messages.ONLY_FOR.format(kernels=", ".join(found)) if found else ""
+    return f" (only for {', '.join(found)})" if found else ""
 
 
 def _nothing_for(release: str, kernels: set[str]) -> str:
     series, flavour = release.partition("-")[0].rsplit(".", 1)[0], release.rpartition("-")[2]
     close = sorted((one for one in kernels if one.startswith(series) and one.endswith(flavour)), key=_numbers)
-    text = messages.NO_LUSTRE_PACKAGE.format(kernel=release)
+    text = f"the repository has no Lustre client for kernel {release}"
     if close:
-        return text + messages.CLOSE_KERNEL.format(kernel=close[-1])
-    return text + messages.NEWEST_KERNEL.format(kernel=max(kernels, key=_numbers)) if kernels else text
+        return text + f"; it has one for {close[-1]}: boot that kernel"
+    newest = max(kernels, key=_numbers, default="")
+    return text + (f"; its newest is for {newest}: boot that kernel, or choose another repository" if newest else "")
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -5,8 +5,6 @@ import re
 import tomllib
 import typing
 
-import mount_messages as messages
-
 Options = dict[str, str]  # an option without a value has the empty one
 Rows = dict[str, list[str]]  # option -> its value, and why
 
@@ -53,16 +51,16 @@ def parse(kind: Kind, given: str) -> Options:
         name, equals, value = item.partition("=")
         name = name.removeprefix("--")
         if name in REFUSED and name not in kind.allowed:
-            raise OptionError(messages.OPTION_REFUSED.format(name=name[:40], why=REFUSED[name]))
+            raise OptionError(f"mount-options: {name[:40]} is rejected: {REFUSED[name]}")
         if name.startswith("x-"):
-            raise OptionError(messages.OPTION_OF_UNIT.format(name=name[:40]))
+            raise OptionError(f"mount-options: {name[:40]!r} is rejected: the charm owns the unit")
         if name not in kind.allowed:
-            raise OptionError(messages.OPTION_UNKNOWN.format(name=name[:40]))
+            raise OptionError(f"mount-options: {name[:40]!r} is not an option of this filesystem")
         pattern = kind.allowed[name]
         if not pattern and equals:
-            raise OptionError(messages.OPTION_WITHOUT_VALUE.format(name=name))
+            raise OptionError(f"mount-options: {name} takes no value")
         if pattern and not re.fullmatch(pattern, value):
-            raise OptionError(messages.OPTION_VALUE.format(name=name, value=value[:40], pattern=pattern))
+            raise OptionError(f"mount-options: {name}={value[:40]!r} does not match {pattern}")
         options[name] = value
     return options
 

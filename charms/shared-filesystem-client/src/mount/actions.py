@@ -9,7 +9,6 @@ import time
 
 import pydantic
 
-import mount_messages as messages
 import mount_plan
 from kinds import juicefs as juicefs_kind
 from mount import judge, mounter, watching
@@ -81,11 +80,11 @@ def _status(plan: mount_plan.Plan, _: Parameters, _log: Log) -> Results:
 
 def _warmup(plan: mount_plan.Plan, wanted: _Warmup, log: Log) -> Results:
     if not plan.caches:
-        raise ActionError(messages.NO_CACHE)
+        raise ActionError("only a JuiceFS mount keeps copies on the local disk that could be fetched ahead")
     path = _inside(plan, wanted.path)
     name = f"juicefs-warmup-{plan.spec.app}.service"
     if systemd.is_active(name):
-        raise ActionError(messages.WARMUP_RUNS.format(unit=name))
+        raise ActionError(f"a warm-up runs already: juju ssh to the machine and systemctl stop {name}, or wait for it")
     progress, before = _Progress(log), _used_mib(plan.caches)
     progress.show(f"fetching {path} to {' '.join(map(str, plan.caches))}")
     run(
@@ -99,12 +98,12 @@ def _warmup(plan: mount_plan.Plan, wanted: _Warmup, log: Log) -> Results:
             break
         progress.show(f"{_used_mib(plan.caches) - before:+.0f} MiB in the cache")
         if not mounts.at(plan.spec.mountpoint):
-            raise ActionError(messages.UNMOUNTED.format(mountpoint=plan.spec.mountpoint))
+            raise ActionError(f"{plan.spec.mountpoint} was unmounted meanwhile")
         time.sleep(0.5)
-    output = systemd.journal(name, lines=1).strip()[-200:] or messages.NO_REASON
+    output = systemd.journal(name, lines=1).strip()[-200:] or "its journal is empty"
     systemd.reset_failed(name)
     if state == "failed" or progress.seconds > wanted.deadline:
-        raise ActionError(messages.WARMUP_FAILED.format(deadline=wanted.deadline, output=output))
+        raise ActionError(f"warmup did not complete within {wanted.deadline} s: {output}")
     return {
         "path": path,
         "seconds": f"{progress.seconds:.1f}",
@@ -121,8 +120,9 @@ def _remount(plan: mount_plan.Plan, wanted: _Remount, log: Log) -> Results:
         progress.show(f"in use by {_named(users)}")
         time.sleep(0.5)
     if users and not wanted.force:
-        raise ActionError(messages.IN_USE.format(mountpoint=plan.spec.mountpoint, users=_named(users)))
-    log(f"mounting {plan.source} anew")
+        remedy = "drain the node and wait (wait=SECONDS), or force=true, which breaks what they have open"
+        raise ActionError(f"{plan.spec.mountpoint} is in use by {_named(users)}: {remedy}")
+    log(f"remounting {plan.source}")
     found = mounter.remount(plan)
     if not found:
         raise ActionError(f"{found.detail}: {mounter.reason(plan)}")
@@ -131,14 +131,14 @@ def _remount(plan: mount_plan.Plan, wanted: _Remount, log: Log) -> Results:
 
 def _benchmark(plan: mount_plan.Plan, wanted: _Benchmark, log: Log) -> Results:
     if plan.spec.read_only:
-        raise ActionError(messages.READ_ONLY)
+        raise ActionError("the mount is read-only: nothing can be written there")
     _check_works(plan)
     apt.ensure_packages(("fio",))
     local = mount_plan.STATE / plan.spec.app / "tmp"
     stat = os.statvfs(local)
     free_mib = stat.f_bavail * stat.f_frsize >> 20
     if free_mib < 2 * wanted.size:
-        raise ActionError(messages.DISK_FULL.format(free=free_mib, most=free_mib // 2))
+        raise ActionError(f"size: the local disk has {free_mib} MiB free: {free_mib // 2} at most")
     end = time.monotonic() + wanted.deadline
     results: Results = {"size-mib": str(wanted.size)}
     top = f"{plan.spec.mountpoint}/{_BENCH_DIR}"
@@ -146,9 +146,8 @@ def _benchmark(plan: mount_plan.Plan, wanted: _Benchmark, log: Log) -> Results:
     for label, place in places.items():
         removal = (("/usr/bin/rm", "-rf", "--one-file-system", place),)
         if label == "mount":
-            version = juicefs.parse_version(plan.version)  # of JuiceFS's program, if it is one
-            if version is not None:
-                removal = juicefs.removal(juicefs_kind.program_path(plan.spec.app), version, place)
+            if plan.version:  # of JuiceFS's program
+                removal = juicefs.removal(juicefs_kind.program_path(plan.spec.app), place)
             removal = (*removal, ("/usr/bin/rmdir", top))
         run("/usr/bin/mkdir", "-p", place, timeout=20)
         try:
@@ -172,7 +171,7 @@ _TESTS = {
 def _fio(label: str, test: str, place: str, size_mib: int, end: float) -> Results:
     left = end - time.monotonic()
     if left < 1:
-        raise ActionError(messages.BENCHMARK_LATE)
+        raise ActionError("deadline: it passed before the benchmark ended: choose a smaller size")
     # The whole path: fio ignores a --directory that follows --filename, and writes to where it was started
     fixed = ("--name=benchmark", f"--filename={place}/data", "--ioengine=psync", "--invalidate=1")
     shape = ("--output-format=json", f"--size={size_mib}M", *_TESTS[test])
@@ -180,7 +179,7 @@ def _fio(label: str, test: str, place: str, size_mib: int, end: float) -> Result
         output = run("/usr/bin/fio", *fixed, *shape, timeout=left, cwd=mount_plan.STATE).stdout
         job = json.loads(output[output.index("{") :])["jobs"][0]
     except CommandTimeout as e:
-        raise ActionError(messages.BENCHMARK_LATE) from e
+        raise ActionError("deadline: it passed before the benchmark ended: choose a smaller size") from e
     except (CommandError, ValueError, KeyError, IndexError) as e:
         raise ActionError(f"{label}: fio: {e}") from e
     side = job["write" if test == "write" else "read"]
@@ -202,13 +201,13 @@ def _inside(plan: mount_plan.Plan, text: str) -> str:
     mountpoint = plan.spec.mountpoint
     path = os.path.normpath(text if text.startswith("/") else f"{mountpoint}/{text}")
     if "\0" in text or not mount_plan.is_inside(path, mountpoint):
-        raise ActionError(messages.PATH_OUTSIDE.format(mountpoint=mountpoint))
+        raise ActionError(f"path: it must lie in {mountpoint}: write it relative to that, like datasets/owt")
     try:
         real = run("/usr/bin/realpath", "-e", "--", path, timeout=20).stdout.strip()
     except CommandError as e:
-        raise ActionError(messages.PATH_MISSING.format(path=path)) from e
+        raise ActionError(f"path: {path} does not exist") from e
     if not mount_plan.is_inside(real, mountpoint):
-        raise ActionError(messages.PATH_ESCAPES.format(path=path, mountpoint=mountpoint))
+        raise ActionError(f"path: {path} leads out of {mountpoint}")
     return real
 
 

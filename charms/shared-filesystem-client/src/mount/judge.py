@@ -3,7 +3,6 @@
 import contextlib
 import time
 
-import mount_messages as messages
 import mount_plan
 from kinds import presets
 from mount import mounter, watching
@@ -16,39 +15,39 @@ from slurm_ddp.mounts import State
 def judge(plan: mount_plan.Plan, found: mounts.Result) -> Status:
     """Turn what a probe of the mount found into the unit's status."""
     seen, waits = watching.health(plan.spec.app), mounter.pending(plan)
-    mounted = messages.MOUNTED.format(source=plan.source, mountpoint=plan.spec.mountpoint)
+    mounted = f"{plan.source} is mounted at {plan.spec.mountpoint}"
     match found.state:
         case State.RIGHT:
             warning = exposed(plan, found)
-            text = mounted + (messages.PENDING if waits else "") + (f"; {warning}" if warning else "")
-            return Status(Level.ACTIVE, text)
+            change = "restart pending: a change waits until nobody uses it" if waits else ""
+            return Status(Level.ACTIVE, "; ".join(filter(None, (mounted, change, warning))))
         case State.WRONG if waits:
-            return Status(Level.MAINTENANCE, messages.OTHER_SETTINGS.format(detail=found.detail))
+            return Status(Level.MAINTENANCE, f"{found.detail}; the change waits until nobody uses it")
         case State.WRONG:
-            return Status(Level.BLOCKED, messages.OTHER_MOUNT.format(detail=found.detail))
+            return Status(Level.BLOCKED, f"{found.detail}: unmount it, or choose another mountpoint")
         case State.ABSENT:
-            return Status(Level.BLOCKED, messages.NOT_MOUNTED.format(source=plan.source, reason=mounter.reason(plan)))
+            return Status(Level.BLOCKED, f"{plan.source} does not mount: {mounter.reason(plan)}")
         case State.FAILED:
             return Status(Level.BLOCKED, found.detail)
         case State.SLOW if seen.slow and time.time() - seen.slow >= keeper.SLOW_S:
-            return Status(Level.WAITING, messages.SLOW_FOR_LONG.format(detail=found.detail, source=plan.source))
+            return Status(Level.WAITING, f"{found.detail}; look at what stores the data of {plan.source}")
         case State.SLOW:
-            return Status(Level.ACTIVE, mounted + messages.SLOW_NOW)
+            return Status(Level.ACTIVE, mounted + "; writes are slow now")
         case State.HUNG if seen.down:
-            return Status(Level.WAITING, messages.SERVER_DOWN.format(problem=seen.down, since=_since(seen.down_since)))
+            return Status(Level.WAITING, f"{seen.down}{_since(seen.down_since)}; the mount waits for it")
         case State.HUNG:
-            text = messages.HUNG.format(mountpoint=plan.spec.mountpoint, since=_since(seen.hung))
+            text = f"{plan.spec.mountpoint} does not answer{_since(seen.hung)}"
             return Status(Level.WAITING, text if seen.hung else found.detail)
         case State.STALE | State.STACKED:
-            return Status(Level.MAINTENANCE, messages.REMOUNTING.format(detail=found.detail))
+            return Status(Level.MAINTENANCE, f"{found.detail}; remounting it")
 
 
 def exposed(plan: mount_plan.Plan, found: mounts.Result) -> str:
     """Warn that others can replace what is in the filesystem's root, and what to type; nothing where they cannot."""
     if found.open_mode is None:
         return ""
-    remedy = plan.remedy or messages.MAKE_STICKY.format(mountpoint=plan.spec.mountpoint)
-    return messages.EXPOSED.format(mode=found.open_mode, remedy=remedy)
+    remedy = plan.remedy or f"chmod +t {plan.spec.mountpoint}, as root where it is neither read-only nor root squashed"
+    return f"others can replace folders in it (mode {found.open_mode:04o}, no sticky bit): {remedy}"
 
 
 def explained(app: str) -> contextlib.AbstractContextManager[None]:
@@ -57,7 +56,7 @@ def explained(app: str) -> contextlib.AbstractContextManager[None]:
     def wait(error: Exception) -> str:
         if not isinstance(error, juicefs.UnreachableError):
             return str(error)
-        return messages.SERVER_DOWN.format(problem=error, since=_since(watching.health(app).down_since))
+        return f"{error}{_since(watching.health(app).down_since)}; the mount waits for it"
 
     lasting = (mount_plan.MountError, presets.OptionError)
     return juicefs.explained(app, wait, passing=(mount_plan.NotYetError,), lasting=lasting)

@@ -9,7 +9,6 @@ import re
 import shutil
 import time
 
-import mount_messages as messages
 import mount_plan
 from mount import states, watching
 from scripts import keeper
@@ -40,7 +39,7 @@ def ensure(plan: mount_plan.Plan) -> mounts.Result:
     for app, rival in states.load_all().items():
         pair = (rival.mountpoint, spec.mountpoint)
         if app != spec.app and (mount_plan.is_inside(*pair) or mount_plan.is_inside(*reversed(pair))):
-            raise mount_plan.MountError(messages.RIVAL.format(app=app, mountpoint=rival.mountpoint))
+            raise mount_plan.MountError(f"application {app} mounts at {rival.mountpoint}: choose another mountpoint")
     with keeper.turn(mount_plan.STATE / spec.app, patience=_TURN_S):
         state = _write(plan)
         seen = watching.recent(plan, state)
@@ -84,7 +83,7 @@ def reason(plan: mount_plan.Plan) -> str:
         if text := "; ".join(dict.fromkeys(filter(None, texts))):
             return text[:_MOST_REASON]
     log = systemd.journal(plan.unit, secrets=plan.secrets)
-    return juicefs.reason(log) or last_line(log) or messages.NO_REASON
+    return juicefs.reason(log) or last_line(log) or "its journal is empty"
 
 
 def probe(plan: mount_plan.Plan, *, deadline: float = _PROBE_S) -> mounts.Result:
@@ -120,7 +119,7 @@ def remove(app: str, *, unit: str) -> str:
             shutil.rmtree(folder / app, ignore_errors=True)
         with contextlib.suppress(OSError):
             folder.rmdir()  # unless another application's lie there
-    return messages.BLOCKS_KEPT.format(paths=" ".join(kept)) if kept else ""
+    return f"blocks that were never uploaded are kept in {' '.join(kept)}" if kept else ""
 
 
 def _write(plan: mount_plan.Plan) -> states.State:
@@ -140,10 +139,10 @@ def _write(plan: mount_plan.Plan) -> states.State:
     )
     changed = _write_files(plan)
     if plan.program_changed and not changed:
-        changed = not (plan.reloads and state.reloads and _reload(plan))
+        changed = not _reload(plan)
     if not changed:
         return state
-    return states.save(state, boot=keeper.boot_id(), changed_us=time.monotonic_ns() // 1000)
+    return states.save(state, boot=readiness.boot_id(), changed_us=time.monotonic_ns() // 1000)
 
 
 def _united(old: tuple[str, ...], new: collections.abc.Iterable[str | pathlib.Path]) -> tuple[str, ...]:
@@ -178,12 +177,12 @@ def _prepare(plan: mount_plan.Plan) -> bool:
         try:
             path.mkdir(parents=True, mode=0o755)
         except OSError as e:
-            text = messages.FOLDER_REFUSED.format(mountpoint=mountpoint, error=e.strerror)
+            text = f"mountpoint {mountpoint} cannot be made: {e.strerror}"
             raise mount_plan.MountError(text) from e
     if path.is_symlink() or str(path.resolve()) != mountpoint or not path.is_dir():
-        raise mount_plan.MountError(messages.NO_FOLDER.format(mountpoint=mountpoint))
+        raise mount_plan.MountError(f"mountpoint {mountpoint} is a file or behind a symbolic link: choose another")
     if any(path.iterdir()):
-        raise mount_plan.MountError(messages.FOLDER_FULL.format(mountpoint=mountpoint, source=plan.source))
+        raise mount_plan.MountError(f"mountpoint {mountpoint} holds files, which a mount would hide: move them away")
     run("/usr/bin/chattr", "+i", path, check=False)  # where the filesystem cannot, its mode still keeps users out
     return made
 
@@ -220,7 +219,7 @@ def _repair(plan: mount_plan.Plan, state: states.State, found: mounts.Result, si
     while (left := end - time.monotonic()) > 0:
         limit = min(left, _SETTLE_LOOK_S)
         is_right = mounts.wait(mountpoint, fstype=plan.fstypes, source=plan.sources, timeout=limit)
-        if is_right or systemd.has_failed(plan.unit):  # a mount unit stays so, a service is started again
+        if is_right or systemd.state(plan.unit) == "failed":  # a mount unit stays so, a service is started again
             break
     return probe(plan)
 

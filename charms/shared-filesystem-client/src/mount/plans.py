@@ -3,7 +3,6 @@
 import collections.abc
 import pathlib
 
-import mount_messages as messages
 import mount_plan
 from kinds import cephfs, kernel, lustre, nfs, presets
 from kinds import juicefs as juicefs_kind
@@ -19,7 +18,7 @@ Fetch = collections.abc.Callable[[], pathlib.Path | None]  # returns the resourc
 
 
 def spec(unit: str, config: mount_plan.Config, requests: Requests) -> mount_plan.Spec:
-    """Decide where and how to mount: as the charm behind `mount` asks, else as the options say.
+    """Decide where and how to mount: as the charm behind `mount` asks, else as the options state.
 
     `requests` are the names and databags of the charms that may ask. Raises `StatusError` where something is missing,
     wrong or contradictory.
@@ -32,16 +31,16 @@ def spec(unit: str, config: mount_plan.Config, requests: Requests) -> mount_plan
         try:
             request = mount_info.load(databag)
         except ValueError as e:
-            raise StatusError(Level.BLOCKED, messages.BAD_REQUEST.format(app=name, error=e)) from e
+            raise StatusError(Level.BLOCKED, f"{name} asks for a mount in an unknown format: {e}") from e
         if request is None:
-            raise StatusError(Level.WAITING, messages.NO_REQUEST.format(app=name))
+            raise StatusError(Level.WAITING, f"waiting for {name} to request a mountpoint")
         if spec.mountpoint not in ("", request.mountpoint):
-            pair = {"option": spec.mountpoint, "request": request.mountpoint}
-            raise StatusError(Level.BLOCKED, messages.MOUNTPOINT_CONTRADICTION.format(app=name, **pair))
+            text = f"mountpoint: {spec.mountpoint} is set, and {name} requests {request.mountpoint}: reset the option"
+            raise StatusError(Level.BLOCKED, text)
         limits = {"read_only": spec.read_only or request.read_only, "noexec": spec.noexec or request.noexec}
         spec = spec.model_copy(update=limits | {"mountpoint": request.mountpoint})
     if not spec.mountpoint:
-        raise StatusError(Level.BLOCKED, messages.NO_MOUNTPOINT.format(app=app))
+        raise StatusError(Level.BLOCKED, f"mountpoint: not set: juju config {app} mountpoint=/mnt/shared")
     with config_errors(), naming("mountpoint"):
         mount_plan.check_mountpoint(spec.mountpoint)
     return spec
@@ -55,18 +54,18 @@ def draw(
     Without `fetch_program` the program stays as it is: an action looks, and a hook may be at it.
     """
     if not uri:
-        raise StatusError(Level.WAITING, messages.NO_OFFER.format(app=provider))
+        raise StatusError(Level.WAITING, f"waiting for {provider} to offer a filesystem")
     try:
         filesystem = fs.parse(uri)
     except fs.UriError as e:
-        raise StatusError(Level.BLOCKED, messages.BAD_OFFER.format(app=provider, error=e)) from e
+        raise StatusError(Level.BLOCKED, f"{provider} offers what cannot be mounted: {e}") from e
     match filesystem:
         case fs.Juicefs():
             try:
                 content = read_secret(filesystem.secret_id) if filesystem.secret_id else {}
                 secret = fs.JuicefsSecret.from_content(content)
             except ValueError as e:
-                raise StatusError(Level.BLOCKED, messages.BAD_CREDENTIALS.format(app=provider, error=e)) from e
+                raise StatusError(Level.BLOCKED, f"{provider} offers unusable credentials: {e}") from e
             return _juicefs(spec, filesystem, secret, fetch_program)
         case fs.Nfs():
             return nfs.plan(spec, filesystem)
@@ -74,7 +73,7 @@ def draw(
             cephfs.ensure_helper()
             key = filesystem.key or read_secret(filesystem.secret_id or "").get("key")
             if not key:
-                raise StatusError(Level.BLOCKED, messages.NO_CEPH_KEY.format(app=provider))
+                raise StatusError(Level.BLOCKED, f"{provider} offers a secret without the key of Ceph's user")
             return cephfs.plan(spec, filesystem, key)
         case fs.Lustre():
             return lustre.plan(spec, filesystem)
@@ -83,17 +82,17 @@ def draw(
 def remove(app: str, *, unit: str) -> str:
     """Remove the mount and all that came with it; return what had to stay, as one line."""
     kept = mounter.remove(app, unit=unit)
-    if kernel.LUSTRE.fstype not in states.fstypes():
+    if not any(kernel.LUSTRE.fstype in state.fstypes for state in states.load_all().values()):
         lustre.remove()
     return kept
 
 
 def _check(config: mount_plan.Config) -> None:
     if config.profile not in presets.PROFILES:
-        raise ValueError(messages.PROFILE.format(given=config.profile[:40], known=", ".join(presets.PROFILES)))
+        raise ValueError(f"profile: {config.profile[:40]!r} is none of {', '.join(presets.PROFILES)}")
     parts, path = config.subdirectory.strip("/").split("/"), config.subdirectory
     if path and (any(part in ("", ".", "..") for part in parts) or not path.isprintable()):
-        raise ValueError(messages.SUBDIRECTORY)
+        raise ValueError("subdirectory: a folder of the filesystem, like team/a, without . and .. in it")
     juicefs_kind.check(config)
     lustre.check(config)
 

@@ -32,11 +32,6 @@ def load_all() -> dict[str, State]:
     return {app: state for app, state in found.items() if state is not None}
 
 
-def fstypes() -> set[str]:
-    """List the types of all that the applications on this machine mount."""
-    return {fstype for state in load_all().values() for fstype in state.fstypes}
-
-
 def metrics_port(app: str, wanted: int) -> int:
     """Choose the port for an application's metrics: the wanted one, or else the first that no other application has."""
     ports = {name: state.port for name, state in load_all().items()}

@@ -9,7 +9,7 @@ import time
 import mount_plan
 from mount import states
 from scripts import keeper
-from slurm_ddp import files, records, systemd, watchdog
+from slurm_ddp import files, readiness, records, systemd, watchdog
 
 SLURMD = "slurmd.service"
 _SLURMD_DEFAULTS = pathlib.Path("/etc/default/slurmd")
@@ -35,7 +35,6 @@ def watch(plan: mount_plan.Plan, state: states.State) -> states.State:
         drain=spec.drain_on_failure,
         sticky=plan.sticky,
         port=plan.port,
-        reloads=plan.reloads,
     )
     service, timer, starter = _units(spec.app)
     command = f"/usr/bin/python3 -B {mount_plan.LIB / spec.app / 'mount_keeper.py'} {mount_plan.STATE / spec.app}"
@@ -54,7 +53,6 @@ def stop(app: str) -> None:
     for unit in reversed(_units(app)):
         systemd.ensure_no_unit(unit)
     files.ensure_absent(mount_plan.STATE / app / keeper.HEALTH)
-    files.ensure_absent(watchdog.TEXTFILES / keeper.METRICS.format(app))
 
 
 def wake_once_right(app: str, unit: str, command: list[str]) -> None:
@@ -80,7 +78,7 @@ def recent(plan: mount_plan.Plan, state: states.State) -> keeper.Health:
 def proven(app: str) -> str | None:
     """Return the mountpoint where the keeper has just seen the application's mount work, in this boot; else None."""
     found, state = health(app), states.load(app)
-    works = found.works and found.boot == keeper.boot_id() and _is_recent(found)
+    works = found.works and found.boot == readiness.boot_id() and _is_recent(found)
     return state.mountpoint if state is not None and works else None
 
 

@@ -30,11 +30,9 @@ from slurm_ddp.run import CommandError, run
 
 SYSTEMCTL = "/usr/bin/systemctl"
 FUSE = pathlib.Path("/sys/fs/fuse/connections")
-BOOT_ID = pathlib.Path("/proc/sys/kernel/random/boot_id")
 AGENTS = pathlib.Path("/var/lib/juju/agents")  # a folder for each unit of the machine, which Juju removes with the unit
 
 WATCH, HEALTH, WAKE, LOCK = "watch.json", "health.json", "wake-{}.json", "lock"  # in the state folder
-METRICS = "shared_filesystem_{}.prom"  # of an application, for Prometheus
 INTERVAL_S = 10  # of the timer
 REASON = "mount-keeper "
 _DRAIN_AFTER_S = 30.0  # a client that recovers by itself within this costs nobody a job
@@ -51,8 +49,8 @@ TLS = "tls"
 # A client whose servers answer (again) and that answers nothing itself is hung for good after this
 HUNG_FUSE_S, HUNG_KERNEL_S = 20.0, 60.0
 _HANGS = 3  # looks, also where a busy machine takes longer than the timer's interval for one
-# So long a mount that answers counts as working while a small write does not end: under heavy writing, or with a slow
-# object store, a minute is nothing unusual. After it the node is drained where that is asked for; nothing is aborted
+# How long a mount that answers counts as working while a small write does not end: under heavy writing, or with a slow
+# object store, a minute is not unusual. After it the node is drained where that is asked for; nothing is aborted
 SLOW_S = 300.0
 # After an outage JuiceFS asks its engine again only by and by: 25 s and more were measured after one of a minute
 _COMES_BACK_S = 40.0
@@ -91,10 +89,9 @@ class Watch:
     files: tuple[str, ...] = ()
     caches: tuple[str, ...] = ()
     port: int = 0  # of the client's metrics
-    reloads: bool = False  # the program that runs can be exchanged under the mount
 
     def is_known(self, mount: mounts.Mount) -> bool:
-        """Tell whether a mount is the application's, of now or of before."""
+        """Report whether a mount is the application's, with its current or an earlier source."""
         return mount.fstype in self.fstypes and mount.source in (*self.wanted, *self.known)
 
 
@@ -124,7 +121,7 @@ class Health:
 
     @property
     def works(self) -> bool:
-        """Tell whether the mount is right, or only slow, that not for long, and no server silent."""
+        """Report whether the mount is right, or has been slow for a short time while its servers answer."""
         is_slow = self.slow and not self.down and self.checked - self.slow < SLOW_S
         return self.state == State.RIGHT.value or bool(is_slow)
 
@@ -175,7 +172,7 @@ def turn(folder: pathlib.Path, *, patience: float = 0.0) -> collections.abc.Gene
 
 def keep(watch: Watch, old: Health, folder: pathlib.Path) -> Health:
     """Check the mount, repair it, check again, and report; return the result."""
-    now, boot = time.time(), boot_id()
+    now, boot = time.time(), readiness.boot_id()
     if old.boot != boot:  # results of before a reboot hold no longer, and their times mean nothing at all
         old = Health(boot=boot, drained=old.drained, heals=old.heals, healed=old.healed, healed_at=old.healed_at)
     writes = watch.writable and (now - old.wrote >= _WRITE_EVERY_S or old.state != State.RIGHT.value)
@@ -241,7 +238,6 @@ def keep(watch: Watch, old: Health, folder: pathlib.Path) -> Health:
     watchdog.write(folder / HEALTH, records.text(health))
     if health.works:
         wake_units(folder)
-    write_metrics(watch, health)
     return health
 
 
@@ -327,7 +323,7 @@ def apply(chosen: Remedy, watch: Watch) -> None:
 def abort(watch: Watch) -> None:
     """End what hangs: make the kernel answer all requests with an error, and kill the client."""
     for mount in mounts.at(watch.mountpoint):
-        with contextlib.suppress(OSError):  # where the control filesystem is not there, the kill does it
+        with contextlib.suppress(OSError):  # without the control filesystem, the kill suffices
             (FUSE / mount.device.partition(":")[2] / "abort").write_text("1")
     _systemctl("kill", "--signal=SIGKILL", watch.unit, check=False)
 
@@ -341,8 +337,8 @@ def detach_top(watch: Watch) -> None:
 
 
 def is_outdated(unit: str, boot: str, changed_us: int, *, timeout: float = _SYSTEMCTL_S) -> bool:
-    """Tell whether a unit runs since before its settings changed, by the monotonic clock of that boot."""
-    if not changed_us or boot != boot_id():
+    """Report whether a unit was started before its settings changed, by the monotonic clock of that boot."""
+    if not changed_us or boot != readiness.boot_id():
         return False
     # A service knows when its process started, a mount unit when it was made
     for stamp in ("ExecMainStartTimestampMonotonic", "ActiveEnterTimestampMonotonic"):
@@ -353,13 +349,8 @@ def is_outdated(unit: str, boot: str, changed_us: int, *, timeout: float = _SYST
 
 
 def is_fuse(fstypes: collections.abc.Iterable[str]) -> bool:
-    """Tell whether a program on this machine serves such a filesystem."""
+    """Report whether a program on this machine serves such a filesystem."""
     return any(fstype.startswith("fuse") for fstype in fstypes)
-
-
-def boot_id() -> str:
-    """Read the id of this boot."""
-    return BOOT_ID.read_text().strip()
 
 
 def unreachable(
@@ -399,7 +390,7 @@ def report_ready(watch: Watch, health: Health) -> None:
             readiness.withdraw(unit)
         elif health.works or records.load(readiness.Need(boot="unknown"), readiness.path(unit)).boot:
             readiness.tell(unit, ready=health.works, mountpoint=watch.mountpoint, detail=health.problem)
-        # else the charm's own text says more
+        # else the charm's own text is more precise
 
 
 def wake_units(folder: pathlib.Path) -> None:
@@ -435,21 +426,6 @@ def drain_or_resume(watch: Watch, health: Health, now: float) -> Health:
         _log(f"{watch.node} is neither drained nor resumed: {e}", error=True)
         return health
     return dataclasses.replace(health, drained=drains)
-
-
-def write_metrics(watch: Watch, health: Health) -> None:
-    """Write the result for Prometheus."""
-    labels = {"app": watch.app, "mountpoint": watch.mountpoint}
-    rows = (
-        ("ok", "Whether the mount works.", health.works, "gauge"),
-        ("checked_seconds", "When that was checked, in seconds since 1970.", health.checked, "gauge"),
-        ("heals_total", "Number of repairs.", health.heals, "counter"),
-    )
-    metrics = [
-        watchdog.Metric(f"shared_filesystem_mount_{name}", text, [(labels, value)], kind)
-        for name, text, value, kind in rows
-    ]
-    watchdog.write_metrics(METRICS.format(watch.app), *metrics)
 
 
 def _state(unit: str, *, timeout: float = _SYSTEMCTL_S) -> str:

@@ -94,7 +94,7 @@ def ensure(node: str | None, setting: str, *, has_gpus: bool, dcgm: bool = False
 def ensure_absent() -> None:
     """Remove the timer and the programs. The drain of a node is left to `compute.release`."""
     _ensure_no_timer()
-    for path in (PROGRAM, NVML_PROGRAM, health.STATE, health.OPTIONS, watchdog.TEXTFILES / health.METRICS):
+    for path in (PROGRAM, NVML_PROGRAM, health.STATE, health.OPTIONS):
         files.ensure_absent(path)
 
 

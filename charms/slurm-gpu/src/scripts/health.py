@@ -42,7 +42,6 @@ STATE = pathlib.Path("/var/lib/slurm-gpu/health.json")
 HOLD = pathlib.Path("/var/lib/slurm-gpu/holds/gpu-health.json")  # as node/hold.py reads it
 WATCH = "slurm-gpu-node.service"  # which keeps a hold up
 OPTIONS = pathlib.Path("/var/lib/slurm-gpu/health-options")  # further arguments, one a line, where Slurm gives none
-METRICS = "gpu_health.prom"
 SYS = pathlib.Path("/sys")
 UPTIME = pathlib.Path("/proc/uptime")
 
@@ -229,7 +228,6 @@ def main(arguments: collections.abc.Sequence[str] | None = None) -> int:
     did = ""
     if options.act:
         did = act(options.node, node, findings, state, started)
-        _write_metrics(findings, started)
     level = max((finding.level for finding in findings), key=LEVELS.index, default="ok")
     if options.json:
         listed = [dataclasses.asdict(finding) for finding in findings]
@@ -491,22 +489,6 @@ def _is_settling() -> bool:
     """Tell whether a fabric manager may still be at work since the boot."""
     words = files.read(UPTIME).split()
     return bool(words) and float(words[0]) <= _FABRIC_SETTLES_S
-
-
-def _write_metrics(findings: list[Finding], now: float) -> None:
-    counts = collections.Counter((finding.level, finding.check, finding.gpu) for finding in findings)
-    is_fit = not any(finding.level == DRAIN for finding in findings)
-    labels = ("level", "check", "gpu")
-    watchdog.write_metrics(
-        METRICS,
-        watchdog.Metric("gpu_health_ok", "Whether jobs may use this machine's GPUs.", [({}, is_fit)]),
-        watchdog.Metric("gpu_health_checked_seconds", "When that was checked, in seconds since 1970.", [({}, now)]),
-        watchdog.Metric(
-            "gpu_health_findings",
-            "Findings of the last check.",
-            [(dict(zip(labels, key, strict=True)), count) for key, count in sorted(counts.items())],
-        ),
-    )
 
 
 def _last_words(done: Completed) -> str:
