@@ -34,7 +34,7 @@ def project(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, settings: S
 
 
 def container(text: str) -> typing.Any:
-    job = list(yaml.safe_load_all(text))[2]
+    job = list(yaml.safe_load_all(text))[1]
     assert job["kind"] == "Job"
     return job["spec"]["template"]["spec"]["containers"][0]
 

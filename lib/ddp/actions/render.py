@@ -2,13 +2,13 @@
 
 import pydantic
 
-from ddp import kubernetes
+from ddp import kubernetes, project
 from ddp.base import Log, ParameterError, Results, Settings
 from ddp.environment import environments
 from ddp.options import fields
 from ddp.runs import control, run_files
 from ddp.slurm import jobs
-from ddp.submit import checks, code, scripts, training
+from ddp.submit import checks, scripts, training
 from ddp.workspace import folders
 
 
@@ -31,7 +31,7 @@ def render_kubernetes(settings: Settings, params: fields.SubmitDdp, log: Log, *,
         checks.check_inside(settings, "workload", params.workload, kinds=("file",))
     folders.ensure_folders(settings)
     run = params.run or control.new_name(settings, "run")
-    with code.kept(settings, params, run, log) as kept:
+    with project.copied(settings, params, run, log) as kept:
         text = _manifests(settings, params, kind, run, kept, claim=claim, namespace=namespace)
         environments.store_payload(settings)
         if kept is not None:
@@ -46,7 +46,7 @@ def _manifests(
     params: fields.SubmitDdp,
     kind: str,
     run: str,
-    kept: code.Kept | None,
+    kept: project.Copy | None,
     *,
     claim: str,
     namespace: str,
