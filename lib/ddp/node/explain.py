@@ -61,8 +61,13 @@ _KILLERS = {"Killed": 9, "Segmentation fault": 11, "Bus error": 7, "Aborted": 6}
 _COMPLAINT = re.compile(r"(?:\d+: )?\[FATAL\] (\S+): (.*)")  # of node.py and what it starts, before any rank
 _LEFT_EARLY = re.compile(r"(\d+): .*Error waiting on exit barrier")  # an agent whose ranks all exited with 0
 _OF_LAUNCHER = (
-    b"[ENV] job=", b"[ENV] node=", b"[FATAL] ", b"srun: error: ", b"failed (exitcode: ", b"Error waiting on exit ",
-)  # fmt: skip
+    b"[ENV] job=",
+    b"[ENV] node=",
+    b"[FATAL] ",
+    b"srun: error: ",
+    b"failed (exitcode: ",
+    b"Error waiting on exit ",
+)
 _NEVER_JOINED = re.compile(r"\d+ of \d+ ranks never joined within \d+ s: ([\d, ]*\d)")  # distributed.py
 _TIMED_OUT = re.compile(
     r"[Tt]imed out after .* waiting for clients|wait timeout after|DistStoreError|the rendezvous at "
