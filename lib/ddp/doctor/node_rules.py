@@ -32,7 +32,6 @@ def judge(settings: Settings, facts: Facts, findings: Findings) -> None:
         _gpus(settings, name, about, facts, findings)
     _differences(facts, findings)
     _clocks(facts, findings)
-    _nvlinks(facts, findings)
 
 
 def _release(name: str, about: Json, facts: Facts, findings: Findings) -> None:
@@ -158,8 +157,6 @@ def _gpus(settings: Settings, name: str, about: Json, facts: Facts, findings: Fi
         findings.add("gpus-fewer", name, wanted=wanted, seen=seen)
     elif 0 < seen < promised:
         findings.add("gpus-hidden", name, promised=promised, seen=seen)
-    if pairs := gpus.get("no_peer"):
-        findings.add("no-peer", name, pairs=", ".join(f"{one}-{other}" for one, other in pairs[:4]))
     for index, card in enumerate(gpus["cards"]):
         if card["ecc"]:
             findings.add("ecc", name, index=index, kind=card["name"], ecc=card["ecc"])
@@ -210,20 +207,3 @@ def _clocks(facts: Facts, findings: Findings) -> None:
     worst = max(offsets, key=lambda name: abs(offsets[name] - middle))
     off, way = abs(offsets[worst] - middle), "ahead of" if offsets[worst] > middle else "behind"
     findings.add("clock", worst, "error" if spread > _CLOCK_BREAKS_S else None, off=off, way=way)
-
-
-def _nvlinks(facts: Facts, findings: Findings) -> None:
-    """Compare how many NVLinks are up on GPUs of one kind.
-
-    How many there should be is not known: of an H100's 18 a PCIe card with bridges has 12, without them none.
-    """
-    cards = [
-        (name, index, card["name"], card["links"])
-        for name, about in sorted(facts.reports.items())
-        for index, card in enumerate(about["gpus"]["cards"])
-        if card.get("links") is not None
-    ]
-    for name, index, kind, links in cards:
-        most = max(number for _, _, other, number in cards if other == kind)
-        if links < most:
-            findings.add("nvlinks", name, index=index, kind=kind, links=links, most=most)

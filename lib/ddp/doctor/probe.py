@@ -160,13 +160,6 @@ def gpus() -> Json:
             found["cuda"] = f"{version.value // 1000}.{version.value % 1000 // 10}"
             cuda.cuDeviceGetCount(ctypes.byref(count))
             found["seen"] = count.value
-            lonely: list[list[int]] = []
-            for one in range(min(count.value, 16)):
-                for other in range(min(count.value, 16)):
-                    can = ctypes.c_int(1)
-                    if one != other and not cuda.cuDeviceCanAccessPeer(ctypes.byref(can), one, other) and not can.value:
-                        lonely.append([one, other])
-            found["no_peer"] = lonely
     fields = "name,driver_version,ecc.errors.uncorrected.volatile.total,persistence_mode,memory.total"
     text = _output("nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits", timeout=30)
     cards: list[Json] = []
@@ -175,24 +168,7 @@ def gpus() -> Json:
         if len(cells) == 5:
             cards.append({"name": cells[0], "ecc": int(cells[2]) if cells[2].isdecimal() else 0, "mib": cells[4]})
             found["driver"] = cells[1]
-    for card, links in zip(cards, nvlinks(_output("nvidia-smi", "nvlink", "--status", timeout=30)), strict=False):
-        card["links"] = links
     found["cards"] = cards
-    return found
-
-
-def nvlinks(text: str) -> list[int | None]:
-    """Return how many NVLinks of each GPU are up, from `nvidia-smi nvlink --status`; None where it has none.
-
-    A link that is up has its rate (`Link 0: 26.562 GB/s`), another is `<inactive>`; where all are, one line says so.
-    """
-    found: list[int | None] = []
-    for line in text.splitlines():
-        if re.match(r"GPU \d+:", line):
-            found.append(None)
-        rate = re.search(r"\bLink \d+: (\d+(?:\.\d+)?) GB/s", line)
-        if found and (rate or "inactive" in line.lower()):
-            found[-1] = (found[-1] or 0) + bool(rate and float(rate[1]))
     return found
 
 

@@ -90,7 +90,6 @@ CASES = [
     ("error", "versions/slurm", "22.05.8", "older than 24.11"),
     ("error", "versions/slurm", "25.11.1", "newer than the controller's 24.11.5"),
     ("error", "gpus/cards", [{"name": "H200", "ecc": 3, "mib": "1"}], "3 uncorrected memory errors"),
-    ("warning", "gpus/no_peer", [[0, 1]], "cannot reach each other's memory directly (0-1)"),
     ("warning", "processors/cpus", 1, "Slurm gives 2 CPUs of it to jobs, and it has 1"),
     ("note", "processors/cpus", 5, "Slurm gives 2 of its 5 CPUs to jobs"),
     ("warning", "processors/affinity", 1, "a task that asked for 2 CPUs may run on 1 only"),
@@ -293,27 +292,6 @@ def with_gpus(facts: Facts, *links: tuple[int | None, ...]) -> Facts:
     return dataclasses.replace(facts, partition=dataclasses.replace(facts.partition, nodes=nodes))
 
 
-@pytest.mark.parametrize(
-    ("links", "shown"),
-    [
-        (((18, 18), (18, 18)), []),
-        (((18, 18), (None, None)), []),
-        (((0,), (0,)), []),
-        (((18, 18), (16, 18)), ["WARNING slurmd-1: GPU 0 (NVIDIA H100): 16 NVLinks are up, 18 on others of the kind"]),
-        (((0, 0), (0, 0)), []),
-    ],
-)
-def test_nvlinks_are_judged_by_what_others_of_the_kind_have(
-    settings: Settings,
-    facts: Facts,
-    links: tuple[tuple[int | None, ...], ...],
-    shown: list[str],
-):
-    found = [str(f) for f in examine.judge(settings, with_gpus(facts, *links)) if "NVLink" in f.text]
-    assert [line[: len(words)] for line, words in zip(found, shown, strict=True)] == shown
-    assert all("nvidia-smi nvlink --status" in line for line in found)
-
-
 def test_cpus_that_differ_matter_and_their_bf16_only_where_they_compute(settings: Settings, facts: Facts):
     change(facts.reports["slurmd-0"], "processors/bf16", [])
     alike, unlike = with_gpus(facts, (18,), (18,)), with_gpus(facts, (18,), (18,))
@@ -463,52 +441,6 @@ def test_a_task_tells_the_processors_that_a_rank_would_get(tmp_path: pathlib.Pat
     monkeypatch.setenv("OMP_NUM_THREADS", "4,2")
     monkeypatch.delenv("SLURM_CPUS_PER_TASK")
     assert {key: probe.processors()[key] for key in ("wanted", "omp")} == {"wanted": None, "omp": None}
-
-
-# as nvidia-smi prints them: Azure/azhpc-diagnostics#73, NVIDIA/open-gpu-kernel-modules#1150, an RTX A4000 beside others
-NVLINKS = """GPU 0: Tesla V100-SXM2-32GB (UUID: GPU-0)
-\t Link 0: 25.781 GB/s
-\t Link 1: 25.781 GB/s
-\t Link 2: 25.781 GB/s
-\t Link 3: <inactive>
-\t Link 4: 25.781 GB/s
-\t Link 5: <inactive>
-GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-1)
-\t Link 0: 25 GB/s
-\t Link 1: 0 GB/s
-GPU 2: Quadro RTX 5000 (UUID: GPU-2)
-NVML: Unable to retrieve NvLink information as all links are inActive
-GPU 3: NVIDIA RTX A4000 (UUID: GPU-3)
-Device does not have or support Nvlink
-"""
-
-
-def test_nvlinks_that_are_up_are_counted(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "nvlinks").write_text(NVLINKS)
-    smi = tmp_path / "nvidia-smi"
-    smi.write_text(
-        f"""#!/bin/sh
-case "$*" in
-  "nvlink --status") cat {tmp_path}/nvlinks ;;
-  --query-gpu=name,*) for i in 0 1 2 3; do echo "GPU $i, 550.54.15, [N/A], Disabled, 32768"; done ;;
-  *) exit 6 ;;
-esac
-"""
-    )
-    smi.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "4")
-    found = probe.gpus()
-    assert [(card["name"], card["links"]) for card in found["cards"]] == [
-        ("GPU 0", 4),
-        ("GPU 1", 1),
-        ("GPU 2", 0),
-        ("GPU 3", None),
-    ]
-    assert found["wanted"] == 4
-    (tmp_path / "nvlinks").write_text("")
-    assert not any("links" in card for card in probe.gpus()["cards"])
-    assert probe.nvlinks("NVML: inactive\n Link 0: 25 GB/s") == []
 
 
 PYTHON = """#!/bin/sh
