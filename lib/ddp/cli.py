@@ -322,8 +322,8 @@ def _render_command() -> click.Command:
     dropped = {"wait", "wait_timeout", "dry_run"}
     parameters = [parameter for parameter in submit.params if parameter.name not in dropped]
     parameters += [
-        click.Option(["--kubernetes"], is_flag=True, help="As Kubernetes manifests: a Job, its Service and ConfigMap."),
-        click.Option(["--claim"], default="slurm-ddp", help="PersistentVolumeClaim that holds the workspace."),
+        click.Option(["--kubernetes"], is_flag=True, help="Write Kubernetes manifests: a Job and its Service."),
+        click.Option(["--claim"], default="shared", help="PersistentVolumeClaim that holds the workspace."),
         click.Option(["--namespace"], default="default", help="Namespace of the claim."),
     ]
 
@@ -339,15 +339,15 @@ def _render_command() -> click.Command:
         is_json: bool,
         **given: object,
     ) -> None:
-        from ddp import people  # noqa: PLC0415
+        from ddp.actions import render  # noqa: PLC0415
 
         params = typing.cast(fields.SubmitDdp, _parsed(verbs.ALL["submit-ddp"], given, arguments))
 
         def write(settings: Settings, to: screen.Screen) -> None:
             if kubernetes:
-                found = people.render_kubernetes(settings, params, to.log, claim=claim, namespace=namespace)
+                found = render.render_kubernetes(settings, params, to.log, claim=claim, namespace=namespace)
             else:
-                found = people.render(settings, params)
+                found = render.render(settings, params)
             to.show_text(found, "manifests" if kubernetes else "script")
 
         context.exit(_guarded(_session(context, is_json=is_json), write, verb=verbs.ALL["submit-ddp"]))
@@ -357,8 +357,7 @@ def _render_command() -> click.Command:
         context_settings={**_CONTEXT, "allow_interspersed_args": False},
         callback=run_it,
         params=parameters,
-        help="Write what submit would hand to Slurm, or a run as Kubernetes manifests, whose code is kept in the "
-        "workspace as submit keeps it. Submits nothing.",
+        help="Write the script that submit hands to Slurm, or a run as Kubernetes manifests. Submits nothing.",
     )
 
 

@@ -133,7 +133,7 @@ ALL = {
         Verb(
             "plan",
             models.Plan,
-            "ddp.measure.forecast:plan",
+            "ddp.measure.plan:plan",
             "Predict a training step before it runs: computation, communication from the cluster's baseline, "
             "tokens per second and efficiency. Submits nothing.",
             asks_nodes=True,

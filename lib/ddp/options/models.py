@@ -104,14 +104,6 @@ class Doctor(fields.Parsed):
     account: fields.SlurmAccount = None
     qos: fields.Qos = None
     reservation: fields.Reservation = None
-    collectives: fields.Flag = pydantic.Field(
-        False,
-        description=(
-            "Also measure all_reduce of 16 MiB between the ranks of these nodes, in a second job of about a "
-            "minute that takes their GPUs, and compare it with the baseline of benchmark-collectives; wants an "
-            "installed environment."
-        ),
-    )
     wait_timeout: typing.Annotated[int, fields.STRICT, fields.between(1, 3600)] = pydantic.Field(
         60, description="How long to wait for the nodes to be free, in seconds; a core and 1 GiB on each is enough."
     )
