@@ -49,6 +49,7 @@ class Config(pydantic.BaseModel, frozen=True):
     lustre_repository: Stripped = ""
     lustre_packages: str = ""
     lustre_key: Stripped = ""
+    lustre_checksum: typing.Annotated[str, pydantic.StringConstraints(strip_whitespace=True, to_lower=True)] = ""
     lnet_networks: Stripped = ""
 
 

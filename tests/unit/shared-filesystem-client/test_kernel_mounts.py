@@ -1,6 +1,7 @@
 """CephFS, Lustre and NFS: the generated files, the packages, and the errors of a machine that cannot."""
 
 import dataclasses
+import hashlib
 import json
 import pathlib
 import platform
@@ -310,6 +311,31 @@ def test_a_repository_of_ones_own(bare: Rig):
     assert not bare.fetched
 
 
+def test_exascalers_client_is_run_only_when_it_is_the_one_that_was_named(bare: Rig, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(mount_plan, "STATE", bare.root / "state")
+    for name in ("ESC_CLIENT", "ESC_CONFIG", "FSTAB"):
+        monkeypatch.setattr(lustre, name, bare.root / name)
+    bare.content = b"#!/bin/sh\n"
+    other = mount_plan.Config(lustre_repository="exascaler", lustre_checksum="0" * 64)
+    with pytest.raises(mount_plan.MountError, match=r"^lustre-checksum: 10\.0\.0\.1 serves .* SHA-256 [0-9a-f]{64}$"):
+        lustre.ensure_installed(other, KERNEL, mgs="10.0.0.1")
+    assert not (bare.root / "ESC_CLIENT").exists()
+    (bare.root / "FSTAB").write_text("mine\n")
+
+    def setup(words: tuple[str, ...], _: str | None) -> str:
+        if words[:2] == ("auto", "setup"):
+            (bare.root / "FSTAB").write_text("mine\n10.0.0.1@tcp:/none /x lustre\n")
+            bare.installed_kernels.add(KERNEL)
+        return ""
+
+    bare.machine.answers["ESC_CLIENT"] = setup
+    right = other.model_copy(update={"lustre_checksum": hashlib.sha256(bare.content).hexdigest()})
+    lustre.ensure_installed(right, KERNEL, mgs="10.0.0.1")
+    written = json.loads((bare.root / "ESC_CONFIG").read_text())
+    assert written["MountConfig"]["PackageSource"] == "http://10.0.0.1/client-packages"
+    assert (bare.root / "FSTAB").read_text() == "mine\n"
+
+
 def test_without_a_client_and_without_a_repository_the_error_names_the_options(bare: Rig):
     (bare.root / "modules/6.8.0-1012-aws/updates/kernel/fs").mkdir(parents=True)
     (bare.root / "modules/6.8.0-1012-aws/updates/kernel/fs/lustre.ko.zst").write_bytes(b"")
@@ -317,7 +343,7 @@ def test_without_a_client_and_without_a_repository_the_error_names_the_options(b
         lustre.ensure_installed(mount_plan.Config(), KERNEL)
     assert str(caught.value) == (
         f"no Lustre client for kernel {KERNEL} is installed (only for 6.8.0-1012-aws): set "
-        "lustre-repository=aws|gcp|azure|whamcloud, or a line of your own"
+        "lustre-repository=aws|gcp|azure|whamcloud|exascaler, or a line of your own"
     )
 
 

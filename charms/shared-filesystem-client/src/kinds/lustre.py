@@ -7,6 +7,7 @@ kernel is read from the archive's own index.
 import collections.abc
 import contextlib
 import dataclasses
+import hashlib
 import json
 import os
 import pathlib
@@ -26,10 +27,13 @@ KEYRINGS = pathlib.Path("/etc/apt/keyrings")
 MODPROBE = pathlib.Path("/etc/modprobe.d/slurm-ddp-lnet.conf")
 MODULES = pathlib.Path("/lib/modules")
 LNET = pathlib.Path("/sys/module/lnet/parameters/networks")
+ESC_CLIENT = pathlib.Path("/usr/sbin/esc-client")
+ESC_CONFIG = pathlib.Path("/etc/esc-client.conf")
+FSTAB = pathlib.Path("/etc/fstab")
 _NAME = "slurm-ddp-lustre"
 _PORT = 988  # where LNet listens, lnet's module parameter accept_port
 _WRITTEN = "# Written by the charm shared-filesystem-client; changes here are lost.\n"
-_KEY_BYTES = 1 << 20
+_MOST_BYTES = 64 << 20  # of a key, and of DDN's program
 _NETWORK = r"(tcp|o2ib|kfi|gni)\d{0,5}(\([A-Za-z0-9_.:,-]+\))?"
 _NID = re.compile(r"(?P<host>[^@\s:]+)@(?P<kind>tcp|o2ib|kfi|gni)(?P<number>\d{0,5})")
 
@@ -50,6 +54,8 @@ PRESETS = {
     name: Preset(**table)
     for name, table in tomllib.loads(pathlib.Path(__file__).with_name("lustre_archives.toml").read_text()).items()
 }
+EXASCALER = "exascaler"  # DDN's file servers hand out their own client
+_NAMED = (*PRESETS, EXASCALER)
 
 
 class Package(typing.NamedTuple):
@@ -67,7 +73,7 @@ def plan(spec: mount_plan.Spec, filesystem: fs.Lustre) -> mount_plan.Plan:
     options = presets.merge(presets.LUSTRE, profile=spec.profile, given=spec.mount_options)
     pairs = [identifier.split("@") for identifier in identifiers]
     if not kernel.container():
-        ensure_installed(spec)
+        ensure_installed(spec, mgs=pairs[0][0])
         is_mounted = any(mount.fstype == kernel.LUSTRE.fstype for mount in mounts.table())
         ensure_networks(spec, identifiers, mounted=is_mounted)
     kernel.check(kernel.LUSTRE)
@@ -134,8 +140,8 @@ def parse_index(text: str) -> list[Package]:
 def check(config: mount_plan.Config) -> None:
     """Raise `ValueError`, which names the option, unless the options make sense."""
     text = config.lustre_repository
-    if text not in ("", *PRESETS) and not text.startswith("deb "):
-        known = ", ".join(PRESETS)
+    if text not in ("", *_NAMED) and not text.startswith("deb "):
+        known = ", ".join(_NAMED)
         raise ValueError(f"lustre-repository: {text[:40]!r} is none of {known}, nor a line deb URL SUITE COMPONENT")
     if "\n" in text:
         raise ValueError("lustre-repository: one line of sources.list, without a line break")
@@ -145,24 +151,29 @@ def check(config: mount_plan.Config) -> None:
     for word in config.lustre_packages.split():
         if not re.fullmatch(r"[a-z0-9{][a-z0-9+.{}~-]*", word) or set(re.findall(r"\{(.*?)\}", word)) - {"kernel"}:
             raise ValueError(f"lustre-packages: {word[:40]!r} is no package's name; only {{kernel}} is filled in")
+    if text == EXASCALER and not re.fullmatch(r"[0-9a-f]{64}", config.lustre_checksum):
+        raise ValueError("lustre-checksum: set the SHA-256 of http://SERVER/client-setup-tool, which is not signed")
     if config.lnet_networks and not re.fullmatch(f"{_NETWORK}(,{_NETWORK})*", config.lnet_networks):
         raise ValueError("lnet-networks: networks with their interfaces, like tcp1(eth0) or o2ib(ib0),tcp(eth0)")
 
 
-def ensure_installed(config: mount_plan.Config, release: str = "") -> None:
-    """Have a client whose modules fit the running kernel; do nothing if one is installed already, by whomever."""
+def ensure_installed(config: mount_plan.Config, release: str = "", *, mgs: str = "") -> None:
+    """Have a client whose modules fit the running kernel, EXAScaler's from its server `mgs`; keep one that is there."""
     release = release or os.uname().release
     if _has_modules(release):
         return
     if not config.lustre_repository:
-        known, others = "|".join(PRESETS), _others(release)
+        known, others = "|".join(_NAMED), _others(release)
         remedy = f"set lustre-repository={known}, or a line of your own"
         raise mount_plan.MountError(f"no Lustre client for kernel {release} is installed{others}: {remedy}")
-    is_url = config.lustre_key.startswith("http")
-    own = Preset(config.lustre_repository, config.lustre_key if is_url else "", config.lustre_packages.split())
-    preset = PRESETS.get(config.lustre_repository, own)
-    wanted = resolve(preset, _read_index(preset, "" if is_url else config.lustre_key), release)
-    _apt("-y", "--no-install-recommends", "install", *wanted, timeout=1800)
+    if config.lustre_repository == EXASCALER:
+        _run_exascaler(mgs, config.lustre_checksum)
+    else:
+        is_url = config.lustre_key.startswith("http")
+        own = Preset(config.lustre_repository, config.lustre_key if is_url else "", config.lustre_packages.split())
+        preset = PRESETS.get(config.lustre_repository, own)
+        wanted = resolve(preset, _read_index(preset, "" if is_url else config.lustre_key), release)
+        _apt("-y", "--no-install-recommends", "install", *wanted, timeout=1800)
     run("/usr/sbin/depmod", "-a", release, check=False)
     if not _has_modules(release):
         repository, others = config.lustre_repository[:40], _others(release)
@@ -241,9 +252,33 @@ def _apt(*arguments: str, listing: pathlib.Path | None = None, timeout: float = 
     return run(*command, env={"DEBIAN_FRONTEND": "noninteractive"}, timeout=timeout).stdout
 
 
+def _run_exascaler(mgs: str, checksum: str) -> None:
+    """Run DDN's program, which installs the client from the servers; keep it from touching fstab and from mounting."""
+    content = _fetch(f"http://{mgs}/client-setup-tool")
+    found = hashlib.sha256(content).hexdigest()
+    if found != checksum:
+        raise mount_plan.MountError(f"lustre-checksum: {mgs} serves a client-setup-tool with SHA-256 {found}")
+    files.ensure_file(ESC_CLIENT, content, mode=0o755)
+    fstab = FSTAB.read_bytes() if FSTAB.exists() else b""
+    scratch = mount_plan.STATE / "esc-client"
+    scratch.mkdir(parents=True, exist_ok=True)
+    mount = {"ClientDevice": f"{mgs}@tcp:/none", "Mountpoint": str(scratch)}
+    config = {"Version": "2.0.0", "MountConfig": mount | {"PackageSource": f"http://{mgs}/client-packages"}}
+    files.ensure_file(ESC_CONFIG, json.dumps(config, indent=1) + "\n")
+    try:
+        # It fails to mount `none`, which is wanted: what counts is whether the modules are there afterwards
+        run(ESC_CLIENT, "auto", "setup", "--config", ESC_CONFIG, timeout=1800, check=False)
+        run(ESC_CLIENT, "unmount", "-m", scratch, timeout=120, check=False)
+    finally:
+        if FSTAB.exists() and FSTAB.read_bytes() != fstab:
+            files.ensure_file(FSTAB, fstab)
+        with contextlib.suppress(OSError):
+            scratch.rmdir()
+
+
 def _fetch(url: str) -> bytes:
     try:
-        return download.fetch(url, most_bytes=_KEY_BYTES, timeout=300)
+        return download.fetch(url, most_bytes=_MOST_BYTES, timeout=300)
     except download.TooLargeError as e:
         raise mount_plan.MountError(str(e)) from e
     except download.DownloadError as e:
