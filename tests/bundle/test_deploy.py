@@ -5,6 +5,8 @@ import os
 import pathlib
 import shutil
 import subprocess
+import sys
+from typing import Any
 
 import pytest
 import rules
@@ -14,9 +16,61 @@ echo "$*" >> "$0.calls"
 case $* in
 "show-model --format json") cat "$0.model" ;;
 "deploy ./bundle.yaml"*) echo deployed ;;
+"info "*) shift; exec "$(dirname "$0")/info" "$@" ;;
 *) echo "juju: $* is not known" >&2; exit 64 ;;
 esac
 """
+
+
+# `juju info CHARM --format json [--channel CHANNEL]`, as cmd/juju/charmhub of Juju 3.6 and 4 prints it (data.go,
+# info_test.go). INFO_ONE_TRACK: a client of 3.6 with --track, which shows one track.
+INFO = f"""#!{sys.executable}
+import json, os, pathlib, sys
+name, format_, json_, *rest = sys.argv[1:]
+assert (format_, json_) == ("--format", "json") and rest[:1] in ([], ["--channel"]), sys.argv
+published = json.loads(pathlib.Path(__file__).with_name("charmhub.json").read_text())
+if published is None:
+    sys.exit("ERROR Get https://api.charmhub.io/v2/charms/info: dial tcp: lookup api.charmhub.io: no such host")
+if name not in published:
+    sys.exit(f'ERROR No information found for charm or bundle with the name "{{name}}"')
+channels = published[name]
+tracks = list(channels)
+if pathlib.Path(__file__).with_name("one-track").exists():
+    track = rest[1].partition("/")[0] if rest else tracks[0]
+    channels = {{track: channels.get(track, {{}})}}
+print(json.dumps({{
+    "type": "charm", "id": "charmCHARMcharmCHARMcharmCHARM01", "name": name, "description": "", "publisher": "",
+    "summary": "", "supports": [{{"name": "ubuntu", "channel": "26.04"}}], "store-url": "", "charm": {{}},
+    "channels": channels, "tracks": tracks,
+}}))
+"""
+
+
+def revision(track: str, risk: str, number: int, *bases: str) -> dict[str, Any]:
+    """Return a revision as `juju info` lists it."""
+    return {
+        "track": track,
+        "risk": risk,
+        "version": str(number),
+        "revision": number,
+        "released-at": "2026-06-22T19:44:44.076943+00:00",
+        "size": 12042240,
+        "architectures": ["amd64"],
+        "bases": [{"name": "ubuntu", "channel": base} for base in bases],
+    }
+
+
+def charmhub() -> dict[str, Any]:
+    """Return what Charmhub has of each charm that bundle and overlays take from there: charm, track, risk, revisions."""
+    facts = rules.yaml.safe_load((rules.ROOT / "tests" / "bundle" / "upstream.yaml").read_text())["charms"]
+    found: dict[str, Any] = {}
+    for name, fact in facts.items():
+        for channel, bases in fact["channels"].items():
+            track, _, risk = channel.partition("/")
+            numbered = enumerate(reversed(bases), start=1)
+            of_risk = [revision(track, risk, number, base.partition("@")[2]) for number, base in numbered]
+            found.setdefault(name, {}).setdefault(track, {})[risk] = of_risk
+    return found
 
 
 class Place:
@@ -26,12 +80,27 @@ class Place:
         self.folder, self.juju = folder, folder / "bin" / "juju"
         shutil.copytree(rules.ROOT / "overlays", folder / "overlays")
         (folder / "scripts").mkdir()
-        shutil.copy(rules.ROOT / "scripts" / "deploy.sh", folder / "scripts")
+        shutil.copy(rules.BUNDLE, folder)
+        for name in ("deploy.sh", "channels.py"):
+            shutil.copy(rules.ROOT / "scripts" / name, folder / "scripts")
+        (folder / "scripts" / "venv.sh").write_text("#!/bin/sh\nexit 0\n")
+        (folder / "scripts" / "venv.sh").chmod(0o755)
+        (folder / "build" / "venvs" / "deploy" / "bin").mkdir(parents=True)
+        (folder / "build" / "venvs" / "deploy" / "bin" / "python").symlink_to(sys.executable)
         (folder / "scripts" / "lanes.py").write_text("import sys\nassert sys.argv[1:] == ['pack']\nprint('packed')\n")
         self.juju.parent.mkdir()
         self.juju.write_text(JUJU)
         self.juju.chmod(0o755)
+        self.juju.with_name("info").write_text(INFO)
+        self.juju.with_name("info").chmod(0o755)
+        self.publish(charmhub())
         self.on("aws")
+
+    def publish(self, channels: dict[str, Any] | None, *, shows_one_track: bool = False) -> None:
+        """Let Charmhub have these channels of each charm; None: it does not answer."""
+        self.juju.with_name("charmhub.json").write_text(json.dumps(channels))
+        if shows_one_track:
+            self.juju.with_name("one-track").touch()
 
     def on(self, cloud: str, version: str = "3.6.28") -> None:
         """Let the model be on a cloud of this type, with agents of this Juju."""
@@ -153,3 +222,47 @@ def test_without_a_model_or_a_juju_it_says_what_to_do(place: Place):
     assert "no current controller and model here: juju bootstrap lxd" in place.refusal("")
     place.juju.unlink()
     assert "the juju client is not installed: sudo snap install juju" in place.refusal("")
+
+
+def test_each_application_has_a_revision_in_charmhub(place: Place):
+    done = place.run("2604 cos")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("shows_one_track", [False, True], ids=["all tracks", "one track"])
+def test_an_application_without_a_revision_is_named_with_the_channels_that_have_one(
+    place: Place, shows_one_track: bool
+):
+    published = charmhub()
+    published["slurmd"] = {
+        "latest": {"edge": [revision("latest", "edge", 184, "26.04")]},
+        "25.11": {"edge": [revision("25.11", "edge", 175, "24.04")]},
+    }
+    place.publish(published, shows_one_track=shows_one_track)
+    assert place.refusal("") == (
+        "deploy: slurmd: Charmhub has no revision of slurmd for ubuntu@24.04 in channel latest/edge; 25.11/edge has one:"
+        " set channel or base in an overlay"
+    )
+    place.deployed("2604")
+
+
+def test_a_channel_leads_to_the_revision_of_a_more_stable_risk_and_only_there(place: Place):
+    published = charmhub() | {"mysql": {"8.0": {"edge": [revision("8.0", "edge", 300, "22.04")]}, "8.4": {}}}
+    place.publish(published)
+    assert "mysql for ubuntu@22.04 in channel 8.0/stable; 8.0/edge has one" in place.refusal("")
+    place.publish(charmhub() | {"sackd": {"latest": {"stable": [revision("latest", "stable", 70, "22.04", "24.04")]}}})
+    place.deployed("")
+
+
+def test_a_charm_without_any_revision_for_the_architecture_is_named(place: Place):
+    published = charmhub()
+    published["sackd"]["latest"]["edge"] = [revision("latest", "edge", 78, "24.04") | {"architectures": ["arm64"]}]
+    place.publish(published)
+    assert "in channel latest/edge; no channel has one" in place.refusal("")
+
+
+def test_where_charmhub_does_not_answer_juju_decides(place: Place):
+    place.publish(None)
+    done = place.run("")
+    assert done.returncode == 0
+    assert "deploy: slurmd: not checked in Charmhub: ERROR Get https://api.charmhub.io/" in done.stderr
