@@ -1,4 +1,4 @@
-"""Set-up and lanes: what `make test` runs, in what order, and what it says."""
+"""Set-up and lanes: the lanes of `make test` and `make test-long`, their order and their output."""
 
 import configparser
 import os
@@ -12,31 +12,47 @@ import rules
 
 from scripts import lanes
 
+CHARMS = sorted(path.parent.name for path in (rules.ROOT / "charms").glob("*/charmcraft.yaml"))
+
+
+def expanded(text: str) -> list[str]:
+    """Return the names in a list of tox environments, whose last braces hold alternatives."""
+    pattern = re.compile(r"([\w{},-]*-)\{([\w,-]*)\}")
+    text = pattern.sub(lambda found: " ".join(found[1] + word for word in found[2].split(",")), text)
+    return re.sub(r",\s", " ", text).split()
+
 
 def test_make_test_runs_every_lane_that_tox_lists():
     tox = configparser.ConfigParser()
     tox.read(rules.ROOT / "tox.ini")
-    charms = {path.parent.name for path in (rules.ROOT / "charms").glob("*/charmcraft.yaml")}
-    listed = re.sub(
-        r"([\w-]+-)\{(.*?)\}",
-        lambda found: ", ".join(f"{found[1]}{word}" for word in found[2].split(",")),
-        tox["tox"]["env_list"],
-    )
-    named = listed.replace(",", " ").split()
+    named = expanded(tox["tox"]["env_list"])
     assert sorted(lanes.ALL) == sorted(named)
-    assert {f"unit-{charm}" for charm in charms} < set(named)
+    assert {f"unit-{charm}" for charm in CHARMS} < set(named)
 
 
-def test_the_functional_lanes_are_halves_of_one():
-    """Each test is in one of them: they differ in a marker that one wants and the other does not."""
+def test_the_functional_lanes_are_halves_of_one_and_only_make_test_long_runs_those_marked_long():
     tox = configparser.ConfigParser(interpolation=None)
     tox.read(rules.ROOT / "tox.ini")
     whole = tox["testenv:functional"]["commands"]
-    lines = tox["testenv:functional-{jobs,nodes}"]["commands"].strip().splitlines()
-    assert [line.partition(": ")[2] for line in lines] == [
-        whole.replace("{posargs", f"-m {marker} {{posargs") for marker in ("trains", '"not trains"')
+    lines = tox["testenv:functional-{jobs,nodes}{,-all}"]["commands"].strip().splitlines()
+    markers = {
+        "jobs-!all": '"trains and not long"',
+        "nodes-!all": '"not trains and not long"',
+        "jobs-all": "trains",
+        "nodes-all": '"not trains"',
+    }
+    assert lines == [
+        f"{name}: {whole.replace('{posargs', f'-m {marker} {{posargs')}" for name, marker in markers.items()
     ]
     assert lanes.GROUPS["functional"] == lanes.FUNCTIONAL == ("functional-jobs", "functional-nodes")
+
+
+def test_the_long_sets_are_all_functional_tests_the_kernel_mutants_and_orders_of_each_charm():
+    orders = {f"orders-{charm}" for charm in CHARMS}
+    assert set(lanes.chosen(["long"])) == {"functional-jobs-all", "functional-nodes-all", "kernel", "mutants"} | orders
+    workflow = (rules.ROOT / ".github" / "workflows" / "nightly.yaml").read_text()
+    assert "make test-long" in workflow
+    assert "@$(LANES) long\n" in (rules.ROOT / "Makefile").read_text()
 
 
 def test_ci_runs_the_command_that_the_readme_names():
@@ -117,7 +133,7 @@ def run(screen: lanes.Screen, *names: str) -> list[lanes.Lane]:
 def test_a_lane_that_passes_shows_its_skips_only(screen: lanes.Screen, capsys: pytest.CaptureFixture[str]):
     (lane,) = run(screen, "good")
     assert (lane.returncode, lane.closing) == (0, "===== 3 passed, 1 skipped in 0.10s =====")
-    assert capsys.readouterr().out == "good: passed in 0 s\n  SKIPPED [1] t.py:3: no server here\n"
+    assert re.fullmatch(r"good: passed in \d s\n  SKIPPED \[1\] t.py:3: no server here\n", capsys.readouterr().out)
     assert "collecting" in lane.log.read_text()
 
 
