@@ -70,7 +70,7 @@ def split(channel: str) -> tuple[str, str]:
 
 
 def info(charm: str, *arguments: str) -> dict[str, Any]:
-    """Return what `juju info` prints as JSON."""
+    """Return the JSON object that `juju info` prints."""
     command = ["juju", "info", charm, "--format", "json", *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=TIMEOUT_S)
