@@ -347,8 +347,12 @@ def keep(module: Module, number: int, survivors: int) -> None:
     ).stdout.strip()
     killed = number - survivors
     rows[module.path] = {
-        "path": module.path, "mutants": number, "killed": killed, "score": round(100 * killed / number, 1), "commit": commit,
-    }  # fmt: skip
+        "path": module.path,
+        "mutants": number,
+        "killed": killed,
+        "score": round(100 * killed / number, 1),
+        "commit": commit,
+    }
     text = "# Written by tests/mutation/run.py. score: percent of the mutants that a test notices; commit: what was tested.\n"
     for one in modules():
         if one.path in rows:
