@@ -88,6 +88,8 @@ class Place:
         self.juju.chmod(0o755)
         self.juju.with_name("info").write_text(INFO)
         self.juju.with_name("info").chmod(0o755)
+        for name in ("cephfs", "gpu", "nfs"):
+            (folder / f"my-{name}.yaml").write_text(rules.filled(folder / "overlays" / f"{name}.yaml"))
         self.publish(charmhub())
         self.on("aws")
 
@@ -101,11 +103,6 @@ class Place:
         """Let the model be on a cloud of this type, with agents of this Juju."""
         model = {"training": {"name": "admin/training", "type": cloud, "agent-version": version}}
         self.juju.with_name("juju.model").write_text(json.dumps(model))
-
-    def fill_in(self, name: str) -> str:
-        """Return the path of a copy of an overlay, filled in."""
-        (self.folder / f"my-{name}.yaml").write_text(rules.filled(self.folder / "overlays" / f"{name}.yaml"))
-        return f"my-{name}.yaml"
 
     def run(self, overlays: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         env = {"PATH": f"{self.juju.parent}:{os.environ['PATH']}", "OVERLAYS": overlays}
@@ -135,73 +132,55 @@ def place(tmp_path: pathlib.Path) -> Place:
     return Place(tmp_path)
 
 
-def test_without_overlays_the_bundle_is_deployed_as_it_is(place: Place):
-    assert place.deployed("", "--dry-run") == ["--dry-run"]
+LXD, JUJU4, MACHINES = "./overlays/lxd.yaml", "./overlays/juju4.yaml", "./overlays/machines.yaml"
+# The model's cloud and Juju, OVERLAYS (my-*.yaml are copies that are filled in), the overlays of `juju deploy` in their order
+DEPLOYED = [
+    ("aws", "3.6.28", "", []),
+    ("aws", "3.6.28", "my-gpu.yaml cos my-nfs.yaml", ["./my-gpu.yaml", "./overlays/cos.yaml", "./my-nfs.yaml"]),
+    ("aws", "3.6.28", "my-nfs.yaml 2604", ["./overlays/2604.yaml", "./my-nfs.yaml"]),
+    ("lxd", "3.6.28", "", [LXD]),
+    ("lxd", "3.6.28", "lxd", [LXD]),
+    ("lxd", "3.6.28", "my-nfs.yaml", [LXD, "./my-nfs.yaml"]),
+    ("unmanaged", "4.0.15", "", [JUJU4]),
+    ("unmanaged", "4.0.15", "juju4", [JUJU4]),
+    ("unmanaged", "4.0.15", "my-nfs.yaml machines", [MACHINES, "./my-nfs.yaml", JUJU4]),
+]
+REFUSED = [
+    ("aws", "3.6.28", "my-nfs.yaml my-cephfs.yaml", "nfs and cephfs: there is one shared filesystem; choose one"),
+    ("aws", "3.6.28", "my-gpu.yaml lxd", "gpu and lxd: both say what machine"),
+    ("aws", "3.6.28", "my-gpu.yaml machines", "gpu and machines: both say what machine"),
+    ("aws", "3.6.28", "cos cos", "cos is given twice"),
+    ("aws", "3.6.28", "lxd", "lxd is for LXD, and this model's cloud is aws"),
+    ("lxd", "3.6.28", "my-gpu.yaml", "gpu asks for a cloud's machine types, and this model is on LXD"),
+    ("aws", "4.0.15", "2604", "mysql needs a Juju below 4 and this model's is 4.0.15"),
+    (
+        "aws",
+        "3.6.28",
+        "nsf",
+        "there is no overlays/nsf.yaml; there are: 2604 cephfs cos gpu juju4 lustre lxd machines nfs,",
+    ),
+]
 
 
-def test_on_lxd_its_overlay_comes_by_itself_and_once(place: Place):
-    place.on("lxd")
-    assert place.deployed("") == ["--overlay", "./overlays/lxd.yaml"]
-    assert place.deployed("lxd") == ["--overlay", "./overlays/lxd.yaml"]
-    own = place.fill_in("nfs")
-    assert place.deployed(own) == ["--overlay", "./overlays/lxd.yaml", "--overlay", f"./{own}"], "one's own wins"
+@pytest.mark.parametrize(("cloud", "version", "overlays", "expected"), DEPLOYED, ids=str)
+def test_overlays_are_chosen_and_ordered(place: Place, cloud: str, version: str, overlays: str, expected: list[str]):
+    place.on(cloud, version)
+    mapped = ["--map-machines=existing"] if MACHINES in expected else []
+    words = [word for path in expected for word in ("--overlay", path)]
+    assert place.deployed(overlays, "--dry-run") == [*mapped, "--dry-run", *words]
 
 
-def test_several_overlays_in_the_order_given(place: Place):
-    gpu, nfs = place.fill_in("gpu"), str(place.folder / place.fill_in("nfs"))
-    wanted = [word for path in (f"./{gpu}", "./overlays/cos.yaml", nfs) for word in ("--overlay", path)]
-    assert place.deployed(f"{gpu} cos {nfs}") == wanted
-
-
-def test_on_juju_4_its_overlay_comes_by_itself_and_once(place: Place):
-    place.on("unmanaged", "4.0.15")
-    assert place.deployed("") == ["--overlay", "./overlays/juju4.yaml"]
-    assert place.deployed("juju4") == ["--overlay", "./overlays/juju4.yaml"]
-
-
-def test_26_04_on_juju_4_is_refused(place: Place):
-    place.on("aws", "4.0.15")
-    assert "mysql needs a Juju below 4 and this model's is 4.0.15" in place.refusal("2604")
-
-
-def test_machines_that_exist_are_mapped_and_come_first(place: Place):
-    place.on("unmanaged", "4.0.15")
-    own = place.fill_in("nfs")
-    assert place.deployed(f"{own} machines") == [
-        "--map-machines=existing",
-        *("--overlay", "./overlays/machines.yaml", "--overlay", f"./{own}", "--overlay", "./overlays/juju4.yaml"),
-    ]
-
-
-def test_the_other_generation_comes_before_what_removes_applications(place: Place):
-    own = place.fill_in("nfs")
-    assert place.deployed(f"{own} 2604") == ["--overlay", "./overlays/2604.yaml", "--overlay", f"./{own}"]
+@pytest.mark.parametrize(("cloud", "version", "overlays", "message"), REFUSED, ids=str)
+def test_what_cannot_be_deployed_is_refused(place: Place, cloud: str, version: str, overlays: str, message: str):
+    place.on(cloud, version)
+    assert message in place.refusal(overlays)
 
 
 @pytest.mark.parametrize("name", ["cephfs", "gpu", "lustre", "nfs"])
-def test_what_is_not_filled_in_is_refused(place: Place, name: str):
-    message = place.refusal(name)
+def test_an_overlay_that_is_not_filled_in_is_refused_with_its_line(place: Place, name: str):
     text = (rules.ROOT / "overlays" / f"{name}.yaml").read_text()
     line = next(n for n, one in enumerate(text.splitlines(), 1) if "*FILL-IN" in one and not one.startswith("#"))
-    assert message.startswith(f"deploy: OVERLAYS: ./overlays/{name}.yaml line {line} is to be filled in: ")
-
-
-def test_what_cannot_be_together_is_refused(place: Place):
-    nfs, cephfs, gpu = (place.fill_in(name) for name in ("nfs", "cephfs", "gpu"))
-    assert "nfs and cephfs: there is one shared filesystem; choose one" in place.refusal(f"{nfs} {cephfs}")
-    assert "gpu and lxd: both say what machine" in place.refusal(f"{gpu} lxd")
-    assert "gpu and machines: both say what machine" in place.refusal(f"{gpu} machines")
-    assert "cos is given twice" in place.refusal("cos cos")
-    assert "lxd is for LXD, and this model's cloud is aws" in place.refusal("lxd")
-    place.on("lxd")
-    assert "gpu asks for a cloud's machine types, and this model is on LXD" in place.refusal(gpu)
-
-
-def test_an_overlay_that_is_not_there_is_named_with_those_that_are(place: Place):
-    message = place.refusal("nsf")
-    assert message == (
-        "deploy: OVERLAYS: there is no overlays/nsf.yaml; there are: 2604 cephfs cos gpu juju4 lustre lxd machines nfs, or give a path"
-    )
+    assert f"deploy: OVERLAYS: ./overlays/{name}.yaml line {line} is to be filled in: " in place.refusal(name)
 
 
 def test_without_a_model_or_a_juju_it_says_what_to_do(place: Place):
