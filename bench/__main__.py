@@ -23,7 +23,7 @@ ROWS = {
     "nanogpt": 3600,
     "ddp": 300,
     "loader": 300,
-    "checkpoint": 600,
+    "checkpoint": 900,
     "collectives": 900,
     "tokenizing": 900,
     "resume": 300,

@@ -14,18 +14,20 @@ import torch.distributed.checkpoint as dcp
 from bench import commands, data, row
 from ddptrain import model, shapes
 
-SAVES, BETWEEN = 6, 12  # the first save warms up; steps between saves, in which the last one is written
-LIMIT_S = 480
+SAVES, BETWEEN = 6, 5  # the first save warms up; steps between saves, in which the last one is written
+LIMIT_S = 600
 _STALL = re.compile(r"\[CKPT\] saved=.* stall_s=([0-9.]+)")
 
 
 def run(scratch: pathlib.Path) -> list[row.Row]:
-    """Measure a training that saves every dozen steps, and torch's ways on the same tensors."""
+    """Measure a training that saves every few steps, and torch's ways on the same tensors."""
     peers = _peers(scratch)
     dataset = data.dataset(scratch / "data", 100_000, 50257)
     size = ("--layers", 12, "--heads", 12, "--width", 768, "--seq-len", 128, "--batch", 1, "--precision", "fp32")
     steps = ("--steps", SAVES * BETWEEN, "--epoch-steps", BETWEEN, "--warmup", 1, "--eval-rows", 1)
-    process = commands.start(1, "train", "--data", dataset.root, "--run-dir", scratch / "run", *size, *steps)
+    process = commands.start(
+        1, "train", "--data", dataset.root, "--run-dir", scratch / "run", *size, *steps, OMP_NUM_THREADS="2"
+    )
     output = process.communicate(timeout=LIMIT_S)[0]
     if process.returncode:
         raise RuntimeError(output[-1000:])
