@@ -66,7 +66,6 @@ def main() -> int:
         if error:
             report["failed"][name] = error
             print(f"{name}: FAILED: {error}", flush=True)
-    report["load_after"] = os.getloadavg()
     path = args.json or RESULTS / f"{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%SZ}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(report, indent=2) + "\n")
@@ -135,7 +134,6 @@ def _machine() -> dict[str, typing.Any]:
         "load": " ".join(f"{value:.2f}" for value in os.getloadavg()),
         "python": platform.python_version(),
         "torch": f"torch {torch.__version__}",
-        "system": platform.platform(),
     }
 
 
