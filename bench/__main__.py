@@ -22,7 +22,7 @@ RESULTS = ROOT / "bench" / "results"
 ROWS = {
     "nanogpt": 3600,
     "ddp": 300,
-    "loader": 300,
+    "loader": 900,
     "checkpoint": 900,
     "collectives": 900,
     "tokenizing": 900,

@@ -66,7 +66,7 @@ def _two_tasks(documents: list[str], scratch: pathlib.Path) -> row.Row:
     for number in range(PARTS):
         share = documents[number * len(documents) // PARTS : (number + 1) * len(documents) // PARTS]
         (text / f"{number:02d}.jsonl").write_text("".join(f"{json.dumps({'text': one})}\n" for one in share))
-    base = [sys.executable, "-m", "ddptrain", "prepare", str(text), "--output", str(scratch / "out")]
+    base = [sys.executable, "-m", "ddptrain", "prepare", "--source", str(text), "--output", str(scratch / "out")]
 
     def prepare(workers: int) -> None:
         shutil.rmtree(scratch / "out", ignore_errors=True)
