@@ -15,27 +15,27 @@ down:  ## remove the sandbox: hosts, mounts, processes, network
 	@./sandboxctl destroy --no-prompt
 
 .PHONY: test
-test:  ## every lane that needs no Juju: lint, unit, payload, bundle, sandbox, storage, kernel, pack, functional
+test:  ## every lane that needs no Juju: lint, docs, unit, payload, bundle, sandbox, storage, pack, functional
 	@$(LANES)
 
-.PHONY: lint docs unit functional bench scale pack integration upstream mutants
+.PHONY: test-long
+test-long:  ## the long sets: every functional test, the emulated kernel, mutants, 10,000 random orders for each charm
+	@$(LANES) long
+
+.PHONY: lint docs unit functional kernel orders bench pack integration upstream mutants
 lint:  ## ruff, pyright, codespell, shellcheck
 docs:  ## the documentation as a site in build/site, links checked
 unit:  ## tests of the parts: charms, library, payload, bundle, sandbox
-functional:  ## the bundle in the sandbox (root)
+functional:  ## the bundle in the sandbox, without the tests marked long (root)
+kernel:  ## NFS and CephFS with a real kernel, in an emulated machine (root)
+orders:  ## random orders of events, 10,000 for each charm; SLURM_DDP_ORDERS=N for another number
 bench:  ## measurements, each against a peer or a limit
-scale:  ## what jobs of 2, 8 and 32 simulated nodes ask of the cluster, carried on to 1,000 (root)
 pack:  ## the .charm files and the bundle into dist/, and tests that open them
 integration:  ## the bundle on juju's current controller, 3.6 or 4
 upstream:  ## upstream's own charms beside ours, from checkouts that SLURM_DDP_UPSTREAM names
 mutants:  ## mutation testing of the modules that matter most, about 40 minutes
-lint docs unit functional bench scale pack integration upstream mutants:
+lint docs unit functional kernel orders bench pack integration upstream mutants:
 	@$(LANES) $@
-
-.PHONY: orders
-orders:  ## random orders of events, 10000 for each charm; SLURM_DDP_ORDERS=N for another number
-	@for charm in $(notdir $(wildcard charms/*)); do \
-	  SLURM_DDP_ORDERS=$${SLURM_DDP_ORDERS:-10000} $(LANES) unit-$$charm -- tests/unit/$$charm/test_event_orders.py || exit 1; done
 
 .PHONY: deploy
 deploy:  ## pack, then juju deploy ./bundle.yaml on the current controller; OVERLAYS="gpu nfs" adds overlays

@@ -1,3 +1,1 @@
-"""What `make bench` measures: each figure beside a peer's, or a limit's, in the same run on the same machine."""
-
-# pyright: basic, reportPrivateImportUsage=false
+"""Measurements, each a ratio against a peer or a limit in the same run."""

@@ -7,31 +7,37 @@ import socket
 import subprocess
 import sys
 
+TINY = "--layers 2 --heads 2 --width 64 --seq-len 64 --batch 4 --warmup 3 --precision fp32 --eval-rows 16 --log-every 1"
+
+
+def free_port() -> int:
+    """Return a port of the loopback that nobody uses."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def torchrun(ranks: int) -> list[str]:
+    """Return torchrun's command for so many ranks on this machine."""
+    meeting = ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
+    return [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", *meeting]
+
 
 def argv(ranks: int, *args: object) -> list[str]:
     """Return the command on so many ranks, under torchrun when there are several."""
-    words = ["-m", "ddptrain", *(str(arg) for arg in args)]
-    if ranks == 1:
-        return [sys.executable, *words]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    launch = [
-        "-m",
-        "torch.distributed.run",
-        f"--nproc-per-node={ranks}",
-        "--master-addr=127.0.0.1",
-        f"--master-port={port}",
-    ]
-    return [sys.executable, *launch, *words]
+    launcher = [sys.executable] if ranks == 1 else torchrun(ranks)
+    return [*launcher, "-m", "ddptrain", *(str(arg) for arg in args)]
 
 
 def start(ranks: int, *args: object, **env: str) -> subprocess.Popen[str]:
-    """Start it, one thread per rank, its output in a pipe."""
+    """Start `ddptrain`, one thread per rank, its output in a pipe."""
+    return popen(argv(ranks, *args), **env)
+
+
+def popen(command: list[str], **env: str) -> subprocess.Popen[str]:
+    """Start a command, one thread per process, its output in a pipe."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **env}
-    return subprocess.Popen(
-        argv(ranks, *args), env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def wait_for(process: subprocess.Popen[str], text: str) -> str:
@@ -47,8 +53,4 @@ def wait_for(process: subprocess.Popen[str], text: str) -> str:
 
 def tiny(data: pathlib.Path, run_dir: pathlib.Path) -> list[object]:
     """Return the arguments of a training of some milliseconds a step."""
-    return [
-        "train", "--data", data, "--run-dir", run_dir, "--layers", 2, "--heads", 2, "--width", 64, "--seq-len", 64,
-        "--batch", 4,
-        "--epoch-steps", 10, "--warmup", 3, "--precision", "fp32", "--eval-rows", 16, "--log-every", 1,
-    ]  # fmt: skip
+    return ["train", "--data", data, "--run-dir", run_dir, *TINY.split(), "--epoch-steps", 10]

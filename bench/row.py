@@ -2,7 +2,6 @@
 
 # pyright: basic, reportPrivateImportUsage=false
 import dataclasses
-import resource
 import statistics
 import time
 import typing
@@ -12,9 +11,9 @@ T = typing.TypeVar("T")
 
 
 class NotHere(Exception):
-    """What a measure needs is not on this machine; the text says what.
+    """This machine lacks something that a measure needs; the text names it.
 
-    Raised by a row that can measure nothing; one among the rows that it returns stands for a peer that is missing.
+    Raised by a row that can measure nothing; one among the rows that it returns stands for a missing peer.
     """
 
 
@@ -51,47 +50,27 @@ class Laps:
     """The times of an action that was repeated."""
 
     wall_s: list[float] = dataclasses.field(default_factory=list[float])
-    cpu_s: list[float] = dataclasses.field(default_factory=list[float])  # of all threads, and of children that ended
 
     def measure(self, action: Callable[[], T]) -> T:
-        """Run the action, add its times and return its result."""
-        wall, cpu = time.perf_counter(), _cpu_s()
+        """Run the action, add its time and return its result."""
+        began = time.perf_counter()
         result = action()
-        self.wall_s.append(time.perf_counter() - wall)
-        self.cpu_s.append(_cpu_s() - cpu)
+        self.wall_s.append(time.perf_counter() - began)
         return result
 
     def beside(self, peer: "Laps") -> str:
-        """Return a row's note on both: the ratio by processor time, and the spread of the turns."""
-        return f"{self.cpu_ratio(peer)}; {self.spread}, peer {peer.spread}"
-
-    def cpu_ratio(self, peer: "Laps") -> str:
-        """Return how many times less processor time this took than a peer: hardly touched by busy neighbours."""
-        return f"{median(peer.cpu_s) / median(self.cpu_s):.2f} by processor time"
-
-    @property
-    def spread(self) -> str:
-        """Return the least and the most wall time, and the number of turns."""
-        return spread(self.wall_s, "s")
+        """Return a row's note on the spread of the turns of both."""
+        return f"{spread(self.wall_s, 's')}, peer {spread(peer.wall_s, 's')}"
 
 
-def alternate(
-    actions: Sequence[Callable[[], object]], rounds: int, *, warm: int = 1, limit_s: float = 60.0
-) -> list[Laps]:
-    """Return the times of each action, taken in turns so that a busy neighbour slows all alike.
-
-    On a machine too busy for that in `limit_s` there are fewer rounds, two at least.
-    """
-    for _ in range(warm):
-        for action in actions:
-            action()
+def alternate(actions: Sequence[Callable[[], object]], rounds: int) -> list[Laps]:
+    """Return the times of each action, in turns, so that a busy neighbour slows all alike; the first turn warms up."""
     taken = [Laps() for _ in actions]
-    deadline = time.monotonic() + limit_s
-    for done in range(rounds):
-        if done >= 2 and time.monotonic() > deadline:
-            break
+    for _ in range(1 + rounds):
         for laps, action in zip(taken, actions, strict=True):
             laps.measure(action)
+    for laps in taken:
+        del laps.wall_s[0]
     return taken
 
 
@@ -101,11 +80,5 @@ def median(values: Sequence[float]) -> float:
 
 
 def spread(values: Sequence[float], unit: str) -> str:
-    """Return the least and the most of the turns' values and their number, as a row's note says it."""
+    """Return the least and the most of the turns' values, and their number."""
     return f"{min(values):.3g} to {max(values):.3g} {unit} in {len(values)} turns"
-
-
-def _cpu_s() -> float:
-    """Processor seconds of this process and of its children that ended."""
-    children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.process_time() + children.ru_utime + children.ru_stime

@@ -72,6 +72,9 @@ esac
 for path in $chosen; do
     set -- "$@" --overlay "$path"
 done
+scripts/venv.sh deploy scripts/requirements.txt
+# shellcheck disable=SC2086  # paths without blanks
+build/venvs/deploy/bin/python scripts/channels.py ./bundle.yaml $chosen
 /usr/bin/python3 scripts/lanes.py pack
 echo "deploy: juju deploy ./bundle.yaml $*"
 juju deploy ./bundle.yaml "$@"

@@ -1,13 +1,13 @@
-"""Run test lanes (tox environments), side by side where the cores allow, with output that stays readable.
+"""Run test lanes (tox environments) side by side on the machine's cores.
 
-    python3 scripts/lanes.py                       every lane that needs no Juju
-    python3 scripts/lanes.py unit lint             some; `unit` and `functional` stand for several (GROUPS below)
+    python3 scripts/lanes.py                       every lane of `make test`
+    python3 scripts/lanes.py unit lint             some lanes; `unit`, `functional` and `long` stand for several
     python3 scripts/lanes.py functional -- -k gpu  one lane, with arguments for pytest
 
-Installs what the lanes need first. The functional lanes mostly wait, so they run beside the others, which have a lower
-priority meanwhile. A lane that runs alone shows its output as it comes; of lanes that run beside each other the output
-is shown when a lane fails, and is in build/logs/ in any case. Every ten seconds a line lists what is running. The
-closing lines of every pytest run come last.
+Installs the lanes' packages first; tox makes their Python environments with uv. The functional lanes mostly wait, so
+the others run beside them with a lower priority. A single lane prints its output at once; of several lanes, the output
+of those that fail is printed. build/logs/ has all of it. A line every ten seconds lists the running lanes, and the last
+lines are those of pytest for each lane.
 """
 
 import contextlib
@@ -20,6 +20,9 @@ import subprocess
 import sys
 import threading
 import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from scripts import uv
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LOGS = ROOT / "build" / "logs"
@@ -37,19 +40,21 @@ UNIT = (  # the longest first
     "integration-standin",
 )
 FUNCTIONAL = ("functional-jobs", "functional-nodes")  # a deployment each
-GROUPS = {"unit": UNIT, "functional": FUNCTIONAL}
+FUNCTIONAL_ALL = tuple(f"{name}-all" for name in FUNCTIONAL)
+ORDERS = tuple(name.replace("unit-", "orders-") for name in UNIT if name.startswith("unit-"))
+LONG = (*FUNCTIONAL_ALL, "mutants", "kernel", *ORDERS)
+GROUPS = {"unit": UNIT, "functional": FUNCTIONAL, "long": LONG, "orders": ORDERS}
 # The longest first among those that share the machine
-ALL = (*FUNCTIONAL, "kernel", "lint", "docs", "pack", "storage", *UNIT)
-WAITING = frozenset(FUNCTIONAL)  # they use a fraction of a core
-ALONE = frozenset({"functional", "integration", "bench", "scale"})  # they measure or are asked for by name
+ALL = (*FUNCTIONAL, "lint", "docs", "pack", "storage", *UNIT)
+WAITING = frozenset(FUNCTIONAL + FUNCTIONAL_ALL)  # they use a fraction of a core
+ALONE = frozenset({"functional", "integration", "bench"})  # they measure or are asked for by name
 NICE = 10  # of what runs beside lanes that wait
 # Groups of scripts/setup.sh
 PACKAGES = {
     "pack": "pack",
     "sandbox": "demo",
-    **dict.fromkeys(("functional", *FUNCTIONAL), "demo"),
+    **dict.fromkeys(("functional", *FUNCTIONAL, *FUNCTIONAL_ALL), "demo"),
     "bench": "demo",
-    "scale": "scale",
     "storage": "storage",
     "kernel": "guest",
 }
@@ -80,7 +85,7 @@ class Lane:
 
 
 class Screen:
-    """The terminal: lines, and a heartbeat after a silence."""
+    """The terminal: lines, and the running lanes after a silence."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -120,7 +125,7 @@ def start(lane: Lane, screen: Screen) -> None:
         text=True,
         errors="replace",
         start_new_session=True,
-        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        env=uv.environment() | {"PYTHONUNBUFFERED": "1"},
     )
     if lane.is_live:
         screen.write(f"{lane.name}: started")
@@ -202,9 +207,9 @@ def _stop(lanes: list[Lane]) -> None:
 
 
 def chosen(words: list[str], *, is_split: bool = True) -> list[str]:
-    """Expand the words of the command line to lanes: those that wait first, those that run alone last.
+    """Return the lanes of the command line: those that wait first, those that run alone last.
 
-    Without `is_split`, `functional` is the one lane with all of its tests, as arguments for pytest need it.
+    Without `is_split`, `functional` is one lane with all of its tests, for which arguments of pytest make sense.
     """
     groups = GROUPS if is_split else GROUPS | {"functional": ("functional",)}
     lanes = dict.fromkeys(lane for word in words or ALL for lane in groups.get(word, (word,)))
@@ -212,7 +217,7 @@ def chosen(words: list[str], *, is_split: bool = True) -> list[str]:
 
 
 def prepare(names: list[str]) -> int:
-    """Install what the lanes need, and return an exit status."""
+    """Install the lanes' packages and tox; return an exit status."""
     groups = sorted({"test"} | {PACKAGES[name] for name in names if name in PACKAGES})
     for command in (["scripts/setup.sh", *groups], ["scripts/venv.sh", "tox", "tests/requirements/tox.txt"]):
         if (code := subprocess.run(command, cwd=ROOT, check=False).returncode) != 0:
@@ -232,7 +237,7 @@ def main(arguments: list[str]) -> int:
         return code
     known = subprocess.run([TOX, "list", "--no-desc"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     if unknown := [name for name in names if name not in known.split()]:
-        print(f"lanes: no lane `{unknown[0]}`; there are {', '.join(known.split())}", file=sys.stderr)
+        print(f"lanes: no lane `{unknown[0]}`; choose from {', '.join(known.split())}", file=sys.stderr)
         return 2
 
     # A cancelled CI job: the tests still clean up. SIGINT too, which a job in the background is started without

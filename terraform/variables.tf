@@ -14,7 +14,7 @@ variable "channel" {
 variable "slurm_channel" {
   description = "Charmhub channel of the Slurm charms."
   type        = string
-  default     = "25.11/edge"
+  default     = "latest/edge"
   nullable    = false
 }
 

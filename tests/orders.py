@@ -1,7 +1,7 @@
 """Random orders of events on one unit: hooks fail, hang or die in between, and in the end the unit must settle.
 
 A test describes its unit by a subclass of `Unit`: the events that Juju may send, what else may happen (`changes`), and
-how it settles. `check` runs SLURM_DDP_ORDERS random orders (200; the same ones every time, unless the variable is set).
+how it settles. `check` runs SLURM_DDP_ORDERS random orders (150; the same ones every time, unless the variable is set).
 After each order the unit settles, and must be in the state of a unit that settled without any.
 """
 
@@ -29,7 +29,7 @@ from scenario import _ops_main_mock, _runtime
 from slurm_ddp import files
 from slurm_ddp.run import CommandError, CommandTimeout, Completed
 
-ORDERS = int(os.environ.get("SLURM_DDP_ORDERS", "200"))
+ORDERS = int(os.environ.get("SLURM_DDP_ORDERS", "150"))
 LONGEST = 12  # steps of an order
 _CALLS = 40  # a fault hits one of so many calls of a hook
 FAULTS = ("dies", "fails", "hangs")
@@ -196,15 +196,17 @@ def _about(path: pathlib.Path) -> tuple[int, ...]:
 
 
 class Unit:
-    """One unit: what Juju keeps of it, and the machine under it. A subclass lists what may happen to them."""
+    """One unit: what Juju keeps of it, and the machine under it. A subclass says what may happen to them."""
 
     relations: typing.ClassVar[dict[str, testing.RelationBase]] = {}  # as they begin, by endpoint
     actions: typing.ClassVar[dict[str, dict[str, typing.Any]]] = {}  # parameters, by name
-    hooks: typing.ClassVar[tuple[str, ...]] = tuple(
-        "install start config_changed update_status upgrade_charm leader_elected stop remove".split()
-    )
-    # By which a hook fails on purpose, so that Juju repeats it
-    refusals: typing.ClassVar[tuple[type[Exception], ...]] = ()
+    hooks: typing.ClassVar[tuple[str, ...]] = (
+        "install", "start", "config_changed", "update_status", "upgrade_charm", "leader_elected", "stop", "remove",
+    )  # fmt: skip
+
+    refusals: typing.ClassVar[
+        tuple[type[Exception], ...]
+    ] = ()  # by which a hook fails on purpose, so that Juju repeats it
 
     def __init__(self, ctx: testing.Context[typing.Any], state: testing.State, calls: Calls) -> None:
         self.ctx, self.state, self.calls = ctx, state, calls

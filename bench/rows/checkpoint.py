@@ -1,8 +1,9 @@
-"""How long the training loop stands still for a checkpoint of GPT-2 124M with AdamW's moments (1.49 GB)."""
+"""How long training stands still for a checkpoint of GPT-2 124M with AdamW's moments (1.49 GB)."""
 
 # pyright: basic, reportPrivateImportUsage=false
 import os
 import pathlib
+import re
 import shutil
 import typing
 
@@ -10,65 +11,64 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-from bench import row
-from ddptrain import checkpoint, engine, model, shapes
+from bench import commands, data, row
+from ddptrain import model, shapes
 
-SAVES = 5
+SAVES, BETWEEN = 6, 5  # the first save warms up; steps between saves, in which the last one is written
+LIMIT_S = 600
+_STALL = re.compile(r"\[CKPT\] saved=.* stall_s=([0-9.]+)")
 
 
 def run(scratch: pathlib.Path) -> list[row.Row]:
-    """Measure torch.save, torch's distributed checkpoint and ours, in turns."""
+    """Measure a training that saves every few steps, and torch's ways on the same tensors."""
+    peers = _peers(scratch)
+    dataset = data.dataset(scratch / "data", 100_000, 50257)
+    size = ("--layers", 12, "--heads", 12, "--width", 768, "--seq-len", 128, "--batch", 1, "--precision", "fp32")
+    steps = ("--steps", SAVES * BETWEEN, "--epoch-steps", BETWEEN, "--warmup", 1, "--eval-rows", 1)
+    process = commands.start(
+        1, "train", "--data", dataset.root, "--run-dir", scratch / "run", *size, *steps, OMP_NUM_THREADS="2"
+    )
+    output = process.communicate(timeout=LIMIT_S)[0]
+    if process.returncode:
+        raise RuntimeError(output[-1000:])
+    stalls_s = [float(stall) for stall in _STALL.findall(output)][1:]
+    note = f"{row.spread(stalls_s, 's')}, steps of 128 tokens between; peer "
+    goals = {"torch.save + fsync + rename": 40.0, "dcp.save": None, "dcp.async_save": 3.0}
+    return [
+        row.Row(
+            "checkpoint stall, 1.49 GB",
+            row.median(stalls_s),
+            row.median(seconds),
+            "s",
+            peer,
+            more_is_better=False,
+            goal=goals[peer],
+            note=note + row.spread(seconds, "s"),
+        )
+        for peer, seconds in peers.items()
+    ]
+
+
+def _peers(scratch: pathlib.Path) -> dict[str, list[float]]:
+    """Return the seconds for which each of torch's ways blocks its caller, in turns."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     core = model.GPT(shapes.Shape(12, 12, 768, 1024, 50304))
     optimizer = torch.optim.AdamW(core.parameters(), fused=True)
-    engine.fill_optimizer(optimizer)
+    core(torch.zeros(1, 8, dtype=torch.long), torch.zeros(1, 8, dtype=torch.long)).backward()
+    optimizer.step()
     state = {"model": core.state_dict(), "optimizer": optimizer.state_dict()}
-    meta = {"step": 1, "epoch": 1, "format": "torch", "world_size": 1}
-
-    (scratch / "run").mkdir()
-    saver = checkpoint.Saver(scratch / "run", keep=2, attempt="bench")
-    saver.prepare(state["model"], state["optimizer"])  # as the trainer does after its first step
-    tokens = torch.randint(50257, (1, 129))
-
-    def ours(step: int) -> None:
-        saver.save(f"epoch-{step:04d}", state["model"], state["optimizer"], meta, [checkpoint.random_states()])
-        core(tokens[:, :-1], tokens[:, 1:]).backward()  # training goes on ...
-        saver.before_update()  # ... up to the next update, which waits for the copy
-        core.zero_grad()
-        saver.wait()
-
-    plain, distributed, asynchronous, written = (row.Laps() for _ in range(4))
-    for step in range(1, SAVES + 1):
+    folder = scratch / "dcp"
+    plain, distributed, asynchronous = row.Laps(), row.Laps(), row.Laps()
+    for _ in range(SAVES):
         plain.measure(lambda: _save(state, scratch / "plain.pt"))
-        distributed.measure(lambda: dcp.save(state, checkpoint_id=str(scratch / "dcp")))
-        shutil.rmtree(scratch / "dcp")
-        future: typing.Any = asynchronous.measure(lambda: dcp.async_save(state, checkpoint_id=str(scratch / "dcp")))
+        distributed.measure(lambda: dcp.save(state, checkpoint_id=str(folder)))
+        shutil.rmtree(folder)
+        future: typing.Any = asynchronous.measure(lambda: dcp.async_save(state, checkpoint_id=str(folder)))
         future.result()
-        shutil.rmtree(scratch / "dcp")
-        written.measure(lambda step=step: ours(step))
-    saver.close()
+        shutil.rmtree(folder)
     dist.destroy_process_group()
-    stall, warm = row.median(saver.stall_s), asynchronous.wall_s[1:]
-    size = sum(t.numel() * t.element_size() for t in checkpoint._distinct(state).values()) / 1e9
-    note = f"{size:.2f} GB; {row.spread(saver.stall_s, 's')}, a pass of 128 tokens between; peer "
-    peers = (
-        ("torch.save + fsync + rename", plain.wall_s, 40.0),
-        ("dcp.save", distributed.wall_s, None),
-        ("dcp.async_save, warm", warm, 3.0),
-    )
-    return [
-        *(
-            row.Row(
-                "checkpoint stall", stall, row.median(seconds), "s", peer, more_is_better=False, goal=goal,
-                note=f"{note}{row.spread(seconds, 's')}",
-            )
-            for peer, seconds, goal in peers
-        ),
-        row.Row(
-            "checkpoint on disk after", row.median(written.wall_s), row.median(plain.wall_s), "s", peers[0][0],
-            more_is_better=False, note=f"{written.beside(plain)}; ours contains the pass",
-        ),
-    ]  # fmt: skip
+    laps = {"torch.save + fsync + rename": plain, "dcp.save": distributed, "dcp.async_save": asynchronous}
+    return {peer: one.wall_s[1:] for peer, one in laps.items()}
 
 
 def _save(state: dict[str, typing.Any], path: pathlib.Path) -> None:

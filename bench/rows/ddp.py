@@ -1,6 +1,6 @@
-"""Tokens per second of two gloo ranks over a link: ours against DDP's defaults, and against the modelled limit.
+"""Tokens per second of two gloo ranks over a link: ours against DDP's defaults, in turns.
 
-The limit is the step's computation alone plus its bytes alone over the same link, each measured in the same turns.
+On two network namespaces with a shaped link where this account may make them, else on loopback.
 """
 
 # pyright: basic, reportPrivateImportUsage=false
@@ -10,18 +10,15 @@ import json
 import os
 import pathlib
 import shutil
-import socket
 import subprocess
 import sys
 import time
-import typing
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn import parallel
 
-from bench import row
+from bench import commands, row
 from ddptrain import config, distributed, engine, model, shapes
 
 STEPS, TURNS, BATCH, SEQ_LEN, VOCAB = 2, 6, 8, 256, 320  # the first turn warms up
@@ -32,29 +29,17 @@ LIMIT_S = 280
 
 
 def run(scratch: pathlib.Path) -> list[row.Row]:
-    """Measure in two ranks: on two hosts with a shaped link where this account may make them, else on loopback."""
+    """Measure in two ranks."""
     can_have_nodes = os.geteuid() == 0 and shutil.which("ip") is not None and shutil.which("tc") is not None
     with _nodes() if can_have_nodes else contextlib.nullcontext([[], []]) as prefixes:
-        address, name = (ADDRESSES[0], WIRE) if can_have_nodes else ("127.0.0.1", "lo")
-        taken = _measure(scratch, prefixes, address, name)
-    over = f"a link of {RATE}" if can_have_nodes else "loopback: root could make a link"
+        address, interface = (ADDRESSES[0], WIRE) if can_have_nodes else ("127.0.0.1", "lo")
+        taken = _measure(scratch / "seconds.json", prefixes, address, interface)
     tokens = STEPS * 2 * BATCH * SEQ_LEN
-    median = {name: row.median(values) for name, values in taken.items()}
-    limit_s = median["computation"] + median["bytes"]
-    hidden = (limit_s - median["ours"]) / median["bytes"]
-    spread = ", ".join(f"{min(taken[name]):.2f} to {max(taken[name]):.2f} s" for name in ("ours", "defaults"))
-    parts = f"computation {median['computation'] / STEPS:.2f} s a step, bytes {median['bytes'] / STEPS:.2f} s"
-    return [
-        row.Row(
-            "DDP, 10.7 M parameters, two gloo ranks", tokens / median["ours"], tokens / median["defaults"], "tok/s",
-            "DDP's defaults, AdamW not fused", goal=1.0, note=f"{over}; {spread}",
-        ),
-        row.Row(
-            "DDP, 10.7 M parameters, two gloo ranks", tokens / median["ours"], tokens / limit_s, "tok/s",
-            "computation and bytes one after the other (a limit)", goal=0.95,
-            note=f"{over}; {parts}; {100 * hidden:.0f} % of the bytes' time lies under the computation",
-        ),
-    ]  # fmt: skip
+    ours, defaults = (tokens / row.median(taken[name]) for name in ("ours", "defaults"))
+    over = f"a link of {RATE}" if can_have_nodes else "loopback: root could make a link"
+    spreads = ", ".join(row.spread(taken[name], "s") for name in ("ours", "defaults"))
+    measure, peer = "DDP, 10.7 M parameters, two gloo ranks", "DDP's defaults, AdamW not fused"
+    return [row.Row(measure, ours, defaults, "tok/s", peer, goal=1.0, note=f"{over}; {spreads}")]
 
 
 @contextlib.contextmanager
@@ -83,31 +68,23 @@ def _sh(*argv: str) -> None:
         raise RuntimeError(f"{' '.join(argv)}: {done.stderr.strip()}")
 
 
-def _measure(scratch: pathlib.Path, prefixes: list[list[str]], address: str, interface: str) -> dict[str, list[float]]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    env = {
-        **os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": address, "MASTER_PORT": str(port),
-        "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": interface,
-    }  # fmt: skip
-    out = scratch / "seconds.json"
+def _measure(out: pathlib.Path, prefixes: list[list[str]], address: str, interface: str) -> dict[str, list[float]]:
+    meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": address, "MASTER_PORT": str(commands.free_port())}
     cores = sorted(os.sched_getaffinity(0))
-    ranks = [
-        subprocess.Popen(
-            [*prefix, sys.executable, "-m", "bench.rows.ddp", str(out)],
-            env={**env, "RANK": str(rank), "LOCAL_RANK": "0", "BENCH_CORE": str(cores[rank % len(cores)])},
-            stderr=subprocess.PIPE, text=True,
-        )
-        for rank, prefix in enumerate(prefixes)
-    ]  # fmt: skip
-    for process in ranks:
-        _, errors = process.communicate(timeout=LIMIT_S)
-        if process.returncode:
-            for other in ranks:
-                other.kill()
-            raise RuntimeError(f"a rank exited {process.returncode}: {errors.strip().splitlines()[-1:]}")
-    return typing.cast(dict[str, list[float]], json.loads(out.read_text()))
+    ranks: list[subprocess.Popen[str]] = []
+    for rank, prefix in enumerate(prefixes):
+        own = {"RANK": str(rank), "LOCAL_RANK": "0", "BENCH_CORE": str(cores[rank % len(cores)])}
+        command = [*prefix, sys.executable, "-m", __name__, str(out)]
+        ranks.append(commands.popen(command, GLOO_SOCKET_IFNAME=interface, **meeting, **own))
+    try:
+        for process in ranks:
+            output = process.communicate(timeout=LIMIT_S)[0]
+            if process.returncode:
+                raise RuntimeError(f"a rank exited {process.returncode}: {output[-500:]}")
+    finally:
+        for process in ranks:
+            process.kill()
+    return json.loads(out.read_text())
 
 
 def _rank(out: pathlib.Path) -> None:
@@ -116,22 +93,15 @@ def _rank(out: pathlib.Path) -> None:
     tokens = torch.randint(VOCAB, (BATCH, SEQ_LEN + 1))
     with distributed.joined("cpu") as world:
         settings = config.complete(config.Config(model="small", precision="fp32"), "cpu", {})
-        shape = shapes.Shape(6, 6, 384, SEQ_LEN, VOCAB)
-        cores = [model.GPT(shape) for _ in range(3)]
-        gradients = torch.zeros(sum(p.numel() for p in cores[0].parameters()))
+        cores = [model.GPT(shapes.Shape(6, 6, 384, SEQ_LEN, VOCAB)) for _ in range(2)]
         ours = _steps(engine.wrap(cores[0], settings, world), engine.make_optimizer(cores[0], settings, world.device))
         plain = _steps(parallel.DistributedDataParallel(cores[1]), torch.optim.AdamW(cores[1].parameters()))
-        alone = _steps(cores[2], engine.make_optimizer(cores[2], settings, world.device))
-        actions = {
-            "ours": lambda: ours(tokens), "defaults": lambda: plain(tokens), "computation": lambda: alone(tokens),
-            "bytes": lambda: [dist.all_reduce(gradients) for _ in range(STEPS)],
-        }  # fmt: skip
-        taken: dict[str, list[float]] = {name: [] for name in actions}
+        taken: dict[str, list[float]] = {"ours": [], "defaults": []}
         for turn in range(TURNS):
-            for name, action in actions.items():
+            for name, steps in (("ours", ours), ("defaults", plain)):
                 world.barrier()
                 began = time.perf_counter()
-                action()
+                steps(tokens)
                 world.barrier()
                 if turn:
                     taken[name].append(time.perf_counter() - began)

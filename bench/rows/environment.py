@@ -7,7 +7,6 @@ import pathlib
 import shutil
 import subprocess
 import sys
-import typing
 
 from bench import row
 from ddp.environment import packing
@@ -23,19 +22,24 @@ def run(scratch: pathlib.Path) -> list[row.Row]:
     source = scratch / "env"
     shutil.copytree(sys.prefix, source, symlinks=True)
     ours, theirs = scratch / "ours", scratch / "theirs"
+    archives = scratch / "ours.tar.zst", scratch / "theirs.tar.zst"
     packed, unpacked = (row.Laps(), row.Laps()), (row.Laps(), row.Laps())
-    for turn in range(TURNS + 1):
-        if turn == 1:  # the first one warms the page cache
-            packed, unpacked = (row.Laps(), row.Laps()), (row.Laps(), row.Laps())
+    for _ in range(TURNS + 1):
         for folder in (ours, theirs):
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
-        parts = _measured(packed[0], _pack, source, scratch / "ours.tar.zst", scratch)
-        digest = _measured(packed[1], _pack_plainly, source, scratch / "theirs.tar.zst")
-        _measured(unpacked[0], _unpack, scratch / "ours.tar.zst", parts, ours)
-        _measured(unpacked[1], _unpack_plainly, scratch / "theirs.tar.zst", digest, theirs)
+        os.sync()
+        parts = packed[0].measure(lambda: _pack(source, archives[0], scratch))
+        os.sync()
+        digest = packed[1].measure(lambda: _pack_plainly(source, archives[1]))
+        os.sync()
+        unpacked[0].measure(lambda parts=parts: _unpack(archives[0], parts, ours))
+        os.sync()
+        unpacked[1].measure(lambda digest=digest: _unpack_plainly(archives[1], digest, theirs))
         if _files(ours) != _files(theirs):
             raise RuntimeError("the two environments differ")
+    for laps in (*packed, *unpacked):
+        del laps.wall_s[0]  # the first turn warms the page cache
     mib = sum(path.lstat().st_size for path in source.rglob("*")) >> 20
     about = f"{mib} MiB, {len(_files(ours))} files"
     return [
@@ -47,16 +51,6 @@ def run(scratch: pathlib.Path) -> list[row.Row]:
 def _row(measure: str, laps: tuple[row.Laps, row.Laps], peer: str) -> row.Row:
     ours, theirs = (row.median(one.wall_s) for one in laps)
     return row.Row(measure, ours, theirs, "s", peer, more_is_better=False, goal=1.0, note=laps[0].beside(laps[1]))
-
-
-T = typing.TypeVar("T")
-P = typing.ParamSpec("P")
-
-
-def _measured(laps: row.Laps, action: typing.Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run the action with all written to disk before, add its times and return its result."""
-    os.sync()
-    return laps.measure(lambda: action(*args, **kwargs))
 
 
 def _pack(source: pathlib.Path, target: pathlib.Path, scratch: pathlib.Path) -> list[packing.Part]:

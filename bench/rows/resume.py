@@ -6,8 +6,7 @@ import pathlib
 import re
 import subprocess
 
-from bench import commands, data, row
-from bench.peers import checkouts, nanogpt
+from bench import commands, data, peers, row
 from ddptrain import shards
 
 _ITER = re.compile(r"^iter (\d+): loss ([0-9.]+)", re.MULTILINE)
@@ -16,11 +15,11 @@ LAST = range(10, 20)  # the steps that are compared, counted from 0
 
 def run(scratch: pathlib.Path) -> list[row.Row]:
     """Measure our command and nanoGPT's own program, each with the same flags as in its uninterrupted run."""
-    checkout = checkouts.find("nanoGPT")
+    checkout = peers.nanogpt()
     dataset = data.dataset(scratch / "data", 200_000, 256)
     same = _ours(dataset, scratch)
     folder = scratch / "theirs"
-    nanogpt.lay_out(folder, checkout, dataset)
+    peers.lay_out(folder, checkout, dataset)
     whole = _their_losses(checkout, folder, "whole", steps=LAST.stop)
     # It saves before the step of that number, and ends after it
     start = _their_losses(checkout, folder, "parted", steps=LAST.start + 1)
@@ -29,12 +28,8 @@ def run(scratch: pathlib.Path) -> list[row.Row]:
         raise RuntimeError(f"nanoGPT's runs are not the same training: {whole}, {start}, {rest}")
     theirs = sum(whole[step] == rest[step] for step in LAST)
     note = "ours to the bit, stopped at its first step; the peer's as printed: it reseeds, so it draws other batches"
-    return [
-        row.Row(
-            "resume: equal losses of the last 10 steps", same, theirs, "steps",
-            "nanoGPT's train.py --init_from=resume", note=note,
-        )
-    ]  # fmt: skip
+    measure, peer = "resume: equal losses of the last 10 steps", "nanoGPT's train.py --init_from=resume"
+    return [row.Row(measure, same, theirs, "steps", peer, note=note)]
 
 
 def _ours(dataset: shards.Dataset, scratch: pathlib.Path) -> int:
@@ -67,11 +62,10 @@ def _their_losses(
     checkout: pathlib.Path, folder: pathlib.Path, name: str, *, steps: int, init_from: str = "scratch"
 ) -> dict[int, str]:
     """Run the whole program to a number of steps and return the losses that it prints."""
-    argv = nanogpt.command(
-        checkout, out_dir=name, init_from=init_from, max_iters=steps - 1, eval_interval=LAST.start, eval_iters=2,
-        log_interval=1, gradient_accumulation_steps=1, batch_size=4, block_size=64, n_layer=2, n_head=2, n_embd=64,
-        learning_rate=1e-3, warmup_iters=3, lr_decay_iters=LAST.stop,
-    )  # fmt: skip
+    size = {"batch_size": 4, "block_size": 64, "n_layer": 2, "n_head": 2, "n_embd": 64}
+    rates = {"learning_rate": 1e-3, "warmup_iters": 3, "lr_decay_iters": LAST.stop, "gradient_accumulation_steps": 1}
+    often = {"max_iters": steps - 1, "eval_interval": LAST.start, "eval_iters": 2, "log_interval": 1}
+    argv = peers.command(checkout, out_dir=name, init_from=init_from, **size, **rates, **often)
     done = subprocess.run(argv, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode:
         raise RuntimeError(done.stdout[-1000:])

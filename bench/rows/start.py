@@ -27,14 +27,5 @@ def run(scratch: pathlib.Path) -> list[row.Row]:
             subprocess.run([sys.executable, "-c", "import torch, torch.distributed.run"], check=True)
         floor.append(time.perf_counter() - began)
     note = f"{row.spread(ours, 's')}, peer {row.spread(floor, 's')}; launcher and two ranks on these cores"
-    return [
-        row.Row(
-            "start to first step",
-            row.median(ours),
-            row.median(floor),
-            "s",
-            "importing torch twice",
-            more_is_better=False,
-            note=note,
-        )
-    ]
+    medians = (row.median(ours), row.median(floor))
+    return [row.Row("start to first step", *medians, "s", "importing torch twice", more_is_better=False, note=note)]

@@ -37,43 +37,26 @@ def test_both_readers_agree(names: tuple[str, ...], tmp_path: pathlib.Path):
     assert [list(relation.ends) for relation in ours.relations] == juju["relations"]
 
 
-@pytest.mark.parametrize("name", ["cephfs", "gpu", "lustre", "nfs"])
-def test_what_is_not_filled_in_is_reported_with_its_line(name: str):
-    file = rules.ROOT / "overlays" / f"{name}.yaml"
-    with pytest.raises(
-        reader.BundleError, match=rf"^{name}.yaml line \d+: is not filled in yet: put a value in the place of"
-    ):
-        reader.load(rules.BUNDLE, [file])
+FILLED_IN = r" line \d+: is not filled in yet: put a value in the place of"
+CONTAINERS = r" line \d+: .*constraints.* hosts are containers on this machine"
+REFUSED = [
+    *((name, False, FILLED_IN) for name in ("cephfs", "gpu", "lustre", "nfs")),
+    *((name, True, CONTAINERS) for name in ("gpu", "lxd")),
+    (
+        "2604",
+        True,
+        r" line 10: application 'slurmctld': base 'ubuntu@26.04' is for Juju's machines; .* leave this overlay out",
+    ),
+    ("machines", True, r" line \d+: the sandbox gives every unit a host of its own"),
+]
 
 
-@pytest.mark.parametrize("name", ["gpu", "lxd"])
-def test_what_only_a_cloud_can_give_is_refused_by_name(name: str, tmp_path: pathlib.Path):
+@pytest.mark.parametrize(("name", "is_filled", "message"), REFUSED, ids=lambda value: str(value)[:12])
+def test_what_is_for_juju_s_machines_is_refused_by_name(
+    name: str, is_filled: bool, message: str, tmp_path: pathlib.Path
+):
     file = tmp_path / f"{name}.yaml"
-    file.write_text(rules.filled(rules.ROOT / "overlays" / file.name))
-    defaults = rules.ROOT / "sandbox" / "overlay.yaml"
-    with pytest.raises(
-        reader.BundleError, match=rf"^{name}.yaml line \d+: .*constraints.* hosts are containers on this machine"
-    ):
-        reader.load(rules.BUNDLE, [file], defaults)
-
-
-def test_another_base_is_refused_by_name():
-    file, defaults = rules.ROOT / "overlays" / "2604.yaml", rules.ROOT / "sandbox" / "overlay.yaml"
-    text = (
-        r"application 'slurmctld': base 'ubuntu@26.04' is for Juju's machines; the sandbox's hosts all have one base: "
-    )
-    with pytest.raises(reader.BundleError, match=rf"^2604.yaml line 10: {text}leave this overlay out here$"):
-        reader.load(rules.BUNDLE, [file], defaults)
-
-
-def test_machines_that_exist_are_refused_by_name():
-    with pytest.raises(
-        reader.BundleError, match=r"^machines.yaml line \d+: the sandbox gives every unit a host of its own"
-    ):
-        reader.load(rules.BUNDLE, [rules.ROOT / "overlays" / "machines.yaml"])
-
-
-def test_charms_from_files_are_found_from_the_bundle_s_folder():
-    for app in reader.load(rules.BUNDLE).applications.values():
-        if app.is_local:
-            assert app.charm == str(rules.ROOT / "dist" / app.charm.rsplit("/", 1)[-1])
+    overlay = rules.ROOT / "overlays" / file.name
+    file.write_text(rules.filled(overlay) if is_filled else overlay.read_text())
+    with pytest.raises(reader.BundleError, match=f"^{name}.yaml{message}"):
+        reader.load(rules.BUNDLE, [file], rules.ROOT / "sandbox" / "overlay.yaml")

@@ -1,4 +1,4 @@
-"""The Terraform modules against charmcraft.yaml and bundle.yaml. They are parsed: Terraform itself is not run here."""
+"""The Terraform modules against charmcraft.yaml and bundle.yaml, parsed. The workflow CI runs `tofu test`."""
 
 import pathlib
 import re
@@ -11,6 +11,7 @@ import yaml
 
 CHARMS = sorted(path.parent for path in (rules.ROOT / "charms").glob("*/charmcraft.yaml"))
 PRODUCT = rules.ROOT / "terraform"
+UPSTREAM = yaml.safe_load((rules.ROOT / "tests" / "bundle" / "upstream.yaml").read_text())
 MODULES = [*(charm / "terraform" for charm in CHARMS), PRODUCT]
 FILES = {"main.tf", "outputs.tf", "terraform.tf", "variables.tf"}  # Canonical's CC008
 EVERYWHERE = {"app_name", "base", "channel", "config", "model_uuid", "revision"}
@@ -97,7 +98,7 @@ def test_the_product_deploys_the_bundle():
         channel = variables["slurm_channel" if upstream else "channel"]["default"]
         if upstream:
             assert applications[name]["channel"] == channel
-            assert module["source"].endswith(f"?ref=track/{channel.partition('/')[0]}")
+            assert module["source"].endswith("?ref=" + UPSTREAM["checkouts"]["slurm-charms"]["branch"])
         for option, value in applications[name].get("options", {}).items():
             assert f'{option} = "{value}"' in module["config"], name
         own = None if upstream else parsed(rules.ROOT / "charms" / charm / "terraform" / "variables.tf")["variable"]
@@ -128,3 +129,13 @@ def test_outputs_name_every_application():
     outputs = parsed(PRODUCT / "outputs.tf")["output"]
     bundle = yaml.safe_load(rules.BUNDLE.read_text())
     assert set(outputs["components"]["value"]) == set(bundle["applications"])
+
+
+def test_terraform_s_own_tests_use_a_mock_only_and_set_what_the_module_declares():
+    with (PRODUCT / "tests" / "bundle.tftest.hcl").open() as file:
+        blocks: dict[str, Any] = _plain(hcl2.load(file))
+    assert [list(mock) for mock in blocks["mock_provider"]] == [["juju"]]
+    runs = [body for run in blocks["run"] for body in run.values()]
+    assert all(run.get("assert") or run.get("expect_failures") for run in runs), "a run that cannot fail"
+    variables = [*blocks["variables"], *(one for run in runs for one in run.get("variables", []))]
+    assert {name for one in variables for name in one if name[:2] != "__"} <= set(inputs(PRODUCT))

@@ -50,6 +50,7 @@ def test_a_run_outlives_both_processes_of_its_filesystem_client(drills: Cluster)
     print(*faults, sep="\n")
 
 
+@pytest.mark.long
 def test_a_log_goes_on_when_the_clients_child_alone_is_killed(drills: Cluster):
     storage_faults.until_right(drills)
     job = submit(drills, "steps.py", f"args={STEPS} 0.5")

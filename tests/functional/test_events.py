@@ -62,6 +62,7 @@ def test_while_an_action_waits_other_units_of_its_machine_run_hooks_and_its_own_
     assert job in out
 
 
+@pytest.mark.long
 def test_units_that_wait_for_slurmctld_wake_themselves_when_it_is_there_again(cluster: Cluster):
     gpus = [name for name in cluster.units() if name.startswith("slurm-gpu/")]
     units = ("trainer/0", *gpus)
@@ -79,6 +80,7 @@ def test_units_that_wait_for_slurmctld_wake_themselves_when_it_is_there_again(cl
     assert updates(cluster, *units) == asked
 
 
+@pytest.mark.long
 def test_after_a_reboot_the_units_of_a_node_become_active_without_update_status(cluster: Cluster):
     units = ["slurmd/0", *cluster.units()["slurmd/0"]["subordinates"]]
     before = updates(cluster, *units)

@@ -281,6 +281,7 @@ def test_a_card_is_lost_and_comes_back_while_a_job_runs(cluster: Cluster):
     wait_for(cluster, **{job: "COMPLETED"})
 
 
+@pytest.mark.long
 @pytest.mark.loses_cards
 def test_a_card_is_put_in_while_jobs_run_and_wait(cluster: Cluster):
     """The running job is waited for, the waiting ones run afterwards, and then one on both cards."""
@@ -308,6 +309,7 @@ def test_a_card_is_put_in_while_jobs_run_and_wait(cluster: Cluster):
     until(cluster, "active: gpu:mock_gpu:1 on slurmd-0")
 
 
+@pytest.mark.long
 @pytest.mark.loses_cards
 def test_a_card_that_is_missing_after_a_reboot(cluster: Cluster):
     """slurmd comes up with what is there, and the node is drained with the card's name."""
@@ -330,6 +332,7 @@ def test_a_card_that_is_missing_after_a_reboot(cluster: Cluster):
     assert is_fit(cluster, "gpu:mock_gpu:1"), show(cluster)
 
 
+@pytest.mark.long
 @pytest.mark.loses_cards
 def test_a_card_that_has_a_line_is_missing_after_a_reboot(cluster: Cluster):
     """slurmd does not start with a line whose device file is not there: the line goes, and comes back with the card."""
@@ -377,6 +380,7 @@ def test_cards_of_several_types_keep_their_numbers(cluster: Cluster):
     assert step(cluster, *job) == "1"
 
 
+@pytest.mark.long
 def test_a_card_whose_cores_cut_a_socket(cluster: Cluster):
     """Beside one of two NUMA nodes of a socket: what AutoDetect=nvidia finds would be refused, so a line is needed."""
     cluster.ok("gpus", HOST, NPS)
@@ -387,6 +391,7 @@ def test_a_card_whose_cores_cut_a_socket(cluster: Cluster):
     assert not any("Cores=" in row for row in rows)
 
 
+@pytest.mark.long
 def test_upstreams_rewrite_of_the_options(cluster: Cluster):
     """Its action deletes the node, and with `reset` it writes options without GPUs."""
     cluster.set_node_config(HOST, "parameters=weight=5", "reset=true")
@@ -430,6 +435,7 @@ def test_cards_are_shared_by_option(cluster: Cluster):
     assert is_fit(cluster, "gpu:mock_gpu:1"), show(cluster)
 
 
+@pytest.mark.long
 def test_the_charm_is_removed_and_deployed_again(cluster: Cluster):
     """slurmd finds the GPUs by itself, so nodes go on with them, and without anything of the charm."""
     unit_on.cache_clear()  # a unit that comes back has another number
@@ -450,6 +456,7 @@ def test_the_charm_is_removed_and_deployed_again(cluster: Cluster):
         assert is_fit(cluster, "gpu:mock_gpu:1", node), show(cluster, node)
 
 
+@pytest.mark.long
 def test_the_charm_is_removed_from_a_node_that_needs_lines(cluster: Cluster):
     """A free node goes on without GPUs, one with a job keeps them and their lines: Slurm takes it at each start."""
     kept = "find /var/lib/slurm-gpu -type f; ls /etc/systemd/system/*/20-gpu.conf || true"
@@ -495,6 +502,7 @@ def test_the_charm_is_removed_from_a_node_that_needs_lines(cluster: Cluster):
     assert block(cluster) == lines
 
 
+@pytest.mark.long
 def test_a_restart_while_slurmd_reconfigures(cluster: Cluster):
     """The process to which slurmd was handing over stays behind, with the port. The next start must not fail for it."""
     job = "j" + submit(cluster, "until test -e /tmp/go-on; do sleep 0.2; done; rm /tmp/go-on", "--gres=gpu:1")
@@ -547,6 +555,7 @@ def service_log(cluster: Cluster) -> str:
     return cluster.on(HOST, "journalctl", "-b", "-o", "cat", "--no-pager", "-u", "slurm-gpu-node.service")
 
 
+@pytest.mark.long
 def test_a_node_with_a_broken_card_stays_held_when_upstream_sets_it_idle(cluster: Cluster):
     """What upstream's slurmd does after it restarted its daemon: `state=idle`. A waiting job must not start on the card."""
     nvidia_smi(cluster, SICK)
@@ -576,6 +585,7 @@ def test_a_node_with_a_broken_card_stays_held_when_upstream_sets_it_idle(cluster
     notice(cluster)
 
 
+@pytest.mark.long
 def test_a_rebooted_node_takes_jobs_without_a_hook(cluster: Cluster):
     """The machine reboots under Juju's feet; no hook runs, and the mount's keeper and the node's service do it all."""
     before = show(cluster)

@@ -220,6 +220,7 @@ def test_no_secret_is_in_units_databags_or_pages(observed: Cluster):
         assert set(modes) == {"600"}
 
 
+@pytest.mark.long
 def test_a_mounts_daemon_that_is_killed_is_seen_as_a_heal(observed: Cluster):
     host = "slurmd/1"
     storage_faults.until_right(observed, host)
@@ -241,6 +242,7 @@ def _equals(cluster: Cluster, host: str, expression: str, wanted: float) -> None
     assert found == wanted, (expression, found)
 
 
+@pytest.mark.long
 def test_a_volume_that_fills_is_seen(observed: Cluster):
     used = "slurm_ddp_volume_used_bytes"
     before = value(observed, PROXY, used)
@@ -260,6 +262,7 @@ def test_a_volume_that_fills_is_seen(observed: Cluster):
         observed.on(LOGIN, "rm", f"{MP}/filling")
 
 
+@pytest.mark.long
 def test_limits_of_the_volume_are_seen(observed: Cluster):
     observed.ok("config", "--once", "juicefs-server-proxy", "capacity=12", "trash-days=2")
     try:
@@ -269,6 +272,7 @@ def test_limits_of_the_volume_are_seen(observed: Cluster):
         observed.ok("config", "--once", "juicefs-server-proxy", "--reset", "capacity,trash-days")
 
 
+@pytest.mark.long
 def test_a_backup_is_seen(observed: Cluster):
     backup = "slurm_ddp_volume_backup_timestamp_seconds"
     before = value(observed, PROXY, backup)
@@ -299,6 +303,7 @@ done
 """
 
 
+@pytest.mark.long
 def test_a_run_that_trains_fails_and_is_requeued_is_seen(observed: Cluster):
     """Slurm requeues a job of a run's name; the run's folder has what `ddp` writes when it submits."""
     folder, of_run = f"{MP}/runs/{RUN}", f'{{run="{RUN}",user="ubuntu"}}'
@@ -342,6 +347,7 @@ def _has_events(cluster: Cluster, job: str) -> None:
     assert [name for name, secret in cluster.secrets().items() if secret in text] == []
 
 
+@pytest.mark.long
 def test_a_gpu_that_is_lost_is_seen(observed: Cluster):
     host, detected = "slurmd/0", "sum(slurm_ddp_gpus_detected)"
     assert value(observed, host, "sum(slurm_ddp_gpus_expected)") == value(observed, host, detected) == 1
@@ -359,6 +365,7 @@ def _gpu_unit(cluster: Cluster, host: str) -> str:
     return unit
 
 
+@pytest.mark.long
 def test_cards_that_are_put_in_and_lines_in_gres_conf_are_seen(observed: Cluster):
     host, expected = "slurmd/0", "sum(slurm_ddp_gpus_expected)"
     unit = _gpu_unit(observed, host)
@@ -373,6 +380,7 @@ def test_cards_that_are_put_in_and_lines_in_gres_conf_are_seen(observed: Cluster
         observed.ok("update-status", "--once", unit)
 
 
+@pytest.mark.long
 def test_mig_instances_and_xids_are_seen(observed: Cluster, tmp_path: pathlib.Path):
     """NVML is a library of the tests', which lists the host's card with instances."""
     host, library = "slurmd/0", "/usr/lib/libnvidia-ml.so.1"
@@ -401,6 +409,7 @@ def test_mig_instances_and_xids_are_seen(observed: Cluster, tmp_path: pathlib.Pa
         observed.on(host, "rm", "-rf", library, "/etc/fake-nvml", "/etc/fake-log", "/proc/driver/nvidia-caps")
 
 
+@pytest.mark.long
 def test_a_health_check_that_fails_is_seen(observed: Cluster):
     host, smi = "slurmd/0", "/usr/bin/nvidia-smi"
     sick = "echo 'Unable to determine the device handle for GPU: GPU is lost' >&2; exit 15"
@@ -422,6 +431,7 @@ def test_a_health_check_that_fails_is_seen(observed: Cluster):
     observed.ok("update-status", "--once", _gpu_unit(observed, host))
 
 
+@pytest.mark.long
 def test_a_drain_of_the_administrators_and_doctors_findings_are_seen(observed: Cluster):
     held = 'slurm_ddp_node_held{reason="administrator"}'
 
@@ -447,6 +457,7 @@ def test_a_drain_of_the_administrators_and_doctors_findings_are_seen(observed: C
         observed.on(CONTROLLER, "scontrol", "update", "nodename=slurmd-0,slurmd-1", "state=resume")
 
 
+@pytest.mark.long
 def test_each_source_that_fails_is_seen(observed: Cluster):
     """All at once, each on its host: the engine, the controller, the kernel's log, and files that cannot be read."""
     health, watch = "/var/lib/slurm-gpu/health.json", f"{storage_faults.STATE}/watch.json"
@@ -491,6 +502,7 @@ def test_each_source_that_fails_is_seen(observed: Cluster):
     storage_faults.until_right(observed)
 
 
+@pytest.mark.long
 def test_each_documented_metric_has_changed(observed: Cluster):
     names = set(re.findall(r"^\| `(\w+)` \|", PAGE.read_text(), re.MULTILINE))
     values: dict[str, set[str]] = {name: set() for name in names}
@@ -504,11 +516,13 @@ def test_each_documented_metric_has_changed(observed: Cluster):
     assert {name: found for name, found in values.items() if len(found) == 1} == {}, "never changed"
 
 
+@pytest.mark.long
 def test_each_alert_of_a_fault_has_started(observed: Cluster):
     found = {one["metric"]["alertname"] for host in HOSTS for one in history(observed, host, "ALERTS")}
     assert STARTED - found == set()
 
 
+@pytest.mark.long
 def test_each_query_of_the_dashboards_had_series(observed: Cluster):
     empty: set[str] = set()
     for path, board in BOARDS.items():

@@ -97,6 +97,7 @@ def settled(cluster: Cluster, node: str, state: str) -> None:
     assert cluster.on("sackd/0", "sinfo", "-h", "-n", node, "-o", "%T") == state
 
 
+@pytest.mark.long
 def test_set_node_config_ends_a_drain_as_upstreams_does(cluster: Cluster, idle_node: str):
     cluster.ok("run", "slurmctld/0", "set-node-state", f"nodes={idle_node}", "state=drain", "reason=bad fan")
     state = cluster.on("sackd/0", "sinfo", "-h", "-n", idle_node, "-o", "%T %E")
@@ -105,6 +106,7 @@ def test_set_node_config_ends_a_drain_as_upstreams_does(cluster: Cluster, idle_n
     eventually(lambda: settled(cluster, idle_node, "idle"))
 
 
+@pytest.mark.long
 def test_a_refused_option_makes_the_charm_deaf_until_it_is_taken_back(cluster: Cluster, idle_node: str):
     try:
         cluster.ctl("config", "slurmctld", "slurm-conf-parameters=SchedulerParameters=requeue_delay=5")

@@ -58,6 +58,7 @@ def test_a_client_that_dies_and_a_mount_over_the_mount_are_repaired_by_themselve
     healthy.on(killed, "rm", f"{MP}/.after-kill", f"{MP}/.after-faults")
 
 
+@pytest.mark.long
 def test_an_engine_that_stops_is_waited_for_and_missed_by_name(healthy: Cluster):
     host = HOSTS[2]
     unit = client_of(healthy, host)
@@ -96,6 +97,7 @@ def test_a_wrong_password_on_one_node_fails_there_alone_and_the_next_hook_repair
     assert mounted(healthy, host) == ["fuse.juicefs"]
 
 
+@pytest.mark.long
 def test_a_full_cache_disk_stops_nobody(healthy: Cluster):
     host, cache = HOSTS[2], f"/var/cache/slurm-ddp/{APP}"
     script = f"""set -e

@@ -48,6 +48,7 @@ def test_a_rank_that_takes_more_memory_than_the_job_has_is_reported(drills: Clus
     assert re.fullmatch(rf"submit-ddp: job \d+ FAILED, exit code \d+; rank 1 on slurmd-[01]: {words}", answer.error)
 
 
+@pytest.mark.long
 def test_a_job_that_was_requeued_and_is_held_is_released(drills: Cluster):
     job = submit(drills, "steps.py", "args=600 0.5")
     until(drills, job, "step=3")
@@ -57,6 +58,7 @@ def test_a_job_that_was_requeued_and_is_held_is_released(drills: Cluster):
     until_state(drills, job, "COMPLETED")
 
 
+@pytest.mark.long
 def test_an_account_that_slurmctld_lacks_is_named_with_the_command_that_adds_it(drills: Cluster):
     hosts = ("sackd/0", "slurmd/0", "slurmd/1")
     for unit in hosts:
@@ -95,6 +97,7 @@ def test_a_crashed_program_is_started_again(drills: Cluster):
     assert "fault=program" in output
 
 
+@pytest.mark.long
 def test_a_node_at_fault_is_left_out_and_the_job_goes_on_elsewhere(drills: Cluster):
     job = submit(drills, "bad_node.py", "max-restarts=1")
     until(drills, job, "[RESTART] without slurmd-")
@@ -130,6 +133,7 @@ def test_a_warning_saves_requeues_once_and_the_run_goes_on_where_it_was(drills: 
     assert {attempt.split(".")[1] for _, attempt in done} == {"r0", "r1"}
 
 
+@pytest.mark.long
 def test_the_time_limit_saves_and_requeues(drills: Cluster):
     job = submit(drills, "steps.py", "args=100000 0.3", "time-limit=1")
     until(drills, job, "is queued again")
@@ -141,6 +145,7 @@ def test_the_time_limit_saves_and_requeues(drills: Cluster):
     assert record(drills, job["job-id"])["JobState"] == "CANCELLED", "and it does not come back"
 
 
+@pytest.mark.long
 def test_slurmctld_is_restarted_in_the_middle(drills: Cluster):
     """The action that waits, and a warning that comes while slurmctld is stopped."""
     job = submit(drills, "steps.py", "args=1000 0.3")
@@ -168,6 +173,7 @@ def test_slurmctld_is_restarted_in_the_middle(drills: Cluster):
     drills.action("cancel-job", f"job-id={job['job-id']}")
 
 
+@pytest.mark.long
 def test_jobs_share_a_node(drills: Cluster):
     """Three jobs of one core on two nodes of two: two of them meet, with a port and an environment for each."""
     more = ("nodes=1", "gpus-per-node=0", "cpus-per-task=1", "memory=1G", "args=3 1")
@@ -188,6 +194,7 @@ def test_a_sweep_runs_each_element_with_its_own_options(drills: Cluster):
         assert f"options --lr {rate}" in drills.action("job-log", f"run=drill-{number}")["text"]
 
 
+@pytest.mark.long
 def test_a_run_of_a_sweep_is_cancelled_alone_and_then_the_sweep(drills: Cluster):
     small = (
         "nodes=1",
@@ -238,6 +245,7 @@ def test_a_damaged_dataset_is_reported_in_one_line(drills: Cluster):
     assert "fault=mistake" in answer.out, "and it was not tried again"
 
 
+@pytest.mark.long
 def test_a_full_filesystem_is_reported_before_and_during_a_job(drills: Cluster):
     job = submit(drills, "full.py")
     until_state(drills, job, "FAILED")

@@ -10,7 +10,7 @@ import pytest
 
 from functional.conftest import Cluster
 
-pytestmark = [pytest.mark.trains, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.long, pytest.mark.trains, pytest.mark.timeout(1800)]
 
 HOME = "/mnt/shared/tuning"
 # Without an argument: a model of random weights with a tokenizer of bytes, and JSON lines in three shapes.

@@ -2,7 +2,6 @@
 
     make mutants                                   all modules, as many at a time as there are cores
     tox -e mutants -- registration gres            some
-    tox -e mutants -- --survivors mounts           only those that survived the last time
 
 A mutant is written into a copy of the repository and tested by a fork of this process, which has imported what takes
 long, with the tests that run the changed statement (by coverage). mutmut's own runner puts all mutants into one file
@@ -38,7 +37,6 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HERE = pathlib.Path(__file__).resolve().parent
 TABLE, SCORES = HERE / "modules.toml", HERE / "scores.toml"
-RESULTS = ROOT / "build" / "mutation"
 # What tests import, and no charm replaces
 PRELOADED = ("hypothesis", "jinja2", "ops", "ops.testing", "pydantic", "pytest_timeout", "slurmutils", "yaml")
 PRELOADED_PLUGINS = "ignore:Module already imported:pytest.PytestAssertRewriteWarning"  # pytest's, by PRELOADED
@@ -347,8 +345,12 @@ def keep(module: Module, number: int, survivors: int) -> None:
     ).stdout.strip()
     killed = number - survivors
     rows[module.path] = {
-        "path": module.path, "mutants": number, "killed": killed, "score": round(100 * killed / number, 1), "commit": commit,
-    }  # fmt: skip
+        "path": module.path,
+        "mutants": number,
+        "killed": killed,
+        "score": round(100 * killed / number, 1),
+        "commit": commit,
+    }
     text = "# Written by tests/mutation/run.py. score: percent of the mutants that a test notices; commit: what was tested.\n"
     for one in modules():
         if one.path in rows:
@@ -363,7 +365,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("names", nargs="*", help="parts of module paths; without one: all")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="mutants at a time")
-    parser.add_argument("--survivors", action="store_true", help="only the mutants that survived the last run")
     arguments = parser.parse_args()
     chosen = [one for one in modules() if not arguments.names or any(name in one.path for name in arguments.names)]
     os.environ.update(CI="1")  # hypothesis finds the same every time
@@ -375,18 +376,13 @@ def main() -> int:
         for module in chosen:
             began = time.monotonic()
             made = [one for one in mutants.mutants((ROOT / module.path).read_text()) if not module.is_equivalent(one)]
-            result = RESULTS / f"{module.name.replace('/', '-')}.json"
-            again = json.loads(result.read_text()) if arguments.survivors and result.exists() else None
-            todo = [one for one in made if again is None or [one.removed, one.added, one.function] in again]
-            survivors = judge(module, trees, todo)
+            survivors = judge(module, trees, made)
             for one in survivors:
                 changes = [
                     *(f"-{line}" for line in one.removed.split("\n")),
                     *(f"+{line}" for line in one.added.split("\n")),
                 ]
                 print(f"{module.path}:{one.line}: {one.function}\n    " + "\n    ".join(changes))
-            RESULTS.mkdir(parents=True, exist_ok=True)
-            result.write_text(json.dumps([[one.removed, one.added, one.function] for one in survivors]))
             keep(module, len(made), len(survivors))
             score, took = 100 * (1 - len(survivors) / len(made)), time.monotonic() - began
             print(f"{module.path}: {score:.1f} % of {len(made)} mutants noticed, in {took:.0f} s", flush=True)

@@ -94,32 +94,28 @@ def test_an_unknown_charm_is_refused_by_name(tree: pathlib.Path, tmp_path: pathl
         pack.stage("trainer", tmp_path / "stage")
 
 
-@pytest.mark.parametrize(
-    ("release", "has_lxd", "python", "expected"),
-    [
-        ({"ID": "ubuntu", "VERSION_ID": "24.04"}, True, (3, 12), ((True, False, None), (True, False, None))),
-        ({"ID": "ubuntu", "VERSION_ID": "26.04"}, True, (3, 14), ((True, False, None), (True, False, None))),
-        ({"ID": "ubuntu", "VERSION_ID": "24.04"}, False, (3, 12), ((False, False, None), (False, True, "3.14"))),
-        ({"ID": "ubuntu", "VERSION_ID": "26.04"}, False, (3, 14), ((False, True, "3.12"), (False, False, None))),
-        ({"ID": "debian", "VERSION_ID": "12"}, False, (3, 11), ((False, True, "3.12"), (False, True, "3.14"))),
-        ({"ID": "debian", "VERSION_ID": "12"}, True, (3, 11), ((False, True, "3.12"), (False, True, "3.14"))),
-    ],
-    ids=str,
-)
+MODES = [
+    ("ubuntu 24.04", True, "3.12", ["managed", "managed"]),
+    ("ubuntu 24.04", False, "3.12", ["destructive", "disguised"]),
+    ("ubuntu 26.04", False, "3.14", ["disguised", "destructive"]),
+    ("debian 12", True, "3.11", ["disguised", "disguised"]),
+]
+
+
+@pytest.mark.parametrize(("system", "has_lxd", "python", "expected"), MODES, ids=str)
 def test_the_mode_chooses_itself(
-    monkeypatch: pytest.MonkeyPatch,
-    release: dict[str, str],
-    has_lxd: bool,
-    python: tuple[int, int],
-    expected: tuple[tuple[bool, bool, str | None], ...],
+    monkeypatch: pytest.MonkeyPatch, system: str, has_lxd: bool, python: str, expected: list[str]
 ):
+    release = dict(zip(("ID", "VERSION_ID"), system.split(), strict=True))
     monkeypatch.setattr(pack.platform, "freedesktop_os_release", lambda: release)
     monkeypatch.setattr(pack.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(pack, "_succeeds", lambda *_: has_lxd)
-    monkeypatch.setattr(pack, "_system_python", lambda: ".".join(map(str, python)))
+    monkeypatch.setattr(pack, "_system_python", lambda: python)
     modes = [pack.choose_mode(base) for base in pack.BASES]
-    assert tuple((mode.managed, mode.disguise, mode.python) for mode in modes) == expected
-    assert not any("\n" in mode.why for mode in modes)
+    names = ["managed" if mode.managed else "disguised" if mode.disguise else "destructive" for mode in modes]
+    assert names == expected
+    wheels = [base.python if mode.disguise else None for base, mode in zip(pack.BASES, modes, strict=True)]
+    assert [mode.python for mode in modes] == wheels
 
 
 def test_another_processor_is_refused(monkeypatch: pytest.MonkeyPatch):

@@ -11,8 +11,7 @@ import conftest
 import pytest
 import ranks
 
-sys.path.insert(0, str(conftest.ROOT))
-from bench import slurm
+import mini_slurm as slurm
 from ddp.node import spec
 
 pytestmark = pytest.mark.skipif(slurm.absent() is not None, reason=slurm.absent() or "")

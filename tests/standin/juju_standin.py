@@ -159,7 +159,7 @@ def run(model: State, words: list[str]) -> str:
     text = json.dumps({unit: answer | ({"message": failure} if failure else {})})
     if failure:
         print(text)
-        raise JujuError("the following task failed:\n - id \"7\"")  # fmt: skip
+        raise JujuError('the following task failed:\n - id "7"')
     return text
 
 
