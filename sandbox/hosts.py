@@ -42,6 +42,7 @@ _GUEST_GPUS = pathlib.Path(__file__).resolve().parent / "guest" / "mock_gpus.py"
 _HEARTBEAT_S = 5.0
 _NETWORK_FILES = ("network.json", "resolv.conf")
 _PROPAGATE = pathlib.Path("/run/systemd/nspawn/propagate")
+_TRASH = ".trash"  # the files of removed hosts
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 _GPU_UNIT = """\
 [Unit]
@@ -133,6 +134,7 @@ class Hosts:
         """
         if os.geteuid() != 0:
             raise HostError("the sandbox needs root; run it with sudo")
+        self.empty_trash()  # of a command whose deletion was interrupted
         if not self.names():
             _image(progress)
         with self._lock(), _translated(self.model):
@@ -221,11 +223,21 @@ class Hosts:
             return
         with host.lock():
             host.remove()
+        self.empty_trash()
+
+    def empty_trash(self) -> None:
+        """Delete the files of removed hosts in a process that outlives this command: a busy disk takes minutes."""
+        trash = self.root / _TRASH
+        if trash.exists():
+            argv = ["/usr/bin/setsid", "/usr/bin/nice", "/bin/rm", "-rf", str(trash)]
+            subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def destroy(self) -> None:
         """Remove every host and the network: no mount, process, interface, iptables rule, cgroup or directory stays."""
         for path in sorted(path for path in self.directory.glob("hosts/*") if path.is_dir()):
-            self.destroy_host(path.name)
+            with (host := Host(self, path.name)).lock():
+                host.remove()
+        self.empty_trash()
         if not self.directory.exists():
             return
         with self._lock():
@@ -461,7 +473,9 @@ class Host:
             if str(mount) in _mounts_below(self.directory):
                 run("/usr/bin/umount", "--lazy", mount)
         if self.directory.exists():
-            shutil.rmtree(self.directory)
+            trash = self.hosts.root / _TRASH
+            trash.mkdir(mode=0o700, exist_ok=True)
+            self.directory.rename(trash / uuid.uuid4().hex)
         (self.hosts.directory / "hosts" / f".{self.name}.lock").unlink(missing_ok=True)
 
     # --- starting -------------------------------------------------------------------------------------------------

@@ -1,0 +1,79 @@
+"""Run uv with the settings of this machine's pip, which uv itself does not read.
+
+python3 scripts/uv.py pip install ...
+
+Needs nothing but the standard library: scripts/venv.sh makes every other environment with it.
+"""
+
+import ast
+import contextlib
+import functools
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+UV = ROOT / "build" / "venvs" / "uv" / "bin" / "uv"
+INDEX_KEYS = ("index-url", "extra-index-url", "find-links")
+_KEYS = (*INDEX_KEYS, "trusted-host", "proxy", "timeout", "default-timeout", "no-index", "retries", "cert")
+# https://docs.astral.sh/uv/reference/environment/
+_VARIABLES = {
+    "index-url": "UV_DEFAULT_INDEX",
+    "extra-index-url": "UV_INDEX",
+    "trusted-host": "UV_INSECURE_HOST",
+    "proxy": "ALL_PROXY",
+    "default-timeout": "UV_HTTP_TIMEOUT",
+    "timeout": "UV_HTTP_TIMEOUT",
+    "retries": "UV_HTTP_RETRIES",
+    "no-index": "UV_NO_INDEX",
+    "cert": "SSL_CERT_FILE",
+}
+
+
+@functools.cache
+def pip_settings() -> dict[str, list[str]]:
+    """Return the words of each setting of pip that concerns where packages come from."""
+    values: dict[str, list[str]] = {}
+    for line in _config_list():
+        name, separator, literal = line.partition("=")
+        scope, _, key = name.strip().rpartition(".")
+        if separator and scope in ("global", "install", "user", "site", ":env:") and key in _KEYS:
+            with contextlib.suppress(ValueError, SyntaxError):
+                values[key] = str(ast.literal_eval(literal)).split()  # ":env:" comes last and wins, as in pip
+    return values
+
+
+def _config_list() -> list[str]:
+    for python in dict.fromkeys((sys.executable, shutil.which("python3") or sys.executable, "/usr/bin/python3")):
+        command = [python, "-m", "pip", "config", "list"]
+        listing = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        if listing.returncode == 0:
+            return listing.stdout.splitlines()
+    return []
+
+
+def environment() -> dict[str, str]:
+    """Return the variables for uv: those of this process, and pip's settings as uv knows them."""
+    settings = pip_settings()
+    found = {_VARIABLES[key]: " ".join(words) for key, words in settings.items() if key in _VARIABLES}
+    if "find-links" in settings:
+        found["UV_FIND_LINKS"] = ",".join(settings["find-links"])
+    # pip takes the best version of all indexes; the hashes of our requirements rule out a stranger's package
+    return {"UV_INDEX_STRATEGY": "unsafe-best-match"} | found | os.environ
+
+
+def run(*arguments: str) -> None:
+    """Run uv; what it prints goes to standard error.
+
+    Raises:
+        subprocess.CalledProcessError: uv failed, or cannot be had.
+    """
+    if not UV.exists():
+        subprocess.run([ROOT / "scripts" / "venv.sh", "uv", "tests/requirements/uv.txt"], check=True, stdout=sys.stderr)
+    subprocess.run([UV, *arguments], check=True, stdout=sys.stderr, env=environment())
+
+
+if __name__ == "__main__":
+    sys.exit(subprocess.run([UV, *sys.argv[1:]], check=False, env=environment()).returncode)
