@@ -20,7 +20,6 @@ import json
 import os
 import pathlib
 import re
-import shutil
 import signal
 import subprocess
 import threading
@@ -209,6 +208,12 @@ class Hosts:
         """Return the names of the hosts, sorted."""
         return sorted(path.parent.name for path in self.directory.glob("hosts/*/host.json"))
 
+    def missing_sources(self) -> list[str]:
+        """Return the files and folders that are bound into hosts, and do not exist: the hosts cannot boot without."""
+        records = [json.loads(path.read_text()) for path in sorted(self.directory.glob("hosts/*/host.json"))]
+        sources = {source for record in records for source in record.get("binds", {}).values()}
+        return sorted(source for source in sources if not pathlib.Path(source).exists())
+
     def recover(self, progress: Progress) -> list[str]:
         """Boot the hosts that should run and do not, as after a restart of this machine; return their names."""
         stopped = [host for host in map(self._host, self.names()) if host.wanted and not host.is_running()]
@@ -229,8 +234,8 @@ class Hosts:
         """Delete the files of removed hosts in a process that outlives this command: a busy disk takes minutes."""
         trash = self.root / _TRASH
         if trash.exists():
-            argv = ["/usr/bin/setsid", "/usr/bin/nice", "/bin/rm", "-rf", str(trash)]
-            subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            script = 'setsid nice rm -rf "$0" < /dev/null > /dev/null 2>&1 &'
+            run("/bin/sh", "-c", script, str(trash))
 
     def destroy(self) -> None:
         """Remove every host and the network: no mount, process, interface, iptables rule, cgroup or directory stays."""
@@ -546,7 +551,10 @@ class Host:
         options += [f"--bind-ro={path}" for path in record.read_only_binds if pathlib.Path(path).exists()]
         for guest, source in record.binds.items():
             if not pathlib.Path(source).exists():
-                raise HostError(f"{self.name}: {source} does not exist, so it cannot be bound into the host")
+                raise HostError(
+                    f"{self.name}: {source} does not exist, so it cannot be bound into the host; "
+                    "if its clone was deleted, ./sandboxctl destroy removes the deployment"
+                )
             options.append(f"--bind={_escape(source)}:{_escape(guest)}")
         return options
 

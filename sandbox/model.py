@@ -375,6 +375,15 @@ def _forget_applications(model: Model) -> None:
                 del model.secrets[secret.id]
 
 
+def find_relation(model: Model, first: str, second: str) -> Relation:
+    """Return the relation of two `application:endpoint`s. Raises `SandboxError` if there is none."""
+    ends = sorted(tuple(end.partition(":")[::2]) for end in (first, second))
+    for relation in model.relations.values():
+        if sorted(relation.ends) == ends:
+            return relation
+    raise SandboxError(f"{first} and {second} are not related")
+
+
 def remove_relation(model: Model, relation: Relation) -> None:
     """End a relation: departed and broken on both sides; subordinates whose place it was go with it."""
     if relation.dying:
