@@ -209,20 +209,6 @@ def config(store: Store, app: str, settings: tuple[str, ...], *, form: str, rese
         rules.set_options(model, model.application(app), values, reset=[name for name in reset.split(",") if name])
 
 
-@cli.command("attach-resource")
-@click.argument("app")
-@click.argument("resource", metavar="NAME=FILE")
-@_once_option
-@click.pass_obj
-@_errors
-def attach_resource(store: Store, app: str, resource: str, *, once: bool) -> None:
-    """Give APP a resource; its units get upgrade-charm, as in Juju."""
-    ((name, path),) = _assignments([resource]).items()
-    session = _session(store)
-    with session.change(once=once) as model:
-        deployment.Deployment(store, model, session.progress).attach(model.application(app), name, pathlib.Path(path))
-
-
 def _run_on_host(store: Store, unit: str, argv: collections.abc.Sequence[str]) -> typing.NoReturn:
     """Run a command on the host of a unit with this terminal, and exit as it does: 0 or 1."""
     host = Hosts(store.name).get(store.load().host_of(unit))

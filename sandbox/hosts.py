@@ -35,7 +35,6 @@ Progress = collections.abc.Callable[[str], None]
 
 ROOT = image.HOSTS
 BOOT_TIMEOUT_S = 240.0  # of a host that boots beside seven others on two cores
-STOP_TIMEOUT_S = 60.0
 
 _GUEST_GPUS = pathlib.Path(__file__).resolve().parent / "guest" / "mock_gpus.py"
 _HEARTBEAT_S = 5.0
@@ -43,21 +42,6 @@ _NETWORK_FILES = ("network.json", "resolv.conf")
 _PROPAGATE = pathlib.Path("/run/systemd/nspawn/propagate")
 _TRASH = ".trash"  # the files of removed hosts
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
-_GPU_UNIT = """\
-[Unit]
-Description=Mock GPUs of the sandbox
-DefaultDependencies=no
-After=local-fs.target systemd-tmpfiles-setup-dev.service
-Before=sysinit.target
-
-[Service]
-Type=oneshot
-RemainAfterExit=yes
-ExecStart=/usr/bin/python3 -I /etc/sandbox/mock_gpus.py
-
-[Install]
-WantedBy=sysinit.target
-"""
 
 
 class HostError(Exception):
@@ -300,7 +284,7 @@ class Host:
 
     @property
     def wanted(self) -> bool:
-        """Whether it should run: it was started, and neither stopped nor killed since."""
+        """Whether it should run: it was started, and not killed since."""
         return (self.directory / "wanted").exists()
 
     def exists(self) -> bool:
@@ -341,12 +325,6 @@ class Host:
             (self.directory / "wanted").touch()
         self._wait_booted(None, progress, timeout)
 
-    def stop(self, *, timeout: float = STOP_TIMEOUT_S) -> None:
-        """Shut the host down in order; after `timeout` seconds switch it off."""
-        with self.lock(), _translated(self.name):
-            self._machine.shut_down(timeout)
-            files.ensure_absent(self.directory / "wanted")
-
     def kill(self) -> None:
         """Switch the host off as a power cut would: no process gets to finish."""
         with self.lock(), _translated(self.name):
@@ -380,7 +358,6 @@ class Host:
         *,
         env: collections.abc.Mapping[str, str] | None = None,
         user: str = "root",
-        cwd: str | None = None,
         **options: typing.Any,
     ) -> subprocess.Popen[typing.Any]:
         """Start a command inside the host, in all its namespaces and a clean environment.
@@ -389,7 +366,6 @@ class Host:
             argv: the command; no shell sees it.
             env: variables added to a small clean environment.
             user: the account of the host that runs it, with its groups and home.
-            cwd: its working directory in the host; `/` when absent.
             **options: `stdin`, `stdout`, `stderr`, `text` and whatever else `subprocess.Popen` takes.
 
         The command ends when the host does. To end it earlier, signal its process group (`start_new_session=True`):
@@ -406,8 +382,6 @@ class Host:
         if user != "root":
             command = ["/sbin/runuser", "-u", user, "--", *command]
             identity = {"USER": user, "LOGNAME": user, "HOME": self._home(user)}
-        if cwd is not None:
-            command = ["/usr/bin/env", "-C", cwd, *command]
         child_env = clean_env(image.host_proxies() | identity | dict(env or {}))
         return subprocess.Popen([*machine.enter(leader), *command], env=child_env, **options)
 
@@ -459,11 +433,6 @@ class Host:
         if home is None:
             raise HostError(f"{self.name} has no account {user}")
         return home
-
-    def console(self, lines: int = 20) -> str:
-        """Return the last lines of what the host wrote on its console."""
-        path = self._machine.console
-        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) if path.exists() else ""
 
     def remove(self) -> None:
         """Switch the host off and remove all it holds. The caller holds the lock."""
@@ -519,11 +488,6 @@ class Host:
         )
         self._write_gpus()
         files.ensure_file(etc / "sandbox/mock_gpus.py", _GUEST_GPUS.read_text())
-        files.ensure_file(etc / "systemd/system/sandbox-gpus.service", _GPU_UNIT)
-        wants = etc / "systemd/system/sysinit.target.wants"
-        wants.mkdir(exist_ok=True)
-        if not (wants / "sandbox-gpus.service").is_symlink():
-            (wants / "sandbox-gpus.service").symlink_to("/etc/systemd/system/sandbox-gpus.service")
 
     def _write_gpus(self) -> None:
         listing = [

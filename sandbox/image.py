@@ -53,8 +53,6 @@ _HEARTBEAT_S = 8.0
 _KEEP_S = 86_400
 _CA_BUNDLE = pathlib.Path("/etc/ssl/certs/ca-certificates.crt")
 _KEYRING = pathlib.Path("/usr/share/keyrings/debian-archive-keyring.gpg")
-_INSTALL = "DEBIAN_FRONTEND=noninteractive apt-get -y --no-install-recommends"
-_DEBS = "/var/cache/apt/archives"  # in the guest, with an index of its packages
 _MIRROR = "http://deb.debian.org/debian"
 _ARCHIVES = (  # of a machine that is no Debian itself
     f"{_MIRROR} {SUITE} main",
@@ -123,6 +121,7 @@ def _system_recipe() -> dict[str, object]:
         "revision": _REVISION,
         "suites": (SUITE, SLURM_SUITE),
         "guest": _GUEST,
+        "script": (_HERE / "guest" / "build.sh").read_text(),
         "sources": _archives(),
         "apt": _apt_settings(),
         "certificates": hashlib.sha256(_host_certificates()).hexdigest(),
@@ -319,35 +318,11 @@ def _build_system(tree: pathlib.Path, recipe: dict[str, object], progress: Progr
     _add_certificates(tree)
     (tree / "etc/resolv.conf").unlink(missing_ok=True)
     files.ensure_file(tree / "etc/resolv.conf", "")  # bound over in every host
-    # The C library that Slurm needs wants a newer base-files; its os-release stays aside, for the guest is a Debian 12.
-    # Of what charms install the libraries are installed here, once for all hosts; the rest is downloaded.
-    # apt takes a second of processor time to read two whole suites, in each of its runs, so the guest has an index of
-    # the downloaded packages alone; `apt-get update` brings the others.
-    downloads = " ".join(_GUEST["downloads"])
-    script = f"""set -e
-update-ca-certificates
-useradd --create-home --uid 1000 --shell /bin/bash --groups sudo ubuntu
-systemctl mask {" ".join(_GUEST["masked"])}
-systemctl enable systemd-networkd.service sandbox-cgroups.service
-systemctl disable systemd-networkd-wait-online.service
-systemctl set-default multi-user.target
-rm -f /etc/machine-id /var/lib/dbus/machine-id /etc/hostname
-touch /etc/machine-id
-dpkg-divert --local --no-rename --divert /usr/lib/os-release.{SLURM_SUITE} --add /usr/lib/os-release
-apt-cache policy slurmctld | grep -q 'Candidate: {SLURM}' || {{ echo 'E: no Slurm {SLURM} in {SLURM_SUITE}'; exit 1; }}
-libraries=$(apt-get -s --no-install-recommends install {downloads} |
-  awk '$1 == "Inst" && $2 ~ /^(lib|gcc-|ocl-|perl)/ {{ print $2 }}')
-{_INSTALL} dist-upgrade
-{_INSTALL} install $libraries
-apt-get clean
-{_INSTALL} --download-only install {downloads}
-cd {_DEBS}
-apt-ftparchive packages . >Packages
-rm -rf /var/lib/apt/lists/*
-echo 'deb [trusted=yes] file:{_DEBS} ./' >/etc/apt/sources.list.d/fetched.list
-apt-get -o Dir::Etc::sourcelist=/etc/apt/sources.list.d/fetched.list -o Dir::Etc::sourceparts=- update
-"""
-    _step("image: accounts, units, package downloads", _in_guest(tree, "/bin/sh", "-c", script), progress)
+    words = {"DOWNLOADS": _GUEST["downloads"], "MASKED": _GUEST["masked"], "SLURM": [SLURM], "SUITE": [SLURM_SUITE]}
+    variables = [f"--setenv={name}={' '.join(value)}" for name, value in words.items()]
+    script = (_HERE / "guest" / "build.sh").read_text()
+    step = _in_guest(tree, "/bin/sh", "-c", script, options=variables)
+    _step("image: accounts, units, package downloads", step, progress)
     files.ensure_file(tree / "etc/sandbox/recipe.json", json.dumps(recipe, indent=1, sort_keys=True) + "\n")
 
 

@@ -79,12 +79,3 @@ class Daemon(charm.Standin):
         data = wire.read_controller(self, event.relation)
         self.daemon.set_auth_key(data.auth_key, data.auth_key_id)
         return data
-
-    def take_auth_key(self, event: ops.SecretChangedEvent) -> bool:
-        """Take the new revision of the key of auth/slurm; return whether the event is about that. Raises `Stop`."""
-        self.block_unless_installed(event)
-        if event.secret.label != wire.AUTH_LABEL:
-            return False
-        content = event.secret.get_content(refresh=True)
-        self.daemon.set_auth_key(content["key"], content["keyid"])
-        return True
