@@ -16,14 +16,50 @@ import yaml
 from sandbox.store import SandboxError, section
 
 _MERGED = ("options", "annotations", "resources", "storage", "bindings")
-_APPLICATION_KEYS = frozenset((
-    "charm", "channel", "revision", "base", "series", "num_units", "options", "annotations", "resources", "constraints",
-    "to", "storage", "bindings", "expose", "trust", "devices", "plan", "requires", "offers", "exposed-endpoints",
-))  # fmt: skip
-_BUNDLE_KEYS = frozenset((
-    "name", "description", "tags", "type", "default-base", "series", "bundle", "applications", "relations", "machines",
-    "variables", "saas", "website", "source", "issues", "docs",
-))  # fmt: skip
+_APPLICATION_KEYS = frozenset(
+    (
+        "charm",
+        "channel",
+        "revision",
+        "base",
+        "series",
+        "num_units",
+        "options",
+        "annotations",
+        "resources",
+        "constraints",
+        "to",
+        "storage",
+        "bindings",
+        "expose",
+        "trust",
+        "devices",
+        "plan",
+        "requires",
+        "offers",
+        "exposed-endpoints",
+    )
+)
+_BUNDLE_KEYS = frozenset(
+    (
+        "name",
+        "description",
+        "tags",
+        "type",
+        "default-base",
+        "series",
+        "bundle",
+        "applications",
+        "relations",
+        "machines",
+        "variables",
+        "saas",
+        "website",
+        "source",
+        "issues",
+        "docs",
+    )
+)
 _OPTION_TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,),
     "int": (int,),

@@ -74,14 +74,20 @@ if __name__ == "__main__":
 """
 ACTIONS = {"wait": {"parallel": True}, "hold": {}}
 SERVER: dict[str, typing.Any] = {
-    "name": "server", "type": "charm", "actions": ACTIONS, "provides": {"api": {"interface": "http"}},
+    "name": "server",
+    "type": "charm",
+    "actions": ACTIONS,
+    "provides": {"api": {"interface": "http"}},
     "config": {"options": {"slow": {"type": "boolean", "default": False}, "n": {"type": "int"}}},
-}  # fmt: skip
+}
 AGENT: dict[str, typing.Any] = {
-    "name": "agent", "type": "charm", "subordinate": True, "actions": ACTIONS,
+    "name": "agent",
+    "type": "charm",
+    "subordinate": True,
+    "actions": ACTIONS,
     "config": {"options": {"slow": {"type": "boolean", "default": False}, "n": {"type": "int"}}},
     "requires": {"juju-info": {"interface": "juju-info", "scope": "container"}, "api": {"interface": "http"}},
-}  # fmt: skip
+}
 
 
 class FolderHost:

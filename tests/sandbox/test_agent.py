@@ -255,8 +255,16 @@ def test_reboot_now_ends_the_hook_and_reboot_after_does_not(agent: Agent):
 
 @pytest.mark.parametrize("departing", ["thing/0", "web/1"])
 def test_a_unit_reads_which_unit_leaves_be_it_itself(agent: Agent, departing: str):
-    relation = {"id": 4, "endpoint": "server", "type": "regular", "local_app_data": {}, "local_unit_data": {},
-                "remote_app": "web", "remote_app_data": {}, "remote_units_data": {"1": {}}}  # fmt: skip
+    relation = {
+        "id": 4,
+        "endpoint": "server",
+        "type": "regular",
+        "local_app_data": {},
+        "local_unit_data": {},
+        "remote_app": "web",
+        "remote_app_data": {},
+        "remote_units_data": {"1": {}},
+    }
     agent.state["relations"] = [relation]
     result, _ = agent.run("relation-departed", relation=4, remote="web/1", departing=departing)
     assert result["ok"], result
@@ -265,8 +273,17 @@ def test_a_unit_reads_which_unit_leaves_be_it_itself(agent: Agent, departing: st
 
 def test_equal_content_makes_no_revision(agent: Agent):
     identifier = "secret:" + "a" * 20
-    secret = {"id": identifier, "owner": "app", "label": None, "description": None, "tracked_revision": 2,
-              "latest_revision": 3, "tracked_content": {"key": "old"}, "latest_content": {"key": "new"}, "grants": {}}  # fmt: skip
+    secret = {
+        "id": identifier,
+        "owner": "app",
+        "label": None,
+        "description": None,
+        "tracked_revision": 2,
+        "latest_revision": 3,
+        "tracked_content": {"key": "old"},
+        "latest_content": {"key": "new"},
+        "grants": {},
+    }
     agent.state["secrets"] = [secret]
     result, _ = agent.run("secret-changed", secret=identifier)
     assert result["ok"], result

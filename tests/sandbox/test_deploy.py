@@ -132,11 +132,16 @@ def test_mock_gpus_are_asked_for_by_annotation():
     assert parse_gpus("") == parse_gpus("0") == ()
     assert parse_gpus("2 x Mock GPU") == (Gpu("Mock GPU"), Gpu("Mock GPU"))
     assert parse_gpus("NVIDIA L40S, Tesla T4, 1 x NVIDIA L40S") == (
-        Gpu("NVIDIA L40S"), Gpu("Tesla T4"), Gpu("NVIDIA L40S")
-    )  # fmt: skip
+        Gpu("NVIDIA L40S"),
+        Gpu("Tesla T4"),
+        Gpu("NVIDIA L40S"),
+    )
     assert parse_gpus("2 x NVIDIA H200 @ 0, empty,NVIDIA H200 @ 1") == (
-        Gpu("NVIDIA H200", 0), Gpu("NVIDIA H200", 0), Gpu(""), Gpu("NVIDIA H200", 1)
-    )  # fmt: skip
+        Gpu("NVIDIA H200", 0),
+        Gpu("NVIDIA H200", 0),
+        Gpu(""),
+        Gpu("NVIDIA H200", 1),
+    )
     for wrong in ("2", "2 x", "0 x A", "A,", "A @ x", "A @ 12", "-1 x A"):
         with pytest.raises(SandboxError, match="write '2 x Mock GPU', "):
             parse_gpus(wrong)

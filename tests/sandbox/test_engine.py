@@ -136,20 +136,6 @@ def test_a_unit_in_error_gets_its_hook_again_and_nothing_else(bench: Bench):
     assert bench.hooks()[-1] == "server/0 update_status"
 
 
-def test_a_failed_hook_is_skipped_by_resolved(bench: Bench):
-    (bench.room / "fail-server-0-config_changed").write_text("")
-    bench.config("server", n="1")
-    before = bench.hooks()
-    with bench.engine() as engine:
-        with engine.change() as model:
-            rules.resolve(model, model.units["server/0"], retry=False)
-        engine.settle()
-        assert engine.errors() == []
-        with pytest.raises(SandboxError, match=r"^unit 'server/0' is not in an error state$"), engine.change() as model:
-            rules.resolve(model, model.units["server/0"], retry=True)
-    assert bench.hooks().count("server/0 config_changed") == before.count("server/0 config_changed")
-
-
 def test_a_hook_killed_by_a_reboot_runs_again_from_its_start_and_then_start(bench: Bench):
     slow = bench.begin(_slow)
     bench.wait("began")
@@ -188,8 +174,16 @@ def test_the_action_of_a_command_that_was_killed_is_dropped_and_its_hook_runs_ag
 def test_a_subordinate_removed_with_the_other_end_is_deleted_behind_its_last_relation_hook(bench: Bench):
     with bench.engine() as engine:
         with engine.change() as model:
-            bench.add(model, {**SERVER, "subordinate": True, "requires": AGENT["requires"] | {"api": {"interface": "x"}},
-                              "provides": {"feed": {"interface": "http"}}}, "half")  # fmt: skip
+            bench.add(
+                model,
+                {
+                    **SERVER,
+                    "subordinate": True,
+                    "requires": AGENT["requires"] | {"api": {"interface": "x"}},
+                    "provides": {"feed": {"interface": "http"}},
+                },
+                "half",
+            )
             rules.relate(model, "half:juju-info", "server:juju-info")
             rules.relate(model, "half:feed", "agent:api")
         engine.settle()
@@ -202,15 +196,6 @@ def test_a_subordinate_removed_with_the_other_end_is_deleted_behind_its_last_rel
     ran = [line for line in bench.hooks() if line.startswith("agent")]
     assert sorted(ran) == ["agent/0 api_relation_broken", "agent/0 api_relation_departed"]
     assert 'ERROR unit "agent/0" not found' in "\n".join(bench.store.log_lines())
-
-
-def test_a_subordinate_removed_alone_gets_stop_and_remove(bench: Bench):
-    with bench.engine() as engine:
-        with engine.change() as model:
-            rules.remove_applications(model, ["agent"])
-        engine.settle()
-        assert list(engine.model.applications) == ["server"]
-    assert bench.hooks()[-2:] == ["agent/0 stop", "agent/0 remove"]
 
 
 def test_a_model_that_is_destroyed_ends_the_other_commands(bench: Bench):

@@ -134,7 +134,7 @@ def test_wait_for_gives_a_unit_what_it_asks_for_until_it_is_active(bench: Bench,
     assert (late.exit_code, late.stderr) == (1, "ERROR timed out waiting for 'agent/0' to reach goal state\n")
     assert bench.hooks() == []
     process = wake_up(bench, "agent/0")
-    assert wait_for("application", "agent").exit_code == 0
+    assert wait_for("unit", "agent/0").exit_code == 0
     assert end(process) == (0, "")
     assert bench.hooks() == ["agent/0 update_status"]
     assert wait_for("unit", "agent/0").exit_code == 0, "at once"

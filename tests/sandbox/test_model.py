@@ -79,17 +79,6 @@ def test_written_data_wakes_the_other_side_once_and_nobody_else(world: World):
     assert world.ran[2:] == ["server/0 update-status"], "the same data again wakes nobody"
 
 
-def test_only_the_leader_writes_application_data(world: World):
-    world.add("server", SERVER, units=2)
-    world.add("client", CLIENT)
-    relation = rules.relate(world.model, "server:api", "client:api")
-    world.answers["server"] = lambda event, state, result: (
-        result["relations"].get(str(relation.id), {}).update(app={"by": "leader" if state["leader"] else "follower"})
-    )
-    world.settle()
-    assert relation.app_data["server"] == {"by": "leader"}
-
-
 def test_data_written_before_the_scope_is_entered_is_seen_on_joining(world: World):
     world.add("server", SERVER)
     world.add("client", CLIENT)
@@ -239,9 +228,16 @@ def secret_world(world: World) -> typing.Any:
         own = [secret for secret in result["secrets"] if secret["owner"] == "app"]
         if not own:
             own = [
-                {"id": "secret:" + "a" * 20, "owner": "app", "label": "l", "description": None, "tracked_revision": 1,
-                 "latest_revision": 1, "grants": {}}
-            ]  # fmt: skip
+                {
+                    "id": "secret:" + "a" * 20,
+                    "owner": "app",
+                    "label": "l",
+                    "description": None,
+                    "tracked_revision": 1,
+                    "latest_revision": 1,
+                    "grants": {},
+                }
+            ]
             result["secrets"] += own
         own[0].update(latest_content=dict(content), grants={str(relation.id): ["client"]})
 
@@ -312,13 +308,18 @@ def test_what_others_changed_while_a_hook_ran_is_kept(world: World):
     world.model.secrets[new.id] = new
     leader.dying = True
     result: dict[str, typing.Any] = {
-        "status": ["active", "acted"], "app_status": ["unknown", ""], "version": "", "ports": [], "deferred": [],
-        "stored": [], "secrets": copy.deepcopy(given["secrets"]),
+        "status": ["active", "acted"],
+        "app_status": ["unknown", ""],
+        "version": "",
+        "ports": [],
+        "deferred": [],
+        "stored": [],
+        "secrets": copy.deepcopy(given["secrets"]),
         "relations": {
             str(one["id"]): {"app": dict(one["local_app_data"]), "unit": one["local_unit_data"] | {"up": "yes"}}
             for one in given["relations"]
         },
-    }  # fmt: skip
+    }
     result["relations"][str(relation.id)]["app"]["host"] = "a"
     rules.apply(world.model, follower, event, given, result)
     assert follower.status.message == "acted"
@@ -415,12 +416,6 @@ def test_the_controller_refuses_wrong_parameters_by_name(
     with pytest.raises(SandboxError) as error:
         rules.action_params(server, action, values)
     assert str(error.value) == message
-
-
-def test_parameters_take_the_type_that_the_charm_declares(world: World):
-    server = world.add("server", SERVER)
-    assert rules.action_params(server, "dump", {"path": "10:00"}) == {"path": "10:00", "lines": 5}
-    assert rules.action_params(server, "dump", {"path": "true", "lines": "7"}) == {"path": "true", "lines": 7}
 
 
 def test_a_limited_endpoint_takes_no_second_relation(world: World):

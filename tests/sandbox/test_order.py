@@ -261,8 +261,10 @@ def test_after_a_reboot_a_subordinate_meets_a_principal_of_another_machine():
     world.settle()
     hooks = [hook for hook in world.of(agent.name) if hook.startswith("juju-info")]
     assert hooks == [
-        "juju-info-relation-created", "juju-info-relation-joined store/0", "juju-info-relation-changed store/0",
-    ]  # fmt: skip
+        "juju-info-relation-created",
+        "juju-info-relation-joined store/0",
+        "juju-info-relation-changed store/0",
+    ]
     event = Event(kind="update-status", sequence=10**6)
     request = rules.describe(world.model, agent, event, source="/c", cidr="", resources={})
     seen = {seen["remote_app"]: seen for seen in request["state"]["relations"] if seen["endpoint"] == "juju-info"}
@@ -336,8 +338,12 @@ def test_a_subordinate_removed_with_the_other_end_of_a_relation_gets_neither_sto
     world.requests.clear()
     rules.remove_applications(world.model, ["half", "agent"])
     world.settle()
-    hooks = ["api-relation-broken", "api-relation-departed half/0", "juju-info-relation-broken",
-             "juju-info-relation-departed server/0"]  # fmt: skip
+    hooks = [
+        "api-relation-broken",
+        "api-relation-departed half/0",
+        "juju-info-relation-broken",
+        "juju-info-relation-departed server/0",
+    ]
     assert sorted(world.of("agent/0")) == hooks
     deleted = [request["deleted"] for request in world.requests if request["unit"] == "agent/0"]
     assert deleted == [False, False, False, True], "the last one sets no status any more"
@@ -355,22 +361,12 @@ def test_a_subordinate_removed_alone_gets_stop_and_remove():
     assert list(world.model.applications) == ["server", "store"]
 
 
-def test_removing_a_principal_application_removes_what_is_on_its_machines():
-    world = Hostile(0)
-    world.subordinates()
-    rules.remove_applications(world.model, ["server"])
-    world.settle()
-    assert list(world.model.units) == ["store/0", "agent/2"]
-    assert list(world.model.applications) == ["store", "agent"]
-    with pytest.raises(SandboxError, match=r"^application 'server' not found"):
-        rules.remove_applications(world.model, ["store", "server"])
-    assert not world.model.applications["store"].dying
-
-
 HOST: dict[str, typing.Any] = {"name": "host", "provides": {"slot": {"interface": "http", "scope": "container"}}}
 GUEST: dict[str, typing.Any] = {
-    "name": "guest", "subordinate": True, "requires": {"slot": {"interface": "http", "scope": "container"}},
-}  # fmt: skip
+    "name": "guest",
+    "subordinate": True,
+    "requires": {"slot": {"interface": "http", "scope": "container"}},
+}
 
 
 def test_a_principal_sees_the_subordinate_that_its_last_hooks_are_about():
