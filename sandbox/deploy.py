@@ -35,7 +35,7 @@ def charm_filler(app: bundles.BundleApplication) -> Filler:
     if app.is_local:
         path = pathlib.Path(app.charm)
         if not path.is_dir():
-            raise bundles.BundleError(app.at("charm"), f"{app.name}: no charm's folder at {app.charm}")
+            raise bundles.BundleError(app.at("charm"), f"{app.name}: no charm at {app.charm}")
         return lambda directory: _copy(path, directory)
     if not (STANDINS / app.charm / "charmcraft.yaml").is_file():
         known = ", ".join(sorted(path.name for path in STANDINS.iterdir() if (path / "charmcraft.yaml").is_file()))

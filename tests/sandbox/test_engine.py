@@ -7,7 +7,7 @@ import pathlib
 import time
 
 import pytest
-from folder_hosts import AGENT, SERVER, Bench
+from folder_hosts import Bench
 
 from sandbox import model as rules
 from sandbox.engine import Engine, Progress
@@ -79,19 +79,6 @@ def test_a_parallel_action_runs_beside_a_plain_one_of_another_unit(bench: Bench)
     waiting = bench.act("agent/0", "wait")
     (bench.room / "go").write_text("")
     assert holding.end()["results"] == waiting.end()["results"] == {"done": "yes"}
-
-
-def test_an_action_changes_nothing_that_others_changed_meanwhile(bench: Bench):
-    waiting = bench.act("agent/0", "wait")
-    bench.config("server", n="7")
-    with bench.engine() as engine, engine.change() as model:
-        rules.add_user_secret(model, "mine", {"key": "value"})
-    (bench.room / "go").write_text("")
-    waiting.end()
-    model = bench.store.load()
-    assert model.applications["server"].options == {"n": 7}
-    assert [secret.name for secret in model.secrets.values()] == ["mine"]
-    assert model.units["agent/0"].events == []
 
 
 def test_two_commands_share_the_work_and_each_ends_when_all_is_done(bench: Bench):
@@ -169,33 +156,6 @@ def test_the_action_of_a_command_that_was_killed_is_dropped_and_its_hook_runs_ag
     log = "\n".join(bench.store.log_lines())
     assert "server/0 WARNING action hold was interrupted: no command waits for it" in log
     assert "agent/0 WARNING config-changed was interrupted: it runs again" in log
-
-
-def test_a_subordinate_removed_with_the_other_end_is_deleted_behind_its_last_relation_hook(bench: Bench):
-    with bench.engine() as engine:
-        with engine.change() as model:
-            bench.add(
-                model,
-                {
-                    **SERVER,
-                    "subordinate": True,
-                    "requires": AGENT["requires"] | {"api": {"interface": "x"}},
-                    "provides": {"feed": {"interface": "http"}},
-                },
-                "half",
-            )
-            rules.relate(model, "half:juju-info", "server:juju-info")
-            rules.relate(model, "half:feed", "agent:api")
-        engine.settle()
-        bench.clear()
-        with engine.change() as model:
-            rules.remove_applications(model, ["agent", "half"])
-        engine.settle()
-        assert engine.errors() == []
-        assert list(engine.model.applications) == ["server"]
-    ran = [line for line in bench.hooks() if line.startswith("agent")]
-    assert sorted(ran) == ["agent/0 api_relation_broken", "agent/0 api_relation_departed"]
-    assert 'ERROR unit "agent/0" not found' in "\n".join(bench.store.log_lines())
 
 
 def test_a_model_that_is_destroyed_ends_the_other_commands(bench: Bench):

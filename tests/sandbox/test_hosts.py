@@ -13,7 +13,7 @@ import typing
 
 import pytest
 
-from sandbox import hosts, image, juju_exec, network
+from sandbox import hosts, image, network
 from sandbox.guest import mock_gpus
 from scripts import uv
 from slurm_ddp.run import CommandError, Completed, run
@@ -103,29 +103,6 @@ def test_a_host_resolves_itself_and_no_other(one: hosts.Host, two: hosts.Host):
 
 
 @needs_root
-def test_juju_exec_of_a_host_waits_for_its_answer_and_a_reboot_forgets_it(model: hosts.Hosts):
-    host = model.create("execs", binds={juju_exec.PATH: str(juju_exec.PROGRAM)}, progress=show)
-    juju_exec.prepare(host.root)
-    charm = "/var/lib/juju/agents/unit-client-0/charm"
-    output(host, f"mkdir -p {charm}")
-    argv = [juju_exec.PATH, "client/0", f"JUJU_DISPATCH_PATH=hooks/update-status {charm}/dispatch"]
-    refused = host.run([juju_exec.PATH, "other/0", *argv[2:]], check=False)
-    assert (refused.returncode, refused.stderr) == (1, 'ERROR unit "other/0" not found on this machine\n')
-    process = host.popen(argv, stderr=subprocess.PIPE, text=True)
-    assert eventually(lambda: list(juju_exec.pending(host.root).values()) == ["client/0"])
-    (request,) = juju_exec.pending(host.root)
-    juju_exec.answer(host.root, request, 3, "as asked\n")
-    assert (process.communicate(timeout=LONG_S)[1], process.returncode) == ("as asked\n", 3)
-    assert output(host, "ls -A /var/lib/sandbox/juju-exec") == ""
-    host.run(["/usr/bin/systemd-run", "--quiet", "--no-block", *argv])
-    assert eventually(lambda: len(juju_exec.pending(host.root)) == 1)
-    host.reboot()
-    assert juju_exec.pending(host.root) == {}
-    assert output(host, "ls -A /var/lib/sandbox/juju-exec") == ""
-    model.destroy_host("execs")
-
-
-@needs_root
 def test_commands_have_a_clean_environment_and_the_callers_input(one: hosts.Host, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("A_SECRET", "of this machine")
     monkeypatch.setenv("JUJU_CONTEXT_ID", "x")
@@ -150,44 +127,6 @@ def test_a_command_that_takes_too_long_is_ended_inside_too(one: hosts.Host):
     with pytest.raises(hosts.HostError, match=r"^one: /bin/sleep: no answer within 0\.5 s$"):
         one.run(["/bin/sleep", "4711"], timeout=0.5)
     assert eventually(lambda: one.run(["/usr/bin/pgrep", "-f", "sleep 4711"], check=False).stdout == "")
-
-
-@needs_root
-def test_slots_hold_cards_of_several_models_or_none(two: hosts.Host):
-    two.set_gpus((hosts.Gpu("NVIDIA L40S"), hosts.Gpu(""), hosts.Gpu("Tesla T4")))
-    for _ in range(2):
-        assert output(two, "cd /proc/driver/nvidia/gpus; grep -E 'Model|Minor' */information").split() == [
-            "0000:81:00.0/information:Model:",
-            "NVIDIA",
-            "L40S",
-            "0000:81:00.0/information:Device",
-            "Minor:",
-            "0",
-            "0000:83:00.0/information:Model:",
-            "Tesla",
-            "T4",
-            "0000:83:00.0/information:Device",
-            "Minor:",
-            "1",
-        ]
-        assert output(
-            two, "ls /dev/nvidia?; ls -U /proc/driver/nvidia/gpus; ls /sys/bus/pci/drivers/nvidia"
-        ).split() == ["/dev/nvidia0", "/dev/nvidia1", *["0000:81:00.0", "0000:83:00.0"] * 2]
-        two.reboot()
-
-
-@needs_root
-def test_a_card_may_be_beside_a_part_of_the_cpus(two: hosts.Host):
-    before = output(two, "lscpu --parse=CPU,NODE")
-    two.set_gpus((hosts.Gpu("NVIDIA H200", 1), hosts.Gpu("NVIDIA H200", 0), hosts.Gpu("NVIDIA H200")))
-    cpus = output(two, "cd /sys/devices/system/node; cat node0/cpulist node1/cpulist").split()
-    lists = output(two, "cat /sys/bus/pci/drivers/nvidia/*/local_cpulist").split()
-    assert lists == [cpus[1], cpus[0], output(two, "cat /sys/devices/system/cpu/online")]
-    assert output(two, "cat /sys/bus/pci/drivers/nvidia/*/numa_node").split() == ["1", "0", "-1"]
-    rows = [line.split(",") for line in output(two, "lscpu --parse=CPU,NODE").splitlines() if line[0] != "#"]
-    assert [",".join(cpu for cpu, node in rows if node == number) for number in "01"] == cpus
-    two.set_gpus((hosts.Gpu("Mock GPU"),) * 2)
-    assert output(two, "lscpu --parse=CPU,NODE") == before
 
 
 @needs_root
@@ -447,15 +386,6 @@ def test_the_kernels_settings_are_as_before_when_the_last_bridge_goes(
     assert setting.read_text() == large  # it was so before us
 
 
-def test_name_servers_on_loopback_are_of_no_use_to_guests(tmp_path: pathlib.Path):
-    path = tmp_path / "resolv.conf"
-    path.write_text(
-        "search example\nnameserver 127.0.0.53\n# nameserver 1.1.1.1\nnameserver 10.0.0.2\nnameserver ::1\n"
-    )
-    assert network._name_servers(path) == ["10.0.0.2"]
-    assert network._name_servers(tmp_path / "missing") == []
-
-
 # --- the image --------------------------------------------------------------------------------------------------------
 
 
@@ -587,42 +517,8 @@ def test_certificates_are_added_only_where_the_guest_lacks_them(
 # --- mock GPUs --------------------------------------------------------------------------------------------------------
 
 
-def test_the_information_file_has_the_drivers_form(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(mock_gpus, "PROC", tmp_path)
-    monkeypatch.setattr(mock_gpus.subprocess, "run", lambda *_, **__: None)  # no tmpfs here
-    mock_gpus.show_proc([{"model": "NVIDIA H200", "uuid": "GPU-1", "bus": "0000:81:00.0"}])
-    lines = (tmp_path / "nvidia/gpus/0000:81:00.0/information").read_text().splitlines()
-    assert lines[0] == "Model:   \t NVIDIA H200"
-    assert [line.split(":")[0] for line in lines] == [
-        "Model",
-        "IRQ",
-        "GPU UUID",
-        "Video BIOS",
-        "Bus Type",
-        "DMA Size",
-        "DMA Mask",
-        "Bus Location",
-        "Device Minor",
-        "GPU Firmware",
-        "GPU Excluded",
-    ]
-
-
 def test_lists_and_masks_of_cpus_have_the_kernels_form():
     assert mock_gpus.ranges("0-3,8,10-11") == [(0, 3), (8, 8), (10, 11)]
     assert mock_gpus.mask([0, 1]) == "3"
     assert mock_gpus.mask([*range(32, 64)]) == "ffffffff,00000000"
     assert mock_gpus.mask([4, 68]) == "10,00000000,00000010"
-
-
-@pytest.mark.parametrize(("used", "message"), [(124, ""), (128, "128 of 128 inotify instances are taken: sysctl -w ")])
-def test_a_lack_of_inotify_instances_is_reported(tmp_path: pathlib.Path, used: int, message: str):
-    (tmp_path / "sys/fs/inotify").mkdir(parents=True)
-    (tmp_path / "sys/fs/inotify/max_user_instances").write_text("128\n")
-    (tmp_path / "12/fd").mkdir(parents=True)
-    (tmp_path / "12/fd/0").symlink_to("/dev/null")
-    for number in range(used):
-        (tmp_path / "12/fd" / str(number + 1)).symlink_to("anon_inode:inotify")
-    remedy = hosts.watches_remedy(tmp_path)
-    assert remedy.startswith(message)
-    assert bool(remedy) == bool(message)

@@ -142,20 +142,6 @@ def test_wait_for_gives_a_unit_what_it_asks_for_until_it_is_active(bench: Bench,
     assert (none.exit_code, none.stderr[:32]) == (1, "ERROR unit 'agent/7' not found (")
 
 
-def test_it_waits_for_the_machines_lock(bench: Bench):
-    holding = bench.act("server/0", "hold")
-    process = wake_up(bench, "agent/0")
-    time.sleep(0.5)
-    assert bench.hooks() == []
-    assert any("update-status (juju-exec) waits for the machine lock of machine 0" in line for line in bench.lines)
-    (bench.room / "go").write_text("")
-    holding.end()
-    with bench.engine() as engine:
-        engine.settle()
-    assert end(process) == (0, "")
-    assert bench.hooks() == ["agent/0 update_status"]
-
-
 def test_a_hook_that_fails_is_juju_execs_failure_and_not_the_units(bench: Bench):
     (bench.room / "fail-agent-0-update_status").write_text("")
     process = wake_up(bench, "agent/0")
@@ -166,17 +152,6 @@ def test_a_hook_that_fails_is_juju_execs_failure_and_not_the_units(bench: Bench)
     code, printed = end(process)
     assert (code, printed.count("\nRuntimeError: as asked\n")) == (1, 1)
     assert bench.hooks() == ["agent/0 update_status"], "it is not tried again"
-
-
-def test_a_unit_in_error_runs_it_and_stays_in_error(bench: Bench):
-    (bench.room / "fail-server-0-config_changed").write_text("")
-    bench.config("server", n="1")
-    bench.clear()
-    process = wake_up(bench, "server/0")
-    with bench.engine() as engine:
-        engine.settle(until=lambda: "server/0 update_status" in bench.hooks())
-        assert engine.model.units["server/0"].agent.name == "error"
-    assert end(process) == (0, "")
 
 
 def test_a_reboot_forgets_what_was_asked_for(bench: Bench):

@@ -46,18 +46,6 @@ def test_only_the_first_unit_leads_and_peers_meet(world: World):
     assert world.ran.index("server/0 cluster-relation-joined server/1") > world.ran.index("server/1 start")
 
 
-def test_units_that_meet_get_joined_before_changed_on_both_sides(world: World):
-    world.add("server", SERVER)
-    world.add("client", CLIENT, units=2)
-    rules.relate(world.model, "server:api", "client:api")
-    world.settle()
-    for here, there in (("server/0", "client/1"), ("client/1", "server/0")):
-        joined = world.ran.index(f"{here} api-relation-joined {there}")
-        assert world.ran[joined:].count(f"{here} api-relation-changed {there}") == 1
-        assert f"{here} api-relation-changed {there}" not in world.ran[:joined]
-    assert "client/0 api-relation-joined client/1" not in world.ran
-
-
 def test_written_data_wakes_the_other_side_once_and_nobody_else(world: World):
     world.add("server", SERVER, units=2)
     world.add("client", CLIENT)
@@ -367,18 +355,6 @@ def test_a_wrong_option_is_named_and_nothing_changes(world: World, option: str, 
         rules.set_options(world.model, server, {"name": "x", option: text})
     assert str(error.value) == message
     assert server.options == {}
-
-
-def test_setting_what_is_set_wakes_nobody(world: World):
-    server = world.add("server", SERVER)
-    world.settle()
-    world.ran.clear()
-    rules.set_options(world.model, server, {"port": "80"})
-    world.settle()
-    assert world.ran == []
-    rules.set_options(world.model, server, {"port": "81", "fast": "true"})
-    world.settle()
-    assert world.ran == ["server/0 config-changed"]
 
 
 def test_an_option_is_set_back_to_its_default_or_to_none(world: World):
