@@ -17,48 +17,12 @@ from sandbox.store import SandboxError, section
 
 _MERGED = ("options", "annotations", "resources", "storage", "bindings")
 _APPLICATION_KEYS = frozenset(
-    (
-        "charm",
-        "channel",
-        "revision",
-        "base",
-        "series",
-        "num_units",
-        "options",
-        "annotations",
-        "resources",
-        "constraints",
-        "to",
-        "storage",
-        "bindings",
-        "expose",
-        "trust",
-        "devices",
-        "plan",
-        "requires",
-        "offers",
-        "exposed-endpoints",
-    )
+    "charm channel revision base series num_units options annotations resources constraints to storage bindings expose "
+    "trust devices plan requires offers exposed-endpoints".split()
 )
 _BUNDLE_KEYS = frozenset(
-    (
-        "name",
-        "description",
-        "tags",
-        "type",
-        "default-base",
-        "series",
-        "bundle",
-        "applications",
-        "relations",
-        "machines",
-        "variables",
-        "saas",
-        "website",
-        "source",
-        "issues",
-        "docs",
-    )
+    "name description tags type default-base series bundle applications relations machines variables saas website "
+    "source issues docs".split()
 )
 _OPTION_TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,),

@@ -119,6 +119,33 @@ def cli(context: click.Context, model: str) -> None:
     context.obj = Store(model)
 
 
+def _change(
+    name: str, *arguments: str
+) -> collections.abc.Callable[[collections.abc.Callable[..., None]], click.Command]:
+    """Make a command of a function that changes the model: it waits until everything that follows has run.
+
+    Args:
+        name: of the command.
+        arguments: names of words that the function gets behind the model; `name...` takes several.
+    """
+
+    def decorate(function: collections.abc.Callable[..., None]) -> click.Command:
+        @functools.wraps(function)
+        def command(store: Store, *, once: bool, **words: typing.Any) -> None:
+            with _session(store).change(once=once) as model:
+                function(model, **words)
+
+        wrapped: typing.Any = _once_option(click.pass_obj(_errors(command)))
+        for argument in reversed(arguments):
+            many = argument.endswith("...")
+            wrapped = click.argument(argument.rstrip("."), nargs=-1 if many else 1, required=name != "update-status")(
+                wrapped
+            )
+        return cli.command(name)(wrapped)
+
+    return decorate
+
+
 @cli.command()
 @click.argument("bundle", type=click.Path(path_type=pathlib.Path))
 @click.option(
@@ -241,81 +268,68 @@ def ssh(store: Store, unit: str, command: tuple[str, ...]) -> None:
     _run_on_host(store, unit, ["/bin/su", "-", "ubuntu", *(["-c", " ".join(words)] if words else [])])
 
 
-@cli.command("add-unit")
-@click.argument("app")
-@_once_option
-@click.pass_obj
-@_errors
-def add_unit(store: Store, app: str, *, once: bool) -> None:
+@_change("add-unit", "app")
+def add_unit(model: Model, app: str) -> None:
     """Add a unit to APP, on a host of its own."""
-    with _session(store).change(once=once) as model:
-        application = model.application(app)
-        if application.subordinate:
-            raise SandboxError(f"{app} is subordinate: its units come with those of the applications it is related to")
-        rules.add_unit(model, application)
+    application = model.application(app)
+    if application.subordinate:
+        raise SandboxError(f"{app} is subordinate: its units come with those of the applications it is related to")
+    rules.add_unit(model, application)
 
 
-@cli.command("remove-unit")
-@click.argument("name", metavar="UNIT")
-@_once_option
-@click.pass_obj
-@_errors
-def remove_unit(store: Store, name: str, *, once: bool) -> None:
+@_change("remove-unit", "unit")
+def remove_unit(model: Model, unit: str) -> None:
     """Remove UNIT, its subordinates and its host."""
-    with _session(store).change(once=once) as model:
-        unit = model.unit(name)
-        if unit.principal:
-            raise SandboxError(f"{name} is subordinate: remove the relation to {unit.principal.split('/')[0]} instead")
-        rules.remove_unit(model, unit)
+    principal = model.unit(unit).principal
+    if principal:
+        raise SandboxError(f"{unit} is subordinate: remove the relation to {principal.split('/')[0]} instead")
+    rules.remove_unit(model, model.unit(unit))
 
 
-@cli.command("remove-application")
-@click.argument("apps", nargs=-1, required=True)
+@_change("remove-application", "apps...")
 @click.option("--no-prompt", is_flag=True, help="As in Juju, which asks without it; the sandbox does not ask.")
-@_once_option
-@click.pass_obj
-@_errors
-def remove_application(store: Store, apps: tuple[str, ...], *, no_prompt: bool, once: bool) -> None:
+def remove_application(model: Model, apps: tuple[str, ...], *, no_prompt: bool) -> None:
     """Remove APPS with their units, their hosts and their relations, all at the same time."""
     del no_prompt
-    with _session(store).change(once=once) as model:
-        rules.remove_applications(model, apps)
+    rules.remove_applications(model, apps)
 
 
-@cli.command()
-@click.argument("unit")
+@_change("resolved", "unit")
 @click.option("--no-retry", is_flag=True, help="Do not run the failed hook again: go on as if it had run.")
-@_once_option
-@click.pass_obj
-@_errors
-def resolved(store: Store, unit: str, *, no_retry: bool, once: bool) -> None:
+def resolved(model: Model, unit: str, *, no_retry: bool) -> None:
     """End the error of UNIT: the failed hook runs again at once, or not at all."""
-    with _session(store).change(once=once) as model:
-        rules.resolve(model, model.unit(unit), retry=not no_retry)
+    rules.resolve(model, model.unit(unit), retry=not no_retry)
 
 
-@cli.command()
-@click.argument("first")
-@click.argument("second")
-@_once_option
-@click.pass_obj
-@_errors
-def integrate(store: Store, first: str, second: str, *, once: bool) -> None:
+@_change("integrate", "first", "second")
+def integrate(model: Model, first: str, second: str) -> None:
     """Relate two APP:ENDPOINT."""
-    with _session(store).change(once=once) as model:
-        rules.relate(model, first, second)
+    rules.relate(model, first, second)
 
 
-@cli.command("remove-relation")
-@click.argument("first")
-@click.argument("second")
-@_once_option
-@click.pass_obj
-@_errors
-def remove_relation(store: Store, first: str, second: str, *, once: bool) -> None:
+@_change("remove-relation", "first", "second")
+def remove_relation(model: Model, first: str, second: str) -> None:
     """End the relation between two APP:ENDPOINT."""
-    with _session(store).change(once=once) as model:
-        rules.remove_relation(model, rules.find_relation(model, first, second))
+    rules.remove_relation(model, rules.find_relation(model, first, second))
+
+
+@_change("update-secret", "name", "content...")
+def update_secret(model: Model, name: str, content: tuple[str, ...]) -> None:
+    """Give a secret of yours new content."""
+    rules.update_user_secret(model, name, _secret_content(content))
+
+
+@_change("grant-secret", "name", "app")
+def grant_secret(model: Model, name: str, app: str) -> None:
+    """Let APP read a secret of yours."""
+    rules.grant_user_secret(model, name, model.application(app))
+
+
+@_change("update-status", "units...")
+def update_status(model: Model, units: tuple[str, ...]) -> None:
+    """Deliver update-status, which Juju sends every five minutes, to UNITS. [default: all]"""  # noqa: D415
+    for unit in [model.unit(name) for name in units] or [unit for unit in model.units.values() if unit.started]:
+        rules.enqueue(model, unit, "update-status")
 
 
 @cli.command("add-secret")
@@ -327,30 +341,6 @@ def add_secret(store: Store, name: str, content: tuple[str, ...]) -> None:
     """Add a secret of yours with key=value content; prints its id."""
     with _session(store).open() as engine, engine.change() as model:
         click.echo(rules.add_user_secret(model, name, _secret_content(content)).id)
-
-
-@cli.command("update-secret")
-@click.argument("name")
-@click.argument("content", nargs=-1, required=True)
-@_once_option
-@click.pass_obj
-@_errors
-def update_secret(store: Store, name: str, content: tuple[str, ...], *, once: bool) -> None:
-    """Give a secret of yours new content."""
-    with _session(store).change(once=once) as model:
-        rules.update_user_secret(model, name, _secret_content(content))
-
-
-@cli.command("grant-secret")
-@click.argument("name")
-@click.argument("app")
-@_once_option
-@click.pass_obj
-@_errors
-def grant_secret(store: Store, name: str, app: str, *, once: bool) -> None:
-    """Let APP read a secret of yours."""
-    with _session(store).change(once=once) as model:
-        rules.grant_user_secret(model, name, model.application(app))
 
 
 def _secret_content(items: collections.abc.Iterable[str]) -> dict[str, str]:
@@ -419,18 +409,6 @@ def gpus(store: Store, unit: str, gpus: str) -> None:
     fails or a driver appears, no charm gets an event: the next one notices, such as update-status.
     """
     Hosts(store.name).get(store.load().host_of(unit)).set_gpus(parse_gpus(gpus))
-
-
-@cli.command("update-status")
-@click.argument("units", nargs=-1)
-@_once_option
-@click.pass_obj
-@_errors
-def update_status(store: Store, units: tuple[str, ...], *, once: bool) -> None:
-    """Deliver update-status, which Juju sends every five minutes, to UNITS. [default: all]"""  # noqa: D415
-    with _session(store).change(once=once) as model:
-        for unit in [model.unit(name) for name in units] or [unit for unit in model.units.values() if unit.started]:
-            rules.enqueue(model, unit, "update-status")
 
 
 @cli.command("wait-for")

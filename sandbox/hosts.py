@@ -540,32 +540,18 @@ class Host:
                 raise HostError(f"{self.name}: did not boot: {self._machine.last_words() or 'it ended at once'}")
             now = time.monotonic()
             if now - begin > timeout:
-                remedy = watches_remedy() or f"see {self.directory}/console.log"
-                raise HostError(f"{self.name}: not up within {timeout:.0f} s ({state}); {remedy}")
+                raise HostError(
+                    f"{self.name}: not up within {timeout:.0f} s ({state}); see {self.directory}/console.log"
+                )
             if now - shown > _HEARTBEAT_S:
                 progress(f"{self.name}: booting, {now - begin:.0f} s: {state}")
                 shown = now
             time.sleep(0.1)
 
 
-def watches_remedy(proc: pathlib.Path = pathlib.Path("/proc")) -> str:
-    """Return the command to type where hosts have used up root's inotify instances, "" where there are some left.
-
-    Without one systemd stays "initializing". Kernels allow 128 by default, inotify(7); a host takes about seven.
-    """
-    limit = int((proc / "sys/fs/inotify/max_user_instances").read_text())
-    used = 0
-    for link in proc.glob("[0-9]*/fd/*"):
-        with contextlib.suppress(OSError):  # it ended meanwhile
-            used += str(link.readlink()) == "anon_inode:inotify"
-    if used < limit - 2:
-        return ""
-    return f"{used} of {limit} inotify instances are taken: sysctl -w fs.inotify.max_user_instances={4 * limit}"
-
-
 @contextlib.contextmanager
 def _translated(name: str) -> collections.abc.Generator[None]:
-    """Say of which host or model it is that the network or the machine could not be brought to order."""
+    """Name the host or model whose network or machine failed."""
     try:
         yield
     except (network.NetworkError, machine.MachineError) as e:

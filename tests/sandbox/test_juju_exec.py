@@ -64,27 +64,21 @@ def test_it_takes_the_very_words_of_the_charms(monkeypatch: pytest.MonkeyPatch, 
     (tmp_path / "unit-slurm-gpu-0").mkdir()
     words = wake.command("slurm-gpu/0", tmp_path / "unit-slurm-gpu-0" / "charm")
     assert guest.parse(words[words.index(str(tmp_path)) + 1 :]) == "slurm-gpu/0"
-    command = words[-1]
-    assert guest.parse(["-u", "slurm-gpu/0", command]) == "slurm-gpu/0", "as node_watch.py of slurm-gpu"
-    assert guest.parse(["unit-slurm-gpu-0", command]) == "slurm-gpu/0"
+    assert guest.parse(["-u", "slurm-gpu/0", words[-1]]) == "slurm-gpu/0", "as node_watch.py of slurm-gpu"
 
 
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        ([], 2, "missing unit-name"),
-        (["foo"], 2, '"foo" is not a valid tag'),
-        (["foo/02", "x"], 2, '"foo/02" is not a valid tag'),
-        (["foo/2"], 2, "missing commands"),
-        (["-u", "foo/2"], 2, "missing commands"),
-        (["-u"], 2, "option needs an argument: -u"),
+        ([], 2, "the sandbox plays juju-exec [-u] UNIT "),
+        (["-u"], 2, "the sandbox plays "),
+        (["foo/02", "x"], 2, "the sandbox plays "),
+        (["foo/2"], 2, "the sandbox plays "),
         (["foo/3", "bar"], 1, 'unit "foo/3" not found on this machine'),
-        (["unit-foo-3", "bar"], 1, 'unit "foo/3" not found on this machine'),
-        (["--no-context", "hostname"], 2, "the sandbox plays no option of juju-exec but -u: --no-context"),
-        (["foo/2", "hostname", "-f"], 2, "the sandbox runs nothing with juju-exec but 'JUJU_DISPATCH_PATH=hooks/upda"),
-        (["foo/2", "JUJU_DISPATCH_PATH=hooks/start HERE/unit-foo-2/charm/dispatch"], 2, "the sandbox runs nothing"),
-        (["foo/2", "JUJU_DISPATCH_PATH=hooks/update-status ./dispatch"], 2, "the sandbox runs nothing with juju-exec"),
-        (["foo/2", "JUJU_DISPATCH_PATH=hooks/update-status HERE/unit-foo-3/charm/dispatch"], 2, "the sandbox runs"),
+        (["--no-context", "hostname"], 2, "the sandbox plays "),
+        (["foo/2", "hostname", "-f"], 2, "the sandbox plays "),
+        (["foo/2", "JUJU_DISPATCH_PATH=hooks/start HERE/unit-foo-2/charm/dispatch"], 2, "the sandbox plays "),
+        (["foo/2", "JUJU_DISPATCH_PATH=hooks/update-status HERE/unit-foo-3/charm/dispatch"], 2, "the sandbox plays "),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
