@@ -48,7 +48,7 @@ class TheCharm(ops.CharmBase):
         self.waits = ROOM / f"waits-{{self.unit.name.replace('/', '-')}}"  # the name of a status
 
     def _on_hook(self, event):
-        if event.handle.kind == "update_status" and (ROOM / "time-mends").exists():
+        if event.handle.kind == "update_status" and (ROOM / "time-heals").exists():
             self.waits.unlink(missing_ok=True)
         with (ROOM / "hooks").open("a") as file:
             file.write(f"{{self.unit.name}} {{event.handle.kind}}\\n")

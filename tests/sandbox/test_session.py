@@ -36,7 +36,7 @@ def test_deploy_waits_for_a_unit_that_only_update_status_makes_active(
     bench: Bench, bundle: bundles.Bundle, status: str
 ):
     (bench.room / "waits-server-0").write_text(status)
-    (bench.room / "time-mends").touch()
+    (bench.room / "time-heals").touch()
     assert deploy(bench, bundle).units["server/0"].status.name == "active"
     assert bench.hooks()[-1] == "server/0 update_status"
     assert any("server/0" in line and "is not settled: update-status" in line for line in bench.lines)
