@@ -47,11 +47,7 @@ def test_only_the_first_unit_leads_and_peers_meet(world: World):
 
 
 def test_written_data_wakes_the_other_side_once_and_nobody_else(world: World):
-    world.add("server", SERVER, units=2)
-    world.add("client", CLIENT)
-    rules.relate(world.model, "server:api", "client:api")
-    world.settle()
-    world.ran.clear()
+    world.pair(servers=2)
 
     def write(event: Event, state: dict[str, typing.Any], result: dict[str, typing.Any]) -> None:
         for relation in state["relations"]:
@@ -128,9 +124,7 @@ def test_removing_a_unit_ends_its_subordinates_first_and_tells_the_others(world:
 
 
 def test_removing_a_relation_breaks_it_and_takes_its_subordinates(world: World):
-    world.add("server", SERVER)
-    rules.add_application(world.model, app("agent", AGENT))
-    relation = rules.relate(world.model, "agent:juju-info", "server:juju-info")
+    relation = world.agents()
     world.settle()
     world.ran.clear()
     rules.remove_relation(world.model, relation)
@@ -187,9 +181,7 @@ def test_no_event_shows_a_relation_whose_relation_broken_ran(world: World, is_co
     server = world.model.units["server/0"]
 
     def seen() -> set[int]:
-        event = Event(kind="update-status", sequence=0)
-        request = rules.describe(world.model, server, event, source="/c", cidr="", resources={})
-        return {one["id"] for one in request["state"]["relations"]}
+        return {one["id"] for one in world.state(server)["relations"]}
 
     assert relation.id in seen()
     rules.remove_applications(world.model, ["client"])
@@ -235,10 +227,7 @@ def secret_world(world: World) -> typing.Any:
 
 
 def secrets_of(world: World, unit: str) -> list[dict[str, typing.Any]]:
-    target = world.model.units[unit]
-    event = Event(kind="update-status", sequence=0)
-    request = rules.describe(world.model, target, event, source="/c", cidr="", resources={})
-    return request["state"]["secrets"]
+    return world.state(unit)["secrets"]
 
 
 def test_a_secret_is_seen_where_it_was_granted_and_nowhere_else(world: World):
@@ -283,8 +272,7 @@ def test_what_others_changed_while_a_hook_ran_is_kept(world: World):
     leader, follower = world.model.units["server/0"], world.model.units["server/1"]
     relation.app_data["server"] = {"port": "80", "old": "x"}
     event = rules.request_action(world.model, follower, "dump", {"path": "/x"})
-    request = rules.describe(world.model, follower, event, source="/c", cidr="", resources={})
-    given = copy.deepcopy(request["state"])
+    given = copy.deepcopy(world.state(follower, event))
     content["password"] = "two"
     rules.enqueue(world.model, leader, "update-status")
     world.step(leader)

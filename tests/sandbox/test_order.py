@@ -112,11 +112,7 @@ def test_update_status_comes_between_other_hooks_with_some_seeds():
 
 def test_relation_departed_of_a_removed_unit_comes_at_once_or_late():
     def see(world: Hostile) -> str:
-        world.add("server", SERVER)
-        world.add("client", CLIENT, units=2)
-        relation = rules.relate(world.model, "server:api", "client:api")
-        world.settle()
-        world.ran.clear()
+        relation = world.pair(clients=2)
         server = world.model.units["server/0"]
         rules.remove_unit(world.model, world.model.units["client/1"])
         world.settle()
@@ -137,11 +133,7 @@ def test_relation_departed_of_a_removed_unit_comes_at_once_or_late():
 def test_a_late_relation_departed_comes_before_the_relation_breaks():
     for seed in range(30):
         world = Hostile(seed)
-        world.add("server", SERVER)
-        world.add("client", CLIENT)
-        relation = rules.relate(world.model, "server:api", "client:api")
-        world.settle()
-        world.ran.clear()
+        relation = world.pair()
         rules.remove_unit(world.model, world.model.units["client/0"])
         world.settle()
         rules.remove_relation(world.model, relation)
@@ -152,10 +144,7 @@ def test_a_late_relation_departed_comes_before_the_relation_breaks():
 
 def test_what_a_removed_unit_wrote_is_read_until_its_relation_departed():
     world = Hostile(0)
-    world.add("server", SERVER)
-    world.add("client", CLIENT)
-    relation = rules.relate(world.model, "server:api", "client:api")
-    world.settle()
+    relation = world.pair()
     relation.unit_data["client/0"] = {"port": "80"}
     rules.remove_unit(world.model, world.model.units["client/0"])
     world.settle()
@@ -174,11 +163,7 @@ def test_what_a_removed_unit_wrote_is_read_until_its_relation_departed():
 def test_a_unit_in_error_gets_its_hook_again_and_actions_and_keeps_the_units_that_left():
     """As on Juju 4.0.15: a server that refuses to go because of its clients sees them for ever."""
     world = Hostile(1)
-    world.add("server", SERVER)
-    world.add("client", CLIENT)
-    relation = rules.relate(world.model, "server:api", "client:api")
-    world.settle()
-    world.ran.clear()
+    relation = world.pair()
     server = world.model.units["server/0"]
     world.fails.add("server/0 storage-detaching")
     rules.remove_applications(world.model, ["client", "server"])
@@ -187,8 +172,7 @@ def test_a_unit_in_error_gets_its_hook_again_and_actions_and_keeps_the_units_tha
     assert list(world.model.units) == ["server/0"]
     assert world.of("server/0") == ["storage-detaching failed", "action dump", *["storage-detaching failed"] * 2]
     assert server.members[relation.id] == ["client/0"]
-    request = rules.describe(world.model, server, server.events[0], source="/c", cidr="", resources={})
-    (seen,) = [seen for seen in request["state"]["relations"] if seen["id"] == relation.id]
+    (seen,) = [seen for seen in world.state(server, server.events[0])["relations"] if seen["id"] == relation.id]
     assert list(seen["remote_units_data"]) == ["0"], "relation.units does not shrink"
     world.fails.clear()
     world.ran.clear()
@@ -265,9 +249,7 @@ def test_after_a_reboot_a_subordinate_meets_a_principal_of_another_machine():
         "juju-info-relation-joined store/0",
         "juju-info-relation-changed store/0",
     ]
-    event = Event(kind="update-status", sequence=10**6)
-    request = rules.describe(world.model, agent, event, source="/c", cidr="", resources={})
-    seen = {seen["remote_app"]: seen for seen in request["state"]["relations"] if seen["endpoint"] == "juju-info"}
+    seen = {seen["remote_app"]: seen for seen in world.state(agent)["relations"] if seen["endpoint"] == "juju-info"}
     assert list(seen) == ["server", "store"]
     assert list(seen["store"]["remote_units_data"]) == ["0"]
     assert not any(line.split()[0] in ("server/0", "store/0") and "juju-info" in line for line in world.ran)
