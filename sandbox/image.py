@@ -45,7 +45,7 @@ SLURM = "24.11"
 
 Progress = collections.abc.Callable[[str], None]
 
-_REVISION = 3  # counts changes of the build steps below that the recipes cannot see
+_REVISION = 4  # counts changes of the build steps below that the recipes cannot see
 _HERE = pathlib.Path(__file__).resolve().parent
 _CHARMS = _HERE.parent / "charms"
 _GUEST: dict[str, typing.Any] = yaml.safe_load((_HERE / "guest" / "image.yaml").read_text())
@@ -252,6 +252,9 @@ def _new_layer(target: pathlib.Path, progress: Progress) -> collections.abc.Gene
         temporary.chmod(0o755)
         (temporary / "tree").mkdir(mode=0o755)
         yield temporary / "tree"
+        for path in temporary.iterdir():
+            if path.name != "tree":
+                shutil.rmtree(path)
         temporary.rename(target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -299,15 +302,15 @@ def _build_system(tree: pathlib.Path, recipe: dict[str, object], progress: Progr
             f"Pin: release n={SLURM_SUITE}\nPin-Priority: 900\n"
         )
         sources.write_text(newer)
-        step = ["unshare", "--mount", "--propagation=private"]  # mounts go with it, also when it is interrupted
-        step += ["mmdebstrap", "--mode=root", "--format=directory", "--variant=minbase", f"--keyring={_KEYRING}"]
+        step = ["mmdebstrap", "--mode=root", "--format=directory", "--variant=minbase", f"--keyring={_KEYRING}"]
         step += [f"--include={','.join(_GUEST['packages'])}", f"--dpkgopt={dpkg}", "--skip=cleanup/apt"]
         step += [f"--aptopt={line}" for line in _apt_settings()]
         # A base system of one suite; from then on Slurm's suite, too, for Slurm and the libraries that it needs
         step += [f"--essential-hook=copy-in {preferences} /etc/apt/preferences.d"]
         step += [f"--essential-hook=copy-in {sources} /etc/apt/sources.list.d"]
         step += ["--essential-hook=APT_CONFIG=$MMDEBSTRAP_APT_CONFIG apt-get update"]
-        _step(f"image: mmdebstrap {SUITE}", [*step, SUITE, str(tree), *map(str.strip, base)], progress, timeout_s=1800)
+        step += [SUITE, f"{tree}.merged", *map(str.strip, base)]
+        _step(f"image: mmdebstrap {SUITE}", [*_unsynced(tree), *step], progress, timeout_s=1800)
     (tree / "etc/apt/sources.list.d/slurm.list").unlink()
     files.ensure_file(tree / "etc/apt/sources.list", "".join((*base, newer)))
     for name, content in _GUEST["files"].items():
@@ -321,8 +324,8 @@ def _build_system(tree: pathlib.Path, recipe: dict[str, object], progress: Progr
     words = {"DOWNLOADS": _GUEST["downloads"], "MASKED": _GUEST["masked"], "SLURM": [SLURM], "SUITE": [SLURM_SUITE]}
     variables = [f"--setenv={name}={' '.join(value)}" for name, value in words.items()]
     script = (_HERE / "guest" / "build.sh").read_text()
-    step = _in_guest(tree, "/bin/sh", "-c", script, options=variables)
-    _step("image: accounts, units, package downloads", step, progress)
+    step = _in_guest(pathlib.Path(f"{tree}.merged"), "/bin/sh", "-c", script, options=variables)
+    _step("image: accounts, units, package downloads", [*_unsynced(tree), *step], progress)
     files.ensure_file(tree / "etc/sandbox/recipe.json", json.dumps(recipe, indent=1, sort_keys=True) + "\n")
 
 
@@ -338,6 +341,14 @@ def _add_certificates(tree: pathlib.Path) -> None:
 
 def _pem_blocks(bundle: bytes) -> list[bytes]:
     return re.findall(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", bundle, re.DOTALL)
+
+
+def _unsynced(tree: pathlib.Path) -> list[str]:
+    """Return the words before a command that work on `<tree>.merged`; its mounts go with it, also if it is killed."""
+    pathlib.Path(f"{tree}.merged").mkdir(exist_ok=True)
+    scratch = tempfile.mkdtemp(dir=tree.parent)
+    program = str(_HERE / "shell" / "unsynced.sh")
+    return ["unshare", "--mount", "--propagation=private", program, str(tree), scratch, f"{tree}.merged"]
 
 
 def _in_guest(tree: pathlib.Path, *argv: str, options: collections.abc.Sequence[str] = ()) -> list[str]:

@@ -21,7 +21,7 @@ apt-cache policy slurmctld | grep -q "Candidate: $SLURM" || { echo "E: no Slurm 
 
 # Of the packages that charms install the libraries are installed here, once for all hosts; the rest is downloaded.
 # shellcheck disable=SC2086  # words
-libraries=$($install -s install $DOWNLOADS | awk '$1 == "Inst" && $2 ~ /^(lib|gcc-|ocl-|perl)/ { print $2 }')
+libraries=$($install -s install $DOWNLOADS | awk '$1 == "Inst" && $2 ~ /^(lib|gcc-|ocl-|perl)/ && $2 !~ /^libjs-/ { print $2 }')
 $install dist-upgrade
 # shellcheck disable=SC2086
 $install install $libraries
