@@ -108,17 +108,19 @@ class _Loader(yaml.SafeLoader):
     file: pathlib.Path
 
     def mapping(self, node: yaml.MappingNode) -> _Mapping:
+        construct: typing.Any = self.construct_object
         made = _Mapping({})
         for key_node, value_node in node.value:
             key, line = str(key_node.value), key_node.start_mark.line + 1
             if key in made:
                 raise BundleError(Where(self.file, line), f"{key!r} is given twice")
-            made[key] = self.construct_object(value_node, deep=True)
+            made[key] = construct(value_node, deep=True)
             made.lines[key] = line
         return made
 
     def sequence(self, node: yaml.SequenceNode) -> _Sequence:
-        made = _Sequence(self.construct_object(item, deep=True) for item in node.value)
+        construct: typing.Any = self.construct_object
+        made = _Sequence(construct(item, deep=True) for item in node.value)
         made.lines = [item.start_mark.line + 1 for item in node.value]
         return made
 
@@ -178,11 +180,11 @@ def _refuse_machines(bundle: Bundle, file: pathlib.Path, document: _Mapping) -> 
 
 def _parse(file: pathlib.Path) -> list[_Mapping]:
     try:
-        loader = _Loader(file.read_text())
+        loader: typing.Any = _Loader(file.read_text())
     except OSError as e:
         raise SandboxError(f"{file}: {e.strerror}") from e
     loader.file = file
-    documents: list[_Mapping] = []
+    documents: list[typing.Any] = []
     try:
         while loader.check_data():
             documents.append(loader.get_data())

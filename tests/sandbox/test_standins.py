@@ -267,7 +267,8 @@ class Standin:
 
     def join(self, name: str, values: dict[str, typing.Any]) -> None:
         """Relate the charm as a scenario writes it."""
-        app, endpoint, data = values.pop("app", ""), name, values
+        app, endpoint = values.pop("app", ""), name
+        data: dict[str, typing.Any] = values
         if name == "partition":
             sent = values.pop("sent", True)
             app, endpoint = app or "compute", "slurmd"
