@@ -102,25 +102,27 @@ class _Sequence(list[typing.Any]):
     lines: list[int]
 
 
+def _construct(loader: typing.Any, node: yaml.Node) -> typing.Any:
+    return loader.construct_object(node, deep=True)
+
+
 class _Loader(yaml.SafeLoader):
     """Reads mappings and lists with their lines, and no key twice."""
 
     file: pathlib.Path
 
     def mapping(self, node: yaml.MappingNode) -> _Mapping:
-        construct: typing.Any = self.construct_object
         made = _Mapping({})
         for key_node, value_node in node.value:
             key, line = str(key_node.value), key_node.start_mark.line + 1
             if key in made:
                 raise BundleError(Where(self.file, line), f"{key!r} is given twice")
-            made[key] = construct(value_node, deep=True)
+            made[key] = _construct(self, value_node)
             made.lines[key] = line
         return made
 
     def sequence(self, node: yaml.SequenceNode) -> _Sequence:
-        construct: typing.Any = self.construct_object
-        made = _Sequence(construct(item, deep=True) for item in node.value)
+        made = _Sequence(_construct(self, item) for item in node.value)
         made.lines = [item.start_mark.line + 1 for item in node.value]
         return made
 
