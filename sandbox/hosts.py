@@ -1,12 +1,12 @@
 """Hosts of the sandbox: Debian systems booted with systemd by systemd-nspawn, on a network of their own.
 
-A model has one bridge with a free /24 behind NAT and any number of hosts. What must survive the command that made it is
-in files under `<root>/<model>/`:
+A model has one bridge with a free /24 behind NAT and any number of hosts. Files that must survive the command that made
+them are under `<root>/<model>/`:
 
     network.json              bridge, subnet
     resolv.conf               bound over that of every host
     hosts/<name>/host.json    address, layers of the image, binds, GPUs, machine id
-    hosts/<name>/process      what keeps the host running, see machine.py
+    hosts/<name>/process      the process that keeps the host running, see machine.py
     hosts/<name>/{upper,work,root}, console.log
 
 Every operation may be interrupted and repeated. Threads and processes may work on different hosts at once.
@@ -56,7 +56,7 @@ class Gpu:
     Attributes:
         model: the name that its driver reports, such as `NVIDIA H200`; empty for a slot without a card.
         numa_node: the NUMA node that it is beside, of a host that divides its CPUs evenly among as many as are named;
-            None where it is beside all CPUs.
+            None if it is beside all CPUs.
     """
 
     model: str
@@ -65,7 +65,7 @@ class Gpu:
 
 @dataclasses.dataclass(frozen=True)
 class _Record:
-    """What host.json holds."""
+    """The contents of host.json."""
 
     address: str
     machine: str  # its name among all machines on this computer
@@ -182,7 +182,7 @@ class Hosts:
         """Return the host `name`.
 
         Raises:
-            HostError: there is none.
+            HostError: it does not exist.
         """
         host = Host(self, name)
         if not host.exists():
@@ -207,7 +207,7 @@ class Hosts:
         return [host.name for host in stopped]
 
     def destroy_host(self, name: str) -> None:
-        """Remove the host with all it holds. A host that is not there is no error."""
+        """Remove the host with everything in it. A missing host is no error."""
         host = Host(self, name)
         if not host.directory.exists():
             return
@@ -245,7 +245,7 @@ class Hosts:
 
     @contextlib.contextmanager
     def _lock(self) -> collections.abc.Generator[None]:
-        """Hold what models on this machine share, subnets, and what hosts of this one do, addresses."""
+        """Hold the subnets that models on this machine share, and the addresses that hosts of this model share."""
         self.directory.mkdir(parents=True, exist_ok=True)
         network.RUN.mkdir(exist_ok=True)
         with (network.RUN / "models.lock").open("w") as file:
@@ -436,7 +436,7 @@ class Host:
         return home
 
     def remove(self) -> None:
-        """Switch the host off and remove all it holds. The caller holds the lock."""
+        """Switch the host off and remove everything in it. The caller holds the lock."""
         if self.exists():
             with _translated(self.name):
                 self._machine.kill()

@@ -76,11 +76,11 @@ class Machine(abc.ABC):
 
     @abc.abstractmethod
     def nspawn(self) -> int | None:
-        """Return the pid of its systemd-nspawn; None while there is none."""
+        """Return the pid of its systemd-nspawn; None if it does not run."""
 
     @abc.abstractmethod
     def kill(self) -> None:
-        """End all its processes at once, and remove what the kernel keeps for them. Raises `MachineError`."""
+        """End all its processes at once, and remove the kernel's records of them. Raises `MachineError`."""
 
     def leader(self, root: pathlib.Path) -> int | None:
         """Return the pid of its first process, once that has `root` as its root."""

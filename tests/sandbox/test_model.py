@@ -102,7 +102,7 @@ def test_a_subordinate_is_born_with_its_principal_and_sees_only_that_one(world: 
     assert "agent/0 juju-info-relation-joined server/1" not in world.ran
 
 
-def test_removing_a_unit_ends_its_subordinates_first_and_tells_the_others(world: World):
+def test_removing_a_unit_ends_its_subordinates_first_and_departs_from_the_others(world: World):
     world.add("server", SERVER, units=2)
     world.add("client", CLIENT)
     rules.add_application(world.model, app("agent", AGENT))

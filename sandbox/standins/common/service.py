@@ -34,7 +34,7 @@ class SlurmError(Exception):
 
 
 def systemctl(*arguments: str, check: bool = True) -> Completed:
-    """Run systemctl. Raises `CommandError` where it fails and `check` is set."""
+    """Run systemctl. Raises `CommandError` if it fails and `check` is set."""
     return run("/usr/bin/systemctl", *arguments, timeout=_PATIENCE_S, check=check)
 
 
@@ -89,7 +89,7 @@ class Service:
         systemctl("disable", self.name)
 
     def version(self) -> str:
-        """Return the version of the installed package. Raises `CommandError` where there is none."""
+        """Return the version of the installed package. Raises `CommandError` if it is missing."""
         return run("/usr/bin/dpkg-query", "--show", "--showformat=${Version}", self.name).stdout
 
     def is_installed(self) -> bool:
@@ -111,7 +111,7 @@ class Service:
         systemctl("disable", self.name)
 
     def reconfigure(self) -> None:
-        """Start the daemon, now and at boot. Raises `SlurmError` where systemd cannot."""
+        """Start the daemon, now and at boot. Raises `SlurmError` if systemd cannot."""
         try:
             self.enable_and_restart()
         except CommandError as e:

@@ -121,7 +121,7 @@ class SlurmdCharm(daemons.Daemon):
                 slurmd_node.reconfigure(record["state"][0].lower(), record["reason"])  # a drain is another word there
             except service.SlurmError as e:
                 logger.error("%s", e)
-                self._refuse(event, f"the node was not registered anew: {e}")
+                self._refuse(event, f"the node was not registered again: {e}")
                 return
         event.set_results({"accepted": True})
 
