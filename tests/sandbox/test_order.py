@@ -333,16 +333,6 @@ def test_a_subordinate_removed_with_the_other_end_of_a_relation_gets_neither_sto
     assert {app for relation in world.model.relations.values() for app, _ in relation.ends} == {"server", "store"}
 
 
-def test_a_subordinate_removed_alone_gets_stop_and_remove():
-    world = Hostile(0)
-    world.subordinates()
-    rules.remove_applications(world.model, ["agent"])
-    world.settle()
-    for unit in ("agent/0", "agent/1", "agent/2"):
-        assert world.of(unit)[-2:] == ["stop", "remove"]
-    assert list(world.model.applications) == ["server", "store"]
-
-
 HOST: dict[str, typing.Any] = {"name": "host", "provides": {"slot": {"interface": "http", "scope": "container"}}}
 GUEST: dict[str, typing.Any] = {
     "name": "guest",
