@@ -33,7 +33,7 @@ start=$(date +%s)
         "$python" -m venv "$venv"
         "$venv/bin/python" -m pip --disable-pip-version-check install --progress-bar off --no-compile --require-hashes -r "$root/$file"
     else
-        "$python" "$root/scripts/uv.py" venv --quiet --seed --python "$python" "$venv"
+        "$python" "$root/scripts/uv.py" venv --quiet --python "$python" "$venv"
         "$python" "$root/scripts/uv.py" pip install --compile-bytecode --python "$venv/bin/python" --require-hashes -r "$root/$file"
     fi
 ) >"$log" 2>&1 9>&- &
