@@ -56,13 +56,13 @@ def _rank(rank: int, port: int, box: typing.Any) -> None:
     found: list[tuple[int, float, float, int]] = []
     with distributed.joined("cpu") as world:
         options = collectives._completed(collectives.check(_arguments()), "cpu")
-        coder = collectives.Coder("float", "sum", 2, world.device)
+        coder = collectives.Coder("float", 2, world.device)
         collective = collectives.COLLECTIVES["all_reduce"]
         call = collective.in_place
         assert call is not None
         quiet = dataclasses.replace(options, check=0)
         for size, turns in SIZES.items():
-            buffers = collectives._allocate(collective, size // 4, world, options, coder)
+            buffers = collectives._allocate(collective, size // 4, world, coder)
 
             def timed(options: collectives.Options, buffers: collectives.Buffers = buffers) -> dict[str, typing.Any]:
                 return collectives._time(

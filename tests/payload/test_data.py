@@ -28,9 +28,13 @@ def make_dataset(root: pathlib.Path, counts: list[int], *, vocab: int = 60000, m
     val = [{"split": "val", "file": "val/shard-00000.bin", "docs": 1, **facts}]
     identity = tokenizers.Identity("test", vocab, 0, "0")
     manifest = {
-        "format": 1, "name": "test", "tokenizer": identity.as_record(), "dtype": dtype, "masked": masked,
+        "format": 1,
+        "name": "test",
+        "tokenizer": identity.as_record(),
+        "dtype": dtype,
+        "masked": masked,
         "splits": {"train": entries, "val": val},
-    }  # fmt: skip
+    }
     files.write_json(root / "dataset.json", manifest)
     return shards.open_dataset(root)
 
