@@ -85,10 +85,10 @@ class Config:
     )
 
     lr: float | None = _option(
-        None, "peak learning rate (default: 0.003 for tiny, 0.0006; fine-tuning 0.00002)", float, above=0.0
+        None, "peak learning rate (default: 0.002 for tiny, 0.0006; fine-tuning 0.00002)", float, above=0.0
     )
     min_lr_ratio: float = _option(0.1, "the cosine ends at this share of the peak", least=0.0, most=1.0)
-    warmup: int | None = _option(None, "steps of linear warm-up (default: a tenth, at most 700)", int, least=0)
+    warmup: int | None = _option(None, "steps of linear warm-up (default: a fifth, from 40 to 700)", int, least=0)
     weight_decay: float = _option(0.1, "AdamW's decay of matrices", least=0.0)
     beta2: float = _option(0.95, "AdamW's second momentum", least=0.0, below=1.0)
     clip: float = _option(1.0, "largest norm of the gradients; 0 for no clipping", least=0.0)
@@ -202,7 +202,7 @@ def complete(config: Config, device: str, inherited: collections.abc.Mapping[str
     config = dataclasses.replace(config, **{name: inherited[name] for name in silent})
     cpu = device == "cpu"
     model = config.model or ("tiny" if cpu else "gpt2")
-    lr = 2e-5 if config.model_local_dir else 3e-3 if model == "tiny" else 6e-4
+    lr = 2e-5 if config.model_local_dir else 2e-3 if model == "tiny" else 6e-4
     defaults = {
         "model": model,
         "seq_len": 128 if cpu else 1024,

@@ -158,7 +158,7 @@ def make_schedule(asked: config.Config, settings: config.Config, steps_per_pass:
     else:
         steps = steps_per_pass if on_gpu else 200
     assert settings.lr is not None
-    warmup = settings.warmup if settings.warmup is not None else min(700, steps // 10)
+    warmup = settings.warmup if settings.warmup is not None else min(700, steps // 2, max(40, steps // 5))
     floor = settings.lr * settings.min_lr_ratio
     return Schedule(steps, min(epoch_steps, steps), settings.lr, floor, min(warmup, steps - 1))
 

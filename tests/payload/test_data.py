@@ -115,7 +115,7 @@ def test_a_bad_manifest_is_named(tmp_path: pathlib.Path, content: str | None, wo
 
 @pytest.mark.parametrize(
     ("says", "instead", "words"),
-    [('"tokens": 3000', '"tokens": 2999', "2999 (<u2)"), ('"<u2"', '"<u4"', "3000 (<u4)")],
+    [('"tokens": 3000', '"tokens": 2999', "2999 tokens (<u2)"), ('"<u2"', '"<u4"', "3000 tokens (<u4)")],
 )
 def test_a_manifest_that_says_other_than_the_shard_is_named(
     tmp_path: pathlib.Path, says: str, instead: str, words: str

@@ -63,9 +63,7 @@ def conversations(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return folder
 
 
-FLAGS = (
-    "--seq-len 32 --batch 4 --epoch-steps 10 --lr 0.003 --precision fp32 --eval-rows 32 --local-files-only"
-).split()
+FLAGS = "--seq-len 32 --batch 4 --epoch-steps 10 --lr 0.003 --precision fp32 --eval-rows 32 --local-files-only".split()
 
 
 @pytest.fixture(scope="module")

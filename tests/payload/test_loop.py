@@ -255,12 +255,12 @@ def test_the_schedule_at_its_edges():
 @pytest.mark.parametrize(
     ("given", "device", "wanted"),
     [
-        ({}, "cpu", (200, 50, 20)),
-        ({"steps": 3}, "cpu", (3, 3, 0)),
+        ({}, "cpu", (200, 50, 40)),
+        ({"steps": 3}, "cpu", (3, 3, 1)),
         ({"steps": 1, "warmup": 9}, "cpu", (1, 1, 0)),
-        ({"epochs": 2}, "cpu", (160, 80, 16)),
-        ({"epochs": 2, "epoch_steps": 7}, "cpu", (14, 7, 1)),
-        ({}, "cuda", (80, 80, 8)),
+        ({"epochs": 2}, "cpu", (160, 80, 40)),
+        ({"epochs": 2, "epoch_steps": 7}, "cpu", (14, 7, 7)),
+        ({}, "cuda", (80, 80, 40)),
         ({"steps": 10_000}, "cuda", (10_000, 80, 700)),
     ],
 )

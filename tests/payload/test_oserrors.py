@@ -10,9 +10,8 @@ import typing
 
 import pytest
 import ranks
-import savers
 
-from ddptrain import checkpoint, cli, errors, files, saver
+from ddptrain import checkpoint, cli, errors, files
 
 TINY = (
     "--layers 1 --heads 1 --width 16 --seq-len 16 --batch 2 --precision fp32 --eval-rows 4 --steps 4 --epoch-steps 2"
@@ -184,17 +183,3 @@ def test_a_write_that_the_system_refuses_without_a_name_gets_one(tmp_path: pathl
     with pytest.raises(OSError, match="No space left") as refused, files.naming(tmp_path / "x"):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     assert files.explain(refused.value).startswith(f"{tmp_path / 'x'}: No space left on device; make room")
-
-
-def test_the_saver_counts_how_much_room_a_checkpoint_needs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
-    def full(self: checkpoint.Draft, state: checkpoint.State) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(checkpoint.Draft, "add_dcp", full)
-    monkeypatch.setattr(files, "free_bytes", lambda _: 7 << 20)
-    writer = saver.Saver(tmp_path, keep=2, attempt="test")
-    savers.save(writer, 1)
-    need = -(-sum(tensor.nbytes for tensor in saver.tensors(savers.state(1))) >> 20)
-    with pytest.raises(errors.UserError, match=rf"it needs {need} MiB, 7 MiB were free; make room"):
-        writer.wait()
-    writer.close()

@@ -55,11 +55,6 @@ def test_two_ranks_get_the_message_that_one_alone_gets_by_torchrun_too():
     assert result.fatal() == ["--classes 1: must be at least 2"]
 
 
-def test_without_a_launcher_it_is_a_world_of_one():
-    result = ranks.succeed(1, "smoke --samples 300 --epochs 1")
-    assert result.marked("DDP")[0]["world_size"] == "1"
-
-
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

@@ -28,7 +28,6 @@ from ddptrain import (
     inspection,
     markers,
     model,
-    planning,
     shapes,
 )
 
@@ -446,17 +445,6 @@ def test_models_have_their_published_sizes():
         assert count == shapes.count(shape)
         if name == "gpt2":
             assert shapes.flops_per_token(shape, count) / 1e6 == pytest.approx(854.8, rel=0.002)
-
-
-def test_the_schedule_warms_up_and_falls_to_its_floor():
-    schedule = planning.Schedule(steps=100, epoch_steps=30, peak=1.0, floor=0.1, warmup=9)
-    rates = [schedule.lr(step) for step in range(100)]
-    assert rates[0] == pytest.approx(0.1)
-    assert max(rates) == rates[9] == 1.0
-    assert rates[9:] == sorted(rates[9:], reverse=True)
-    assert rates[-1] == pytest.approx(0.1, abs=1e-3)
-    assert [schedule.epoch(step) for step in (1, 30, 31, 100)] == [1, 1, 2, 4]
-    assert [step for step in range(1, 101) if schedule.ends_epoch(step)] == [30, 60, 90, 100]
 
 
 @pytest.mark.parametrize("command", ["train", "collectives"])
