@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 from bench import row
-from ddptrain import checkpoint, engine, model, shapes
+from ddptrain import checkpoint, engine, model, saver, shapes
 
 SAVES = 5
 
@@ -23,19 +23,20 @@ def run(scratch: pathlib.Path) -> list[row.Row]:
     optimizer = torch.optim.AdamW(core.parameters(), fused=True)
     engine.fill_optimizer(optimizer)
     state = {"model": core.state_dict(), "optimizer": optimizer.state_dict()}
-    meta = {"step": 1, "epoch": 1, "format": "torch", "world_size": 1}
+    meta = {"step": 1, "epoch": 1, "format": checkpoint.DCP, "world_size": 1}
 
     (scratch / "run").mkdir()
-    saver = checkpoint.Saver(scratch / "run", keep=2, attempt="bench")
-    saver.prepare(state["model"], state["optimizer"])  # as the trainer does after its first step
+    own = checkpoint.state_of(core, optimizer)
+    writer = saver.Saver(scratch / "run", keep=2, attempt="bench")
+    writer.prepare(own)  # as the trainer does after its first step
     tokens = torch.randint(50257, (1, 129))
 
     def ours(step: int) -> None:
-        saver.save(f"epoch-{step:04d}", state["model"], state["optimizer"], meta, [checkpoint.random_states()])
+        writer.save(f"epoch-{step:04d}", own, meta, [checkpoint.random_states()])
         core(tokens[:, :-1], tokens[:, 1:]).backward()  # training goes on ...
-        saver.before_update()  # ... up to the next update, which waits for the copy
+        writer.before_update()  # ... up to the next update, which waits for the copy
         core.zero_grad()
-        saver.wait()
+        writer.wait()
 
     plain, distributed, asynchronous, written = (row.Laps() for _ in range(4))
     for step in range(1, SAVES + 1):
@@ -46,11 +47,11 @@ def run(scratch: pathlib.Path) -> list[row.Row]:
         future.result()
         shutil.rmtree(scratch / "dcp")
         written.measure(lambda step=step: ours(step))
-    saver.close()
+    writer.close()
     dist.destroy_process_group()
-    stall, warm = row.median(saver.stall_s), asynchronous.wall_s[1:]
-    size = sum(t.numel() * t.element_size() for t in checkpoint._distinct(state).values()) / 1e9
-    note = f"{size:.2f} GB; {row.spread(saver.stall_s, 's')}, a pass of 128 tokens between; peer "
+    stall, warm = row.median(writer.stall_s), asynchronous.wall_s[1:]
+    size = sum(t.numel() * t.element_size() for t in saver.tensors(own)) / 1e9
+    note = f"{size:.2f} GB; {row.spread(writer.stall_s, 's')}, a pass of 128 tokens between; peer "
     peers = (
         ("torch.save + fsync + rename", plain.wall_s, 40.0),
         ("dcp.save", distributed.wall_s, None),

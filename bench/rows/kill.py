@@ -13,7 +13,7 @@ import torch
 
 from bench import data, row
 from bench.peers import checkouts, nanogpt
-from ddptrain import checkpoint
+from ddptrain import checkpoint, saver
 
 KILLS = 50
 SHAPE = (1024, 1024)  # 4 MiB, so that a save takes some milliseconds
@@ -90,13 +90,13 @@ def _end_in(
 
 
 def _save_ours(folder: pathlib.Path, tell: int) -> None:
-    saver = checkpoint.Saver(folder, keep=2, attempt="kill")
+    writer = saver.Saver(folder, keep=2, attempt="kill")
     step = 0
     while True:
         step += 1
-        meta = {"step": step, "epoch": step, "format": "torch", "world_size": 1}
-        saver.save(f"epoch-{step:04d}", {"w": torch.full(SHAPE, float(step))}, {}, meta, [])
-        saver.wait()
+        meta = {"step": step, "epoch": step, "format": checkpoint.DCP, "world_size": 1}
+        writer.save(f"epoch-{step:04d}", {"w": torch.full(SHAPE, float(step))}, meta, [])
+        writer.wait()
         os.write(tell, b"." if step == 1 else b"")
 
 
@@ -111,7 +111,9 @@ def _save_over(folder: pathlib.Path, tell: int) -> None:
 def _load_ours(folder: pathlib.Path) -> bool:
     found = checkpoint.choose(folder, "auto")
     assert found is not None
-    return _is_whole(checkpoint.load(found.path, "model")["w"])
+    state = {"w": torch.empty(SHAPE)}
+    checkpoint.read_into(found.path, state)
+    return _is_whole(state["w"])
 
 
 def _is_whole(tensor: torch.Tensor) -> bool:
