@@ -69,7 +69,7 @@ class MachineDouble:
         """Boot the newest kernel, or this one."""
         if release:
             self.add_kernel(release)
-        self.kernel = release or driver_state.newest_kernel(self.kernel)
+        self.kernel = release or driver_state._newest_kernel(self.kernel)
         (self.root / "proc/sys/kernel").mkdir(parents=True, exist_ok=True)
         (self.root / "proc/sys/kernel/osrelease").write_text(f"{self.kernel}\n")
         (self.root / "proc/sys/kernel/random").mkdir(parents=True, exist_ok=True)
@@ -173,6 +173,9 @@ class MachineDouble:
         match words:
             case ["/usr/bin/apt-cache", *_]:
                 return Completed(*real_apt.run(words, self.offers, self.installed, self.held))
+            case ["/usr/bin/dpkg-query", "-W", "-f", "${db:Status-Status} ${Package}\\n", *patterns]:
+                status = "unpacked" if self.broken else "installed"
+                return Completed(0, "".join(f"{status} {n}\n" for n in self.installed if _matches(n, patterns)), "")
             case ["/usr/bin/dpkg-query", "-W", "-f", "${db:Status-Status} ${Package} ${Version}\\n", *patterns]:
                 rows = [f"installed {n} {v}\n" for n, v in self.installed.items() if _matches(n, patterns)]
                 return Completed(0 if rows else 1, "".join(rows), "")
@@ -192,9 +195,6 @@ class MachineDouble:
             case ["/usr/bin/od", "-An", "-tx1", "-N4", path]:
                 lost = pathlib.Path(path).read_text() == "lost"
                 return Completed(0, " ff ff ff ff\n" if lost else " de 10 30 23\n", "")
-            case ["/usr/bin/grep", "-ac", "SW_MNG", path]:
-                count = pathlib.Path(path).read_text().count("SW_MNG")
-                return Completed(0 if count else 1, f"{count}\n", "")
             case [program, "--version"] if program.endswith("nv-fabricmanager"):
                 return Completed(0, f"Fabric Manager version is : {self.fabric_version()}\n", "")
             case ["/usr/sbin/rmmod", name]:
@@ -249,7 +249,7 @@ class MachineDouble:
             self._show_library()
 
     def _modinfo(self, kernel: str, name: str) -> Completed:
-        assert name in driver_state.MODULES
+        assert name in driver_state._MODULES
         version = self.module_version(kernel)
         if version is None or name != "nvidia":
             return Completed(1, "", f"modinfo: ERROR: Module {name} not found.\n")
@@ -329,6 +329,11 @@ class MachineDouble:
         for path in directory.glob("libnvidia-ml.so*"):
             path.unlink()
         version = self.library_version()
+        smi = self.root / "usr/bin/nvidia-smi"
+        smi.parent.mkdir(parents=True, exist_ok=True)
+        smi.unlink(missing_ok=True)
+        if any(name.startswith("nvidia-utils-") for name in self.installed):
+            smi.touch()
         if version:
             (directory / f"libnvidia-ml.so.{version}").touch()
             (directory / "libnvidia-ml.so.1").symlink_to(f"libnvidia-ml.so.{version}")

@@ -604,4 +604,4 @@ def test_a_health_setting_that_is_none_is_refused_by_name(
     ctx: testing.Context[charm.SlurmGpuCharm], registered: SlurmDouble
 ):
     out = run_compute(ctx, "config_changed", node_gres(), config={"health-check": "always"})
-    assert out.unit_status == ops.BlockedStatus("health-check: 'always' is none of auto, on, off, slurm")
+    assert out.unit_status == ops.BlockedStatus("health-check: 'always' is none of auto, on, off")

@@ -13,9 +13,8 @@ from slurm_double import Record, SlurmDouble
 
 import settings
 from gpu import detect as gpu_detect
-from gpu import gres_conf
 from gpu.detect import NvmlAnswer
-from node import compute, node_state, registration, slurmd_options, slurmd_unit
+from node import compute, node_state, slurmd_options, slurmd_unit
 from node import machine as machines
 from slurm_ddp.charm import Level, Status
 from slurm_ddp.interfaces.slurm_gres import ControllerGres, NodeGres
@@ -454,36 +453,15 @@ def test_what_an_administrator_added_to_the_gres_stays(registered: SlurmDouble):
     assert registered.record.gres == "gpu:mock_gpu:1,nic:2"
 
 
-def test_a_slurmd_with_its_own_files(slurm: SlurmDouble, mock_gpu: pathlib.Path):
-    slurmd_options.SLURM_CONF.write_text("ClusterName=x\n")
-    gres_conf.PATH.write_text("# mine\n")
-    slurmd_options.PATH.write_text(OPTIONS.replace(" --conf-server ctl:6817", ""))
-    slurm.register()
-    text = ACTIVE.format("lines in this node's gres.conf")
-    slurm.jobs = ["7"]
-    hook()
-    assert gres_conf.PATH.read_text() == "# mine\n"
-    slurm.end_jobs()
-    assert hook() == Status(Level.ACTIVE, text)
-    assert gres_conf.PATH.read_text().splitlines()[::3] == ["# mine", *pushed_lines()]
-    assert slurm.record == Record("gpu:mock_gpu:1")
-    slurm.log.clear()
-    assert hook() == Status(Level.ACTIVE, text)
-    assert slurm.log == []
-    compute.release(owner="slurm-gpu/0")
-    assert gres_conf.PATH.read_text() == "# mine\n"
-
-
 def test_a_node_that_stands_in_slurm_conf(slurm: SlurmDouble, mock_gpu: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(machines.socket, "gethostname", lambda: "slurmd-0.example")
-    slurmd_options.SLURM_CONF.write_text("NodeName=slurmd-0 Gres=gpu:2\n")
-    slurm.options = slurmd_options.SLURM_CONF
+    slurmd_options.PATH.write_text("SLURMD_OPTIONS=-N slurmd-0 --conf-server ctl:6817\n")
     slurm.record = Record("gpu:2", flags=set())
     slurm.register = lambda: None  # pyright: ignore[reportAttributeAccessIssue] - there is no --conf to read
     text = "slurm.conf has Gres=gpu:2 for slurmd-0: set Gres=gpu:mock_gpu:1 there"
     assert hook() == Status(Level.BLOCKED, text)
     slurm.record = Record("gpu:mock_gpu:1", flags=set())
-    assert hook() == Status(Level.ACTIVE, ACTIVE.format("lines in this node's gres.conf"))
+    assert hook() == Status(Level.ACTIVE, BY_DETECTION)
 
 
 def test_leaving_a_node_that_needs_the_controllers_lines(registered: SlurmDouble, paths: pathlib.Path):
@@ -536,36 +514,6 @@ def test_the_summary_says_why_it_is_short(registered: SlurmDouble):
 def test_slurmd_waits_for_this_machines_devices(registered: SlurmDouble, mock_gpu: pathlib.Path):
     hook(live())
     assert (node_state.STATE_DIR / "devices").read_text() == f"{mock_gpu}\n"
-
-
-def test_a_local_slurmd_that_does_not_start_is_reported(
-    slurm: SlurmDouble, mock_gpu: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-):
-    slurmd_options.SLURM_CONF.touch()
-    slurmd_options.PATH.write_text(OPTIONS.replace(" --conf-server ctl:6817", ""))
-
-    def fails() -> None:
-        raise CommandError("systemctl exited 1: Job for slurmd.service failed")
-
-    monkeypatch.setattr(slurmd_unit, "restart_if_active", fails)
-    progress = roles.ensure(machines.look(), None)
-    assert progress == registration.Progress(
-        registration.Stage.FAILED, "systemctl exited 1: Job for slurmd.service failed"
-    )
-    compute.release(owner="slurm-gpu/0")  # as in the remove hook
-    assert not compute.OWNER.exists()
-
-
-def test_a_damaged_local_file_is_reported(slurm: SlurmDouble, mock_gpu: pathlib.Path):
-    slurmd_options.SLURM_CONF.touch()
-    slurmd_options.PATH.write_text(OPTIONS.replace(" --conf-server ctl:6817", ""))
-    gres_conf.PATH.write_text("# BEGIN slurm-gpu\n")
-    progress = roles.ensure(machines.look(), None)
-    assert progress is not None
-    assert progress.stage is registration.Stage.FAILED
-    assert "do not pair up" in progress.detail
-    compute.release(owner="slurm-gpu/0")
-    assert gres_conf.PATH.read_text() == "# BEGIN slurm-gpu\n"
 
 
 def test_a_driver_that_hangs_while_files_are_made(mock_gpu: pathlib.Path, monkeypatch: pytest.MonkeyPatch):

@@ -9,7 +9,6 @@ import shutil
 import time
 import typing
 
-import ops
 import pytest
 import yaml
 from conftest import OPTIONS
@@ -31,7 +30,6 @@ AUTODETECT = "AutoDetect=nvidia\n"
 ADMIN = "maintenance until noon"
 # What names a time, or what a unit saw that waits
 PASSING = (
-    "var/slurm-gpu/waits-*",
     "proc/sys/kernel/random/boot_id",
     "proc/uptime",
     "var/slurm-gpu/holds/lock",
@@ -293,7 +291,6 @@ def test_every_order_of_a_compute_node_ends_in_the_same_state(
 ):
     clock = orders.Clock(monkeypatch)
     monkeypatch.setattr(bring_up, "UPTIME", paths / "proc/uptime")
-    monkeypatch.setattr(ops.Unit, "reboot", lambda unit: None)
     slurmd_options.PATH.write_text(OPTIONS)
     node.add_card(CARDS[1])
     node.install_driver("535", "535.288.01")

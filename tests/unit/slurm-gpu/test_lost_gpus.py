@@ -17,7 +17,7 @@ from gpu import detect as gpu_detect
 from gpu.detect import NvmlAnswer
 from node import compute, node_state, resume, slurmd_options
 from node import machine as machines
-from node import watch as node_watch
+from slurm_ddp import wake
 from slurm_ddp.charm import Level, Status
 from slurm_ddp.interfaces.slurm_gres import NodeGres
 
@@ -142,16 +142,13 @@ def stamp(seconds: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + seconds))
 
 
-@pytest.mark.parametrize("between", [[], ["show-gres"]], ids=["", "an action in between"])
 @pytest.mark.parametrize("answers", [False, True])
 def test_a_card_that_is_missing_after_a_reboot_is_named_as_soon_as_slurmd_registered(
-    node: SlurmDouble, paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch, answers: bool, between: list[str]
+    node: SlurmDouble, paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch, answers: bool
 ):
     """The start hook runs before slurmd; without it scontrol has no slurm.conf, unless the node has its own."""
     woken: list[object] = []
-    monkeypatch.setattr(node_watch, "wake", woken.append)
-    node_watch.JUJU_EXEC.parent.mkdir(parents=True, exist_ok=True)
-    node_watch.JUJU_EXEC.touch()
+    monkeypatch.setattr(wake, "later", lambda unit, *_: woken.append(unit))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     (paths / "proc/uptime").write_text("60.00 100.00\n")
     monkeypatch.setattr(resume, "UPTIME", paths / "proc/uptime")
     node.booted = stamp(-86400)
@@ -162,25 +159,14 @@ def test_a_card_that_is_missing_after_a_reboot_is_named_as_soon_as_slurmd_regist
     node.devices = 1
     node.slurmd_active, node.answering = False, answers
     blocked = ops.BlockedStatus(STATUS.text)
-    for event in ("start", *between):
-        assert run_event(event) == blocked
-    watch = node_watch.Watch()
-    wait = watch.step()
-    assert (wait is not None, woken) == (True, [])
+    assert (run_event("start"), woken) == (blocked, ["slurm-gpu/0"])
+    assert (run_event("show-gres"), woken) == (blocked, ["slurm-gpu/0"])
     node.slurmd_active = node.answering = True
     node.register()
     assert node.record is not None
     assert node.record.reason == "gres/gpu count reported lower than configured (1 < 2)"
-    for _ in range(6):  # the controller is asked every five seconds
-        time.sleep(wait or 0.0)
-        wait = watch.step()
-    assert woken == ["slurm-gpu/0"]
     assert run_event("update_status") == blocked
     assert (node.record.reason, node.maintained) == (f"slurm-gpu: {LOSS}", ["slurm-gpu-slurmd-0"])
-    watch.step()
-    run_event("show-gres")
-    for _ in range(100):
-        time.sleep(watch.step() or 0.0)
     assert woken == ["slurm-gpu/0"], "the hold is kept without hooks"
 
 

@@ -788,7 +788,7 @@ def test_a_drain_that_another_orders_while_jobs_are_waited_for(slurm: SlurmDoubl
 
 
 @pytest.mark.parametrize(
-    ("slurmd_runs_s", "flags", "reason"), [(3600, {"DYNAMIC_NORM"}, ""), (5, {"DYNAMIC_NORM", "DRAIN"}, "bad memory")]
+    ("slurmd_runs_s", "flags", "reason"), [(300, {"DYNAMIC_NORM"}, ""), (5, {"DYNAMIC_NORM", "DRAIN"}, "bad memory")]
 )
 def test_a_drain_that_ends_while_jobs_are_waited_for_is_restored_unless_an_administrator_ended_it(
     slurm: SlurmDouble, slurmd_runs_s: float, flags: set[str], reason: str

@@ -163,16 +163,6 @@ def test_a_file_that_is_not_text():
         slurmd_options.read()
 
 
-def test_a_slurmd_of_its_own_files(paths: pathlib.Path):
-    assert not slurmd_options.is_local()
-    slurmd_options.SLURM_CONF.write_text("ClusterName=x\n")
-    assert slurmd_options.is_local()
-    slurmd_options.PATH.write_text(OPTIONS)
-    assert not slurmd_options.is_local()
-    slurmd_options.PATH.write_text(OPTIONS.replace(" --conf-server ctl:6817", ""))
-    assert slurmd_options.is_local()
-
-
 @pytest.mark.parametrize(
     ("conf", "held"),
     [

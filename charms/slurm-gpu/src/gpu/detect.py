@@ -122,7 +122,7 @@ def detect(roots: Roots | None = None, probe: Probe | None = None) -> Detection:
     if not on_bus and not listed:
         return Detection("none")
     found = _ask(roots, on_bus, listed, probe)
-    wrong = driver_state.explain(roots.proc, roots.sys, answers=found.source != "pci")
+    wrong = driver_state.explain(driver_state.look(roots.proc, roots.sys), answers=found.source != "pci")
     return dataclasses.replace(found, problem=wrong) if wrong else found
 
 
@@ -142,7 +142,7 @@ def run_probe() -> NvmlAnswer:
     """Ask NVML in a child process; where no answer comes, say so."""
     path = os.pathsep.join(entry for entry in sys.path if entry)
     try:
-        done = run(sys.executable, _PROGRAM, "gpus", env={"PYTHONPATH": path}, timeout=_PROBE_TIMEOUT_S)
+        done = run(sys.executable, _PROGRAM, env={"PYTHONPATH": path}, timeout=_PROBE_TIMEOUT_S)
         return NvmlAnswer.model_validate_json(done.stdout)
     except CommandError as e:
         return NvmlAnswer(error=f"the driver does not answer ({e})", broken=True)

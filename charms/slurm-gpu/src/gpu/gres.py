@@ -15,6 +15,7 @@ import re
 
 from gpu import detect
 
+SHARD = "shard"  # the Gres of a part of a card
 _FLAGS = "nvidia_gpu_env"  # a line without a flag sets the variables of all four vendors
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.+-]{0,62}")
 _NOT_IN_TYPES = re.compile(r"[^a-z0-9_.+-]")
@@ -26,7 +27,7 @@ _MIG_EMPTY = (
     "GPU {card} is in MIG mode without instances: make some (nvidia-smi mig -cgi ... -C) or run "
     "nvidia-smi -i {card} -mig 0"
 )
-_MIG_SHARED = "{share} is not available: GPU {card} is cut into MIG instances, which have none"
+_MIG_SHARED = "no shards are available: GPU {card} is cut into MIG instances, which have none"
 _OTHER_SOCKETS = "no Cores: the node's --conf describes other sockets and cores than this machine has"
 _CUT_SOCKET = (
     "no Cores: {card} sits beside cores {cores}, which are no whole socket; slurmd --parameters numa_node_as_socket "
@@ -41,14 +42,6 @@ Topology = tuple[tuple[frozenset[int], ...], ...]
 
 class GresError(ValueError):
     """These GPUs cannot be given to jobs as they are. `str()` is one line and says what to do."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Shares:
-    """The parts in which each card may be given to jobs, besides whole."""
-
-    name: str  # "shard" or "mps"
-    count: int  # of each card
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,19 +72,19 @@ def plan(
     dev: pathlib.Path = detect.Roots.dev,
     aliases: collections.abc.Mapping[str, str] | None = None,
     *,
-    shares: Shares | None = None,
+    shards: int = 0,
 ) -> Plan:
     """Return the Gres and lines for the detected GPUs, one line for each card or MIG instance, in NVML's order.
 
     `settings` is the node's `--conf`. Without a `topology` no Cores are written. `aliases` are other names for types,
-    by the type that Slurm's own detection gives.
+    by the type that Slurm's own detection gives. `shards` is their number for each card.
 
     Raises:
         GresError: a GPU cannot be handed out as it is.
     """
     gpus, aliases = detection.gpus, aliases or {}
     for gpu in gpus:
-        _check(gpu, detection.source, shares)
+        _check(gpu, detection.source, shards)
     devices = [device for i, gpu in enumerate(gpus) for device in _devices(i, gpu, dev)]
     types = [aliases.get(device.kind, device.kind) for device in devices]
     cores, notes, is_cut = _cores(gpus, settings, topology)
@@ -105,10 +98,10 @@ def plan(
         lines.append(" ".join((*words, f"Flags={_FLAGS}")))
     beside = tuple(lines) if _needs_types(types, devices) else ()
     items = [f"gpu:{kind}:{count}" for kind, count in collections.Counter(types).items()]
-    if shares:
-        lines += [f"Name={shares.name} Count={shares.count} File={device.files[0]}" for device in devices]
-        beside += (f"Name={shares.name} Count={shares.count * len(devices)}",)  # which Slurm spreads evenly
-        items.append(f"{shares.name}:{shares.count * len(devices)}")
+    if shards:
+        lines += [f"Name={SHARD} Count={shards} File={device.files[0]}" for device in devices]
+        beside += (f"Name={SHARD} Count={shards * len(devices)}",)  # which Slurm spreads evenly
+        items.append(f"{SHARD}:{shards * len(devices)}")
     kinds = {device.kind for device in devices}
     if aliases and not kinds & set(aliases):
         notes.append(_UNUSED_ALIAS.format(types=", ".join(sorted(kinds))))
@@ -191,13 +184,13 @@ def ranges(numbers: collections.abc.Iterable[int]) -> str:
     return ",".join("-".join(str(end) for end in run) for run in runs)
 
 
-def _check(gpu: detect.Gpu, source: str, shares: Shares | None) -> None:
+def _check(gpu: detect.Gpu, source: str, shards: int) -> None:
     if not (gpu.name or "").strip() or gpu.minor is None:
         raise GresError(_NO_MODEL.format(card=gpu.bus_id or "?", source=detect.SOURCES[source]))
     if gpu.mig and not gpu.instances:
         raise GresError((_MIG_EMPTY if source == "nvml" else _MIG_UNSEEN).format(card=gpu.bus_id))
-    if gpu.mig and shares:
-        raise GresError(_MIG_SHARED.format(card=gpu.bus_id, share=shares.name))
+    if gpu.mig and shards:
+        raise GresError(_MIG_SHARED.format(card=gpu.bus_id))
 
 
 def _as_slurm_detects(name: str) -> str:

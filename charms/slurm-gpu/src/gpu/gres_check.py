@@ -13,7 +13,7 @@ import re
 import socket
 import tempfile
 
-from gpu import detect, gres
+from gpu import gres
 from slurm_ddp.run import CommandError, run
 
 logger = logging.getLogger(__name__)
@@ -54,9 +54,6 @@ def difference(
     `settings` is the node's `--conf`, `autodetect` what gres.conf sets for all nodes. A slurmd that prints no device,
     or does not answer, is no difference.
     """
-    refused = refusal(node, lines, settings)
-    if refused:
-        return refused
     try:
         printed = _print_gres(node, plan.gres, lines, settings, autodetect)
     except CommandError as e:
@@ -74,34 +71,26 @@ def difference(
         return f"slurmd -G: {problem}" + (f" ({failure['text'].strip()[:160]})" if failure else "")
     if invalid is not None:
         return f"slurmd -G: {invalid['text'].strip()[:160]}"
-    return refusal(node, (f"Cores={device['Cores']}" for device in found.values() if "Cores" in device), settings)
+    return _refusal(node, {device["Cores"] for device in found.values() if "Cores" in device}, settings)
 
 
-def refusal(node: str, lines: collections.abc.Iterable[str], settings: collections.abc.Mapping[str, str]) -> str | None:
-    """Find the reason for which the controller would refuse these lines, in its words; None when it takes them.
+def _refusal(node: str, cores: set[str], settings: collections.abc.Mapping[str, str]) -> str | None:
+    """Return the controller's words for Cores that it would refuse, which `slurmd -G` does not check; None without any.
 
-    It requires the Cores of a card to be those of one whole socket, or all (_check_core_range_matches_sock() of
-    src/interfaces/gres.c); `slurmd -G` does not check that. Where `settings`, the node's `--conf`, has no sockets and
-    cores, nothing is refused.
+    They must be those of one whole socket, or all: _check_core_range_matches_sock() of src/interfaces/gres.c.
     """
     try:
         sockets = int(settings.get("boards", "1")) * int(settings.get("socketsperboard", settings.get("sockets", "1")))
         size = int(settings["corespersocket"])
     except (KeyError, ValueError):
         return None
-    for line in lines:
-        cores = gres.fields(line).get("Cores")
-        near = detect.parse_cpu_list(cores) if cores else None
-        if near is None or near == frozenset(range(sockets * size)):
-            continue
-        socket_number = min(near) // size
-        whole = range(socket_number * size, (socket_number + 1) * size)
-        if near != frozenset(whole):
-            return (
-                f"Slurm would refuse {node}: gres/gpu GRES core specification {cores} for node {node} doesn't match "
-                f"socket boundaries. (Socket {socket_number} is cores {whole[0]}-{whole[-1]})"
-            )
-    return None
+    fine = {gres.ranges(range(sockets * size)), *(gres.ranges(range(i * size, (i + 1) * size)) for i in range(sockets))}
+    if not (refused := sorted(cores - fine)):
+        return None
+    return (
+        f"Slurm would refuse {node}: gres/gpu GRES core specification {refused[0]} for node {node} doesn't match "
+        "socket boundaries"
+    )
 
 
 def _print_gres(

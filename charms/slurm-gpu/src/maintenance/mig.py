@@ -4,8 +4,7 @@ import contextlib
 import json
 import pathlib
 
-from driver import install, upgrade
-from maintenance import hold, reset
+from maintenance import hold, reset, services, upgrade
 from scripts import mig
 from slurm_ddp import files, systemd, watchdog
 from slurm_ddp.charm import ActionError, Log, Results
@@ -41,7 +40,6 @@ def set_layout(gpu: str, profiles: str, node: str | None, wait_s: float, log: Lo
         for bus_id in chosen:
             if cards[bus_id].enabled is None:
                 raise ActionError(f"gpu: {cards[bus_id].name} at {bus_id} has no MIG")
-            mig.check(cards[bus_id].name, layout)
         before = mig.load()
     except mig.MigError as e:
         raise ActionError(str(e)) from e
@@ -49,7 +47,7 @@ def set_layout(gpu: str, profiles: str, node: str | None, wait_s: float, log: Lo
     if all(cards[bus_id].has(layout) and before.get(bus_id, ()) == layout for bus_id in chosen):
         return {"result": "unchanged", "layout": shown}
     reset.free(hold.MIG, node, f"{gpu}: {shown}", wait_s, log)
-    install.stop_holders()
+    services.stop_holders()
     _ensure_layouts(before | dict.fromkeys(chosen, layout))  # first, so that an interrupted one is finished
     done: list[str] = []
     try:
@@ -59,7 +57,7 @@ def set_layout(gpu: str, profiles: str, node: str | None, wait_s: float, log: Lo
             mig.apply(cards[bus_id], layout)
     except mig.RebootNeeded as e:
         hold.until_reboot(upgrade.boot_id())
-        return {"result": "reboot", "detail": f"{e}, which comes with the next event"}
+        return {"result": "reboot", "detail": f"{e}: reboot this machine"}
     except mig.MigError as e:
         _ensure_layouts(before)
         for bus_id in done:  # all or none
@@ -67,7 +65,7 @@ def set_layout(gpu: str, profiles: str, node: str | None, wait_s: float, log: Lo
                 mig.apply(mig.card_at(bus_id), cards[bus_id].instances)
         raise ActionError(f"profiles: {e}") from e
     finally:
-        install.ensure_services()
+        services.ensure_running()
     return {"result": "done", "layout": shown, "gpus": ", ".join(chosen)}
 
 

@@ -8,7 +8,7 @@ import pathlib
 import re
 
 import settings
-from gpu import detect, gres, gres_conf
+from gpu import detect, gres
 from node import health_check, node_state, registration, slurmd_options, slurmd_unit
 from node import machine as machines
 from node.machine import Machine, lost
@@ -22,7 +22,6 @@ from slurm_ddp.slurm import nodes
 logger = logging.getLogger(__name__)
 
 OWNER = node_state.STATE_DIR / "compute"  # the unit that registers this machine's GPUs
-_LOCAL_UNIT = "local/0"  # the one entry of a node's own gres.conf
 
 _TEXTS = {
     Stage.REGISTERED: (Level.ACTIVE, "{gres} on {node} ({how})"),
@@ -78,18 +77,13 @@ def offer(machine: Machine) -> slurm_gres.NodeGres | None:
         kept = {_key(line): line for line in _with_files(before) if _fits(line, lines)}
         lines = tuple((kept | {_key(line): line for line in lines}).values())
         lines = tuple(re.sub(r" Links=\S+", "", line) for line in lines)  # whose length is that of one Gres
-    awaits = not machine.local and bool(lines or machines.pushed_lines(machine.node))
+    awaits = bool(lines or machines.pushed_lines(machine.node))
     return current.model_copy(update={"lines": lines, "awaits": awaits})
 
 
-def awaits_drain(machine: Machine, progress: Progress | None) -> bool | None:
-    """Whether jobs are to be kept off a node that lost cards as soon as its controller answers.
-
-    None where this hook did not try to: an action that only reads.
-    """
-    if lost(machine) is None:
-        return False
-    return None if progress is None else progress.stage in {Stage.SILENT, Stage.FAILED}
+def awaits_drain(machine: Machine, progress: Progress | None) -> bool:
+    """Whether jobs are to be kept off a node that lost cards as soon as its controller answers."""
+    return lost(machine) is not None and progress is not None and progress.stage in {Stage.SILENT, Stage.FAILED}
 
 
 def accept(machine: Machine) -> None:
@@ -105,7 +99,7 @@ def accept(machine: Machine) -> None:
 
 def lines_live(machine: Machine) -> bool:
     """Whether slurmd will find the devices if it registers now: the controller has the lines offered, or none."""
-    if machine.plan is None or machine.local:
+    if machine.plan is None:
         return True
     offered = offer(machine)
     if offered is None:
@@ -134,10 +128,10 @@ def ensure(machine: Machine, *, owner: str) -> Progress | None:
         slurmd_unit.ensure_dropin(plan.device_files)
         if detect.ensure_device_files(plan.device_files, machines.ROOTS.proc):
             return None
-        live = _ensure_local_lines(machine) if machine.local else lines_live(machine)
-    except (gres_conf.GresConfError, nodes.NodeError, CommandError) as e:
+    except CommandError as e:
         return Progress(Stage.FAILED, str(e))
-    progress = registration.advance(registration.Target(node, machine.wanted, machine.options, lines_live=live))
+    target = registration.Target(node, machine.wanted, machine.options, lines_live=lines_live(machine))
+    progress = registration.advance(target)
     if progress.stage is not Stage.REGISTERED:
         return progress
     cards = sorted(gpu.bus_id for gpu in machine.detection.gpus if gpu.bus_id)
@@ -161,12 +155,6 @@ def release(*, owner: str, config: settings.Config | None = None) -> None:
     machine = machines.look(config)
     _leave_registration(machine)
     _end_drain(machine)
-    if machine.local:
-        try:
-            if gres_conf.write(gres_conf.read().with_entries({})):
-                slurmd_unit.restart_if_active()
-        except (gres_conf.GresConfError, CommandError) as e:
-            logger.warning("see %s for lines of slurm-gpu that are left: %s", gres_conf.PATH, e)
     health_check.ensure_absent()
     slurmd_unit.ensure_no_dropin()
     for journal in (node_state.ORDER, node_state.CARDS):
@@ -306,31 +294,10 @@ def _ensure_health_check(machine: Machine) -> None:
         logger.warning("the health check is not set up: %s", e)
 
 
-def _ensure_local_lines(machine: Machine) -> bool:
-    """Write this node's own gres.conf and make slurmd read it, unless it has jobs; return whether that is done."""
-    node, current = machine.node, machine.published
-    if node is None or current is None:
-        return False
-    conf = gres_conf.read()
-    wanted = conf.with_entries({_LOCAL_UNIT: gres_conf.Entry.of(_LOCAL_UNIT, current)})
-    if wanted == conf:
-        return True
-    try:
-        registered = nodes.show(node)
-    except nodes.ControllerSilent:
-        registered = None
-    if registered is not None and registered.is_busy:
-        return False
-    gres_conf.write(wanted)
-    slurmd_unit.restart_if_active()
-    return True
-
-
 def _note_shares(machine: Machine) -> None:
-    """Remember which shares are this charm's, until a hook finds none of them configured."""
-    shares = machine.config.shares
-    if shares:
-        files.ensure_file(machines.SHARED, f"{shares.name}\n")
+    """Record that the shards are this charm's, until a hook finds none of them configured."""
+    if machine.config.shards_per_gpu:
+        files.ensure_file(machines.SHARED, f"{gres.SHARD}\n")
     elif not set(machines.registered_shares()) & slurmd_options.gres_names(machine.configured):
         files.ensure_absent(machines.SHARED)
 
@@ -365,8 +332,8 @@ def _leave_registration(machine: Machine) -> None:
 
 def _needs_lines(machine: Machine) -> bool:
     """Whether slurmd will not find the node's GPUs when the controller has no lines for them."""
-    if machine.plan is not None or machine.local:
-        return bool(machine.lines) and not machine.local
+    if machine.plan is not None:
+        return bool(machine.lines)
     return machine.registers_gpus and machine.autodetect == "off"
 
 
@@ -400,8 +367,6 @@ def _end_drain(machine: Machine) -> None:
 def _how(machine: Machine) -> str:
     """Describe how slurmd finds the GPUs: "from NVML; found by AutoDetect=nvml"."""
     source = detect.SOURCES[machine.detection.source]
-    if machine.local:
-        return f"from {source}; lines in this node's gres.conf"
     if machine.lines:
         return f"from {source}; lines in the controller's gres.conf"
     return f"from {source}; found by AutoDetect={machine.autodetect}"

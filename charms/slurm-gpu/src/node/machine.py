@@ -15,7 +15,7 @@ from slurm_ddp.slurm import advice, nodes
 
 logger = logging.getLogger(__name__)
 
-SHARED = node_state.STATE_DIR / "shared"  # the name of the shares of cards that the node was registered with last
+SHARED = node_state.STATE_DIR / "shared"  # names shard, while the node is registered with shards of this charm
 PLUGIN_DIRS = (pathlib.Path("/usr/lib/x86_64-linux-gnu/slurm-wlm"), pathlib.Path("/usr/lib/x86_64-linux-gnu/slurm"))
 ROOTS = detect.Roots()
 
@@ -37,7 +37,6 @@ class Machine:
     before: slurm_gres.NodeGres | None = None  # what this unit published before
     options: slurmd_options.Options | None = None  # None while slurmd's charm has not written them
     node: str | None = None
-    local: bool = False  # slurmd reads this machine's own files
     plan: gres.Plan | None = None  # None without usable GPUs
     lines: tuple[str, ...] = ()  # what gres.conf must hold for them; none where slurmd finds them by itself
     problem: str | None = None  # what the operator must fix before anything is changed
@@ -60,7 +59,7 @@ class Machine:
     @property
     def has_joined(self) -> bool:
         """Whether slurmd can reach its controller."""
-        return self.options is not None and (self.local or self.options.conf_server is not None)
+        return self.options is not None and self.options.conf_server is not None
 
     @property
     def published(self) -> slurm_gres.NodeGres | None:
@@ -109,29 +108,27 @@ def pushed_lines(node: str | None) -> list[str]:
 
 
 def registered_shares() -> list[str]:
-    """Return the name of the shares that this charm registered, which go when the option does."""
+    """Return the name of the shards that this charm registered, which go when the option does."""
     return files.read(SHARED).split()
 
 
 def _with_node(machine: Machine) -> Machine:
-    options, local = slurmd_options.read(), slurmd_options.is_local()
-    if options is None and local:
-        options = slurmd_options.Options(None, None, None)
+    options = slurmd_options.read()
     node = options.node if options else None
-    if node is None and options is not None and (local or options.conf_server):
+    if node is None and options is not None and options.conf_server:
         node = socket.gethostname().partition(".")[0]
     if node is not None and not slurm_gres.is_node_name(node):
         raise ValueError(_BAD_NODE.format(path=slurmd_options.PATH, node=node))
-    return dataclasses.replace(machine, options=options, node=node, local=local)
+    return dataclasses.replace(machine, options=options, node=node)
 
 
 def _plan(machine: Machine, aliases: collections.abc.Mapping[str, str]) -> gres.Plan:
     """Return the Gres and lines of this machine's GPUs. Raises `ValueError` where jobs cannot have them."""
     conf = machine.options.settings if machine.options else {}
-    shares = machine.config.shares
-    plan = gres.plan(machine.detection, conf, gres.read_topology(ROOTS.sys), ROOTS.dev, aliases, shares=shares)
+    shards = machine.config.shards_per_gpu
+    plan = gres.plan(machine.detection, conf, gres.read_topology(ROOTS.sys), ROOTS.dev, aliases, shards=shards)
     if machine.node is not None:
-        _check_gres_types(shares)
+        _check_gres_types({"gpu": "", gres.SHARD: "shards-per-gpu: "} if shards else {"gpu": ""})
     try:
         slurm_gres.NodeGres(gres=plan.gres, lines=plan.lines)
     except ValueError as e:  # what the controller would refuse is refused here
@@ -159,18 +156,17 @@ def _lines_beside_detection(machine: Machine, plan: gres.Plan) -> tuple[str, ...
     """List what gres.conf must hold beside slurmd's own detection, None where that does not find the GPUs."""
     by_nvml = machine.autodetect == "nvml" and machine.detection.source == "nvml"
     has_plugin = by_nvml and any((path / "gpu_nvml.so").exists() for path in PLUGIN_DIRS)
-    if machine.local or plan.beside is None or not (machine.autodetect == "nvidia" or has_plugin):
+    if plan.beside is None or not (machine.autodetect == "nvidia" or has_plugin):
         return None
     return tuple(f"AutoDetect={machine.autodetect} {line}" for line in plan.beside)
 
 
-def _check_gres_types(shares: gres.Shares | None) -> None:
-    """Raise `ValueError` unless slurm.conf has such Gres: a name that it lacks costs a node all its Gres."""
+def _check_gres_types(wanted: dict[str, str]) -> None:
+    """Raise `ValueError`, after the option's name, if slurm.conf lacks one of these: it costs a node all its Gres."""
     try:
         types = nodes.gres_types()
     except nodes.NodeError:
         return  # nothing is registered without a controller, and the next event asks again
-    wanted = {"gpu": "", **({shares.name: f"{settings.SHARES[shares.name]}: "} if shares else {})}
     for name, option in wanted.items():
         if name not in types:
             typed = advice.slurm_conf({"GresTypes": ",".join(sorted({*wanted, *types}))})

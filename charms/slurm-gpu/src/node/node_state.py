@@ -1,6 +1,6 @@
 """The journals of a node as it was found, each one JSON object in STATE_DIR, written before the first step it covers.
 
-registration.json, hold.json and upgrade.json survive a reboot in the middle of what they describe. A journal that
+registration.json and hold.json survive a reboot in the middle of what they describe. A journal that
 cannot be read counts as none.
 """
 
@@ -13,7 +13,7 @@ import typing
 from slurm_ddp import files, records
 
 STATE_DIR = pathlib.Path("/var/lib/slurm-gpu")
-REGISTRATION, HOLD, UPGRADE, ORDER = "registration.json", "hold.json", "upgrade.json", "order.json"
+REGISTRATION, HOLD, ORDER = "registration.json", "hold.json", "order.json"
 CARDS = "cards.json"
 
 Record = dict[str, typing.Any]

@@ -15,7 +15,6 @@ import shlex
 from slurm_ddp import files
 
 PATH = pathlib.Path("/etc/default/slurmd")
-SLURM_CONF = pathlib.Path("/etc/slurm/slurm.conf")
 
 _LINE = re.compile(r"^[ \t]*SLURMD_OPTIONS=(?P<value>.*)$", re.MULTILINE)
 _WORD = re.compile(r"""(?:[^\s'"\\]|\\.|'[^']*'|"(?:[^"\\]|\\.)*")+""")  # as shlex.split delimits it
@@ -61,12 +60,6 @@ def parse(text: str) -> Options | None:
         return None
     conf, node, server = (_argument(words, flag) for flag in ("--conf", "-N", "--conf-server"))
     return Options(node=node, conf=conf, conf_server=server)
-
-
-def is_local() -> bool:
-    """Whether this slurmd reads files of this machine: it has a slurm.conf and no server to fetch one from."""
-    options = read()
-    return (options is None or options.conf_server is None) and SLURM_CONF.exists()
 
 
 def ensure_gres(gres: str | None) -> bool:

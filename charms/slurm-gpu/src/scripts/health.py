@@ -2,25 +2,20 @@
 """gpu-health: check once, within a minute, whether this machine's NVIDIA GPUs are fit for jobs.
 
     gpu-health check [--json] [--act] [--node NAME] [--dcgm] [--xids "+109 -74"]
-    gpu-health              as Slurm's HealthCheckProgram: check --act --node $SLURMD_NODENAME
 
 It exits 0 without a finding, 2 with warnings only, 1 when jobs must stay away. --act drains the node with a reason that
 begins with `gpu-health: `, and resumes a node with such a reason after two passes without a finding to drain for.
 --dcgm adds NVIDIA's short diagnosis (dcgmi diag -r 1) while no job runs. --xids names Xids to drain for (+) besides
-those of the table, and Xids to ignore (-). The driver is asked with nvidia-smi, or where that is not installed with
-gpu-nvml beside this program. Standard library only: the slurm-gpu charm packs it with the modules that it imports.
-
-What a card does not support is no fault; a query that fails or hangs is one.
+those of the table, and Xids to ignore (-). What a card does not support is no fault; a query that fails or hangs is
+one. Standard library only: the slurm-gpu charm packs it with the modules that it imports.
 """
 
 import argparse
-import collections
 import collections.abc
 import contextlib
 import dataclasses
 import fcntl
 import json
-import os
 import pathlib
 import re
 import sys
@@ -34,21 +29,18 @@ from slurm_ddp.run import CommandError, Completed, last_line, run
 from slurm_ddp.slurm import nodes
 
 NVIDIA_SMI = "/usr/bin/nvidia-smi"
-NVML_PROGRAM = "gpu-nvml"  # in this program's folder
 JOURNALCTL = "/usr/bin/journalctl"
 SYSTEMCTL = "/usr/bin/systemctl"
 DCGMI = ("/usr/bin/dcgmi", "/snap/bin/dcgmi", "/snap/bin/dcgm.dcgmi")
 STATE = pathlib.Path("/var/lib/slurm-gpu/health.json")
 HOLD = pathlib.Path("/var/lib/slurm-gpu/holds/gpu-health.json")  # as node/hold.py reads it
 WATCH = "slurm-gpu-node.service"  # which keeps a hold up
-OPTIONS = pathlib.Path("/var/lib/slurm-gpu/health-options")  # further arguments, one a line, where Slurm gives none
-METRICS = "gpu_health.prom"
 SYS = pathlib.Path("/sys")
 UPTIME = pathlib.Path("/proc/uptime")
 
 REASON = "gpu-health: "
-# The whole ends before the 60 s after which Slurm kills a HealthCheckProgram (slurm.conf(5)): each query gets at most
-# its own limit, and no more than what is left of the whole, less what the last order to Slurm takes.
+# The whole ends before the 60 s of its unit: each query gets at most its own limit, and no more than what is left of
+# the whole, less what the last order to Slurm takes.
 _WHOLE_S = 53.0
 _SMI_S, _LOG_S, _SYSTEMCTL_S, _DCGM_S = 30.0, 8.0, 4.0, 30.0
 _LEAST_S = 0.1
@@ -229,7 +221,6 @@ def main(arguments: collections.abc.Sequence[str] | None = None) -> int:
     did = ""
     if options.act:
         did = act(options.node, node, findings, state, started)
-        _write_metrics(findings, started)
     level = max((finding.level for finding in findings), key=LEVELS.index, default="ok")
     if options.json:
         listed = [dataclasses.asdict(finding) for finding in findings]
@@ -241,8 +232,6 @@ def main(arguments: collections.abc.Sequence[str] | None = None) -> int:
 
 
 def _parse(words: list[str]) -> tuple[argparse.Namespace, Scope]:
-    if not words and os.environ.get("SLURMD_NODENAME"):  # Slurm gives a HealthCheckProgram no arguments
-        words = ["check", "--act", "--node", os.environ["SLURMD_NODENAME"], *files.read(OPTIONS).splitlines()]
     parser = argparse.ArgumentParser(prog="gpu-health", description="Check this machine's NVIDIA GPUs.")
     check = parser.add_subparsers(required=True).add_parser("check", help="check once, and print what is wrong")
     check.add_argument("--json", action="store_true", help="print one JSON object")
@@ -392,21 +381,17 @@ def _ask_driver() -> tuple[ET.Element, Finding | None]:
     Raises:
         CommandError: the query failed.
     """
-    argv = (NVIDIA_SMI, "-q", "-x")
-    if not pathlib.Path(NVIDIA_SMI).exists():
-        argv = (sys.executable, "-I", str(pathlib.Path(sys.argv[0]).with_name(NVML_PROGRAM)))
-    program = pathlib.Path(argv[-1] if argv[0] == sys.executable else argv[0]).name
-    done = _run(*argv, limit=_SMI_S)
+    done = _run(NVIDIA_SMI, "-q", "-x", limit=_SMI_S)
     trouble: Finding | None = None
     if done.returncode != 0:
         level, text = SMI_EXITS.get(done.returncode, (DRAIN, _last_words(done)))
-        trouble = Finding(level, "query", f"{program} exited {done.returncode}: {text}")
+        trouble = Finding(level, "query", f"nvidia-smi exited {done.returncode}: {text}")
         if level == DRAIN:
             raise CommandError(trouble.text)
     try:
         return ET.fromstring(done.stdout), trouble  # noqa: S314 - the driver's own program wrote it
     except ET.ParseError as e:
-        raise CommandError(f"{program} returned invalid XML ({e})") from e
+        raise CommandError(f"nvidia-smi returned invalid XML ({e})") from e
 
 
 def _fabric_manager(root: ET.Element) -> list[Finding]:
@@ -491,22 +476,6 @@ def _is_settling() -> bool:
     """Tell whether a fabric manager may still be at work since the boot."""
     words = files.read(UPTIME).split()
     return bool(words) and float(words[0]) <= _FABRIC_SETTLES_S
-
-
-def _write_metrics(findings: list[Finding], now: float) -> None:
-    counts = collections.Counter((finding.level, finding.check, finding.gpu) for finding in findings)
-    is_fit = not any(finding.level == DRAIN for finding in findings)
-    labels = ("level", "check", "gpu")
-    watchdog.write_metrics(
-        METRICS,
-        watchdog.Metric("gpu_health_ok", "Whether jobs may use this machine's GPUs.", [({}, is_fit)]),
-        watchdog.Metric("gpu_health_checked_seconds", "When that was checked, in seconds since 1970.", [({}, now)]),
-        watchdog.Metric(
-            "gpu_health_findings",
-            "Findings of the last check.",
-            [(dict(zip(labels, key, strict=True)), count) for key, count in sorted(counts.items())],
-        ),
-    )
 
 
 def _last_words(done: Completed) -> str:
