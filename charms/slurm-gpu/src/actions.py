@@ -39,10 +39,6 @@ class Unit:
         return self.machine().node
 
 
-class _HealthCheck(Parameters, frozen=True):
-    dcgm: bool | None = None
-
-
 class _UpgradeDriver(Parameters, frozen=True):
     branch: plan.Branch | None = None
     version: str | None = None
@@ -74,11 +70,10 @@ def _show_gres(unit: Unit, _: Parameters, _log: Log) -> Results:
     return gres_lines.summary() if unit.is_controller and not unit.is_compute else compute.summary(unit.machine())
 
 
-def _health_check(unit: Unit, wanted: _HealthCheck, _log: Log) -> Results:
+def _health_check(unit: Unit, _: Parameters, _log: Log) -> Results:
     node, config = unit.node(), unit.machine().config
     config.check()
-    dcgm = config.health_dcgm if wanted.dcgm is None else wanted.dcgm
-    return health_check.check(node, dcgm=dcgm, xids=config.health_xids)
+    return health_check.check(node, xids=config.health_xids)
 
 
 def _accept_gpus(unit: Unit, _: Parameters, _log: Log) -> Results:
@@ -123,7 +118,7 @@ def _on_cards(unit: Unit, run: collections.abc.Callable[[str | None], Results]) 
 ACTIONS: dict[str, Action[Unit]] = {
     "detect": Action(Parameters, _detect),
     "show-gres": Action(Parameters, _show_gres),
-    "health-check": Action(_HealthCheck, _health_check),
+    "health-check": Action(Parameters, _health_check),
     "accept-gpus": Action(Parameters, _accept_gpus),
     "upgrade-driver": Action(_UpgradeDriver, _upgrade_driver),
     "reset-gpu": Action(_ResetGpu, _reset_gpu),

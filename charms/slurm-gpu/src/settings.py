@@ -19,7 +19,6 @@ class Config(pydantic.BaseModel, frozen=True):
 
     gpu_type_alias: str = ""
     health_check: str = "auto"
-    health_dcgm: bool = False
     health_xids: str = ""
     shards_per_gpu: int = 0
     resume_after_reboot: bool = True

@@ -3,7 +3,6 @@
 import pathlib
 
 import pytest
-import real_slurm
 from machine_double import MachineDouble
 from slurm_double import SlurmDouble
 
@@ -28,14 +27,6 @@ CONF = "cpus=2 boards=1 socketsperboard=1 corespersocket=2 threadspercore=1 real
 OPTIONS = f"SLURMD_OPTIONS=--conf '{CONF}' -Z -N slurmd-0 --conf-server ctl:6817\n"
 ask_nvml = gpu_detect.run_probe  # which no test runs without saying so
 WITH_GPU = OPTIONS.replace("features=slurmd", "features=slurmd gres=gpu:mock_gpu:1")
-
-
-@pytest.fixture(scope="session")
-def slurm_tree(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """The folder of a real Slurm's tree, for `real_slurm.inside`."""
-    if missing := real_slurm.lacks():
-        pytest.fail(missing, pytrace=False)
-    return real_slurm.unpack(tmp_path_factory.mktemp("slurm"))
 
 
 @pytest.fixture(autouse=True)

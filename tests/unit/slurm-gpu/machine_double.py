@@ -163,8 +163,12 @@ class MachineDouble:
         answer = self._answer(shlex.join(words), words)
         if check and answer.returncode:
             message = answer.stderr.strip() or answer.stdout.strip()
-            raise CommandError(f"{words[0]} exited {answer.returncode}: {message}", returncode=answer.returncode,
-                               stdout=answer.stdout, stderr=answer.stderr)  # fmt: skip
+            raise CommandError(
+                f"{words[0]} exited {answer.returncode}: {message}",
+                returncode=answer.returncode,
+                stdout=answer.stdout,
+                stderr=answer.stderr,
+            )
         return answer
 
     def _answer(self, command: str, words: list[str]) -> Completed:
@@ -284,7 +288,10 @@ class MachineDouble:
                 if unit == driver_state.FABRIC and self.fabric_version() != self.loaded:
                     return Completed(1, "", "Job for nvidia-fabricmanager.service failed\n")
                 self.active.add(unit)
-            case ["daemon-reload"] | ["disable", "--now", _] | ["reset-failed", _] | ["start", "--no-block", _]:
+            case ["disable", "--now", unit]:
+                self.active.discard(unit)
+                self.enabled.discard(unit)
+            case ["daemon-reload"] | ["reset-failed", _] | ["start", "--no-block", _]:
                 pass
             case ["try-restart", "--no-block", _]:
                 pass

@@ -101,15 +101,6 @@ def test_the_option_brings_a_driver_to_a_bare_machine(
     assert machine.log == installs
 
 
-def test_a_driver_that_is_not_available_is_reported(ctx: testing.Context[charm.SlurmGpuCharm], machine: MachineDouble):
-    machine.installed.clear()
-    machine.boot()
-    machine._show_library()
-    update(ctx, driver="550")
-    message = update(ctx, driver="550").unit_status.message
-    assert message.startswith("driver=550: nvidia-headless-no-dkms-550-server-open")
-
-
 def test_upgrade_driver(ctx: testing.Context[charm.SlurmGpuCharm], machine: MachineDouble):
     update(ctx)
     results, out = act(ctx, "upgrade-driver", branch="580")
@@ -118,17 +109,6 @@ def test_upgrade_driver(ctx: testing.Context[charm.SlurmGpuCharm], machine: Mach
     assert machine.slurm.record == Record(GRES)
     assert ctx.action_logs == ["installing driver 580.173.02"]
     assert act(ctx, "upgrade-driver", branch="580")[0] == {"result": "up-to-date", "driver": "580.173.02"}
-
-
-def test_upgrade_driver_repairs_a_mismatch(ctx: testing.Context[charm.SlurmGpuCharm], machine: MachineDouble):
-    """As the status says, without parameters: the packages moved on under the running module."""
-    machine._load("535.1")
-    assert update(ctx).unit_status.message.startswith(
-        "driver 535.1 runs with the library of 535.288.01: run upgrade-driver"
-    )
-    results, out = act(ctx, "upgrade-driver")
-    assert results == {"result": "done", "driver": "535.288.01"}
-    assert isinstance(out.unit_status, ops.ActiveStatus)
 
 
 def test_upgrade_driver_with_a_reboot(ctx: testing.Context[charm.SlurmGpuCharm], machine: MachineDouble):
@@ -210,11 +190,3 @@ def test_the_controller_has_no_cards(ctx: testing.Context[charm.SlurmGpuCharm], 
     params = {"upgrade-driver": {}, "reset-gpu": {"gpu": BUS}, "set-mig": {"gpu": BUS, "profiles": "off"}}[name]
     with pytest.raises(testing.ActionFailed, match="run it on a unit that is integrated with slurmd"):
         ctx.run(ctx.on.action(name, params=params), testing.State(relations=[relation]))
-
-
-def test_a_removed_charm_leaves_the_driver(ctx: testing.Context[charm.SlurmGpuCharm], machine: MachineDouble):
-    update(ctx)
-    assert machine.held
-    ctx.run(ctx.on.remove(), state())
-    assert machine.held == set()
-    assert machine.loaded == "535.288.01"

@@ -20,8 +20,8 @@ import charm
 import orders
 from controller import gres_lines as controller_lines
 from gpu import gres_conf
+from node import health_check, slurmd_options
 from node import resume as bring_up
-from node import slurmd_options
 from slurm_ddp.interfaces.slurm_gres import NodeGres
 
 ROOT = pathlib.Path(charm.__file__).resolve().parents[1]
@@ -34,6 +34,7 @@ PASSING = (
     "proc/uptime",
     "var/slurm-gpu/holds/lock",
     "var/slurm-gpu/driver-refused.json",
+    "var/slurm-gpu/health.json",
 )
 
 
@@ -291,6 +292,7 @@ def test_every_order_of_a_compute_node_ends_in_the_same_state(
 ):
     clock = orders.Clock(monkeypatch)
     monkeypatch.setattr(bring_up, "UPTIME", paths / "proc/uptime")
+    monkeypatch.setattr(health_check, "check", lambda *_, **__: {"result": "ok"})  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     slurmd_options.PATH.write_text(OPTIONS)
     node.add_card(CARDS[1])
     node.install_driver("535", "535.288.01")

@@ -8,8 +8,7 @@ import roles
 from conftest import OPTIONS
 from slurm_double import SlurmDouble
 
-import settings
-from node import compute, health_check, slurmd_options
+from node import health_check, slurmd_options
 from node import machine as machines
 from scripts import health as gpu_health
 from slurm_ddp import systemd, watchdog
@@ -70,13 +69,6 @@ def test_where_there_is_no_timer(orders: list[str], node: str | None, setting: s
     assert len(orders) == count
 
 
-def test_a_setting_that_is_none_or_cannot_be(smi: pathlib.Path):
-    assert [health_check.problem(setting) for setting in ("auto", "on", "off")] == [None, None, None]
-    smi.unlink()
-    assert health_check.problem("auto") is None
-    assert health_check.problem("on") == f"health-check=on cannot ask the driver: {health_check.NO_SMI}"
-
-
 def test_an_action_looks_and_says(monkeypatch: pytest.MonkeyPatch, smi: pathlib.Path):
     seen: list[tuple[str, ...]] = []
     findings = [{"level": "drain", "check": "ecc", "text": "1 error", "gpu": "0000:01:00.0"}]
@@ -122,30 +114,15 @@ def test_an_unfit_node_is_the_status(slurm: SlurmDouble, mock_gpu: pathlib.Path)
     assert (verdict.level, verdict.text) == ("blocked", text)
 
 
-def test_a_setting_that_is_none_changes_nothing(slurm: SlurmDouble, mock_gpu: pathlib.Path):
-    slurmd_options.PATH.write_text(OPTIONS)
-    slurm.register()
-    machine = machines.look(settings.Config(health_check="sometimes"))
-    assert machine.problem == "health-check: 'sometimes' is none of auto, on, off"
-    assert roles.ensure(machine, None) is None
-    assert slurm.log == []
-
-
 def test_more_to_look_at_is_in_the_unit(orders: list[str], smi: pathlib.Path):
-    health_check.ensure("n0", "on", has_gpus=True, dcgm=True, xids=" +109,-74 ")
+    health_check.ensure("n0", "on", has_gpus=True, xids=" +109,-74 ")
     unit = (systemd.UNIT_DIR / "gpu-health.service").read_text()
-    assert unit.count(' check --act --json --node n0 "--dcgm" "--xids=+109 -74"\n') == 1
-
-
-@pytest.mark.parametrize("text", ["109", "+x", "+74 -74"])
-def test_xids_that_are_none_are_refused_by_name(text: str):
-    with pytest.raises(ValueError, match=r"^health-xids: "):
-        settings.Config(health_xids=text).check()
+    assert unit.count(' check --act --json --node n0 "--xids=+109 -74"\n') == 1
 
 
 def test_a_card_that_is_unfit_is_reported_without_what_is_only_odd(monkeypatch: pytest.MonkeyPatch, smi: pathlib.Path):
     def run(*argv: str, **_: object) -> Completed:
-        assert argv[-1] == "--dcgm"
+        assert argv[-1] == "n0"
         findings = [
             {"level": "drain", "text": "recovery action Reset", "gpu": "0000:01:00.0"},
             {"level": "warn", "text": "hot", "gpu": ""},
@@ -153,7 +130,7 @@ def test_a_card_that_is_unfit_is_reported_without_what_is_only_odd(monkeypatch: 
         return Completed(1, json.dumps({"result": "drain", "findings": findings, "seconds": 1}), "")
 
     monkeypatch.setattr(health_check, "run", run)
-    assert health_check.unfit("n0", dcgm=True) == ["recovery action Reset 0000:01:00.0"]
+    assert health_check.unfit("n0") == ["recovery action Reset 0000:01:00.0"]
 
     def hangs(*argv: str, **_: object) -> Completed:
         raise CommandTimeout("python3: no answer within 70 s")
@@ -162,10 +139,3 @@ def test_a_card_that_is_unfit_is_reported_without_what_is_only_odd(monkeypatch: 
     assert health_check.unfit("n0") == ["gpu-health: python3: no answer within 70 s"]
     smi.unlink()
     assert health_check.unfit("n0") == []
-
-
-def test_nothing_is_left_behind(orders: list[str], smi: pathlib.Path):
-    health_check.ensure("slurmd-0", "auto", has_gpus=True)
-    compute.release(owner="slurm-gpu/0")  # no card was ever registered here
-    assert not health_check.PROGRAM.exists()
-    assert not (systemd.UNIT_DIR / "gpu-health.timer").exists()

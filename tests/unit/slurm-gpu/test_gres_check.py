@@ -8,7 +8,6 @@ import roles
 from conftest import OPTIONS
 from slurm_double import SlurmDouble
 
-import settings
 from gpu import gres, gres_check
 from node import compute, slurmd_options
 from node import machine as machines
@@ -72,11 +71,6 @@ def test_slurmd_prints_a_device_whose_cores_it_calls_invalid(slurm: SlurmDouble,
     record = RECORD.format("h100", "/dev/nvidia0", "0-1", "-1", "").replace("slurmd-n0:", start)
     slurm.printed = f"{start} error: Invalid GRES data for gpu, Cores=0-1\n{record}"
     assert ask() == "slurmd -G: Invalid GRES data for gpu, Cores=0-1"
-
-
-def test_mig_is_printed_with_all_its_files(slurm: SlurmDouble):
-    slurm.printed = RECORD.format("a100_3g.20gb", "/dev/nvidia0,/dev/c12,/dev/c13", "0-1", "(null)", "")
-    assert ask(MIG) is None
 
 
 @pytest.mark.parametrize(
@@ -152,11 +146,3 @@ def test_a_difference_is_the_status_and_nothing_is_touched(slurm: SlurmDouble, m
     assert compute.offer(machine) is None
     assert slurm.log == []
     assert slurmd_options.PATH.read_text() == OPTIONS
-
-
-def test_an_alias_that_is_none_is_the_status(slurm: SlurmDouble, mock_gpu: pathlib.Path):
-    slurmd_options.PATH.write_text(OPTIONS)
-    machine = machines.look(settings.Config(gpu_type_alias="mock_gpu=Mock GPU"))
-    assert machine.problem == "gpu-type-alias: 'Mock GPU' is no type: small letters, digits and _ . + - only"
-    assert roles.ensure(machine) is None
-    assert slurm.log == []

@@ -15,8 +15,7 @@ from slurm_double import SlurmDouble
 import charm
 from gpu import detect as gpu_detect
 from gpu.detect import NvmlAnswer
-from node import compute, node_state, resume, slurmd_options
-from node import machine as machines
+from node import node_state, resume, slurmd_options
 from slurm_ddp import wake
 from slurm_ddp.charm import Level, Status
 from slurm_ddp.interfaces.slurm_gres import NodeGres
@@ -77,13 +76,6 @@ def test_a_lost_card_drains_the_node_and_its_return_resumes_it(node: SlurmDouble
     assert (node.jobs, node.ended, node.state()) == (["7"], [], "MIXED+DYNAMIC_NORM")
 
 
-def test_all_cards_lost(node: SlurmDouble, paths: pathlib.Path):
-    lose(paths, 0, 1)
-    loss = "0 of 2 GPUs found, 0000:1b:00.0, 0000:9d:00.0 missing"
-    assert hook().text.startswith(loss)
-    assert orders(node) == [f"/usr/bin/scontrol update nodename=slurmd-0 state=drain 'reason=slurm-gpu: {loss}'"]
-
-
 def test_a_driver_that_broke(node: SlurmDouble, monkeypatch: pytest.MonkeyPatch):
     broken = NvmlAnswer(error="Driver/library version mismatch", broken=True)
     monkeypatch.setattr(gpu_detect, "run_probe", lambda: broken)
@@ -106,15 +98,6 @@ def test_what_an_administrator_set_stays(node: SlurmDouble, paths: pathlib.Path,
     hook()
     assert orders(node) == []
     assert node.record.reason == "replaced by ops"
-
-
-def test_a_controller_that_is_silent_is_reported_later(node: SlurmDouble, paths: pathlib.Path):
-    lose(paths, 1)
-    node.answering = False
-    assert hook() == STATUS
-    node.answering = True
-    assert hook() == STATUS
-    assert orders(node) == [DRAIN]
 
 
 def test_a_card_that_moved_or_was_added_is_not_lost(node: SlurmDouble, paths: pathlib.Path):
@@ -189,18 +172,6 @@ def test_accepting_nothing_is_refused(node: SlurmDouble, paths: pathlib.Path):
         run_accept()
     assert caught.value.message == "no NVIDIA GPU on this machine"
     assert (node_state.STATE_DIR / node_state.CARDS).exists()
-
-
-@pytest.mark.parametrize("text", ["", "null", "{}", "["])
-def test_a_damaged_memory_is_no_loss(node: SlurmDouble, paths: pathlib.Path, text: str):
-    (node_state.STATE_DIR / node_state.CARDS).write_text(text)
-    assert machines.lost(machines.look()) is None
-
-
-def test_a_charm_that_goes_forgets_the_cards(node: SlurmDouble):
-    assert (node_state.STATE_DIR / node_state.CARDS).exists()
-    compute.release(owner="slurm-gpu/0")
-    assert not (node_state.STATE_DIR / node_state.CARDS).exists()
 
 
 def test_upstreams_idle_brings_no_job_to_a_node_that_lost_a_card(node: SlurmDouble, paths: pathlib.Path):

@@ -112,24 +112,6 @@ def test_a_card_is_cut(mig: MachineDouble, paths: pathlib.Path):
     assert not any("-dgi" in line for line in mig.smi.log)
 
 
-def test_a_card_is_cut_otherwise_and_made_whole(mig: MachineDouble, paths: pathlib.Path):
-    set_mig("3g.20gb x2")
-    hook()
-    set_mig("7g.40gb")
-    hook()
-    assert mig.smi.cards[BUS].instances == ["7g.40gb"]
-    set_mig("off")
-    assert (mig.smi.cards[BUS].enabled, mig.smi.cards[BUS].instances) == (False, [])
-    assert gpu_mig.load() == {BUS: ()}  # a boot keeps it whole
-
-
-def test_a_card_that_wants_a_reset(mig: MachineDouble):
-    mig.smi.needs_reset = True
-    set_mig("3g.20gb x2")
-    assert f"-r -i {BUS}" in mig.smi.log
-    assert mig.smi.cards[BUS].instances == ["3g.20gb", "3g.20gb"]
-
-
 def test_a_card_that_wants_a_reboot(mig: MachineDouble):
     mig.smi.needs_reset = mig.smi.needs_reboot = True
     detail = f"{BUS} switches MIG on only with a reboot: reboot this machine"
@@ -221,18 +203,6 @@ def test_cards_without_mig(mig: MachineDouble):
     assert not gpu_mig.apply(gpu_mig.cards()[0], ())
 
 
-def test_without_nvidia_smi(mig: MachineDouble, paths: pathlib.Path):
-    (paths / "usr/bin/nvidia-smi").unlink()
-    with pytest.raises(ActionError, match=r"there is no .*nvidia-smi on this machine: install nvidia-utils"):
-        set_mig("off")
-
-
-def test_a_driver_that_hangs(mig: MachineDouble):
-    mig.hanging.add("nvidia-smi")
-    with pytest.raises(ActionError, match="no answer within"):
-        set_mig("off")
-
-
 def test_an_interruption_at_every_command_is_finished(mig: MachineDouble, slurm: SlurmDouble):
     for lives in range(100):
         mig.smi.cards = {BUS: MigCard(A100, True, True, ["3g.20gb", "3g.20gb"])}
@@ -259,11 +229,6 @@ def test_an_interruption_at_every_command_is_finished(mig: MachineDouble, slurm:
         pytest.fail("it never got through")
 
 
-def test_no_slurmd_no_drain(mig: MachineDouble):
-    mig.slurm.answering = False
-    assert set_mig("3g.20gb x2", node=None)["result"] == "done"
-
-
 # The program.
 
 
@@ -288,12 +253,6 @@ def test_a_file_that_cannot_be_read(mig: MachineDouble, text: str, capsys: pytes
     assert gpu_mig.main(["apply"]) == 1
     assert capsys.readouterr().err.startswith("gpu-mig: ")
     assert mig.smi.log == []
-
-
-def test_an_interrupted_destruction_is_finished(mig: MachineDouble):
-    mig.smi.cards[BUS] = MigCard(A100, True, True, ["3g.20gb"], compute=False)
-    gpu_mig.apply(gpu_mig.cards()[0], ("7g.40gb",))
-    assert mig.smi.cards[BUS].instances == ["7g.40gb"]
 
 
 def test_it_runs_alone(tmp_path: pathlib.Path):

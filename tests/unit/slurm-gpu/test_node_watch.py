@@ -114,39 +114,6 @@ def test_a_hold_is_kept_up_while_a_mount_is_missing(node: SlurmDouble):
     assert "DRAIN" in node.state()
 
 
-@pytest.mark.parametrize("change", [{}, {"rebooted": False, "new": True}], ids=["rebooted", "new"])
-def test_a_job_that_completes_on_a_node_that_is_down_is_waited_for(node: SlurmDouble, change: dict[str, bool]):
-    configure(**change)
-    node.register()
-    assert node.record is not None
-    if change:
-        node.record.reason = resume.NEW
-    node.record.flags.add("COMPLETING")
-    node.jobs = ["7"]
-    node.log.clear()
-    watch = node_watch.Watch()
-    assert passes(watch, 2) == [2.0, 5.0]
-    assert (node.log, node.state()) == ([], "DOWN+COMPLETING+DYNAMIC_NORM")
-    node.jobs = []
-    assert passes(watch, 1) == [15.0], "its processes are still being ended"
-    node.record.flags.discard("COMPLETING")
-    assert passes(watch, 1) == [None]
-    assert node.log == [RESUMED]
-
-
-@pytest.mark.parametrize(
-    ("state", "reason"),
-    [("down", "bad memory"), ("drain", "Node unexpectedly rebooted"), ("fail", "x"), ("down", "'n/a'")],
-)
-def test_what_others_ordered_stays(node: SlurmDouble, state: str, reason: str):
-    node.register()
-    node.run("/usr/bin/scontrol", "update", f"nodename={NAME}", f"state={state}", f"reason={reason}")
-    node.log.clear()
-    before = node.state()
-    assert passes(node_watch.Watch(), 1) == [None]
-    assert (node.log, node.state()) == ([], before)
-
-
 def test_a_new_node_takes_jobs_only_where_that_is_asked_for(node: SlurmDouble):
     node.register()
     node.run("/usr/bin/scontrol", "update", f"nodename={NAME}", "state=down", "reason='n/a'")
@@ -154,15 +121,6 @@ def test_a_new_node_takes_jobs_only_where_that_is_asked_for(node: SlurmDouble):
     node.log.clear()
     assert passes(node_watch.Watch(), 1) == [None]
     assert node.log == [RESUMED]
-
-
-@pytest.mark.parametrize("option", [{"rebooted": False}, {"rebooted": False, "new": True}])
-def test_the_option_leaves_a_rebooted_node_to_people(node: SlurmDouble, option: dict[str, bool]):
-    configure(**option)
-    node.register()
-    node.log.clear()
-    assert passes(node_watch.Watch(), 1) == [None]
-    assert node.log == []
 
 
 def test_a_node_that_shows_other_gpus_stays_down(node: SlurmDouble, paths: pathlib.Path):
@@ -236,8 +194,12 @@ def test_the_service_runs_with_the_standard_library_alone(tmp_path: pathlib.Path
     code = "import node.watch, sys; print([m for m in ('pydantic', 'ops', 'yaml') if m in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-S", "-s", "-c", code],
-        env={"PYTHONPATH": f"{SOURCES}:{LIBRARY}"}, cwd=tmp_path, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        env={"PYTHONPATH": f"{SOURCES}:{LIBRARY}"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert done.stdout == "[]\n"
 
 

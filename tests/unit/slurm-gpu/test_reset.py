@@ -77,46 +77,6 @@ def test_its_layout_is_made_again(node: MachineDouble):
     assert node.smi.cards[BUS].instances == ["3g.40gb", "3g.40gb"]
 
 
-def test_jobs_are_waited_for(node: MachineDouble, monkeypatch: pytest.MonkeyPatch):
-    node.slurm.jobs = ["7"]
-    sleep = maintenance_reset.time.sleep
-
-    def ends(seconds: float) -> None:
-        node.slurm.jobs = []
-        sleep(seconds)
-
-    monkeypatch.setattr(maintenance_reset.time, "sleep", ends)
-    assert reset()["result"] == "reset"
-    assert node.slurm.ended == []
-
-
-def test_jobs_that_stay_keep_their_node(node: MachineDouble):
-    node.slurm.jobs = ["7", "8"]
-    with pytest.raises(ActionError, match="slurmd-0 still had 2 jobs after 60 s, so nothing was done: try later"):
-        reset()
-    assert node.smi.log == []
-    assert node.slurm.jobs == ["7", "8"]
-    assert node.slurm.ended == []
-    assert node.slurm.state() == "MIXED+DYNAMIC_NORM"
-    assert gpu_hold.Hold.load() is None
-
-
-@pytest.mark.parametrize(
-    ("gpu", "words"),
-    [
-        ("0000:ff:00.0", f"gpu: no card at 0000:ff:00.0; there is {BUS}"),
-        ("GPU-1234", "gpu: 'GPU-1234' is not a bus id such as"),
-        ("", "gpu: '' is not a bus id"),
-        ("0000:1b:00.0; reboot", "gpu: '0000:1b:00.0; reboot' is not"),
-    ],
-)
-def test_a_card_that_is_not_there(node: MachineDouble, gpu: str, words: str):
-    with pytest.raises(ActionError) as caught:
-        reset(gpu)
-    assert str(caught.value).startswith(words)
-    assert (node.smi.log, node.slurm.log) == ([], [])
-
-
 def test_boards_that_reset_all_cards_together(node: MachineDouble):
     for number in range(6):
         node.add_card(f"0000:0{number}:00.0", 0x1AF1, kind="0x068000")

@@ -10,13 +10,12 @@ from slurm_double import SlurmDouble
 
 import settings
 from gpu import detect as gpu_detect
-from gpu import gres, gres_conf
+from gpu import gres
 from node import machine as machines
 from node import slurmd_options
 from slurm_ddp.charm import Level, Status
 from slurm_ddp.interfaces.slurm_gres import ControllerGres, NodeGres
 from slurm_ddp.slurm import advice as slurm_advice
-from slurm_ddp.slurm import nodes
 
 CARDS = gpu_detect.Detection(
     "proc", (gpu_detect.Gpu("Mock GPU", "0000:01:00.0", 0), gpu_detect.Gpu("Mock GPU", "0000:02:00.0", 1))
@@ -46,14 +45,6 @@ def test_a_line_for_the_shares_of_each_card():
     assert plan.lines[2:] == ("Name=shard Count=4 File=/dev/nvidia0", "Name=shard Count=4 File=/dev/nvidia1")
     assert plan.beside == ("Name=shard Count=8",), "Slurm's own detection finds the cards, and no shares"
     NodeGres(node="n0", gres=plan.gres, lines=plan.lines)  # which the controller takes
-
-
-def test_the_controller_counts_cards_and_not_their_shares(paths: pathlib.Path):
-    from controller import gres_lines
-
-    plan = gres.plan(CARDS, {}, None, shards=4)
-    entry = gres_conf.Entry.of("slurm-gpu/0", NodeGres(node="n0", gres=plan.gres, lines=plan.lines))
-    assert gres_lines.counts(gres_conf.GresConf("", "", {"slurm-gpu/0": entry})) == (1, 2)
 
 
 def test_mig_instances_have_no_shares():
@@ -99,37 +90,3 @@ def test_nothing_is_touched_before_slurm_knows_the_name(node: SlurmDouble):
     )
     assert slurmd_options.PATH.read_text() == OPTIONS
     assert node.log == []
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"shards_per_gpu": -1}, "shards-per-gpu: -1 is not between 0 and 1024"),
-        ({"health_check": "yes"}, "health-check: 'yes' is none of auto, on, off"),
-        (
-            {"gpu_type_alias": "x"},
-            "gpu-type-alias: 'x' is not of the form TYPE=ALIAS, such as nvidia_h100_80gb_hbm3=h100",
-        ),
-    ],
-)
-def test_options_that_cannot_be_are_refused_by_name(node: SlurmDouble, options: dict[str, typing.Any], text: str):
-    assert hook(live(), **options) == Status(Level.BLOCKED, text)
-    assert slurmd_options.PATH.read_text() == OPTIONS
-    assert node.log == []
-
-
-def test_a_bad_option_is_reported_on_a_machine_without_gpus_too(slurm: SlurmDouble):
-    assert hook(None, shards_per_gpu=-4).level == Level.BLOCKED
-
-
-@pytest.mark.parametrize(
-    ("left", "right", "same"),
-    [
-        ("gpu:a:2,shard:8", "gpu:a:2(S:0),shard:a:8(S:0)", True),
-        ("gpu:a:2,shard:8", "gpu:a:2,shard:a:4", False),
-        ("gpu:a:2,mps:200", "gpu:a:2,mps:a:100,mps:a:100", True),
-        ("gpu:a:2", "gpu:a:2,shard:a:4", False),
-    ],
-)
-def test_what_the_controller_makes_of_shares(left: str, right: str, same: bool):
-    assert nodes.same_gres(left, right) is same

@@ -45,10 +45,12 @@ def set_layout(gpu: str, profiles: str, node: str | None, wait_s: float, log: Lo
         raise ActionError(str(e)) from e
     shown = ", ".join(layout) or "off"
     if all(cards[bus_id].has(layout) and before.get(bus_id, ()) == layout for bus_id in chosen):
+        _ensure_layouts(before, whole=False)
         return {"result": "unchanged", "layout": shown}
     reset.free(hold.MIG, node, f"{gpu}: {shown}", wait_s, log)
     services.stop_holders()
-    _ensure_layouts(before | dict.fromkeys(chosen, layout))  # first, so that an interrupted one is finished
+    after = before | dict.fromkeys(chosen, layout)
+    _ensure_layouts(after)  # first, so that an interrupted one is finished
     done: list[str] = []
     try:
         for bus_id in chosen:
@@ -66,6 +68,7 @@ def set_layout(gpu: str, profiles: str, node: str | None, wait_s: float, log: Lo
         raise ActionError(f"profiles: {e}") from e
     finally:
         services.ensure_running()
+    _ensure_layouts(after, whole=False)
     return {"result": "done", "layout": shown, "gpus": ", ".join(chosen)}
 
 
@@ -76,8 +79,9 @@ def ensure_no_layouts() -> None:
     files.ensure_absent(mig.LAYOUTS)
 
 
-def _ensure_layouts(layouts: dict[str, tuple[str, ...]]) -> None:
-    """Record the layouts, and have them made at boot."""
+def _ensure_layouts(layouts: dict[str, tuple[str, ...]], *, whole: bool = True) -> None:
+    """Record the layouts, those of whole cards too if asked for, and have them made at boot."""
+    layouts = {bus_id: layout for bus_id, layout in layouts.items() if layout or whole}
     if not layouts:
         ensure_no_layouts()
         return

@@ -113,7 +113,6 @@ def _ensure_watch(node: str | None, options: Options) -> None:
         rebooted=bool(options.get("resume-after-reboot", True)),
         new=bool(options.get("resume-when-ready", False)),
         checks_health=options.get("health-check") != "off",
-        dcgm=bool(options.get("health-dcgm", False)),
         xids=xids,
     )
     try:

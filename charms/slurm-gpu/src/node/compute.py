@@ -287,7 +287,6 @@ def _ensure_health_check(machine: Machine) -> None:
             machine.node,
             config.health_check,
             has_gpus=bool(machine.detection.gpus),
-            dcgm=config.health_dcgm,
             xids=config.health_xids,
         )
     except CommandError as e:  # the GPUs are registered all the same
@@ -313,7 +312,7 @@ def _missing(machine: Machine) -> list[str]:
         return readiness.missing()
     return [
         *readiness.missing(),
-        *health_check.unfit(machine.node, dcgm=config.health_dcgm, xids=config.health_xids),
+        *health_check.unfit(machine.node, xids=config.health_xids),
     ]
 
 
@@ -338,23 +337,20 @@ def _needs_lines(machine: Machine) -> bool:
 
 
 def _end_drain(machine: Machine) -> None:
-    """Resume a node that this charm drained if its GPUs are right; else leave it drained, for a resume by hand."""
+    """Resume a node that this charm drained for what is right now; else leave it drained, for a resume by hand.
+
+    Nobody looks at the cards any more, so a drain of the health check stays.
+    """
     if machine.node is None:
         return
-    config = machine.config
     try:
         node = nodes.show(machine.node)
         if node is None:
             return
         by_health = health_check.is_ours(node.reason)
         is_ours = node.is_drained and (by_health or registration.is_ours(node.reason))
-        has_gpus = nodes.count_gres(node.gres, "gpu") > 0
-        wrong = lost(machine) if has_gpus else None
-        if wrong is None and is_ours and not node.is_valid:
-            wrong = node.reason
-        elif wrong is None and is_ours and by_health and has_gpus:
-            wrong = health_check.still_unfit(node.name, dcgm=config.health_dcgm, xids=config.health_xids)
-        if is_ours and wrong is None:
+        wrong = lost(machine) if nodes.count_gres(node.gres, "gpu") else None
+        if is_ours and node.is_valid and wrong is None and not by_health:
             nodes.resume(node.name)
         elif is_ours:
             registration.abandon(node.name, node.reason or "")

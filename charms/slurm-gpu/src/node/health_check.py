@@ -51,20 +51,19 @@ class MonitorError(Exception):
     """The health check cannot be set up or run. `str()` is one line: what failed, and what to do."""
 
 
-def ensure(node: str | None, setting: str, *, has_gpus: bool, dcgm: bool = False, xids: str = "") -> None:
+def ensure(node: str | None, setting: str, *, has_gpus: bool, xids: str = "") -> None:
     """Set up the timer if the option asks for it: with `auto`, if there are GPUs and nvidia-smi.
 
     Args:
         node: the node's name, None while it has none.
         setting: the option health-check.
         has_gpus: whether the timer has something to look at.
-        dcgm: whether NVIDIA's short diagnosis is part of it.
         xids: the option health-xids.
     """
     if node is None or not has_gpus or setting == "off" or not can_look():
         ensure_absent()
         return
-    more = "".join(f' "{word}"' for word in _arguments(dcgm, xids))
+    more = "".join(f' "{word}"' for word in _arguments(xids))
     changed = _install(PROGRAM)
     changed |= systemd.ensure_unit(SERVICE, _SERVICE.format(python=PYTHON, program=PROGRAM, node=node, more=more))
     changed |= systemd.ensure_unit(TIMER, _TIMER)
@@ -106,33 +105,19 @@ def complaint() -> str | None:
     return health.State.load().reason or None
 
 
-def unfit(node: str | None, *, dcgm: bool = False, xids: str = "") -> list[str]:
+def unfit(node: str | None, *, xids: str = "") -> list[str]:
     """Check now; return the findings to drain for, none without nvidia-smi."""
     if not can_look():
         return []
     try:
-        results = check(node, dcgm=dcgm, xids=xids)
+        results = check(node, xids=xids)
     except MonitorError as e:
         return [str(e)]
     prefix = f"{health.DRAIN}: "
     return [line.removeprefix(prefix) for line in results.get("findings", "").splitlines() if line.startswith(prefix)]
 
 
-def still_unfit(node: str | None, *, dcgm: bool = False, xids: str = "") -> str | None:
-    """Check as often as the passes in a row still lack which the timer waits for; return the first findings.
-
-    This is for a node that nothing will check later.
-    """
-    if not can_look():
-        return NO_SMI
-    for _ in range(max(1, watchdog.PASSES_TO_RESUME - health.State.load().passes)):
-        findings = unfit(node, dcgm=dcgm, xids=xids)
-        if findings:
-            return "; ".join(findings)
-    return None
-
-
-def check(node: str | None, *, dcgm: bool = False, xids: str = "") -> dict[str, str]:
+def check(node: str | None, *, xids: str = "") -> dict[str, str]:
     """Check now, with or without the timer, and change nothing in Slurm.
 
     Raises:
@@ -140,7 +125,7 @@ def check(node: str | None, *, dcgm: bool = False, xids: str = "") -> dict[str, 
     """
     if not can_look():
         raise MonitorError(NO_SMI)
-    arguments = ["check", "--json", *(("--node", node) if node else ()), *_arguments(dcgm, xids)]
+    arguments = ["check", "--json", *(("--node", node) if node else ()), *_arguments(xids)]
     with tempfile.TemporaryDirectory() as folder:
         program = pathlib.Path(folder, PROGRAM.name)
         _install(program)
@@ -153,10 +138,10 @@ def check(node: str | None, *, dcgm: bool = False, xids: str = "") -> dict[str, 
     return {key: str(value) for key, value in results.items() if value != ""}
 
 
-def _arguments(dcgm: bool, xids: str) -> list[str]:
+def _arguments(xids: str) -> list[str]:
     """Return the options for more checks. `xids` was checked, so that no quoting is needed in a unit file."""
     words = " ".join(xids.replace(",", " ").split())
-    return [*(("--dcgm",) if dcgm else ()), *((f"--xids={words}",) if words else ())]
+    return [f"--xids={words}"] if words else []
 
 
 def _install(program: pathlib.Path) -> bool:

@@ -76,7 +76,6 @@ class Config:
     rebooted: bool = True
     new: bool = False
     checks_health: bool = False
-    dcgm: bool = False
     xids: str = ""
 
 
@@ -197,7 +196,7 @@ class Watch:
             lacks.append(f"Gres={wanted or '(none)'} instead of {node.gres or '(none)'}")
         if lacks or not config.checks_health:
             return lacks
-        return health_check.unfit(config.node, dcgm=config.dcgm, xids=config.xids)
+        return health_check.unfit(config.node, xids=config.xids)
 
     def _later(self) -> float:
         self._asked += 1

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """gpu-health: check once, within a minute, whether this machine's NVIDIA GPUs are fit for jobs.
 
-    gpu-health check [--json] [--act] [--node NAME] [--dcgm] [--xids "+109 -74"]
+    gpu-health check [--json] [--act] [--node NAME] [--xids "+109 -74"]
 
 It exits 0 without a finding, 2 with warnings only, 1 when jobs must stay away. --act drains the node with a reason that
 begins with `gpu-health: `, and resumes a node with such a reason after two passes without a finding to drain for.
---dcgm adds NVIDIA's short diagnosis (dcgmi diag -r 1) while no job runs. --xids names Xids to drain for (+) besides
+--xids names Xids to drain for (+) besides
 those of the table, and Xids to ignore (-). What a card does not support is no fault; a query that fails or hangs is
 one. Standard library only: the slurm-gpu charm packs it with the modules that it imports.
 """
@@ -31,7 +31,6 @@ from slurm_ddp.slurm import nodes
 NVIDIA_SMI = "/usr/bin/nvidia-smi"
 JOURNALCTL = "/usr/bin/journalctl"
 SYSTEMCTL = "/usr/bin/systemctl"
-DCGMI = ("/usr/bin/dcgmi", "/snap/bin/dcgmi", "/snap/bin/dcgm.dcgmi")
 STATE = pathlib.Path("/var/lib/slurm-gpu/health.json")
 HOLD = pathlib.Path("/var/lib/slurm-gpu/holds/gpu-health.json")  # as node/hold.py reads it
 WATCH = "slurm-gpu-node.service"  # which keeps a hold up
@@ -42,7 +41,7 @@ REASON = "gpu-health: "
 # The whole ends before the 60 s of its unit: each query gets at most its own limit, and no more than what is left of
 # the whole, less what the last order to Slurm takes.
 _WHOLE_S = 53.0
-_SMI_S, _LOG_S, _SYSTEMCTL_S, _DCGM_S = 30.0, 8.0, 4.0, 30.0
+_SMI_S, _LOG_S, _SYSTEMCTL_S = 30.0, 8.0, 4.0
 _LEAST_S = 0.1
 _FABRIC_SETTLES_S = 300.0  # a fabric manager has the cards of a host ready within minutes of boot
 
@@ -177,7 +176,6 @@ class State:
 class Scope:
     """What to look at: the options, and the resets that the state holds."""
 
-    dcgm: bool = False
     drain_xids: frozenset[int] = frozenset()
     ignore_xids: frozenset[int] = frozenset()
     since: float = 0.0
@@ -237,11 +235,10 @@ def _parse(words: list[str]) -> tuple[argparse.Namespace, Scope]:
     check.add_argument("--json", action="store_true", help="print one JSON object")
     check.add_argument("--act", action="store_true", help="drain or resume the node")
     check.add_argument("--node", help="this machine's node name in Slurm")
-    check.add_argument("--dcgm", action="store_true", help="run NVIDIA's short diagnosis as well")
     check.add_argument("--xids", default="", help="Xids to drain for and to ignore besides the table: '+109 -74'")
     options = parser.parse_args(words)
     try:
-        return options, Scope(options.dcgm, *parse_xids(options.xids))
+        return options, Scope(*parse_xids(options.xids))
     except ValueError as e:
         parser.error(f"--xids: {e}")
 
@@ -262,11 +259,7 @@ def examine(node: nodes.Node | None, scope: Scope) -> list[Finding]:
         findings += _counts(root, on_bus, num_gpus)
         findings += [finding for gpu in root.iter("gpu") for finding in judge(gpu)]
         findings += _fabric_manager(root)
-    findings += _xids(scope)
-    is_busy = node is not None and node.is_busy
-    if scope.dcgm and not is_busy and not any(finding.level == DRAIN for finding in findings):
-        findings += _diagnosis()
-    return findings
+    return findings + _xids(scope)
 
 
 def judge(gpu: ET.Element) -> list[Finding]:
@@ -404,43 +397,6 @@ def _fabric_manager(root: ET.Element) -> list[Finding]:
     except CommandError as e:
         return [Finding(WARN, "fabric", str(e))]
     return [Finding(DRAIN, "fabric", f"{_FABRIC_MANAGER} does not run")] if done.returncode else []
-
-
-def _diagnosis() -> list[Finding]:
-    """Run NVIDIA's short diagnosis. One that cannot be made is only a warning."""
-    program = next((path for path in DCGMI if pathlib.Path(path).exists()), None)
-    if program is None:
-        return [Finding(WARN, "dcgm", "there is no dcgmi on this machine")]
-    try:
-        done = _run(program, "diag", "-r", "1", "-j", limit=_DCGM_S)
-    except CommandError as e:
-        return [Finding(WARN, "dcgm", str(e))]
-    answer: object = None
-    with contextlib.suppress(ValueError):
-        answer = json.loads(done.stdout[done.stdout.index("{") :])
-    if not isinstance(answer, dict):
-        return [Finding(WARN, "dcgm", f"dcgmi exited {done.returncode}: {_last_words(done)}")]
-    failed = _failed_tests(typing.cast("object", answer))
-    return [Finding(DRAIN, "dcgm", f"dcgmi: {name} failed{where}") for name, where in failed]
-
-
-def _failed_tests(answer: object, name: str = "") -> list[tuple[str, str]]:
-    """List the tests that failed, each with its card, from DCGM's JSON.
-
-    Both DCGM 3 and 4 have `tests` with a `name`, and results with a `status` and the card: `gpu_ids` or `entity_id`.
-    """
-    if isinstance(answer, list):
-        items = typing.cast("list[object]", answer)
-        return list(dict.fromkeys(found for item in items for found in _failed_tests(item, name)))
-    if not isinstance(answer, dict):
-        return []
-    fields = typing.cast("dict[str, object]", answer)
-    name = str(fields.get("name", name))
-    if str(fields.get("status", "")).lower() == "fail":
-        where = fields.get("gpu_ids", fields.get("entity_id"))
-        return [(name, f" on GPU {where}" if where is not None else "")]
-    details = [value for key, value in fields.items() if key != "test_summary"]
-    return _failed_tests(details, name) or _failed_tests(fields.get("test_summary"), name)
 
 
 def _xids(scope: Scope) -> list[Finding]:
