@@ -124,27 +124,6 @@ def test_a_compute_node_reaches_the_same_state_on_every_event(
     assert again.unit_status == ACTIVE
 
 
-@pytest.mark.parametrize("endpoint", ["compute", "node-gres"])
-def test_a_unit_that_leaves_changes_nothing_on_its_way(
-    ctx: testing.Context[charm.SlurmGpuCharm],
-    registered: SlurmDouble,
-    mock_gpu: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
-    endpoint: str,
-):
-    relation = node_gres(applied(mock_gpu))
-    run_compute(ctx, "start", relation)
-    registered.devices = 0  # the controller dropped the lines
-    registered.register()
-    registered.log.clear()
-    if endpoint == "node-gres":  # Scenario can only name a remote unit as the departing one
-        itself = property(lambda event: event.framework.model.unit)
-        monkeypatch.setattr(ops.RelationDepartedEvent, "departing_unit", itself)
-    target = COMPUTE if endpoint == "compute" else relation
-    ctx.run(ctx.on.relation_departed(target), testing.State(relations=[COMPUTE, relation]))
-    assert set(registered.log) <= {"daemon-reload"}  # a unit that waits has something that wakes it
-
-
 @pytest.mark.parametrize("event", ["broken", "stop", "remove"])
 def test_the_unit_lets_go_with_whatever_hook_comes(
     ctx: testing.Context[charm.SlurmGpuCharm], registered: SlurmDouble, mock_gpu: pathlib.Path, event: str
@@ -318,41 +297,6 @@ def test_the_lines_of_a_node_that_slurm_still_has_stay(
     configured.record = Record("")  # registered without GPUs, or deleted
     controller.run(controller.on.update_status(), gone)
     assert "slurmd-0" not in gres_conf.PATH.read_text()
-
-
-def test_a_relation_that_breaks_takes_its_nodes_along(
-    controller: testing.Context[charm.SlurmGpuCharm], configured: SlurmDouble
-):
-    gpus, others = gres(says(0)), gres(says(7), app="other")
-    state = testing.State(leader=True, relations=[CONTROLLER, gpus, others])
-    out = controller.run(controller.on.update_status(), state)
-    assert out.get_relation(gpus.id).local_app_data["applied"] == json.dumps([says(0).digest])
-    assert out.get_relation(others.id).local_app_data["applied"] == json.dumps([says(7).digest])
-    out = controller.run(controller.on.relation_broken(gpus), state)
-    assert out.unit_status == ops.ActiveStatus("gres.conf has lines of 1 GPU on 1 node")
-    assert "slurmd-0" not in gres_conf.PATH.read_text()
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        {"node": '"slurmd-0"', "lines": '["Name=gpu\\nNodeName=slurmd-1 Name=gpu"]'},
-        {"node": '"a b"'},
-        {"node": "{"},
-        {"node": '"slurmd-0"', "lines": '"Name=gpu"'},
-    ],
-)
-def test_a_databag_that_cannot_be_used(
-    controller: testing.Context[charm.SlurmGpuCharm], configured: SlurmDouble, data: dict[str, str]
-):
-    relation = gres(data, says(1))
-    state = testing.State(leader=True, relations=[CONTROLLER, relation])
-    out = controller.run(controller.on.relation_changed(relation, remote_unit=0), state)
-    assert out.unit_status == ops.BlockedStatus(
-        "cannot use the lines of slurm-gpu/0: refresh slurm-gpu to one revision on all machines"
-    )
-    rows = [row for row in gres_conf.PATH.read_text().splitlines() if not row.startswith("#")]
-    assert rows == ["NodeName=slurmd-1 AutoDetect=off Name=gpu Type=mock_gpu File=/dev/nvidia0 Flags=nvidia_gpu_env"]
 
 
 def test_the_two_roles_settle_with_each_other(

@@ -43,12 +43,6 @@ def test_a_machine_without_gpus(slurm: SlurmDouble):
     assert slurmd_options.PATH.read_text() == OPTIONS
 
 
-def test_a_gpu_before_slurmd_is_set_up(slurm: SlurmDouble, mock_gpu: pathlib.Path):
-    assert hook() == Status(Level.WAITING, "waiting for slurmd to be set up")
-    assert offer() is None
-    assert slurm.log == []
-
-
 def test_a_node_that_lost_its_gpus(slurm: SlurmDouble):
     slurmd_options.PATH.write_text(WITH_GPU)
     text = "slurmd-0 registers gpu:mock_gpu:1, but this machine shows no NVIDIA GPU"
@@ -310,12 +304,6 @@ def test_the_options_are_right_before_slurmd_registers(slurm: SlurmDouble, mock_
     slurm.log.clear()
     assert hook(related=False) == Status(Level.ACTIVE, BY_DETECTION)
     assert slurm.log == []
-
-
-def test_a_node_that_slurm_refuses(registered: SlurmDouble):
-    registered.devices = 0
-    text = "Slurm refuses slurmd-0: gres/gpu count reported lower than configured (0 < 1)"
-    assert hook(live()) == Status(Level.BLOCKED, text)
 
 
 def test_device_files_are_waited_for(registered: SlurmDouble, mock_gpu: pathlib.Path):

@@ -17,8 +17,6 @@ import metrics
 from fake_exporter import FakeExporter
 from gpu import detect as gpu_detect
 from gpu import gres_conf
-from maintenance import hold
-from node import hold as node_hold
 from node import slurmd_options
 from scripts import health
 from slurm_ddp import records, systemd
@@ -130,15 +128,6 @@ def held() -> set[str]:
 def test_a_drain_by_its_reason(registered: SlurmDouble, reason: str, why: set[str]):
     nodes.drain("slurmd-0", reason)
     assert held() == why
-
-
-@pytest.mark.parametrize(
-    ("kind", "why"), [("gpu-health", "health"), (hold.DRIVER, "driver"), (hold.MIG, "mig"), (hold.RESET, "reset")]
-)
-def test_a_hold_counts_also_while_its_drain_is_ended(registered: SlurmDouble, kind: str, why: str):
-    node_hold.DIRECTORY.mkdir(parents=True)
-    (node_hold.DIRECTORY / f"{kind}.json").write_text(json.dumps({"node": "slurmd-0", "reason": f"{kind}: x"}))
-    assert held() == {why}
 
 
 # --- the controller role ----------------------------------------------------------------------------------------------

@@ -68,40 +68,6 @@ def test_changing_the_gres(before: str, gres: str | None, after: str):
     assert changed == text.replace(f"'{before}'", shlex.quote(after))
 
 
-def test_a_value_that_is_quoted_as_a_whole():
-    text = "SLURMD_OPTIONS=\"-Z --conf 'cpus=2' -N n-0\"\n"
-    options = slurmd_options.parse(text)
-    assert options is not None
-    assert (options.node, options.conf) == ("n-0", "cpus=2")
-    assert slurmd_options.with_gres(text, "gpu:1") == "SLURMD_OPTIONS=\"-Z --conf 'cpus=2 gres=gpu:1' -N n-0\"\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("SLURMD_OPTIONS=-Z -N n-0\n", "has no --conf"),
-        ("SLURMD_OPTIONS=--conf='cpus=2'\n", "has no --conf"),
-        ("SLURMD_OPTIONS=-Z --conf\n", "has no --conf"),
-        ("OTHER=1\n", "has no --conf"),
-        ("SLURMD_OPTIONS=--conf 'cpus=2 -Z\n", "is not closed"),
-        ("SLURMD_OPTIONS=--conf 'cpus=2' \\\n -Z\n", "goes on in a second line"),
-        ('SLURMD_OPTIONS=--conf "cpus=2 features=a\'b"\n', "holds a quote"),
-    ],
-)
-def test_forms_that_are_not_upstreams_are_refused(text: str, message: str):
-    with pytest.raises(slurmd_options.OptionsError, match=message):
-        slurmd_options.with_gres(text, "gpu:1")
-
-
-def test_the_file_keeps_its_mode_and_is_written_only_when_it_changes():
-    slurmd_options.PATH.write_text(OPTIONS)
-    slurmd_options.PATH.chmod(0o640)
-    assert slurmd_options.ensure_gres("gpu:mock_gpu:1")
-    assert slurmd_options.PATH.read_text() == WITH_GPU
-    assert slurmd_options.PATH.stat().st_mode & 0o777 == 0o640
-    assert not slurmd_options.ensure_gres("gpu:mock_gpu:1")
-
-
 @pytest.fixture
 def beside(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What upstream's slurmd writes into the file, one text after each time that the new one was prepared."""

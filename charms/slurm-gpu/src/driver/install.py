@@ -2,6 +2,7 @@
 
 import pathlib
 
+import template
 from driver import state
 from driver.plan import Plan
 from driver.state import FABRIC, DriverError, Facts
@@ -20,12 +21,6 @@ _NOT_DRIVER = ("nvidia-cuda-", "nvidia-container-", "libnvidia-container")  # pa
 # Modules in the order in which they can be unloaded; nvidia-peermem and gdrdrv use nvidia too.
 _MODULES = ("gdrdrv", "nvidia_peermem", "nvidia_fs", "nvidia_uvm", "nvidia_drm", "nvidia_modeset", "nvidia")
 
-_NOUVEAU = """\
-# Written by the slurm-gpu charm.
-blacklist nouveau
-options nouveau modeset=0
-"""
-
 
 def is_installed(plan: Plan) -> bool:
     """Whether exactly these packages are here."""
@@ -36,7 +31,7 @@ def install(plan: Plan) -> None:
     """Install the set in one transaction, without nouveau from the next boot on. Raises `CommandError`."""
     if not is_installed(plan):
         apt.install_exact(plan.packages)
-    if files.ensure_file(NOUVEAU, _NOUVEAU) and UPDATE_INITRAMFS.exists():
+    if files.ensure_file(NOUVEAU, template.fill("nouveau.conf")) and UPDATE_INITRAMFS.exists():
         run(UPDATE_INITRAMFS, "-u", "-k", "all", timeout=600, check=False)
     if plan.fabric:
         systemd.enable(FABRIC)

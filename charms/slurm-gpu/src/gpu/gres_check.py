@@ -13,6 +13,7 @@ import re
 import socket
 import tempfile
 
+import template
 from gpu import gres
 from slurm_ddp.run import CommandError, run
 
@@ -27,19 +28,6 @@ _FAILURE = re.compile(r"(?:error|fatal|warning): (?P<text>.*(?:gres|gpu|/dev/).*
 _INVALID = re.compile(r"error: (?P<text>Invalid GRES data.*)")  # it prints the device all the same
 
 _Records = dict[tuple[str, str], dict[str, str]]  # the compared fields of each device, by its Gres' name and its file
-
-_CONF = """\
-ClusterName=check
-SlurmctldHost=localhost
-SlurmUser=root
-AuthType=auth/none
-CredType=cred/none
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-GresTypes={types}
-SlurmdSpoolDir={spool}
-NodeName={node} NodeHostname={host} {shape} Gres={gres}
-"""
 
 
 def difference(
@@ -105,7 +93,8 @@ def _print_gres(
         directory = pathlib.Path(name)
         spool = directory / "spool"  # where it makes a socket
         spool.mkdir()
-        conf = _CONF.format(
+        conf = template.fill(
+            "slurm.conf",
             spool=spool,
             node=node,
             host=socket.gethostname().partition(".")[0],

@@ -4,6 +4,7 @@ import contextlib
 import json
 import pathlib
 
+import template
 from maintenance import hold, reset, services, upgrade
 from scripts import mig
 from slurm_ddp import files, systemd, watchdog
@@ -11,23 +12,6 @@ from slurm_ddp.charm import ActionError, Log, Results
 
 PROGRAM = pathlib.Path("/usr/local/sbin/gpu-mig")
 SERVICE = "slurm-gpu-mig.service"
-_UNIT = """\
-# Written by the slurm-gpu charm: MIG instances do not survive a reboot.
-[Unit]
-Description=Make the MIG layouts of this machine's GPUs
-Wants=nvidia-persistenced.service
-After=nvidia-persistenced.service nvidia-fabricmanager.service
-Before=slurmd.service
-
-[Service]
-Type=oneshot
-RemainAfterExit=yes
-ExecStart=/usr/bin/python3 -I {program} apply
-TimeoutStartSec=600
-
-[Install]
-WantedBy=multi-user.target
-"""
 
 
 def set_layout(gpu: str, profiles: str, node: str | None, wait_s: float, log: Log) -> Results:
@@ -87,5 +71,5 @@ def _ensure_layouts(layouts: dict[str, tuple[str, ...]], *, whole: bool = True) 
         return
     files.ensure_file(mig.LAYOUTS, json.dumps(dict(sorted(layouts.items()))) + "\n")
     files.ensure_file(PROGRAM, watchdog.pack(pathlib.Path(mig.__file__)), mode=0o755)
-    systemd.ensure_unit(SERVICE, _UNIT.format(program=PROGRAM))
+    systemd.ensure_unit(SERVICE, template.fill(SERVICE, program=PROGRAM))
     systemd.enable(SERVICE)

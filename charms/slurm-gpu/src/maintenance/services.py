@@ -3,6 +3,7 @@
 import logging
 import pathlib
 
+import template
 from driver import state
 from driver.state import FABRIC, DriverError
 from slurm_ddp import files, systemd
@@ -27,15 +28,6 @@ HOLDERS = (
     PERSISTENCED,
     FABRIC,
 )
-_PERSISTENCE = """\
-# Written by the slurm-gpu charm.
-[Unit]
-StopWhenUnneeded=false
-
-[Service]
-ExecStart=
-ExecStart={program} --user nvidia-persistenced --persistence-mode --verbose
-"""
 
 
 def stop_holders() -> None:
@@ -64,7 +56,9 @@ def ensure_running() -> None:
 def ensure_persistence(*, on: bool) -> None:
     """Keep the driver's state on idle cards: Ubuntu's unit stops when nothing needs it, and without that mode."""
     if on and PERSISTENCED_PROGRAM.exists():
-        changed = systemd.ensure_dropin(PERSISTENCED, _DROPIN, _PERSISTENCE.format(program=PERSISTENCED_PROGRAM))
+        changed = systemd.ensure_dropin(
+            PERSISTENCED, _DROPIN, template.fill("nvidia-persistenced.conf", program=PERSISTENCED_PROGRAM)
+        )
     else:
         changed = systemd.ensure_no_dropin(PERSISTENCED, _DROPIN)
     if changed and PERSISTENCED_PROGRAM.exists():

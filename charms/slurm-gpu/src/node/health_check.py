@@ -7,6 +7,7 @@ import pathlib
 import tempfile
 import time
 
+import template
 from scripts import health
 from slurm_ddp import files, systemd, watchdog
 from slurm_ddp.run import CommandError, run
@@ -17,34 +18,6 @@ SERVICE, TIMER = "gpu-health.service", "gpu-health.timer"
 PYTHON = "/usr/bin/python3"
 _TIMEOUT_S = 70.0  # the program itself ends within 60 s
 NO_SMI = f"there is no {NVIDIA_SMI} on this machine: install nvidia-utils of exactly the driver's version"
-
-_SERVICE = """\
-# Written by the slurm-gpu charm.
-[Unit]
-Description=Check the GPUs of Slurm node {node}
-
-[Service]
-Type=oneshot
-ExecStart={python} -I {program} check --act --json --node {node}{more}
-# 1: drained, 2: warnings. Both are results.
-SuccessExitStatus=1 2
-TimeoutStartSec=60
-Nice=10
-"""
-_TIMER = """\
-# Written by the slurm-gpu charm.
-[Unit]
-Description=Check the GPUs every five minutes
-
-[Timer]
-OnActiveSec=1min
-OnBootSec=2min
-OnUnitInactiveSec=5min
-RandomizedDelaySec=30
-
-[Install]
-WantedBy=timers.target
-"""
 
 
 class MonitorError(Exception):
@@ -65,8 +38,10 @@ def ensure(node: str | None, setting: str, *, has_gpus: bool, xids: str = "") ->
         return
     more = "".join(f' "{word}"' for word in _arguments(xids))
     changed = _install(PROGRAM)
-    changed |= systemd.ensure_unit(SERVICE, _SERVICE.format(python=PYTHON, program=PROGRAM, node=node, more=more))
-    changed |= systemd.ensure_unit(TIMER, _TIMER)
+    changed |= systemd.ensure_unit(
+        SERVICE, template.fill(SERVICE, python=PYTHON, program=PROGRAM, node=node, more=more)
+    )
+    changed |= systemd.ensure_unit(TIMER, template.fill(TIMER))
     if changed or not systemd.is_active(TIMER):
         systemd.enable_now(TIMER)
 

@@ -3,6 +3,7 @@
 import pathlib
 import re
 
+import template
 from node import node_state, slurmd_options
 from slurm_ddp import files, systemd
 from slurm_ddp.run import CommandError, run
@@ -22,20 +23,6 @@ p=$(grep -ls :/system.slice/slurmd.service $(pgrep -f "^[^ ]*/slurmd " \
 | sed "s,.*,/proc/&/cgroup,") /dev/null | cut -d/ -f3); \
 test "$p" || break; \
 echo "slurmd" $p "of the former start holds the port: sending SIG$s"; kill -$s $p; sleep 0.5; done"""
-_DROPIN = """\
-# Written by the slurm-gpu charm.
-[Unit]
-Wants=nvidia-persistenced.service
-After=nvidia-persistenced.service nvidia-fabricmanager.service
-
-[Service]
-# The device files appear when something opens the driver. slurmd starts without a missing one, which Slurm reports.
-ExecStartPre=-/usr/bin/nvidia-modprobe -u -c0
-ExecStartPre=-/usr/bin/timeout {wait_s} /bin/sh -c 'until {present}; do sleep 0.5; done'
-ExecStartPre=-/bin/sh -c '{end_former}'
-# Only there while the charm registers a node that must come back drained.
-EnvironmentFile=-{drained_env}
-"""
 
 
 def ensure_dropin(device_files: tuple[pathlib.Path, ...]) -> bool:
@@ -48,7 +35,8 @@ def ensure_dropin(device_files: tuple[pathlib.Path, ...]) -> bool:
     and no slurmd of the unit could start. Seen on 24.11.5.
     """
     changed = files.ensure_file(_devices(), "".join(f"{file}\n" for file in device_files))
-    text = _DROPIN.format(
+    text = template.fill(
+        "slurmd.conf",
         wait_s=_DEVICE_WAIT_S,
         present=f"! test -e {_devices()} || xargs -ra {_devices()} ls >/dev/null 2>&1",
         end_former=_END_FORMER.replace("$", "$$"),  # for systemd

@@ -17,6 +17,7 @@ import pathlib
 import sys
 import time
 
+import template
 from node import health_check, node_state, resume, slurmd_options
 from node import hold as node_hold
 from slurm_ddp import files, readiness, records, systemd
@@ -35,37 +36,6 @@ _HOLD_S = 5.0
 _LOCAL_S = 1.0  # files on this machine
 _SLURM_S = (2.0, 5.0, 15.0, 30.0)  # questions to the controller, ever less often
 _UNFIT_S = 60.0
-
-_SERVICE = """\
-# Written by the slurm-gpu charm.
-[Unit]
-Description=Hold or resume this machine's Slurm node
-After=slurmd.service
-ConditionPathExists={program}
-StartLimitIntervalSec=0
-
-[Service]
-Type=exec
-Environment=PYTHONPATH={library}
-ExecStart={python} -s -B {program}
-Restart=on-failure
-RestartSec=10
-
-[Install]
-WantedBy=multi-user.target
-"""
-_PATH = """\
-# Written by the slurm-gpu charm.
-[Unit]
-Description=Look at this machine's Slurm node when something that jobs need has changed
-
-[Path]
-PathChanged={directory}
-MakeDirectory=yes
-
-[Install]
-WantedBy=multi-user.target
-"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,9 +79,9 @@ def _ensure_units() -> bool:
     """Write the units, and enable them; return whether that changed them."""
     source = pathlib.Path(__file__).resolve()
     library = f"{source.parents[1]}:{pathlib.Path(readiness.__file__).resolve().parents[1]}"
-    text = _SERVICE.format(program=source, library=library, python=health_check.PYTHON)
+    text = template.fill(UNIT, program=source, library=library, python=health_check.PYTHON)
     changed = systemd.ensure_unit(UNIT, text)
-    changed |= systemd.ensure_unit(PATH_UNIT, _PATH.format(directory=readiness.DIRECTORY))
+    changed |= systemd.ensure_unit(PATH_UNIT, template.fill(PATH_UNIT, directory=readiness.DIRECTORY))
     if changed or not systemd.is_active(PATH_UNIT):  # a hook that died may have written them only
         systemd.enable(UNIT)
         systemd.enable_now(PATH_UNIT)
