@@ -76,7 +76,7 @@ class SlurmGpuCharm(ops.CharmBase):
         self._publish()
         self.progress = compute.ensure(self.machine, owner=self.unit.name)
         self._publish()  # a Gres that is registered now may need fewer lines
-        work.complete(self.machine.node, self.config, self.progress)
+        work.complete(self.machine, self.config, self.progress)
 
     def _reconcile_controller(self, event: ops.EventBase) -> None:
         departing = event.departing_unit if isinstance(event, ops.RelationDepartedEvent) else None

@@ -54,9 +54,6 @@ def paths(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
             "RUNFILE": "usr/bin/nvidia-uninstall",
         },
         compute: {"OWNER": "var/slurm-gpu/compute"},
-        machines: {
-            "SHARED": "var/slurm-gpu/shared",
-        },
         gres_lines: {
             "OWNER": "var/slurm-gpu/controller",
             "LIVE": "var/slurm-gpu/live",
@@ -102,7 +99,7 @@ def paths(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
 def slurm(paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> SlurmDouble:
     """Return the Slurm that answers this test's commands. No test runs a real one by accident."""
     double = SlurmDouble(slurmd_options.PATH, slurmd_unit.DRAINED_ENV)
-    for module in (nodes, slurmd_unit, systemd, gres_check):
+    for module in (nodes, systemd, gres_check):
         monkeypatch.setattr(module, "run", double.run)
     now = [0.0]
     monkeypatch.setattr(nodes.time, "monotonic", lambda: now[0])

@@ -148,9 +148,7 @@ MIG_CARD = {
     "minor": 0,
     "bus_id": "00000000:1B:00.0",
     "mig": True,
-    "instances": [
-        {"name": "NVIDIA A100-SXM4-40GB MIG 3g.20gb", "gpu_instance": 1, "compute_instance": 0, "uuid": "MIG-1"}
-    ],
+    "instances": [{"profile": "3g.20gb", "gpu_instance": 1, "compute_instance": 0, "uuid": "MIG-1"}],
 }
 
 
@@ -164,7 +162,7 @@ def mig_machine(paths: pathlib.Path, minors: str) -> gpu_detect.Detection:
 
 def test_mig_instances_with_their_capability_files(paths: pathlib.Path):
     found = mig_machine(paths, "config 1\nmonitor 2\ngpu0/gi1/access 12\ngpu0/gi1/ci0/access 13\ngpu1/gi1/access 147\n")
-    assert found.gpus[0].instances == (gpu_detect.Instance("3g.20gb", (12, 13), "MIG-1"),)
+    assert found.gpus[0].instances == (gpu_detect.Instance("3g.20gb", (12, 13), "MIG-1", 1),)
     assert found.is_usable
 
 

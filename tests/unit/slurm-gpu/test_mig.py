@@ -13,6 +13,7 @@ from maintenance import hold as gpu_hold
 from maintenance import mig as maintenance_mig
 from maintenance import reset as maintenance_reset
 from maintenance import work
+from node import machine as machines
 from node import registration
 from scripts import mig as gpu_mig
 from scripts.mig import MigError, parse
@@ -54,7 +55,7 @@ def hook() -> bool:
     """Run a hook that registers the node."""
     may_register = work.prepare({})
     if may_register:
-        work.complete(NAME, {}, DONE)
+        work.complete(machines.look(), {}, DONE)
     return may_register
 
 

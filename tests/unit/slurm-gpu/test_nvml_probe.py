@@ -137,6 +137,6 @@ def test_mig_instances_are_listed_in_order_whatever_gaps_there_are(probe: Probe)
     instances = {i: card(f"NVIDIA H100 80GB HBM3 MIG {i}g.20gb", 7 + i, "", gi=i) for i in (1, 2)}
     (gpu,) = probe(card("NVIDIA H100 80GB HBM3", 0, "00000000:01:00.0", instances=instances))["gpus"]
     assert gpu["instances"] == [
-        {"name": "NVIDIA H100 80GB HBM3 MIG 1g.20gb", "gpu_instance": 1, "compute_instance": 0, "uuid": "GPU-8"},
-        {"name": "NVIDIA H100 80GB HBM3 MIG 2g.20gb", "gpu_instance": 2, "compute_instance": 0, "uuid": "GPU-9"},
+        {"profile": "1g.20gb", "gpu_instance": 1, "compute_instance": 0, "uuid": "GPU-8"},
+        {"profile": "2g.20gb", "gpu_instance": 2, "compute_instance": 0, "uuid": "GPU-9"},
     ]

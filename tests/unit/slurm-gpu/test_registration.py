@@ -683,14 +683,6 @@ def test_the_drop_in(slurm: SlurmDouble, paths: pathlib.Path):
     assert slurm.log == ["daemon-reload", "daemon-reload"]
 
 
-@pytest.mark.parametrize(
-    ("printed", "version"), [("slurm-wlm 24.11.5", (24, 11)), ("slurm 25.11.2", (25, 11)), ("slurm", None)]
-)
-def test_the_version(slurm: SlurmDouble, printed: str, version: tuple[int, int] | None):
-    slurm.version = printed
-    assert slurmd_unit.version() == version
-
-
 @pytest.mark.parametrize("first", [Record(""), Record("", "IDLE", {"DYNAMIC_NORM", "DRAIN"}, "bad memory")])
 def test_a_drain_that_another_orders_while_jobs_are_waited_for(slurm: SlurmDouble, first: Record):
     slurm.record = dataclasses.replace(first, flags=set(first.flags))

@@ -11,6 +11,7 @@ from maintenance import hold as gpu_hold
 from maintenance import reset as maintenance_reset
 from maintenance import services, work
 from node import health_check, registration
+from node import machine as machines
 from scripts import health as gpu_health
 from scripts import mig as gpu_mig
 from slurm_ddp import systemd
@@ -65,7 +66,7 @@ def test_a_card_is_reset_and_the_node_put_back(node: MachineDouble, found: Recor
     assert node.slurm.record.reason == f"gpu-reset: {BUS}"
     assert node.active >= {"nvidia-persistenced.service", *DCGM}
     assert work.prepare({})
-    work.complete(NAME, {}, DONE)
+    work.complete(machines.look(), {}, DONE)
     assert node.slurm.record == found
 
 
@@ -93,7 +94,7 @@ def test_what_the_driver_refuses(node: MachineDouble):
         reset()
     assert "nvidia-persistenced.service" in node.active  # everything runs again
     work.prepare({})
-    work.complete(NAME, {}, DONE)
+    work.complete(machines.look(), {}, DONE)
     assert node.slurm.record == Record("")
 
 
@@ -107,7 +108,7 @@ def test_an_interruption_puts_the_node_back(node: MachineDouble, lives: int):
     node.slurm.lives = None
     for _ in range(2):
         work.prepare({})
-        work.complete(NAME, {}, DONE)
+        work.complete(machines.look(), {}, DONE)
     assert node.slurm.record == Record("")
     assert node.active >= {"nvidia-persistenced.service", *DCGM}
     assert gpu_hold.Hold.load() is None

@@ -11,7 +11,6 @@ from slurm_double import SlurmDouble
 import settings
 from gpu import detect as gpu_detect
 from gpu import gres
-from node import machine as machines
 from node import slurmd_options
 from slurm_ddp.charm import Level, Status
 from slurm_ddp.interfaces.slurm_gres import ControllerGres, NodeGres
@@ -65,14 +64,6 @@ def test_a_node_registers_its_shares_and_loses_them_with_the_option(node: SlurmD
     assert node.record.gres == "gpu:mock_gpu:1"
     assert slurmd_options.PATH.read_text() == WITH_GPU
     assert hook(live()).level == Level.ACTIVE
-    assert not machines.SHARED.exists()
-
-
-def test_shares_that_an_administrator_configured_stay(node: SlurmDouble):
-    slurmd_options.PATH.write_text(WITH_GPU.replace("gres=gpu:mock_gpu:1", "gres=shard:2"))
-    assert hook(live()).level == Level.ACTIVE
-    assert node.record is not None
-    assert node.record.gres == "gpu:mock_gpu:1,shard:2"
 
 
 def test_nothing_is_touched_before_slurm_knows_the_name(node: SlurmDouble):

@@ -38,13 +38,9 @@ def install(plan: Plan) -> None:
 
 
 def ensure_utils(facts: Facts) -> None:
-    """Install nvidia-smi of exactly the driver's version if packages brought a driver without it, as upstream does.
+    """Install nvidia-smi of exactly the driver's version, and nothing else, if packages brought a driver without it.
 
-    Nothing else is installed, moved or removed.
-
-    Raises:
-        AptError: the archives do not have that version (any more).
-        DriverError: apt would remove something for it.
+    Upstream does that. Raises `AptError` if the archives lack that version, `DriverError` if apt would remove anything.
     """
     prefix = "libnvidia-compute-"
     libraries = apt.installed(f"{prefix}*-server")
@@ -75,10 +71,7 @@ def ensure_hold(*, on: bool) -> None:
 
 
 def load(version: str, facts: Facts) -> bool:
-    """Load this version of the driver; return False if only a reboot can.
-
-    Nothing may use the cards: call `services.stop_holders` first, on a node without jobs.
-    """
+    """Load this version of the driver; return False if only a reboot can. Nothing may use the cards."""
     if facts.nouveau or facts.loaded == version:
         return not facts.nouveau
     try:

@@ -5,7 +5,9 @@ the rest. What is not available raises `DriverError` with the option's name and 
 """
 
 import collections.abc
+import pathlib
 import re
+import tomllib
 import typing
 
 import pydantic
@@ -15,34 +17,19 @@ from driver.state import DriverError, Facts
 from slurm_ddp import apt, charm
 from slurm_ddp.run import CommandError
 
-KEEP = "keep"
 Branch = typing.Literal["535", "550", "570", "575", "580", "590", "595"]  # that Ubuntu ever had
 BRANCHES: tuple[Branch, ...] = typing.get_args(Branch)
 VERSION = re.compile(r"[0-9]{3}(\.[0-9]{1,4}){1,3}")
 RELEASES = ("ubuntu 22.04", "ubuntu 24.04")
 
-# Generation, ranges of PCI device ids, kernel modules that drive it, first and last branch. Ids: pci-ids.ucw.cz, vendor
-# 10de. Modules: docs.nvidia.com/datacenter/tesla/driver-installation-guide, "NVIDIA Kernel Modules". Branches: NVIDIA's
-# "Supported NVIDIA GPU Products" of each release (580 is the last for Maxwell, Pascal and Volta).
-_EITHER, _OPEN, _PROPRIETARY = ("open", "proprietary"), ("open",), ("proprietary",)
-GENERATIONS = (
-    ("Maxwell", ((0x1340, 0x15EF), (0x1600, 0x17FF)), _PROPRIETARY, 340, 580),
-    ("Pascal", ((0x15F0, 0x15FF), (0x1B00, 0x1D7F)), _PROPRIETARY, 367, 580),
-    ("Volta", ((0x1D80, 0x1DFF),), _PROPRIETARY, 384, 580),
-    ("Turing", ((0x1E00, 0x1FFF), (0x2180, 0x21FF)), _EITHER, 410, 999),
-    ("Ampere", ((0x2080, 0x20FF), (0x2200, 0x22FF), (0x2400, 0x25FF)), _EITHER, 450, 999),
-    ("Hopper", ((0x2300, 0x2341), (0x2343, 0x2347), (0x2349, 0x23FF)), _EITHER, 520, 999),
-    ("Grace Hopper", ((0x2342, 0x2342),), _OPEN, 535, 999),
-    ("Grace Hopper", ((0x2348, 0x2348),), _OPEN, 550, 999),
-    ("Ada", ((0x2600, 0x28FF),), _EITHER, 525, 999),
-    ("Blackwell", ((0x2900, 0x2FFF),), _OPEN, 570, 999),
-    ("Blackwell Ultra", ((0x3180, 0x31FF),), _OPEN, 580, 999),
-)
+GENERATIONS: list[dict[str, typing.Any]] = tomllib.loads(
+    pathlib.Path(__file__).with_name("generations.toml").read_text()
+)["generations"]
 _MODPROBE = "nvidia-modprobe"  # which makes the device files; of any version
 _PINNED = "*nvidia* libcuda1"  # what apt takes in the driver's version, dependencies too, if it has that version
 # Packages that a change of driver may remove: the other branch's. Anything else that apt wants to remove stops it.
-_REMOVABLE = (*state.PACKAGES, "linux-objects-nvidia-", "linux-signatures-nvidia-", "libcudadebugger1")
-_REMOVABLE += ("xserver-xorg-video-nvidia",)
+_ALSO = ("linux-objects-nvidia-", "linux-signatures-nvidia-", "libcudadebugger1", "xserver-xorg-video-nvidia")
+_REMOVABLE = (*state.PACKAGES, *_ALSO)
 
 
 class Spec(pydantic.BaseModel, frozen=True, populate_by_name=True):
@@ -66,14 +53,14 @@ class Spec(pydantic.BaseModel, frozen=True, populate_by_name=True):
     @pydantic.field_validator("module", "fabric")
     @classmethod
     def _needs_branch(cls, value: str, info: pydantic.ValidationInfo) -> str:
-        if info.data.get("branch") == KEEP and value in {"open", "proprietary", "on"}:
+        if info.data.get("branch") == "keep" and value in {"open", "proprietary", "on"}:
             raise ValueError(f"{value} contradicts driver=keep, which installs nothing: set a branch")
         return value
 
     @property
     def keeps(self) -> bool:
         """Whether the driver is left to whoever installed it."""
-        return self.branch == KEEP
+        return self.branch == "keep"
 
 
 class Plan(typing.NamedTuple):
@@ -93,10 +80,7 @@ def spec(options: collections.abc.Mapping[str, object]) -> Spec:
 
 
 def narrowed(wanted: Spec, branch: Branch | None, version: str | None, present: str = "") -> Spec:
-    """Return the specification with the parameters of `upgrade-driver` on top.
-
-    `present` is the branch of the driver that is here; it counts if nothing else names one.
-    """
+    """Return the specification with the parameters of `upgrade-driver`; `present` is the branch of the driver here."""
     if branch and not wanted.keeps and branch != wanted.branch:
         raise DriverError(f"branch={branch} contradicts the option driver={wanted.branch}: set driver={branch} first")
     of_version = (version or "").partition(".")[0]
@@ -115,12 +99,12 @@ def kernel_modules(facts: Facts, wanted: Spec) -> list[str]:
     """List NVIDIA's kernel modules that drive all cards in this branch, the better one first."""
     modules = ["open", "proprietary"] if wanted.module == "auto" else [wanted.module]
     for card in facts.cards:
-        row = next((row for row in GENERATIONS if any(a <= card.device <= b for a, b in row[1])), None)
+        row = next((row for row in GENERATIONS if any(a <= card.device <= b for a, b in row["ids"])), None)
         if row is None:  # a newer card than the table
             modules = modules[:1]
             continue
-        name, _, drives, since, until = row
-        gpu = f"GPU {card.bus_id} ({name})"
+        drives, (since, until) = row["modules"], row["branches"]
+        gpu = f"GPU {card.bus_id} ({row['name']})"
         if not since <= int(wanted.branch) <= until:
             bound = f"{since} or later" if int(wanted.branch) < since else f"{until} or earlier"
             raise DriverError(f"driver: {gpu} needs branch {bound}, not {wanted.branch}")

@@ -141,7 +141,7 @@ def explain(facts: Facts, *, answers: bool = False) -> str | None:
     With `answers` a driver responded, so it is loaded whatever this machine shows of it, as in a container.
     """
     problem = diagnose(facts)
-    if problem in {None, "next-kernel"} or (answers and facts.loaded is None and problem != "off-bus"):
+    if problem is None or problem == "next-kernel" or (answers and facts.loaded is None and problem != "off-bus"):
         return None
     return PROBLEMS[problem].format(f=facts)
 

@@ -10,7 +10,6 @@ import os
 import pathlib
 import re
 import sys
-import typing
 
 import pydantic
 
@@ -47,8 +46,10 @@ class Instance:
     """One MIG instance of a card."""
 
     profile: str  # "3g.20gb"
-    caps: tuple[int, int]  # N of /dev/nvidia-caps/nvidia-capN: of the GPU instance, of the compute instance
+    caps: tuple[int, int] = (0, 0)  # N of /dev/nvidia-caps/nvidia-capN: of the GPU instance, of the compute instance
     uuid: str | None = None
+    gpu_instance: int = 0  # the driver's number of it
+    compute_instance: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,29 +84,10 @@ class Detection:
         return bool(self.gpus) and self.problem is None
 
 
-class _NvmlInstance(pydantic.BaseModel, frozen=True):
-    name: str  # "NVIDIA A100-SXM4-40GB MIG 3g.20gb"
-    gpu_instance: int
-    compute_instance: int
-    uuid: str | None = None
-
-
-class _NvmlGpu(pydantic.BaseModel, frozen=True):
-    name: str
-    minor: int
-    bus_id: str
-    uuid: str | None = None
-    cpus: frozenset[int] | None = None
-    links: tuple[int, ...] | None = None
-    memory_bytes: int | None = None
-    mig: bool = False
-    instances: tuple[_NvmlInstance, ...] = ()
-
-
 class NvmlAnswer(pydantic.BaseModel, frozen=True):
-    """What `scripts.nvml` prints."""
+    """The output of `scripts.nvml`; bus ids are in NVML's spelling, and instances without `caps`."""
 
-    gpus: tuple[_NvmlGpu, ...] | None = None
+    gpus: tuple[Gpu, ...] | None = None
     driver: str | None = None
     error: str = "no answer"
     broken: bool = False  # a driver is there and fails
@@ -174,7 +156,7 @@ def ensure_device_files(
     return [file for file in devices if not file.exists()]
 
 
-def _as_nvml_reported(answer: NvmlAnswer, gpus: tuple[_NvmlGpu, ...], roots: Roots) -> Detection:
+def _as_nvml_reported(answer: NvmlAnswer, gpus: tuple[Gpu, ...], roots: Roots) -> Detection:
     minors = _mig_minors(roots.proc)
     try:
         found = tuple(_from_nvml(gpu, roots, minors) for gpu in gpus)
@@ -190,20 +172,15 @@ def _mig_minors(proc: pathlib.Path) -> dict[str, int]:
     return {name: int(number) for name, number in re.findall(r"^(gpu\S+/access) (\d+)$", text, re.MULTILINE)}
 
 
-def _instance(found: _NvmlInstance, minor: int, minors: collections.abc.Mapping[str, int]) -> Instance:
-    at = f"gpu{minor}/gi{found.gpu_instance}"
-    caps = (minors[f"{at}/access"], minors[f"{at}/ci{found.compute_instance}/access"])
-    return Instance(found.name.rpartition("MIG ")[2].strip(), caps, found.uuid)
-
-
-def _from_nvml(gpu: _NvmlGpu, roots: Roots, minors: collections.abc.Mapping[str, int]) -> Gpu:
-    bus_id = gpu_pci.bus_id(gpu.bus_id)
-    here: dict[str, typing.Any] = {
-        "bus_id": bus_id,
-        "cpus": gpu.cpus if gpu.cpus is not None else _local_cpus(roots, bus_id),
-        "instances": tuple(_instance(found, gpu.minor, minors) for found in gpu.instances),
-    }
-    return Gpu(**dict(gpu) | here)
+def _from_nvml(gpu: Gpu, roots: Roots, minors: collections.abc.Mapping[str, int]) -> Gpu:
+    bus_id = gpu_pci.bus_id(gpu.bus_id or "")
+    instances: list[Instance] = []
+    for one in gpu.instances:
+        at = f"gpu{gpu.minor}/gi{one.gpu_instance}"
+        caps = (minors[f"{at}/access"], minors[f"{at}/ci{one.compute_instance}/access"])
+        instances.append(dataclasses.replace(one, caps=caps))
+    cpus = gpu.cpus if gpu.cpus is not None else _local_cpus(roots, bus_id)
+    return dataclasses.replace(gpu, bus_id=bus_id, cpus=cpus, instances=tuple(instances))
 
 
 def _from_proc(roots: Roots) -> tuple[Gpu, ...]:

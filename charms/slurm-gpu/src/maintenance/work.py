@@ -8,12 +8,13 @@ import collections.abc
 import contextlib
 import logging
 
+import settings
 from driver import plan
 from driver.state import DriverError
 from maintenance import hold, mig, services, upgrade
 from node import registration
 from node import watch as node_watch
-from scripts import health
+from node.machine import Machine
 from scripts import mig as layouts
 from slurm_ddp.charm import Level, Status
 from slurm_ddp.run import CommandError
@@ -41,9 +42,9 @@ def prepare(options: Options) -> bool:
     return True
 
 
-def complete(node: str | None, options: Options, progress: registration.Progress | None) -> None:
+def complete(machine: Machine, options: Options, progress: registration.Progress | None) -> None:
     """Release a held node that is registered, and keep the driver's settings."""
-    _ensure_watch(node, options)
+    _ensure_watch(machine.node, machine.config)
     if hold.Hold.load() is None:
         with contextlib.suppress(DriverError):  # the status shows an invalid option
             upgrade.ensure_settings(plan.spec(options))
@@ -100,22 +101,21 @@ def _is_given_up(held: hold.Hold) -> bool:
     return False
 
 
-def _ensure_watch(node: str | None, options: Options) -> None:
-    xids = str(options.get("health-xids", ""))
+def _ensure_watch(node: str | None, config: settings.Config) -> None:
     try:
-        health.parse_xids(xids)
+        config.check()
     except ValueError:
         return  # the status shows it
     if node is None:
         return
-    config = node_watch.Config(
+    watched = node_watch.Config(
         node,
-        rebooted=bool(options.get("resume-after-reboot", True)),
-        new=bool(options.get("resume-when-ready", False)),
-        checks_health=options.get("health-check") != "off",
-        xids=xids,
+        rebooted=config.resume_after_reboot,
+        new=config.resume_when_ready,
+        checks_health=config.health_check != "off",
+        xids=config.health_xids,
     )
     try:
-        node_watch.ensure(config)
+        node_watch.ensure(watched)
     except CommandError as e:
         logger.warning("the service %s is not set up: %s", node_watch.UNIT, e)

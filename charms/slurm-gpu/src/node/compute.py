@@ -136,7 +136,6 @@ def ensure(machine: Machine, *, owner: str) -> Progress | None:
         return progress
     cards = sorted(gpu.bus_id for gpu in machine.detection.gpus if gpu.bus_id)
     files.ensure_file(node_state.STATE_DIR / node_state.CARDS, json.dumps(cards) + "\n")
-    _note_shares(machine)
     return _resume_if_ready(machine, node)
 
 
@@ -159,7 +158,7 @@ def release(*, owner: str, config: settings.Config | None = None) -> None:
     slurmd_unit.ensure_no_dropin()
     for journal in (node_state.ORDER, node_state.CARDS):
         node_state.clear(journal)
-    for path in (slurmd_unit.DRAINED_ENV, machines.SHARED, OWNER):
+    for path in (slurmd_unit.DRAINED_ENV, OWNER):
         files.ensure_absent(path)
 
 
@@ -293,14 +292,6 @@ def _ensure_health_check(machine: Machine) -> None:
         logger.warning("the health check is not set up: %s", e)
 
 
-def _note_shares(machine: Machine) -> None:
-    """Record that the shards are this charm's, until a hook finds none of them configured."""
-    if machine.config.shards_per_gpu:
-        files.ensure_file(machines.SHARED, f"{gres.SHARD}\n")
-    elif not set(machines.registered_shares()) & slurmd_options.gres_names(machine.configured):
-        files.ensure_absent(machines.SHARED)
-
-
 def _resume_if_ready(machine: Machine, node: str) -> Progress:
     return registration.resume_if_ready(node, machine.config.policy, lambda: _missing(machine))
 
@@ -321,7 +312,7 @@ def _leave_registration(machine: Machine) -> None:
     if machine.options is None or machine.node is None:
         return
     if _needs_lines(machine):
-        left = slurmd_options.merged_gres(machine.options.gres, None, machines.registered_shares())
+        left = slurmd_options.merged_gres(machine.options.gres, None)
     elif node_state.NodeSnapshot.load() is not None:  # in the middle of a registration
         left = machine.wanted if machine.plan else machine.options.gres
     else:

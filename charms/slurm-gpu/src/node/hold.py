@@ -25,7 +25,7 @@ import shutil
 import time
 
 from node import node_state, resume, slurmd_unit
-from slurm_ddp import files, systemd
+from slurm_ddp import files, records, systemd
 from slurm_ddp.run import CommandError
 from slurm_ddp.slurm import nodes
 
@@ -46,6 +46,15 @@ class Hold:
     kind: str  # the word before the colon in the reason
     node: str
     reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _Reservation:
+    """This charm's reservation."""
+
+    node: str = ""
+    until: float = 0.0  # seconds since 1970; 0 for none
+    ended: bool = False  # whether others ended it before
 
 
 def begin(kind: str, node: str, reason: str) -> None:
@@ -156,9 +165,9 @@ def _keep(hold: Hold) -> None:
     if not node.is_drained or node.reason in {None, resume.NEW}:  # none: as slurmd registers a node that was held
         nodes.drain(hold.node, hold.reason)
         logger.info("%s is drained again: %s", hold.node, hold.reason)
-    until, was_ended = _last()
-    left = until - time.time()
-    if node.is_drained and 0 < left <= LASTS_S - _SHOWS_S and not was_ended and not _is_reserved(node):
+    last = _last()
+    left = last.until - time.time()
+    if node.is_drained and 0 < left <= LASTS_S - _SHOWS_S and not last.ended and not _is_reserved(node):
         logger.info("the reservation of %s was ended: it is made again in %d s", hold.node, _OBEYED_S)
         _write(hold.node, time.time() + LASTS_S / 2 + _OBEYED_S, was_ended=True)
     elif not (node.is_drained and LASTS_S / 2 <= left <= LASTS_S):
@@ -180,21 +189,16 @@ def _write(node: str, until: float, *, was_ended: bool = False) -> None:
     node_state.write(_reserved(), {"node": node, "until": until, "ended": was_ended})
 
 
-def _last() -> tuple[float, bool]:
-    """Read the end of this charm's reservation, 0 for none, and whether others ended it before."""
-    record = node_state.read(_reserved()) or {}
-    try:
-        return float(record["until"]), bool(record.get("ended"))
-    except (ValueError, KeyError, TypeError):
-        return 0.0, False
+def _last() -> _Reservation:
+    return records.load(_Reservation(), _reserved())
 
 
 def _end_reservation() -> None:
     """End the reservation when no hold needs it any more."""
     if held() or not _reserved().is_file():
         return
-    with contextlib.suppress(KeyError):
-        nodes.unreserve(reservation((node_state.read(_reserved()) or {})["node"]))
+    if node := _last().node:
+        nodes.unreserve(reservation(node))
     files.ensure_absent(_reserved())
 
 

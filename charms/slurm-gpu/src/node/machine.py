@@ -15,7 +15,6 @@ from slurm_ddp.slurm import advice, nodes
 
 logger = logging.getLogger(__name__)
 
-SHARED = node_state.STATE_DIR / "shared"  # names shard, while the node is registered with shards of this charm
 PLUGIN_DIRS = (pathlib.Path("/usr/lib/x86_64-linux-gnu/slurm-wlm"), pathlib.Path("/usr/lib/x86_64-linux-gnu/slurm"))
 ROOTS = detect.Roots()
 
@@ -31,7 +30,6 @@ class Machine:
 
     detection: detect.Detection
     config: settings.Config
-    version: tuple[int, int] | None  # slurmd's
     autodetect: str  # what the controller's gres.conf makes nodes do
     answer: slurm_gres.ControllerGres | None = None  # what the controller published
     before: slurm_gres.NodeGres | None = None  # what this unit published before
@@ -49,7 +47,7 @@ class Machine:
     @property
     def wanted(self) -> str | None:
         """The Gres to register: this machine's GPUs, and what else an administrator put into `--conf`."""
-        return slurmd_options.merged_gres(self.configured, self.plan.gres if self.plan else None, registered_shares())
+        return slurmd_options.merged_gres(self.configured, self.plan.gres if self.plan else None)
 
     @property
     def registers_gpus(self) -> bool:
@@ -76,7 +74,7 @@ def look(
 ) -> Machine:
     """Return this machine under these options, under what the controller published, and what this unit did."""
     config = config or settings.Config()
-    machine = Machine(detect.detect(ROOTS), config, slurmd_unit.version(), _autodetect(answer), answer, before)
+    machine = Machine(detect.detect(ROOTS), config, _autodetect(answer), answer, before)
     try:
         machine = _with_node(machine)
         aliases = config.check()
@@ -105,11 +103,6 @@ def lost(machine: Machine) -> str | None:
 def pushed_lines(node: str | None) -> list[str]:
     """Return the node's records in the gres.conf that its slurmd fetched last."""
     return [row for row in files.read(slurmd_unit.PUSHED).splitlines() if row.startswith(f"NodeName={node} ")]
-
-
-def registered_shares() -> list[str]:
-    """Return the name of the shards that this charm registered, which go when the option does."""
-    return files.read(SHARED).split()
 
 
 def _with_node(machine: Machine) -> Machine:
@@ -141,7 +134,7 @@ def _with_lines(machine: Machine) -> Machine:
     plan, node = machine.plan, machine.node
     assert plan is not None
     conf = machine.options.settings if machine.options else {}
-    can_check = machine.version is not None and all(file.exists() for file in plan.device_files)
+    can_check = all(file.exists() for file in plan.device_files)
     beside = _lines_beside_detection(machine, plan)
     if beside is not None:
         problem = gres_check.difference(node, plan, beside, conf, machine.autodetect) if node and can_check else None

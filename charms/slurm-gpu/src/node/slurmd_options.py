@@ -6,7 +6,6 @@ events. Only `gres=` inside `--conf '...'` is this charm's; every other byte of 
 A file that upstream would not read, or that has no `--conf` to write into, raises `OptionsError`.
 """
 
-import collections.abc
 import dataclasses
 import pathlib
 import re
@@ -106,9 +105,9 @@ def drained(text: str) -> str:
     return f"SLURMD_OPTIONS={shlex.join(values)}\n"
 
 
-def merged_gres(current: str | None, gpus: str | None, owned: collections.abc.Iterable[str] = ()) -> str | None:
-    """Return `gpus` and what else `current` holds, besides GPUs and the Gres of the names `owned`."""
-    replaced = {"gpu", *owned} | gres_names(gpus)
+def merged_gres(current: str | None, gpus: str | None) -> str | None:
+    """Return `gpus` and what else `current` holds, besides GPUs and their shards."""
+    replaced = {"gpu", "shard"} | gres_names(gpus)
     kept = [item for item in (current or "").split(",") if not gres_names(item) & replaced]
     return ",".join(item for item in (gpus, *kept) if item) or None
 

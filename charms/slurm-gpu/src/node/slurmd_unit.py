@@ -1,15 +1,12 @@
 """slurmd as a systemd unit on this machine: its drop-in, a start with the node drained, its version."""
 
 import pathlib
-import re
 
 import template
 from node import node_state, slurmd_options
 from slurm_ddp import files, systemd
-from slurm_ddp.run import CommandError, run
 
 SLURMD = "slurmd.service"
-PROGRAM = "/usr/sbin/slurmd"
 DROPIN = "20-gpu.conf"
 PUSHED = pathlib.Path("/run/slurm/conf/gres.conf")  # what a configless slurmd fetched
 # The drop-in names it behind /etc/default/slurmd. On disk, since the machine may reboot while its node is deleted.
@@ -60,16 +57,6 @@ def restart_if_active() -> None:
 def drain_at_start() -> None:
     """Make slurmd register its node drained whenever it starts next. Raises `OptionsError`."""
     files.ensure_file(DRAINED_ENV, slurmd_options.drained(slurmd_options.PATH.read_text()), mode=0o600)
-
-
-def version() -> tuple[int, int] | None:
-    """Return slurmd's release, (25, 11), or None where it is not installed."""
-    try:
-        text = run(PROGRAM, "-V").stdout
-    except CommandError:
-        return None
-    match = re.search(r"(\d+)\.(\d+)", text)
-    return (int(match[1]), int(match[2])) if match else None
 
 
 def _devices() -> pathlib.Path:

@@ -7,12 +7,12 @@
 
 import collections.abc
 import contextlib
+import importlib
 import json
 import sys
 import typing
 
-import pynvml
-
+pynvml: typing.Any = importlib.import_module("pynvml")  # it has no types
 _CPU_WORDS = 128  # of 64 CPUs each: 8192, the most that x86 kernels number (NR_CPUS), online or not
 _MAX_LINKS = 64  # NVML_NVLINK_MAX_LINKS is 18 up to 12.x and 36 in 13.x; the loop ends at the first refusal
 _NO_DRIVER = frozenset({pynvml.NVML_ERROR_DRIVER_NOT_LOADED, pynvml.NVML_ERROR_LIBRARY_NOT_FOUND})
@@ -79,7 +79,7 @@ def _instances(device: object) -> collections.abc.Iterator[dict[str, typing.Any]
         instance = _ask(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, device, i)
         if instance is not None:
             yield {
-                "name": _ask(pynvml.nvmlDeviceGetName, instance),
+                "profile": str(_ask(pynvml.nvmlDeviceGetName, instance)).rpartition("MIG ")[2].strip(),
                 "gpu_instance": _ask(pynvml.nvmlDeviceGetGpuInstanceId, instance),
                 "compute_instance": _ask(pynvml.nvmlDeviceGetComputeInstanceId, instance),
                 "uuid": _ask(pynvml.nvmlDeviceGetUUID, instance),
