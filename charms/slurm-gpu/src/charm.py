@@ -97,7 +97,7 @@ class SlurmGpuCharm(ops.CharmBase):
         """Leave the machine as Slurm can use it without this charm.
 
         Juju was seen to delete a unit right behind `relation-broken` with its principal, so everything is done there;
-        `stop` and `remove` do it again where they come.
+        `stop` and `remove` do it again if they come.
         """
         if isinstance(event, ops.RelationBrokenEvent) and not is_principal(event.relation.app.name):
             self._note_end(event)

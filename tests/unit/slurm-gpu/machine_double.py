@@ -43,10 +43,8 @@ class MachineDouble:
         self.held: set[str] = set()
         self.loaded: str | None = None
         self.signer = "Canonical Ltd. Kernel Module Signing"
-        self.dkms_signer = ""
         self.broken = False  # dpkg was interrupted
         self.in_use = False  # the module cannot be unloaded
-        self.refuses_modules = False  # Secure Boot
         self.also_removes: list[str] = []
         self.active: set[str] = set()
         self.enabled: set[str] = set()
@@ -79,7 +77,7 @@ class MachineDouble:
             nouveau.rmdir()
         self.active = {"slurmd.service"} & self.active
         self._load(None)
-        if not nouveau.exists() and not self.refuses_modules:
+        if not nouveau.exists():
             self._load(self.module_version(self.kernel))
         if "nvidia-fabricmanager" in self.active or self.fabric_version() == self.loaded is not None:
             self.active.add(driver_state.FABRIC)
@@ -129,15 +127,15 @@ class MachineDouble:
             if re.fullmatch(rf"linux-modules-nvidia-(\d+)(-server)?(-open)?-{re.escape(kernel)}", name):
                 common = re.sub(r"linux-modules-nvidia-(\d+(?:-server)?).*", r"nvidia-kernel-common-\1", name)
                 return apt.upstream(self.installed[common])
-        for name in ("nvidia-kernel-dkms", "nvidia-open-kernel-dkms", *self.installed):
-            if re.fullmatch(r"nvidia-(open-kernel-|kernel-)?dkms.*", name) and name in self.installed:
+        for name in self.installed:
+            if name.startswith("nvidia-dkms-"):
                 return apt.upstream(self.installed[name]) if f"linux-headers-{kernel}" in self.installed else None
         return None
 
     def library_version(self) -> str | None:
         """Return the version of the user space."""
         for name in self.installed:
-            if re.fullmatch(r"libnvidia-compute-\d+(-server)?|libnvidia-ml1", name):
+            if re.fullmatch(r"libnvidia-compute-\d+(-server)?", name):
                 return apt.upstream(self.installed[name])
         return None
 
@@ -204,8 +202,6 @@ class MachineDouble:
             case ["/usr/sbin/rmmod", name]:
                 return self._rmmod(name)
             case ["/usr/sbin/modprobe", "nvidia" | "nvidia-uvm"]:
-                if self.refuses_modules:
-                    return Completed(1, "", "modprobe: ERROR: could not insert 'nvidia': Key was rejected by service\n")
                 self._load(self.module_version(self.kernel))
                 return Completed(0, "", "")
             case [program, *order] if program.endswith("nvidia-smi"):
@@ -257,8 +253,7 @@ class MachineDouble:
         version = self.module_version(kernel)
         if version is None or name != "nvidia":
             return Completed(1, "", f"modinfo: ERROR: Module {name} not found.\n")
-        dkms = any("dkms" in package for package in self.installed)
-        signer = self.dkms_signer if dkms else self.signer
+        signer = "" if any(package.startswith("nvidia-dkms-") for package in self.installed) else self.signer
         return Completed(
             0, f"filename: /lib/modules/{kernel}/nvidia.ko\nversion:        {version}\nsigner:         {signer}\n", ""
         )

@@ -322,17 +322,6 @@ def test_the_two_roles_settle_with_each_other(
     assert registered.record == Record("gpu:mock_gpu:1")
 
 
-def test_detect(ctx: testing.Context[charm.SlurmGpuCharm], registered: SlurmDouble):
-    ctx.run(ctx.on.action("detect"), testing.State(relations=[COMPUTE]))
-    assert ctx.action_results == {
-        "source": "/proc/driver/nvidia",
-        "count": "1",
-        "gpus": '[{"name": "Mock GPU", "bus_id": "0000:01:00.0", "minor": 0, "vendor": "nvidia", "mig": false}]',
-        "note": "NVML Shared Library Not Found",
-    }
-    assert set(registered.log) <= {"daemon-reload"}  # a unit that waits has something that wakes it
-
-
 def test_show_gres_on_the_controller(controller: testing.Context[charm.SlurmGpuCharm], configured: SlurmDouble):
     relation = gres(says(0))
     state = testing.State(leader=True, relations=[CONTROLLER, relation])

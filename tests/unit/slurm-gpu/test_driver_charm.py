@@ -56,32 +56,6 @@ def update(ctx: testing.Context[charm.SlurmGpuCharm], **config: typing.Any) -> t
     return ctx.run(ctx.on.update_status(), state(**config))
 
 
-def test_a_driver_is_kept_by_default(ctx: testing.Context[charm.SlurmGpuCharm], machine: MachineDouble):
-    out = update(ctx)
-    assert out.unit_status == ops.ActiveStatus(
-        f"{GRES} on slurmd-0 (from /proc/driver/nvidia; found by AutoDetect=nvidia)"
-    )
-    assert machine.log == []
-    assert "nvidia-utils-535-server" in machine.held
-    assert machine.slurm.record == Record(GRES)
-    update(ctx, **{"hold-driver": False})
-    assert machine.held == set()
-
-
-@pytest.mark.parametrize(
-    ("config", "words"),
-    [
-        ({"driver": "581"}, "driver: input should be 'keep', '535', '550', '570', '575', '580', '590' or '595'"),
-        ({"driver": "580"}, "driver 535.288.01 is here, but the option is driver=580: run upgrade-driver"),
-    ],
-)
-def test_options_that_need_the_operator(
-    ctx: testing.Context[charm.SlurmGpuCharm], machine: MachineDouble, config: dict[str, typing.Any], words: str
-):
-    assert update(ctx, **config).unit_status == ops.BlockedStatus(words)
-    assert machine.log == []
-
-
 def test_the_option_brings_a_driver_to_a_bare_machine(
     ctx: testing.Context[charm.SlurmGpuCharm], machine: MachineDouble
 ):
@@ -129,24 +103,6 @@ def test_upgrade_driver_with_a_reboot(ctx: testing.Context[charm.SlurmGpuCharm],
     assert machine.slurm.record == Record(f"{GRES[:-1]}2")
 
 
-def test_upgrade_driver_refuses(ctx: testing.Context[charm.SlurmGpuCharm], machine: MachineDouble):
-    update(ctx)
-    machine.slurm.log.clear()
-    machine.slurm.jobs = ["7"]
-    cases: list[tuple[dict[str, typing.Any], str]] = [
-        ({"branch": "12"}, "branch: input should be '535', '550'"),
-        ({"branch": "580", "version": "latest"}, "version: 'latest' is not a driver version such as 580.173.02"),
-        ({"branch": "580", "version": "1.2"}, "version: '1.2' is not a driver version"),
-        ({"branch": "580", "wait": 9999}, "wait: input should be less than or equal to 3600"),
-        ({"branch": "580"}, "slurmd-0 has 1 job: try again when it has none, or with drain=true"),
-    ]
-    for params, words in cases:
-        with pytest.raises(testing.ActionFailed) as caught:
-            act(ctx, "upgrade-driver", **params)
-        assert caught.value.message.startswith(words)
-    assert (machine.log, machine.slurm.log) == ([], [])
-
-
 @pytest.mark.parametrize("name", actions.ACTIONS)
 def test_parameters_are_those_of_charmcraft_yaml(name: str):
     declared = yaml.safe_load((ROOT / "charmcraft.yaml").read_text())["actions"][name]
@@ -182,11 +138,3 @@ def test_set_mig(ctx: testing.Context[charm.SlurmGpuCharm], machine: MachineDoub
         act(ctx, "set-mig", gpu=BUS, profiles="3g.40gb")
     assert machine.smi.cards[BUS].instances == ["3g.20gb", "3g.20gb"]
     assert gpu_hold.Hold.load() is None
-
-
-@pytest.mark.parametrize("name", ["upgrade-driver", "reset-gpu", "set-mig"])
-def test_the_controller_has_no_cards(ctx: testing.Context[charm.SlurmGpuCharm], name: str):
-    relation = testing.SubordinateRelation("controller", interface="juju-info", remote_app_name="slurmctld")
-    params = {"upgrade-driver": {}, "reset-gpu": {"gpu": BUS}, "set-mig": {"gpu": BUS, "profiles": "off"}}[name]
-    with pytest.raises(testing.ActionFailed, match="run it on a unit that is integrated with slurmd"):
-        ctx.run(ctx.on.action(name, params=params), testing.State(relations=[relation]))

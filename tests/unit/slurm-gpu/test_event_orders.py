@@ -22,6 +22,7 @@ from controller import gres_lines as controller_lines
 from gpu import gres_conf
 from node import health_check, slurmd_options
 from node import resume as bring_up
+from node import watch as node_watch
 from slurm_ddp.interfaces.slurm_gres import NodeGres
 
 ROOT = pathlib.Path(charm.__file__).resolve().parents[1]
@@ -179,10 +180,12 @@ class Compute(orders.Unit):
             if slurm.record is not None and slurm.record.reason == ADMIN:  # a hook may have put it back, see as_found
                 self.resume()
             self.emit(name)
+            node_watch.Watch().step()  # as the service does at once
             slurm.end_jobs()
         self.hand_out()
         for name in ("node-gres changed", "update_status"):
             self.emit(name)
+            node_watch.Watch().step()
         relation = self.relation("node-gres")
         return {
             "status": self.state.unit_status,

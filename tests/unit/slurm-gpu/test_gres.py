@@ -175,7 +175,7 @@ def test_a_card_in_mig_mode_beside_a_whole_one_has_no_links():
             "GPU 0000:1b:00.0 is in MIG mode without instances: make some (nvidia-smi mig -cgi ... -C) or run "
             "nvidia-smi -i 0000:1b:00.0 -mig 0",
         ),
-        ("proc", "GPU 0000:1b:00.0 is in MIG mode, whose instances only NVML tells: install libnvidia-ml.so.1"),
+        ("proc", "GPU 0000:1b:00.0 is in MIG mode, whose instances only NVML reports: install libnvidia-ml.so.1"),
     ],
 )
 def test_mig_without_instances_is_refused_in_words(source: str, text: str):

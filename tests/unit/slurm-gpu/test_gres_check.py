@@ -4,13 +4,9 @@ import pathlib
 import re
 
 import pytest
-import roles
-from conftest import OPTIONS
 from slurm_double import SlurmDouble
 
 from gpu import gres, gres_check
-from node import compute, slurmd_options
-from node import machine as machines
 from slurm_ddp.run import CommandTimeout
 
 SETTINGS = {"cpus": "2", "boards": "1", "corespersocket": "2", "realmemory": "4000", "gres": "gpu:old:1"}
@@ -134,15 +130,3 @@ def test_what_slurmd_is_given(monkeypatch: pytest.MonkeyPatch):
     assert seen["cgroup.conf"] == "CgroupPlugin=disabled\n"
     ask(detects=True)
     assert seen["gres.conf"] == "AutoDetect=nvidia\n"
-
-
-def test_a_difference_is_the_status_and_nothing_is_touched(slurm: SlurmDouble, mock_gpu: pathlib.Path):
-    slurmd_options.PATH.write_text(OPTIONS)
-    slurm.register()
-    slurm.printed = RECORD.format("other", mock_gpu, "0-1", "-1", "")
-    machine = machines.look()
-    assert machine.problem == f"slurmd -G: {mock_gpu} has Type=other, not mock_gpu"
-    assert roles.ensure(machine) is None
-    assert compute.offer(machine) is None
-    assert slurm.log == []
-    assert slurmd_options.PATH.read_text() == OPTIONS

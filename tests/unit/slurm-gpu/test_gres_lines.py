@@ -129,7 +129,7 @@ def test_two_units_that_claim_one_node(cluster: Cluster):
     cluster.say(3, node="slurmd-0", awaits=True)
     cluster.say(4, awaits=True)
     now = cluster.sync()
-    assert now.problem == "slurm-gpu/0 and slurm-gpu/3 both say they are node slurmd-0: remove one"
+    assert now.problem == "slurm-gpu/0 and slurm-gpu/3 both claim node slurmd-0: remove one"
     assert node_names() == ["NodeName=slurmd-4"]
     good = cluster.shared["slurm-gpu/4"]
     assert isinstance(good, NodeGres)

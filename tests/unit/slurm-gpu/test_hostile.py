@@ -137,34 +137,6 @@ def test_an_option_that_is_none(
     assert tree(paths) == before
 
 
-CONTRADICTIONS: list[tuple[dict[str, typing.Any], str]] = [
-    ({"shards-per-gpu": -1}, "shards-per-gpu: -1 is not between 0 and 1024"),
-    ({"shards-per-gpu": 2**62}, f"shards-per-gpu: {2**62} is not between"),
-    ({"fabric-manager": "on"}, "fabric-manager: on contradicts driver=keep"),
-    ({"kernel-module": "open"}, "kernel-module: open contradicts driver=keep"),
-    ({"health-xids": "+79 -79"}, "health-xids: Xid 79 is both"),
-    ({"gpu-type-alias": "a=b,a=c"}, "gpu-type-alias: a is given two names"),
-    ({"gpu-type-alias": "nvidia_h100_80gb_hbm3=H100"}, "gpu-type-alias: 'H100' is no type"),
-    ({"gpu-type-alias": "NVIDIA H100=h100"}, "gpu-type-alias: 'NVIDIA H100' is no type"),
-]
-
-
-@pytest.mark.parametrize(("config", "words"), CONTRADICTIONS)
-def test_options_that_cannot_be(
-    ctx: testing.Context[charm.SlurmGpuCharm],
-    settled: MachineDouble,
-    paths: pathlib.Path,
-    config: dict[str, typing.Any],
-    words: str,
-):
-    before = tree(paths)
-    out = ctx.run(ctx.on.config_changed(), testing.State(relations=[COMPUTE], config=config))
-    assert isinstance(out.unit_status, ops.BlockedStatus), out.unit_status
-    assert is_one_line_of(words, out.unit_status.message), out.unit_status
-    assert (settled.log, settled.slurm.log, settled.smi.log) == ([], [], [])
-    assert tree(paths) == before
-
-
 @pytest.mark.parametrize("name", ["a b", "$(reboot)", "-x", "n" * 300, "\N{SNOWMAN}"])
 def test_a_node_whose_name_is_none(ctx: testing.Context[charm.SlurmGpuCharm], settled: MachineDouble, name: str):
     """An administrator may write anything into slurmd's options; the hooks go on to say so."""

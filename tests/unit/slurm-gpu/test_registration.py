@@ -513,7 +513,6 @@ def test_inspecting_when_the_controller_fails(monkeypatch: pytest.MonkeyPatch):
     failed = Progress(Stage.FAILED, "show node slurmd-0: Unspecified error")
     assert registration.inspect("slurmd-0", GRES) == failed
     assert registration.drain_for_loss("slurmd-0", "1 of 2 GPUs found") == failed
-    assert registration.resume_if_ready("slurmd-0", resume.Policy(), list) == failed
 
 
 LOSS = "1 of 2 GPUs found, 0000:9d:00.0 missing"

@@ -1,5 +1,6 @@
 """Which nodes are let take jobs: new ones and rebooted ones whose checks pass, and no other."""
 
+import dataclasses
 import pathlib
 import time
 
@@ -10,7 +11,7 @@ from slurm_double import SlurmDouble
 
 import settings
 from node import health_check, resume, slurmd_options
-from node import machine as machines
+from node import watch as node_watch
 from slurm_ddp import readiness
 from slurm_ddp.charm import Level, Status
 
@@ -49,7 +50,13 @@ def reboot(node: SlurmDouble) -> None:
 
 
 def hook(**options: object) -> Status:
-    return roles.hook(config=settings.Config.model_validate(options))
+    """Run a hook, the service, and the hook that the first one asks for."""
+    config = settings.Config.model_validate(options)
+    watched = node_watch.Config("slurmd-0", rebooted=config.resume_after_reboot, new=config.resume_when_ready)
+    node_watch.ensure(dataclasses.replace(watched, checks_health=config.health_check != "off"))
+    roles.hook(config=config)
+    node_watch.Watch().step()
+    return roles.hook(config=config)
 
 
 def test_a_rebooted_node_takes_jobs_again(node: SlurmDouble):
@@ -111,9 +118,9 @@ def test_what_people_ordered_stays(node: SlurmDouble, state: str, reason: str):
 def test_an_unfit_card_keeps_the_node_down(node: SlurmDouble, monkeypatch: pytest.MonkeyPatch):
     reboot(node)
     monkeypatch.setattr(health_check, "unfit", lambda name, **_: [f"recovery action Reboot on {name}"])
-    assert hook().text.endswith("waiting for recovery action Reboot on slurmd-0")
+    assert hook() == Status(Level.WAITING, "slurmd-0 was rebooted and takes no jobs yet")
     assert node.state() == "DOWN+DYNAMIC_NORM"
-    assert roles.ensure(machines.look(settings.Config(health_check="off"))) is not None
+    assert hook(health_check="off") == ACTIVE
     assert node.state() == "IDLE+DYNAMIC_NORM"
 
 

@@ -1,6 +1,6 @@
 """Which NVIDIA GPUs this machine has, and how we know.
 
-Sources in order: NVML (in a process of its own, since a broken driver can hang its callers), the driver's own
+Sources in order: NVML (in a child process, since a broken driver can hang its callers), the driver's own
 /proc/driver/nvidia, and the PCI bus, which shows GPUs that have no driver. Every answer names its source.
 """
 
@@ -54,7 +54,7 @@ class Instance:
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
-    """One GPU. What its source does not tell is None."""
+    """One GPU. What its source does not report is None."""
 
     name: str | None  # the model as the driver spells it
     bus_id: str | None  # as in sysfs: "0000:1b:00.0"
@@ -63,7 +63,6 @@ class Gpu:
     cpus: frozenset[int] | None = None  # numbers of the kernel's CPUs beside it
     links: tuple[int, ...] | None = None  # NVLinks to each GPU of this machine in order, -1 at its own place
     memory_bytes: int | None = None
-    vendor: str = "nvidia"
     mig: bool = False  # whether the card is cut into MIG instances
     instances: tuple[Instance, ...] = ()  # those that NVML reported
 
@@ -90,7 +89,7 @@ class NvmlAnswer(pydantic.BaseModel, frozen=True):
     gpus: tuple[Gpu, ...] | None = None
     driver: str | None = None
     error: str = "no answer"
-    broken: bool = False  # a driver is there and fails
+    broken: bool = False  # a loaded driver fails
 
 
 Probe = collections.abc.Callable[[], NvmlAnswer]
@@ -121,7 +120,7 @@ def _ask(roots: Roots, on_bus: tuple[Gpu, ...], listed: tuple[Gpu, ...], probe: 
 
 
 def run_probe() -> NvmlAnswer:
-    """Ask NVML in a child process; where no answer comes, say so."""
+    """Ask NVML in a child process; report a missing answer as an error."""
     path = os.pathsep.join(entry for entry in sys.path if entry)
     try:
         done = run(sys.executable, _PROGRAM, env={"PYTHONPATH": path}, timeout=_PROBE_TIMEOUT_S)
@@ -135,7 +134,7 @@ def run_probe() -> NvmlAnswer:
 def ensure_device_files(
     devices: collections.abc.Iterable[pathlib.Path], proc: pathlib.Path = pathlib.Path("/proc")
 ) -> list[pathlib.Path]:
-    """Let the driver make its device files where its helper is installed; return those still missing."""
+    """Let the driver make its device files if its helper is installed; return those still missing."""
     devices = tuple(devices)
     if all(file.exists() for file in devices):
         return []

@@ -1,10 +1,6 @@
 """Make a node's Gres and its gres.conf lines from its GPUs, equal to what Slurm's own nvml detection yields.
 
-`plan` is where a GPU becomes a line. Most nodes need none, where Slurm's own detection yields the same devices.
-
-Rules and their evidence are in the charm's README ("How lines are made"): Type is the driver's name in lower case with
-each space an underscore; Cores only when every GPU is next to one whole socket or all cores, since Slurm refuses
-anything else; Links only when NVML reports them.
+The charm's README has the rules and their evidence ("How lines are made").
 """
 
 import collections
@@ -22,7 +18,7 @@ _NOT_IN_TYPES = re.compile(r"[^a-z0-9_.+-]")
 
 # Why a node's GPUs cannot be registered, and what Slurm's lines lack
 _NO_MODEL = "GPU {card}: {source} gives no model"
-_MIG_UNSEEN = "GPU {card} is in MIG mode, whose instances only NVML tells: install libnvidia-ml.so.1"
+_MIG_UNSEEN = "GPU {card} is in MIG mode, whose instances only NVML reports: install libnvidia-ml.so.1"
 _MIG_EMPTY = (
     "GPU {card} is in MIG mode without instances: make some (nvidia-smi mig -cgi ... -C) or run "
     "nvidia-smi -i {card} -mig 0"
@@ -41,7 +37,7 @@ Topology = tuple[tuple[frozenset[int], ...], ...]
 
 
 class GresError(ValueError):
-    """These GPUs cannot be given to jobs as they are. `str()` is one line and says what to do."""
+    """These GPUs cannot be given to jobs as they are. `str()` is one line: what is wrong, what to do."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,8 +213,7 @@ def _devices(index: int, gpu: detect.Gpu, dev: pathlib.Path) -> list[_Device]:
 def _needs_types(types: list[str], devices: list[_Device]) -> bool:
     """Whether Slurm's own detection would not match these types.
 
-    It takes a configured type that is part of the detected name, so a short alias matches. With several types that
-    could pick the wrong card.
+    It takes a type that is part of the detected name, which with several types could pick the wrong card.
     """
     exact = len(set(types)) > 1
     return any(

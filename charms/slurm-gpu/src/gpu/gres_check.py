@@ -1,7 +1,6 @@
-"""Let slurmd itself read a node's gres.conf before Slurm is touched: `slurmd -G` on a configuration aside.
+"""Let slurmd itself read a node's gres.conf before Slurm is touched: `slurmd -G` on a separate configuration.
 
-It needs no controller, opens nothing but the files it is given and the driver's, and exits 0 in any case, so its output
-is compared. Seen on 24.11.5, 25.11.7 and 26.05.5 (with the time in front):
+It needs no controller and exits 0 in any case, so its output is compared. Seen on 24.11.5, 25.11.7 and 26.05.5:
 
     slurmd-n0: Gres Name=gpu Type=h100 Count=1 Index=0 ID=7696487 File=/dev/nvidia0 Cores=0-55 CoreCnt=224 Links=-1,0
 """
@@ -20,7 +19,7 @@ from slurm_ddp.run import CommandError, run
 logger = logging.getLogger(__name__)
 
 SLURMD = "/usr/sbin/slurmd"
-_TIMEOUT_S = 20.0  # it answers in milliseconds, and waits 20 s for a device file that is not there
+_TIMEOUT_S = 20.0  # it answers in milliseconds, and waits 20 s for a missing device file
 _SHAPE = ("cpus", "boards", "sockets", "socketsperboard", "corespersocket", "threadspercore")
 _RECORD = re.compile(r"Gres (?P<fields>Name=(?:gpu|shard|mps)\b.*)")
 _FIELD = re.compile(r"(?<!\S)(\w+)=(\S+)")

@@ -1,9 +1,7 @@
-"""A node kept free of jobs while something is done to its GPUs.
+"""A node kept free of jobs while something is done to its GPUs: a drain with its own reason (`gpu-driver: ...`).
 
-The hold is a drain with a reason of its own (`gpu-driver: ...`), which neither the registration nor the health check
-takes for theirs, kept up by `node.hold`. The state before it is in a journal on disk, written before the first step, so
-that any later hook can restore it. Jobs are waited for, never ended.
-`HoldError` is raised if something else holds the node, `NodeError` if the controller did not do as asked.
+`node.hold` keeps it up. The state before it is in a journal, written before the first step, so that any later hook can
+restore it. `HoldError` is raised if something else holds the node, `NodeError` if the controller did not do as asked.
 """
 
 import dataclasses
@@ -57,7 +55,7 @@ def take(kind: str, name: str, why: str) -> nodes.Node | None:
 
 
 def is_ours(node: nodes.Node, kind: str) -> bool:
-    """Whether the node is still drained for this: an administrator may have resumed it or drained it anew."""
+    """Whether the node is still drained for this: an administrator may have resumed it or drained it again."""
     if not node.is_drained and any(hold.kind == kind for hold in node_hold.keep()):
         node = nodes.show(node.name) or node
     return node.is_drained and (node.reason or "").startswith(f"{kind}:")

@@ -13,7 +13,7 @@ from node import health_check, node_state, registration, slurmd_options, slurmd_
 from node import machine as machines
 from node.machine import Machine, lost
 from node.registration import Progress, Stage
-from slurm_ddp import files, readiness
+from slurm_ddp import files
 from slurm_ddp.charm import ActionError, Level, Status
 from slurm_ddp.interfaces import slurm_gres
 from slurm_ddp.run import CommandError
@@ -59,9 +59,8 @@ _UNFIT = "{node} is unfit: {complaint}"
 def offer(machine: Machine) -> slurm_gres.NodeGres | None:
     """Compose what to publish, None for what is published already.
 
-    Its lines suit the Gres that the node is registered with, too, as long as that is another than it should have: a
-    slurmd that reads them meanwhile must not report less. A line for a device file that is not there would keep slurmd
-    from starting, so the lines of a lost card are left out.
+    While the node is registered with another Gres, the lines suit that one, too: slurmd must not report less. Lines of
+    lost cards are left out: slurmd does not start with a line for a missing device file.
     """
     published = machine.before
     before = (published.lines or ()) if published and published.node == machine.node else ()
@@ -122,7 +121,7 @@ def ensure(machine: Machine, *, owner: str) -> Progress | None:
     if machine.problem or machine.options is None or node is None:
         return None
     if plan is None:
-        return _resume_if_ready(machine, node) if machine.has_joined and not machine.registers_gpus else None
+        return None
     files.ensure_file(OWNER, owner + "\n")
     try:
         slurmd_unit.ensure_dropin(plan.device_files)
@@ -132,11 +131,10 @@ def ensure(machine: Machine, *, owner: str) -> Progress | None:
         return Progress(Stage.FAILED, str(e))
     target = registration.Target(node, machine.wanted, machine.options, lines_live=lines_live(machine))
     progress = registration.advance(target)
-    if progress.stage is not Stage.REGISTERED:
-        return progress
-    cards = sorted(gpu.bus_id for gpu in machine.detection.gpus if gpu.bus_id)
-    files.ensure_file(node_state.STATE_DIR / node_state.CARDS, json.dumps(cards) + "\n")
-    return _resume_if_ready(machine, node)
+    if progress.stage is Stage.REGISTERED:
+        cards = sorted(gpu.bus_id for gpu in machine.detection.gpus if gpu.bus_id)
+        files.ensure_file(node_state.STATE_DIR / node_state.CARDS, json.dumps(cards) + "\n")
+    return progress
 
 
 def release(*, owner: str, config: settings.Config | None = None) -> None:
@@ -204,7 +202,7 @@ def summary(machine: Machine) -> dict[str, str]:
 
 
 def status(machine: Machine, *, related: bool, progress: Progress | None) -> Status:
-    """Return the status of the node, asking the controller anew where this hook's `progress` is not an obstacle."""
+    """Return the status of the node, asking the controller again unless this hook's `progress` is an obstacle."""
     node, plan, loss = machine.node, machine.plan, lost(machine)
     if machine.problem or loss:
         return Status(Level.BLOCKED, machine.problem or _LOST.format(loss=loss))
@@ -290,21 +288,6 @@ def _ensure_health_check(machine: Machine) -> None:
         )
     except CommandError as e:  # the GPUs are registered all the same
         logger.warning("the health check is not set up: %s", e)
-
-
-def _resume_if_ready(machine: Machine, node: str) -> Progress:
-    return registration.resume_if_ready(node, machine.config.policy, lambda: _missing(machine))
-
-
-def _missing(machine: Machine) -> list[str]:
-    """List what jobs on this machine would miss, besides its registration."""
-    config = machine.config
-    if not machine.detection.gpus or config.health_check == "off":
-        return readiness.missing()
-    return [
-        *readiness.missing(),
-        *health_check.unfit(machine.node, xids=config.health_xids),
-    ]
 
 
 def _leave_registration(machine: Machine) -> None:

@@ -1,18 +1,11 @@
 """Keep a drained node free of jobs although upstream's slurmd ends drains.
 
-Upstream's charm sets `state=idle` on its node in hooks of its own: when `scontrol show node` fails, which it takes for
-a new node (slurmd/src/charm.py:208-215), and after set-node-config (charm.py:309-315). That ends any drain. So a hold
-is three things: the drain with its reason, which users and other programs see; a reservation of the node for
-maintenance, which no change of the node's state touches, so that no job starts in between; and a record on this
-machine, from which `node.watch` drains the node again within seconds and prolongs the reservation. A machine that
-vanishes leaves a reservation that ends by itself.
-
-Slurm deletes no node that is in a reservation, and upstream's charm deletes its node in set-node-config and when it is
-disconnected from slurmctld. Who ends the reservation alone (`scontrol delete reservationname=slurm-gpu-NODE`) has ten
-minutes for that, in which the drain stays.
-
-An administrator who resumes the node is obeyed. Upstream sets a state right after it restarted slurmd, so a drain that
-ended while slurmd had been running for longer was ended by an administrator.
+Upstream's charm sets `state=idle` on its node if `scontrol show node` fails (slurmd/src/charm.py:208-215) and after
+set-node-config (charm.py:309-315), right after it restarted slurmd. So a hold is the drain with its reason; a
+reservation for maintenance, which no change of the node's state touches and which ends by itself; and a record, from
+which `node.watch` drains and reserves the node again within seconds. A drain that ended while slurmd had been running
+for longer was ended by an administrator, who is obeyed. Upstream deletes its node, which Slurm refuses in a
+reservation: whoever ends that alone has ten minutes, in which the drain stays.
 """
 
 import collections.abc
@@ -64,7 +57,7 @@ def begin(kind: str, node: str, reason: str) -> None:
             return
         try:
             _reserve(node)
-        except nodes.NodeError as e:  # the drain is there, and node.watch tries again
+        except nodes.NodeError as e:  # the node is drained, and node.watch tries again
             logger.warning("%s is not reserved yet: %s", node, e)
     _wake()
 
@@ -155,7 +148,7 @@ def is_administrators() -> bool:
 def _keep(hold: Hold) -> None:
     node = nodes.show(hold.node)
     if node is None:
-        return  # it is being registered anew
+        return  # it is being registered again
     if not node.is_drained and not node.is_down and is_administrators():
         logger.info("%s was resumed by an administrator: it is held no longer for: %s", hold.node, hold.reason)
         for one in held():

@@ -146,7 +146,7 @@ def _with_lines(machine: Machine) -> Machine:
 
 
 def _lines_beside_detection(machine: Machine, plan: gres.Plan) -> tuple[str, ...] | None:
-    """List what gres.conf must hold beside slurmd's own detection, None where that does not find the GPUs."""
+    """List what gres.conf must hold beside slurmd's own detection, None if that does not find the GPUs."""
     by_nvml = machine.autodetect == "nvml" and machine.detection.source == "nvml"
     has_plugin = by_nvml and any((path / "gpu_nvml.so").exists() for path in PLUGIN_DIRS)
     if plan.beside is None or not (machine.autodetect == "nvidia" or has_plugin):

@@ -1,7 +1,7 @@
 """The journals of a node as it was found, each one JSON object in STATE_DIR, written before the first step it covers.
 
-registration.json and hold.json survive a reboot in the middle of what they describe. A journal that
-cannot be read counts as none.
+registration.json and hold.json survive a reboot in the middle of what they describe. One that cannot be read counts as
+none.
 """
 
 import collections.abc
@@ -52,7 +52,7 @@ def cards() -> set[str]:
 
 
 def read(journal: str | pathlib.Path) -> Record | None:
-    """Return the object in a journal of STATE_DIR, or in a file, None where there is none that can be read."""
+    """Return the object in a journal of STATE_DIR, or in a file, None if it cannot be read."""
     try:
         record = json.loads((STATE_DIR / journal).read_text())
     except (OSError, ValueError):

@@ -1,9 +1,7 @@
-"""SLURMD_OPTIONS in /etc/default/slurmd: read it, and change only the GPUs in it.
+"""SLURMD_OPTIONS in /etc/default/slurmd: read it, and change only `gres=` inside `--conf '...'`, no other byte.
 
-Upstream's slurmd charm writes `SLURMD_OPTIONS=--conf 'cpus=... gres=... features=...' -Z -N compute-0 --conf-server
-...`: the value is not quoted as a whole, `shlex.join` quotes each word, and the charm reads the line back on later
-events. Only `gres=` inside `--conf '...'` is this charm's; every other byte of the file stays.
-A file that upstream would not read, or that has no `--conf` to write into, raises `OptionsError`.
+Upstream's slurmd charm writes `SLURMD_OPTIONS=--conf 'cpus=... gres=... features=...' -Z -N compute-0 ...` without
+quotes around the whole value, and reads it back later. A file that it would not read raises `OptionsError`.
 """
 
 import dataclasses
@@ -64,15 +62,14 @@ def parse(text: str) -> Options | None:
 def ensure_gres(gres: str | None) -> bool:
     """Write the Gres into `--conf` of the file; return whether it changed.
 
-    Upstream's hooks edit the file, too, and may run beside a parallel action: it is replaced only while it is as it was
-    read. Upstream takes no lock: what it read before and writes after this restores the former Gres, and the next hook
-    registers the node anew.
+    Upstream's hooks edit the file, too, beside a parallel action and without a lock: it is replaced only if it is as it
+    was read. If upstream restores the former Gres, the next hook registers the node again.
     """
     aside = PATH.with_name(f".{PATH.name}.slurm-gpu")
     for _ in range(_TRIES):
         text = _read_text()
         if text is None:
-            raise OptionsError(f"{PATH}: not there")
+            raise OptionsError(f"{PATH}: does not exist")
         changed = with_gres(text, gres)
         if changed == text:
             return False

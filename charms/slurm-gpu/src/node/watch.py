@@ -1,13 +1,10 @@
 #!/usr/bin/python3
 """What must happen on a compute node at once, and not with Juju's next event; a systemd service runs it until done.
 
-- A node that is held is drained and reserved again when anyone but an administrator ended that (`node.hold`).
-- A node that is down only for a reboot, or for being new, takes jobs as soon as its mounts are there, its cards are
-  those that it was registered with, and they are fit (`node.resume`).
-
-The service starts at boot, with each change of a readiness file (a path unit), and with a hold. It ends when nothing is
-left to do, so that an idle node costs the controller nothing. It runs from the charm's own folder, with Python's
-standard library only: without the charm's folder systemd does not start it.
+A held node is drained and reserved again when anyone but an administrator ended that (`node.hold`). A node that is down
+only for a reboot, or for being new, takes jobs as soon as its mounts, its cards and their health allow it
+(`node.resume`). The service starts at boot, with each change of a readiness file (a path unit), and with a hold. It
+ends when nothing is left to do. It runs from the charm's own folder, with Python's standard library only.
 """
 
 import contextlib
@@ -63,7 +60,7 @@ def look() -> None:
 
 
 def renew() -> None:
-    """Restart the service, where it runs, with this version of the charm."""
+    """Restart the service, if it runs, with this version of the charm."""
     try:
         systemd.try_restart(UNIT)
     except CommandError as e:
@@ -146,7 +143,7 @@ class Watch:
             return checked[0]
 
         policy = resume.Policy(rebooted=config.rebooted, new=config.new)
-        held = resume.ensure(config.node, policy, checks, register_s=0.0)
+        held = resume.ensure(config.node, policy, checks)
         if held is None:
             self._asked = 0
             return None

@@ -5,9 +5,8 @@
 
 It exits 0 without a finding, 2 with warnings only, 1 when jobs must stay away. --act drains the node with a reason that
 begins with `gpu-health: `, and resumes a node with such a reason after two passes without a finding to drain for.
---xids names Xids to drain for (+) besides
-those of the table, and Xids to ignore (-). What a card does not support is no fault; a query that fails or hangs is
-one. Standard library only: the slurm-gpu charm packs it with the modules that it imports.
+--xids names Xids to drain for (+) besides those of the table, and Xids to ignore (-). A value that a card does not
+support is no fault; a query that fails or hangs is one. Standard library only: the charm packs it with its imports.
 """
 
 import argparse
@@ -76,7 +75,7 @@ XIDS: dict[int, tuple[str, str]] = {
     167: (DRAIN, "PCIe fatal timeout: reset it"),
     168: (DRAIN, "errors in protected memory: reboot, and switch ECC on if it is off"),
 }
-# Xids to drain for only where the line says so: 154 names the recovery action ("GPU recovery action changed from 0x0
+# Xids to drain for only if the line asks for it: 154 names the recovery action ("GPU recovery action changed from 0x0
 # (None) to 0x1 (GPU Reset Required)"), those of NVLink 5 whether they are fatal.
 _XIDS_BY_TEXT: dict[int, tuple[str, str]] = {
     154: (r"to 0x[0-9a-fA-F]+ \((?!None\))([^)]*)\)", "{}"),
@@ -84,7 +83,7 @@ _XIDS_BY_TEXT: dict[int, tuple[str, str]] = {
 }
 _LOGGED = r"NVRM: Xid|nvidia-nvswitch\d*: SXid"
 XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+)(.*)")
-# Of an NVSwitch; where it harms a card, an Xid 74 comes with it.
+# Of an NVSwitch; if it harms a card, an Xid 74 comes with it.
 _SXID = re.compile(r"(nvidia-nvswitch\d*): SXid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+), (Fatal)?")
 
 # nvidia-smi(1), RETURN VALUE, which are NVML's numbers; 18 is NVML_ERROR_LIB_RM_VERSION_MISMATCH of nvml.h.
@@ -164,7 +163,7 @@ class State:
 
     @classmethod
     def load(cls) -> "State":
-        """Load it; start anew where it cannot be read."""
+        """Load it, an empty one if it cannot be read."""
         return records.load(cls(), STATE)
 
     def save(self) -> None:
@@ -277,7 +276,7 @@ def judge(gpu: ET.Element) -> list[Finding]:
 
 
 def xid_finding(line: str, scope: Scope | None = None) -> Finding | None:
-    """Judge one line of the kernel's log; None where it asks for nothing."""
+    """Judge one line of the kernel's log; None if it asks for nothing."""
     scope = scope or Scope()
     switch = _SXID.search(line)
     if switch is not None:
@@ -388,7 +387,7 @@ def _ask_driver() -> tuple[ET.Element, Finding | None]:
 
 
 def _fabric_manager(root: ET.Element) -> list[Finding]:
-    """Require a fabric manager where there are NVSwitches and no card reports its fabric, as A100s do not."""
+    """Require a fabric manager if there are NVSwitches and no card reports its fabric, as A100s do not."""
     reported = {(gpu.findtext("fabric/state") or "").strip() for gpu in root.iter("gpu")}
     if reported - _UNKNOWN or not pci.switches(SYS) or _is_settling():
         return []
@@ -417,7 +416,7 @@ def _xids(scope: Scope) -> list[Finding]:
 
 
 def _node(name: str | None) -> tuple[nodes.Node | None, str]:
-    """Show the node; return None and why where that fails."""
+    """Show the node; return None and why if that fails."""
     try:
         return (watchdog.show_node(name, timeout=_left(watchdog.SCONTROL_S)) if name else None), ""
     except CommandError as e:
@@ -429,7 +428,7 @@ def _began(node: nodes.Node | None) -> str:
 
 
 def _is_settling() -> bool:
-    """Tell whether a fabric manager may still be at work since the boot."""
+    """Report whether a fabric manager may still be at work since the boot."""
     words = files.read(UPTIME).split()
     return bool(words) and float(words[0]) <= _FABRIC_SETTLES_S
 
@@ -439,7 +438,7 @@ def _last_words(done: Completed) -> str:
 
 
 def _run(*argv: str, limit: float) -> Completed:
-    """Run a program for at most `limit` seconds. Raises `CommandError` where it cannot run, or hangs."""
+    """Run a program for at most `limit` seconds. Raises `CommandError` if it cannot run, or hangs."""
     return run(*argv, timeout=_left(limit, spare=watchdog.SCONTROL_S), check=False)
 
 

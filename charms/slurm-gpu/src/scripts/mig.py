@@ -5,9 +5,8 @@
     gpu-mig show             print what the cards have
 
 A layout is a list of GPU instance profiles, each with one compute instance of its whole size; an empty one means that
-the card is whole. Instances vanish with a reboot or a reset, and on some cards the mode does too, so a unit applies
-them before slurmd starts. Standard library only: the slurm-gpu charm packs it with the modules that it imports.
-All functions raise `MigError`.
+the card is whole. Instances vanish with a reboot or a reset, so a unit applies them before slurmd starts. Standard
+library only: the charm packs it with its imports. All functions raise `MigError`.
 """
 
 import argparse
@@ -55,7 +54,7 @@ class Card:
 
     @property
     def shown(self) -> str:
-        """The card's instances, or its mode where it has none."""
+        """The card's instances, or its mode if it has none."""
         return ", ".join(self.instances) or {None: "no MIG", True: "no instances", False: "whole"}[self.enabled]
 
 
@@ -174,7 +173,7 @@ def _make(card: Card, layout: collections.abc.Sequence[str]) -> None:
 
 
 def _switch(card: Card, *, on: bool) -> None:
-    """Switch the mode. The driver resets the card for that where nothing uses it; an A100 may need the command."""
+    """Switch the mode. The driver resets the card for that if nothing uses it; an A100 may need the command."""
     _smi("-i", card.bus_id, "-mig", "1" if on else "0")
     if card_at(card.bus_id).enabled is on:
         return
@@ -191,7 +190,7 @@ def _instances(bus_id: str) -> tuple[str, ...]:
 
 
 def _smi(*arguments: str, timeout: float = _TIMEOUT_S, empty_ok: bool = False) -> str:
-    """Run nvidia-smi, and give up on it where it hangs in the driver."""
+    """Run nvidia-smi, and give up on it if it hangs in the driver."""
     what = f"nvidia-smi {' '.join(arguments)[:80]}"
     try:
         done = run(NVIDIA_SMI, *arguments, timeout=timeout, check=False)
