@@ -19,7 +19,7 @@ from slurm_ddp import wake
 from slurm_ddp.charm import Level, Status, action_name, is_principal, run_action
 from slurm_ddp.interfaces import slurm_gres
 
-_AGAIN_S = 15  # until a unit looks again that waits for what Juju has no event for
+_AGAIN_S = 30  # until a unit looks again that waits for what Juju has no event for
 _NO_ROLE = Status(Level.BLOCKED, "integrate compute with slurmd:juju-info or controller with slurmctld:juju-info")
 
 

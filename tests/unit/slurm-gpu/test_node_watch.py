@@ -114,15 +114,6 @@ def test_a_hold_is_kept_up_while_a_mount_is_missing(node: SlurmDouble):
     assert "DRAIN" in node.state()
 
 
-def test_a_new_node_takes_jobs_only_where_that_is_asked_for(node: SlurmDouble):
-    node.register()
-    node.run("/usr/bin/scontrol", "update", f"nodename={NAME}", "state=down", "reason='n/a'")
-    configure(new=True)
-    node.log.clear()
-    assert passes(node_watch.Watch(), 1) == [None]
-    assert node.log == [RESUMED]
-
-
 def test_a_node_that_shows_other_gpus_stays_down(node: SlurmDouble, paths: pathlib.Path):
     node.register()
     (paths / "proc/driver/nvidia/gpus/0000:01:00.0").rename(paths / "gone")

@@ -45,11 +45,6 @@ class Spec(pydantic.BaseModel, frozen=True, populate_by_name=True):
     hold: bool = pydantic.Field(default=True, validation_alias="hold-driver")
     version: str | None = None  # exactly this one: "580.173.02"
 
-    @pydantic.field_validator("branch", "module", "fabric", mode="before")
-    @classmethod
-    def _strip(cls, value: object) -> object:
-        return value.strip() if isinstance(value, str) else value
-
     @pydantic.field_validator("module", "fabric")
     @classmethod
     def _needs_branch(cls, value: str, info: pydantic.ValidationInfo) -> str:

@@ -81,10 +81,7 @@ _XIDS_BY_TEXT: dict[int, tuple[str, str]] = {
     154: (r"to 0x[0-9a-fA-F]+ \((?!None\))([^)]*)\)", "{}"),
     **dict.fromkeys(range(144, 151), (r"Fatal", "fatal NVLink error")),
 }
-_LOGGED = r"NVRM: Xid|nvidia-nvswitch\d*: SXid"
 XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+)(.*)")
-# Of an NVSwitch; if it harms a card, an Xid 74 comes with it.
-_SXID = re.compile(r"(nvidia-nvswitch\d*): SXid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+), (Fatal)?")
 
 # nvidia-smi(1), RETURN VALUE, which are NVML's numbers; 18 is NVML_ERROR_LIB_RM_VERSION_MISMATCH of nvml.h.
 SMI_EXITS: dict[int, tuple[str, str]] = {
@@ -278,10 +275,6 @@ def judge(gpu: ET.Element) -> list[Finding]:
 def xid_finding(line: str, scope: Scope | None = None) -> Finding | None:
     """Judge one line of the kernel's log; None if it asks for nothing."""
     scope = scope or Scope()
-    switch = _SXID.search(line)
-    if switch is not None:
-        kind = "fatal " if switch[4] else ""
-        return Finding(WARN, "sxid", f"SXid {switch[3]}: {kind}error of {switch[1]}", _bus(switch[2]))
     match = XID.search(line)
     if match is None or int(match[2]) in scope.ignore_xids:
         return None
@@ -401,7 +394,7 @@ def _fabric_manager(root: ET.Element) -> list[Finding]:
 def _xids(scope: Scope) -> list[Finding]:
     """Judge what the kernel logged in this boot and after `scope.since`, once for each card and Xid."""
     try:
-        done = _run(JOURNALCTL, "-k", "-b", "-q", "--no-pager", "-o", "short-unix", "-g", _LOGGED, limit=_LOG_S)
+        done = _run(JOURNALCTL, "-k", "-b", "-q", "--no-pager", "-o", "short-unix", "-g", "NVRM: Xid", limit=_LOG_S)
     except CommandError as e:
         return [Finding(WARN, "log", str(e))]
     if done.returncode not in {0, 1} or done.stderr.strip():  # 1: no such line
