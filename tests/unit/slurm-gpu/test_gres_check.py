@@ -87,14 +87,6 @@ def test_slurmds_own_detection(slurm: SlurmDouble, printed: str, problem: str | 
     assert ask(detects=True) == problem
 
 
-def test_detected_cores_that_the_controller_would_refuse(slurm: SlurmDouble):
-    """Half a socket, as on machines with several NUMA nodes in one; our own lines leave the cores out."""
-    slurm.printed = DETECTED.replace("Cores=0-1", "Cores=0")
-    assert ask(("Name=gpu Type=h100 File=/dev/nvidia0",), detects=True) == (
-        "Slurm would refuse n0: gres/gpu GRES core specification 0 for node n0 doesn't match socket boundaries"
-    )
-
-
 @pytest.mark.parametrize("printed", ["", "slurmd-n0: fatal: Unable to find the user\n"])
 def test_a_slurmd_that_says_nothing_of_gpus_stops_nobody(slurm: SlurmDouble, printed: str):
     slurm.printed = printed

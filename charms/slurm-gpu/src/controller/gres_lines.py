@@ -194,21 +194,15 @@ def _changes(
     """Yield the entries that changed: the waking unit's, and others' as long as some are found."""
     ordered = sorted(units, key=gres_conf.unit_key)
     at = ordered.index(first) if first in ordered else 0
-    rotated = ordered[at:] + ordered[:at]
     most = _LOOKAHEAD if first is not None else len(units)
-    for is_known in (False, True):
-        misses = 0
-        for unit in rotated:
-            if (unit in entries) is not is_known:
-                continue
-            entry = _entry(unit, read)
-            if entry is not None and entry != entries.get(unit):
-                misses = 0
-                yield unit, entry
-                continue
-            misses += 1
-            if misses > most:
-                break
+    misses = 0
+    for unit in ordered[at:] + ordered[:at]:
+        entry = _entry(unit, read)
+        if entry is not None and entry != entries.get(unit):
+            misses = 0
+            yield unit, entry
+        elif (misses := misses + 1) > most:
+            break
 
 
 def _left(

@@ -56,28 +56,7 @@ def difference(
     problem = _compare(wanted, found, optional={"Cores", "Links"} if detects else set())
     if problem is not None:
         return f"slurmd -G: {problem}" + (f" ({failure['text'].strip()[:160]})" if failure else "")
-    if invalid is not None:
-        return f"slurmd -G: {invalid['text'].strip()[:160]}"
-    return _refusal(node, {device["Cores"] for device in found.values() if "Cores" in device}, settings)
-
-
-def _refusal(node: str, cores: set[str], settings: collections.abc.Mapping[str, str]) -> str | None:
-    """Return the controller's words for Cores that it would refuse, which `slurmd -G` does not check; None without any.
-
-    They must be those of one whole socket, or all: _check_core_range_matches_sock() of src/interfaces/gres.c.
-    """
-    try:
-        sockets = int(settings.get("boards", "1")) * int(settings.get("socketsperboard", settings.get("sockets", "1")))
-        size = int(settings["corespersocket"])
-    except (KeyError, ValueError):
-        return None
-    fine = {gres.ranges(range(sockets * size)), *(gres.ranges(range(i * size, (i + 1) * size)) for i in range(sockets))}
-    if not (refused := sorted(cores - fine)):
-        return None
-    return (
-        f"Slurm would refuse {node}: gres/gpu GRES core specification {refused[0]} for node {node} doesn't match "
-        "socket boundaries"
-    )
+    return f"slurmd -G: {invalid['text'].strip()[:160]}" if invalid else None
 
 
 def _print_gres(
