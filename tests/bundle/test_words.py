@@ -53,7 +53,6 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("tests/unit/slurm-gpu/conftest.py", "NVML Shared Library Not Found"): "a message of NVIDIA's",
     ("tests/unit/slurm-gpu/machine_double.py", "compute instances found: Not Found"): "a message of NVIDIA's",
     ("tests/unit/slurm-gpu/machine_double.py", "GPU instances found: Not Found"): "a message of NVIDIA's",
-    ("tests/unit/slurm-gpu/test_charm.py", "NVML Shared Library Not Found"): "a message of NVIDIA's",
     ("tests/unit/slurm-gpu/test_gpu_detect.py", "NVML Shared Library Not Found"): "a message of NVIDIA's",
     ("tests/unit/slurm-gpu/test_lost_gpus.py", "NVML Shared Library Not Found"): "a message of NVIDIA's",
 }

@@ -211,7 +211,7 @@ def _library() -> str | None:
 
 
 def _ask(*argv: str | pathlib.Path) -> str:
-    """Return what a command prints, empty if it fails or hangs."""
+    """Run a command; return its output, empty if it fails or hangs."""
     try:
         return run(*argv, timeout=_TIMEOUT_S, check=False).stdout.strip()
     except CommandError:
