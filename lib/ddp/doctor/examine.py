@@ -19,7 +19,7 @@ from ddp.doctor.node_facts import Facts, Finding, Json, Level, as_dict, first_fe
 from ddp.environment import archives, environments
 from ddp.measure import sampling
 from ddp.options import declared, models
-from ddp.runs import telemetry
+from ddp.run import telemetry
 from ddp.slurm import access, jobs
 from ddp.submit import checks, resources
 from ddp.workspace import folders, operations

@@ -3,10 +3,10 @@
 import collections.abc
 import re
 
-from ddp import tables
 from ddp.base import Results, Settings
 from ddp.doctor import cluster_rules
 from ddp.doctor.node_facts import Facts, Finding, as_dict, capacity, clock_offsets, threads
+from ddp.view import tables
 
 
 def report(settings: Settings, facts: Facts, findings: collections.abc.Sequence[Finding]) -> Results:

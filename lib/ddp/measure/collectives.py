@@ -3,12 +3,12 @@
 import dataclasses
 import typing
 
-from ddp import tables
 from ddp.base import Log, ParameterError, Results, Settings, TrainerError
 from ddp.environment import environments
 from ddp.options import fields, models
-from ddp.runs import control, run_files
+from ddp.run import control, folder
 from ddp.submit import checks, resources, scripts
+from ddp.view import tables
 from ddp.workspace import folders, operations
 
 Json = dict[str, typing.Any]
@@ -79,8 +79,8 @@ def _bytes(text: str) -> int:
 
 def read_baseline(settings: Settings) -> list[Json]:
     """Read the entries that this user stored, or else the trainer's account; none if nothing was measured."""
-    for folder in settings.folders:
-        path = str(folder / "baselines" / BASELINE)
+    for place in settings.folders:
+        path = str(place / "baselines" / BASELINE)
         if entries := folders.call(settings, operations.read_baseline, path=path)["entries"]:
             return entries
     return []
@@ -123,9 +123,13 @@ def read_printed(settings: Settings, submitted: control.Submitted) -> list[str]:
     """Read the last lines that rank 0 printed."""
     return folders.call(
         settings,
-        run_files.read_log, workspace=str(settings.folder), run=submitted.run, job_id=submitted.job_id,
-        lines=2000, rank=0,
-    )["lines"]  # fmt: skip
+        folder.read_log,
+        path=settings.runs / submitted.run,
+        log="",
+        job_id=submitted.job_id,
+        lines=2000,
+        rank=0,
+    ).lines
 
 
 def _conclude(settings: Settings, submitted: control.Submitted, store: str, log: Log) -> Results:

@@ -23,7 +23,7 @@ import typing
 from ddp.base import Log, Results, Settings, TrainerError
 from ddp.measure import collectives
 from ddp.options import models
-from ddp.runs import run_files
+from ddp.run import folder
 from ddp.submit import checks, resources
 from ddp.workspace import folders, operations
 from slurm_ddp.slurm import nodes
@@ -192,9 +192,9 @@ def _rate(
         "seq_len": params.seq_len or (1024 if on_gpu else 128),
     }
     if params.parameters is None:
-        found = folders.call(settings, run_files.measured_rates, timeout_s=60, workspace=str(settings.folder))
+        found = folders.call(settings, folder.measured_rates, timeout_s=60, runs=settings.runs)
         fitting = [
-            run for run in found["rates"]
+            run for run in found
             if all(run.get(key) == value for key, value in wanted.items()) and run["on_gpu"] == on_gpu
         ]  # fmt: skip
         if fitting:

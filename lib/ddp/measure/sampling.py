@@ -10,7 +10,7 @@ import typing
 from ddp.base import Log, Settings, TrainerError
 from ddp.measure import collectives, forecast
 from ddp.options import fields, models
-from ddp.runs import control
+from ddp.run import control
 from ddp.slurm import jobs
 
 SIZE_BYTES = 16 << 20  # of the order of DDP's buckets

@@ -8,9 +8,10 @@ import pathlib
 import shutil
 import time
 
-from ddp import snapshot, tables
+from ddp import snapshot
 from ddp.base import Log, ParameterError, Settings
 from ddp.options import fields
+from ddp.view import tables
 from ddp.workspace import folders
 
 FOLDER = "code"  # in the run's folder; of later submissions of the run: code-2, code-3 ...

@@ -6,7 +6,7 @@ import shlex
 from ddp.base import Log, ParameterError, Results, Settings
 from ddp.environment import environments
 from ddp.options import declared, fields, models
-from ddp.runs import control
+from ddp.run import control
 from ddp.slurm import jobs
 from ddp.submit import checks, code, fabrics, manifests, precheck, preparation, resources, scripts, tuning
 from ddp.workspace import folders, tokens

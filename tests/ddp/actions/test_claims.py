@@ -11,7 +11,7 @@ from cluster import Cluster
 from harness import META, ActionFailedError, Trainer
 from pip_double import Pip
 
-from ddp.runs import control
+from ddp.run import control
 from ddp.workspace.locks import Claims
 
 
