@@ -109,7 +109,7 @@ def test_each_flag_is_a_parameter_of_the_charms_action(verb: verbs.Verb):
 def test_what_is_not_typed_is_left_to_the_model(asked: Asked, verb: verbs.Verb):
     code, _, err = typed(*verb.words)
     assert code == 0, err
-    more = {"follow-timeout": 86400} if verb.action == "job-log" else {}
+    more = {"follow-timeout": 86400} if verb.action == "run-log" else {}
     assert one(asked) == fields.parse(verb.params, more)
 
 

@@ -141,7 +141,7 @@ def settings_in_words(config: collections.abc.Mapping[str, str], partition: jobs
     return [
         f"KillWait={config.get('KillWait', '?')}: between TERM and KILL; a run is warned before that, and saves",
         f"JobRequeue={config.get('JobRequeue', '?')}: {lost}",
-        f"{setting}: a job that is queued again waits {delay_s} s before it may start; resume-now ends that",
+        f"{setting}: a job that is queued again waits {delay_s} s before it may start; resume-run ends that",
         f"PreemptMode={mode}: {preempted}",
         f"ProctrackType={tracked}: {_TRACKED.get(tracked, '?')}",
     ]
@@ -180,7 +180,7 @@ def preemption(config: collections.abc.Mapping[str, str], partition: jobs.Partit
 def _values(settings: Settings, facts: Facts) -> Values:
     config, partition, known = facts.config, facts.partition, facts.accounting
     delay_s, delay = requeue_delay(config)
-    shorten = settings.typed("resume-now")
+    shorten = settings.typed("resume-run")
     if delay.startswith("AuthInfo") and "AuthInfo" in config:  # upstream's charm cannot set requeue_delay
         shorter = re.sub(r"cred_expire=\d+", f"cred_expire={_REQUEUE_DELAY_S}", config["AuthInfo"])
         shorten += f"; {remedies.slurm_conf(f'AuthInfo={shorter}')}"

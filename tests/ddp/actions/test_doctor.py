@@ -17,6 +17,7 @@ import pytest
 import slurmutils
 from cluster import Cluster, Job
 from collective_results import leave, measured
+from ddp.runs import telemetry
 from harness import Trainer
 from node_reports import NAMES, Json, answering, healthy
 from pip_double import Pip
@@ -26,7 +27,6 @@ from ddp.base import Settings
 from ddp.doctor import cluster_rules, examine, node_facts, probe, reporting
 from ddp.environment import environments
 from ddp.measure import sampling
-from ddp.runs import telemetry
 from ddp.slurm import jobs
 from ddp.submit import fabrics
 from slurm_ddp.run import Completed
@@ -167,7 +167,7 @@ def test_slurms_settings_are_reported_with_what_they_mean():
     assert cluster_rules.settings_in_words(config, PARTITION) == [
         "KillWait=30 sec: between TERM and KILL; a run is warned before that, and saves",
         "JobRequeue=1: a job whose node is lost is queued again",
-        "AuthInfo without cred_expire: a job that is queued again waits 120 s before it may start; resume-now ends that",
+        "AuthInfo without cred_expire: a job that is queued again waits 120 s before it may start; resume-run ends that",
         "PreemptMode=OFF: no job is stopped for another one",
         "ProctrackType=cgroup: whatever a rank has started ends with its job",
     ]

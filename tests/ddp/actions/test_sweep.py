@@ -270,9 +270,7 @@ def test_an_element_that_was_queued_again_is_let_go(ready: Trainer, cluster: Clu
         ("7_1", "run: 7 is not an array of {runs}; ddp list"),
     ],
 )
-def test_an_element_that_does_not_exist_is_refused(
-    ready: Trainer, cluster: Cluster, action: str, name: str, line: str
-):
+def test_an_element_that_does_not_exist_is_refused(ready: Trainer, cluster: Cluster, action: str, name: str, line: str):
     shape(cluster, ready)
     assert ready.fails(action, run=name) == line.replace("{runs}", str(ready.workspace / "runs"))
     assert cancelled(cluster) == []

@@ -12,12 +12,12 @@ import threading
 import typing
 
 import pytest
+from ddp.runs import run_files
 from harness import PAYLOAD
 
 from ddp.base import Settings
 from ddp.environment import archives
 from ddp.node import explain
-from ddp.runs import run_files
 from ddp.workspace import folders, operations
 
 needs_two_accounts = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another account")
