@@ -182,10 +182,10 @@ class Run:
 
     @property
     def rate(self) -> tuple[float, str] | None:
-        """Tokens or samples per second, and which of them."""
+        """Tokens or samples per second, and which of them: of the summary, of an active run the last ones."""
         for unit in ("tokens", "samples"):
-            name = f"{unit}_per_second"
-            if value := self.figure(name) or self.metrics.last(name):
+            whole, last = self.figure(f"{unit}_per_second"), self.metrics.last(f"{unit}_per_second")
+            if value := (last or whole if self.state.is_active else whole or last):
                 return value, unit
         return None
 

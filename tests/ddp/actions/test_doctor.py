@@ -17,7 +17,6 @@ import pytest
 import slurmutils
 from cluster import Cluster, Job
 from collective_results import leave, measured
-from ddp.runs import telemetry
 from harness import Trainer
 from node_reports import NAMES, Json, answering, healthy
 from pip_double import Pip
@@ -27,6 +26,7 @@ from ddp.base import Settings
 from ddp.doctor import cluster_rules, examine, node_facts, probe, reporting
 from ddp.environment import environments
 from ddp.measure import sampling
+from ddp.run import telemetry
 from ddp.slurm import jobs
 from ddp.submit import fabrics
 from slurm_ddp.run import Completed
