@@ -7,8 +7,8 @@ import pathlib
 import time
 import typing
 
-from ddp import tables
 from ddp.problem import Command, Problem, Remedy, Render, Results, one_line, plain
+from ddp.view import tables
 from ddp.workspace.locks import Claims
 
 __all__ = ["Results", "one_line"]  # and all that is defined here
@@ -37,17 +37,15 @@ VERBS = {  # of each action, the same command of ddp
     "prepare-dataset": "prepare",
     "submit-ddp": "submit",
     "submit-sweep": "sweep",
-    "list-jobs": "list",
-    "show-job": "job",
-    "job-log": "log",
-    "list-runs": "runs",
+    "list-runs": "list",
     "show-run": "show",
+    "run-log": "log",
     "compare-runs": "compare",
     "benchmark-collectives": "bench",
     "plan": "plan",
     "doctor": "doctor",
-    "resume-now": "resume",
-    "cancel-job": "cancel",
+    "resume-run": "resume",
+    "cancel-run": "cancel",
     "create-environment": "env create",
     "list-environments": "env list",
     "show-environment": "env show",

@@ -11,9 +11,11 @@ import typing
 import click
 
 import ddp
-from ddp import config, screen, verbs
+from ddp import config, verbs
 from ddp.base import ParameterError, Results, Settings, TrainerError, one_line
-from ddp.options import declared, fields
+from ddp.options import declared, fields, models
+from ddp.view import screen
+from ddp.view.result import Result
 
 OK, FAILED, USAGE = 0, 1, 2
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
@@ -24,10 +26,9 @@ _BARE = {
     "prepare-dataset": "source",
     "show-run": "run",
     "compare-runs": "runs",
-    "show-job": "run",
-    "job-log": "run",
-    "resume-now": "run",
-    "cancel-job": "run",
+    "run-log": "run",
+    "resume-run": "run",
+    "cancel-run": "run",
     "create-environment": "name",
     "show-environment": "name",
     "remove-environment": "name",
@@ -48,7 +49,7 @@ _PATHS = (
     "requirements",
 )  # a relative one is below the folder where it is typed
 _WORKLOADS = ("gpt", "smoke", "python-stdlib")
-_NUMBERED = ("show-job", "job-log", "resume-now", "cancel-job")  # take a job's id in place of a run's name
+_NUMBERED = ("show-run", "run-log", "resume-run", "cancel-run")  # take a job's id in place of a run's name
 _DEFAULTS = {"follow-timeout": 86400}  # of a user's command, which Ctrl-C ends; an action keeps its unit busy
 
 
@@ -150,7 +151,7 @@ def _options(verb: verbs.Verb) -> tuple[declared.Option, ...]:
 def _argument(verb: verbs.Verb, option: declared.Option) -> click.Argument:
     name = option.name.replace("-", "_")
     metavar = "[RUN|JOB]" if verb.action in _NUMBERED else _METAVARS[option.name]
-    nargs = -1 if option.name == "runs" else 1
+    nargs = -1 if option.name == "runs" or verb.action == "cancel-run" else 1
     return click.Argument([name], required=False, nargs=nargs, metavar=metavar, type=click.STRING)
 
 
@@ -199,7 +200,7 @@ def _parsed(
         if option.name in _DEFAULTS:
             values.setdefault(option.name, option.default)
     try:
-        params = fields.parse(verb.params, _resolved(verb, values))
+        params = fields.parse(verb.params, _resolved(values))
     except ParameterError as e:
         raise click.UsageError(_as_flag(verb, e)) from e
     return params.model_copy(update={"arguments": arguments}) if arguments else params
@@ -207,7 +208,7 @@ def _parsed(
 
 def _guarded(
     session: Session,
-    work: collections.abc.Callable[[Settings, screen.Screen], Results | None],
+    work: collections.abc.Callable[[Settings, screen.Screen], Results | Result | None],
     *,
     verb: verbs.Verb | None = None,
 ) -> int:
@@ -234,20 +235,14 @@ def _guarded(
     return FAILED
 
 
-def _resolved(verb: verbs.Verb, values: dict[str, object]) -> dict[str, object]:
-    """Return the options with relative paths made absolute, and a job's id where it stands in place of a run."""
+def _resolved(values: dict[str, object]) -> dict[str, object]:
+    """Return the options with relative paths made absolute."""
     found = dict(values)
     for name in _PATHS:
         text = found.get(name)
         if isinstance(text, str) and text and text not in _WORKLOADS and not text.startswith("/"):
             path = pathlib.Path.cwd() / text
             found[name] = str(path.resolve() if ".." in path.parts else path)
-    if verb.action in _NUMBERED and isinstance(run := found.get("run"), str):
-        number, _, element = run.partition("_")
-        if number.isdecimal() and (element.isdecimal() or not element):
-            del found["run"]
-            found["job-id"] = int(number)
-            found |= {"element": int(element)} if element else {}
     return found
 
 
@@ -286,13 +281,13 @@ def _watch_command() -> click.Command:
     @click.option("--json", "is_json", is_flag=True, help="Write each change as a line of JSON.")
     @click.pass_context
     def run_it(context: click.Context, run: str | None, *, is_json: bool) -> None:
-        """Show a run as it goes on: state, step, loss, throughput, memory, time left. Ctrl-C leaves it alone."""
-        from ddp import people  # noqa: PLC0415
+        """Watch a run: state, step, loss, throughput, memory, time left. Ctrl-C ends the view, not the run."""
+        from ddp.actions import watch  # noqa: PLC0415
 
         session = _session(context, is_json=is_json)
-        named = _named(run)
+        params = _parsed_as(models.WatchRun, {"run": run})
         console = None if session.is_json else screen.console(sys.stdout)
-        context.exit(_guarded(session, lambda settings, _: people.show_live(settings, named, console)))
+        context.exit(_guarded(session, lambda settings, to: watch.watch(settings, params, to.log, console=console)))
 
     return run_it
 
@@ -305,12 +300,13 @@ def _report_command() -> click.Command:
     def run_it(context: click.Context, runs: tuple[str, ...], output: pathlib.Path | None, *, is_json: bool) -> None:
         """Write one HTML page about runs, side by side: curves, settings, attempts, failures, the cluster.
 
-        Needs nothing but itself to be looked at, so it can be mailed. Without a run it is about the newest.
+        The page is self-contained, so you can mail it. Defaults to the newest run.
         """
-        from ddp import people  # noqa: PLC0415
+        from ddp.actions import report  # noqa: PLC0415
 
         session = _session(context, is_json=is_json)
-        context.exit(_guarded(session, lambda settings, _: people.write_report(settings, runs, output)))
+        params = _parsed_as(models.Report, {"runs": " ".join(runs) or None, "output": output and str(output.resolve())})
+        context.exit(_guarded(session, lambda settings, to: report.report(settings, params, to.log)))
 
     run_it.params.append(_json_flag())
     return run_it
@@ -361,11 +357,12 @@ def _render_command() -> click.Command:
     )
 
 
-def _named(run: str | None) -> fields.OneJob:
-    verb = verbs.ALL["show-job"]
-    values: dict[str, object] = {} if run is None else {"run": run}
+Params = typing.TypeVar("Params", bound=fields.Parsed)
+
+
+def _parsed_as(model: type[Params], given: dict[str, object]) -> Params:
     try:
-        return typing.cast(fields.OneJob, fields.parse(verb.params, _resolved(verb, values)))
+        return fields.parse(model, {name: value for name, value in given.items() if value is not None})
     except ParameterError as e:
         raise click.UsageError(str(e)) from e
 

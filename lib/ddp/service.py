@@ -16,8 +16,9 @@ import typing
 from ddp import config, readiness, verbs
 from ddp.base import Log, ParameterError, Settings, TrainerError
 from ddp.options import fields
-from ddp.runs import telemetry
+from ddp.run import telemetry
 from ddp.slurm import jobs
+from ddp.view.result import Result
 from ddp.workspace import files, folders, operations, tokens
 from slurm_ddp import run
 
@@ -56,14 +57,15 @@ def answer(request: Json, log: Log) -> Json:
             wheelhouse=pathlib.Path(attached) if attached else None,
             is_action=True,
         )
-        return {"results": _do(settings, request, log)}
+        results = _do(settings, request, log)
+        return {"results": results.texts() if isinstance(results, Result) else results}
     except TrainerError as e:
         return {"error": str(e), "results": e.results}
     except (files.RefusedError, run.CommandError, jobs.SlurmError) as e:
         return {"error": str(e), "results": {}}
 
 
-def _do(settings: Settings, request: Json, log: Log) -> Json:
+def _do(settings: Settings, request: Json, log: Log) -> Json | Result:
     wanted = request["do"]
     if wanted == "make-folders":
         place = str(settings.workspace)

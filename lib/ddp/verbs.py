@@ -78,46 +78,32 @@ ALL = {
             fields.SubmitSweep,
             "ddp.submit.sweeps:submit_sweep",
             "Submit one training many times with different options, as an array of jobs. Each is a run of its "
-            "own, named after the sweep and its number, that list-runs, show-run and job-log know; show-job "
-            "run=<sweep> shows all of them.",
+            "own, named after the sweep and its number; show-run run=<sweep> shows all of them.",
             asks_nodes=True,
-        ),
-        Verb(
-            "list-jobs",
-            fields.ListJobs,
-            "ddp.runs.control:list_jobs",
-            "List the jobs that Slurm knows of the submit user, the newest first.",
-        ),
-        Verb(
-            "show-job",
-            fields.ShowJob,
-            "ddp.submit.sweeps:show_job",
-            "Show how a job stands, or how it ended and with which result; without parameters the newest run's.",
-        ),
-        Verb(
-            "job-log",
-            fields.JobLog,
-            "ddp.runs.control:job_log",
-            "Show the last lines of a job's log; without parameters of the newest run's.",
         ),
         Verb(
             "list-runs",
             models.ListRuns,
-            "ddp.runs.history:list_runs",
-            "List the runs in the workspace, the newest first: state, job, ranks, last step and loss, best "
-            "validation loss, rate.",
+            "ddp.actions.list:list_runs",
+            "List the runs, the newest first: state, step, losses, rate, nodes, or position in the queue and reason.",
         ),
         Verb(
             "show-run",
             models.ShowRun,
-            "ddp.runs.history:show_run",
-            "Show a run's settings, metrics, best validation loss, checkpoints, attempts, and its loss curve as "
-            "text and as the path of a PNG; without a name the newest run's.",
+            "ddp.actions.show:show_run",
+            "Show a run's state, settings, metrics, best validation loss, checkpoints, attempts and loss curve, or why "
+            "it failed; of a sweep, all its runs.",
+        ),
+        Verb(
+            "run-log",
+            models.RunLog,
+            "ddp.actions.log:run_log",
+            "Show the last lines of a run's log.",
         ),
         Verb(
             "compare-runs",
             models.CompareRuns,
-            "ddp.runs.history:compare_runs",
+            "ddp.actions.compare:compare_runs",
             "Show in which settings runs differ, and their results and losses side by side; of a sweep a line for "
             "each run, with the options that differ and the best marked.",
         ),
@@ -148,19 +134,17 @@ ALL = {
             asks_nodes=True,
         ),
         Verb(
-            "resume-now",
-            fields.ResumeNow,
-            "ddp.runs.control:resume_now",
-            "Let a job that was queued again start as soon as there is room; Slurm makes such a job wait two "
-            "minutes. Without parameters the newest run's job.",
+            "resume-run",
+            models.ResumeRun,
+            "ddp.actions.resume:resume_run",
+            "Start a requeued job as soon as there is room; Slurm makes such a job wait two minutes.",
         ),
         Verb(
-            "cancel-job",
-            fields.CancelJob,
-            "ddp.runs.cancel:cancel_job",
-            "Cancel a job, by its id or its run's name. A training job saves a checkpoint first, and "
-            "is not queued again. A sweep is cancelled with all its runs, a dataset's preparation with all its "
-            "jobs.",
+            "cancel-run",
+            models.CancelRun,
+            "ddp.actions.cancel:cancel_run",
+            "Cancel runs. A training saves a checkpoint first, and is not requeued. A sweep is cancelled with all its "
+            "runs, a dataset's preparation with all its jobs.",
         ),
         Verb(
             "create-environment",

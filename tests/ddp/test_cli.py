@@ -109,7 +109,7 @@ def test_each_flag_is_a_parameter_of_the_charms_action(verb: verbs.Verb):
 def test_what_is_not_typed_is_left_to_the_model(asked: Asked, verb: verbs.Verb):
     code, _, err = typed(*verb.words)
     assert code == 0, err
-    more = {"follow-timeout": 86400} if verb.action == "job-log" else {}
+    more = {"follow-timeout": 86400} if verb.action == "run-log" else {}
     assert one(asked) == fields.parse(verb.params, more)
 
 
@@ -151,7 +151,7 @@ def test_help_names_every_command(words: tuple[str, ...]):
         (["env", "create"], "ddp env create: Missing option '--requirements'"),
         (["env", "create", "x"], "ddp env create: Missing option '--requirements'"),
         (["env", "remove"], "ddp env remove: name: must be given"),
-        (["log", "0"], "ddp log: --job-id: 0 is not allowed"),
+        (["log", "a/b"], "ddp log: run: 'a/b' is not allowed"),
         (["list", "--no\npe\x1b[31m"], "ddp list: No such option"),
         (["--workspace", "x", "list"], "ddp list: --workspace: workspace: 'x' is not allowed"),
     ],
@@ -249,29 +249,18 @@ def test_other_paths_may_be_relative_too(asked: Asked, tmp_path: pathlib.Path, m
     assert one(asked).requirements == f"{tmp_path}/requirements.txt"
 
 
-@pytest.mark.parametrize("words", [("log",), ("job",), ("resume",), ("cancel",)])
-@pytest.mark.parametrize(
-    ("name", "meant"),
-    [
-        ("40", (None, 40, None)),
-        ("40_3", (None, 40, 3)),
-        ("night", ("night", None, None)),
-        ("40_x", ("40_x", None, None)),
-    ],
-)
-def test_a_number_is_a_jobs_id(
-    asked: Asked, words: tuple[str, ...], name: str, meant: tuple[str | None, int | None, int | None]
-):
-    assert typed(*words, name)[0] == 0
-    params = one(asked)
-    assert (params.run, params.job_id, params.element) == meant
+@pytest.mark.parametrize("verb", ["log", "show", "resume", "cancel"])
+@pytest.mark.parametrize("name", ["40", "40_3", "night"])
+def test_a_run_is_named_by_its_name_its_job_or_its_element(asked: Asked, verb: str, name: str):
+    assert typed(verb, name)[0] == 0
+    assert one(asked).run == name
 
 
-def test_a_number_names_a_run_where_no_job_is_meant(asked: Asked):
-    assert typed("show", "40")[0] == 0
-    assert one(asked).run == "40"
+def test_several_runs_are_named_at_once(asked: Asked):
     assert typed("compare", "40", "41")[0] == 0
-    assert typing.cast(typing.Any, asked[1]).runs == "40 41"
+    assert typed("cancel", "a", "b")[0] == 0
+    assert typing.cast(typing.Any, asked[0]).runs == "40 41"
+    assert typing.cast(typing.Any, asked[1]).run == "a b"
 
 
 @pytest.mark.parametrize(
@@ -387,7 +376,7 @@ def test_a_users_command_runs_whole_as_that_user(process: Process):
     try:
         done = process("--workspace", str(place), "report", "night")
         assert done.returncode == 1
-        assert done.stderr == f"ddp: runs: there is no run 'night' in {place}/runs; see: ddp runs\n"
+        assert done.stderr == f"ddp: runs: there is no run 'night' in {place}/runs; ddp list\n"
         assert all(path.owner() == "nobody" for path in place.rglob("*"))
     finally:
         shutil.rmtree(place)

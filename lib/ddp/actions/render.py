@@ -6,7 +6,7 @@ from ddp import kubernetes, project
 from ddp.base import Log, ParameterError, Results, Settings
 from ddp.environment import environments
 from ddp.options import fields
-from ddp.runs import control, run_files
+from ddp.run import control, folder
 from ddp.slurm import jobs
 from ddp.submit import checks, scripts, training
 from ddp.workspace import folders
@@ -35,7 +35,7 @@ def render_kubernetes(settings: Settings, params: fields.SubmitDdp, log: Log, *,
         text = _manifests(settings, params, kind, run, kept, claim=claim, namespace=namespace)
         environments.store_payload(settings)
         if kept is not None:
-            folders.call(settings, run_files.create_run, workspace=str(settings.folder), run=run, texts={}, again=True)
+            folders.call(settings, folder.create, path=settings.runs / run, texts={}, again=True)
             kept.place()
     where = {"code": str(kept.folder)} if kept is not None else {}
     return {"manifests": text, "run": run, "run-dir": str(settings.runs / run), **where}
@@ -53,7 +53,7 @@ def _manifests(
 ) -> str:
     nodes = params.nodes or 1
     gpus = params.gpus_per_node or 0
-    folder = settings.runs / run
+    run_dir = settings.runs / run
     workload = training.Workload(
         kind=kind,
         label="run",
@@ -64,7 +64,7 @@ def _manifests(
         script=kept.script if kept is not None else "",
     )
     program = workload.program(settings, params, params.resume)
-    named = {scripts.RUN_DIR: str(folder), scripts.RESUME: program.resume}
+    named = {scripts.RUN_DIR: str(run_dir), scripts.RESUME: program.resume}
     limit = jobs.parse_time(params.time_limit) if params.time_limit else None
     try:
         wanted = kubernetes.Run(
@@ -79,7 +79,7 @@ def _manifests(
             memory_mb=fields.memory_mb(params.memory) if params.memory else max(16384 * gpus, 4096),
             time_limit_s=limit,
             workspace=str(settings.workspace),
-            run_dir=str(folder),
+            run_dir=str(run_dir),
             python_path=(program.payload,) if program.payload else (),
             claim=claim,
             namespace=namespace,

@@ -4,11 +4,12 @@ import pathlib
 import re
 import typing
 
-from ddp import backports, tables
+from ddp import backports
 from ddp.base import Log, ParameterError, Results, Settings
 from ddp.environment import archives, environments
 from ddp.options import models
 from ddp.submit import checks
+from ddp.view import tables
 from ddp.workspace import folders
 
 MAX_BYTES = 1 << 20  # of a file with requirements

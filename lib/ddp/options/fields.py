@@ -217,8 +217,6 @@ Sbatch = typing.Annotated[str, STRICT, matches(rf"({_SBATCH_WORD}( {_SBATCH_WORD
 Flag = typing.Annotated[bool, STRICT]
 Lines = typing.Annotated[int, STRICT, between(1, MAX_LINES)]
 Seconds = typing.Annotated[int, STRICT, between(1, 30 * 86400)]
-JobId = typing.Annotated[int, STRICT, between(1, 2**31)]
-Element = typing.Annotated[int, STRICT, between(0, 4_000_000)]  # slurm.conf(5), MaxArraySize
 _STEPS_RULE = "first and last step, such as 10-12"
 Steps = typing.Annotated[
     str, STRICT, matches(r"[0-9]{1,9}-[0-9]{1,9}", 20, _STEPS_RULE), pydantic.AfterValidator(_check_steps)
@@ -541,58 +539,6 @@ class SubmitSweep(Training):
     )
     wait: Flag = pydantic.Field(False, description="Wait for the end of all runs and return their table, and the best.")
     wait_timeout: Wait = 86400
-
-
-class ListJobs(Parsed):
-    """Parameters of list-jobs."""
-
-    lines: Lines = pydantic.Field(50, description="At most how many.")
-    all: Flag = pydantic.Field(False, description="Everybody's jobs, each with its user.")
-
-
-class OneJob(Parsed):
-    """The parameters that name a job."""
-
-    job_id: JobId | None = pydantic.Field(
-        None, description="Slurm's id of the job; of an array the array's, with element beside it."
-    )
-    element: Element | None = pydantic.Field(
-        None,
-        description=(
-            "Which element of the array; what Slurm calls 40_3 is job-id=40 element=3 here, since Juju reads 40_3 "
-            "as the number 403."
-        ),
-    )
-    run: Name | None = pydantic.Field(
-        None, description="Name of the run, in place of the job's id; also of a sweep or one of its runs."
-    )
-
-
-class ShowJob(OneJob):
-    """Parameters of show-job."""
-
-
-class JobLog(OneJob):
-    """Parameters of job-log."""
-
-    rank: typing.Annotated[int, STRICT, between(0, MAX_NODES * MAX_GPUS)] | None = pydantic.Field(
-        None, description="Show this rank's own output."
-    )
-    lines: Lines = pydantic.Field(50, description="At most how many.")
-    follow: Flag = pydantic.Field(
-        False, description="Also report the lines that come, until the job ends or the time is over."
-    )
-    follow_timeout: typing.Annotated[int, STRICT, between(1, 86400)] = pydantic.Field(
-        60, description="How long to follow, in seconds."
-    )
-
-
-class ResumeNow(OneJob):
-    """Parameters of resume-now."""
-
-
-class CancelJob(OneJob):
-    """Parameters of cancel-job."""
 
 
 Model = typing.TypeVar("Model", bound=Parsed)

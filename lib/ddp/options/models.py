@@ -109,40 +109,93 @@ class Doctor(fields.Parsed):
     )
 
 
+def _as_text(value: object) -> object:
+    return str(value) if type(value) is int else value  # Juju reads run=40 as a number
+
+
+# A run's name, a job's id, or an element of an array such as 40_3
+RunOrJob = typing.Annotated[fields.Name, pydantic.BeforeValidator(_as_text)]
+_NAMES = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}([, ] ?[A-Za-z0-9][A-Za-z0-9._-]{0,63})*"
+_Names = typing.Annotated[
+    str, fields.STRICT, fields.matches(_NAMES, 1100, "names of runs or ids of jobs, separated by commas or blanks")
+]
+_RunNames = typing.Annotated[_Names, pydantic.BeforeValidator(_as_text)]
+
+
 class ListRuns(fields.Parsed):
     """Parameters of list-runs."""
 
-    lines: fields.Lines = pydantic.Field(50, description="At most how many.")
+    state: (
+        typing.Annotated[str, fields.STRICT, fields.matches(r"[A-Za-z_, ]+", 200, "states such as FAILED")] | None
+    ) = pydantic.Field(None, description="Only runs in this state, such as RUNNING, or in one of several.")
+    name: (
+        typing.Annotated[str, fields.STRICT, fields.matches(r"[A-Za-z0-9._*?\[\]-]+", 80, "a pattern such as lrs*")]
+        | None
+    ) = pydantic.Field(None, description="Only runs whose name matches this pattern, such as lrs*.")
+    since: typing.Annotated[str, fields.STRICT, fields.matches(r"[0-9TZmhdw:.+-]+", 40, "2d, 12h or a date")] | None = (
+        pydantic.Field(None, description="Only runs with changes since then: 30m, 12h, 2d, 1w, or a date.")
+    )
+    sort: typing.Annotated[
+        str, fields.STRICT, fields.among("submitted", "name", "state", "loss", "best", "rate", "step")
+    ] = pydantic.Field("submitted", description="Order of the list; submitted puts the newest first.")
+    all: fields.Flag = pydantic.Field(False, description="List everybody's jobs, too.")
+    lines: fields.Lines = pydantic.Field(50, description="Largest number of runs to list.")
 
 
-class ShowRun(fields.Parsed):
+class OneRun(fields.Parsed):
+    """Parameters that name a run."""
+
+    run: RunOrJob | None = pydantic.Field(
+        None, description="Run's name, job's id, or an element of an array such as 40_3. Defaults to the newest run."
+    )
+
+
+class ShowRun(OneRun):
     """Parameters of show-run."""
 
-    run: fields.Name | None = pydantic.Field(
-        None, description="Name of the run, such as gpt-20261120-184822, or of a sweep, whose runs are then shown."
+
+class WatchRun(OneRun):
+    """Options of watch."""
+
+
+class ResumeRun(OneRun):
+    """Parameters of resume-run."""
+
+
+class RunLog(OneRun):
+    """Parameters of run-log."""
+
+    rank: typing.Annotated[int, fields.STRICT, fields.between(0, fields.MAX_NODES * fields.MAX_GPUS)] | None = (
+        pydantic.Field(None, description="Show this rank's own output.")
     )
+    lines: fields.Lines = pydantic.Field(50, description="Largest number of lines to show.")
+    follow: fields.Flag = pydantic.Field(False, description="Show new lines until the job ends or the time is over.")
+    follow_timeout: typing.Annotated[int, fields.STRICT, fields.between(1, 86400)] = pydantic.Field(
+        60, description="For how long to follow, in seconds."
+    )
+
+
+class CancelRun(fields.Parsed):
+    """Parameters of cancel-run."""
+
+    run: _RunNames | None = pydantic.Field(
+        None, description="Runs' names or jobs' ids, separated by commas. A sweep is cancelled with all its runs."
+    )
+
+
+class Report(fields.Parsed):
+    """Options of report."""
+
+    runs: _RunNames | None = pydantic.Field(None, description="Runs' names. Defaults to the newest run.")
+    output: typing.Annotated[str, fields.STRICT] | None = pydantic.Field(None, description="Where to write the page.")
 
 
 class CompareRuns(fields.Parsed):
     """Parameters of compare-runs."""
 
-    runs: (
-        typing.Annotated[
-            str,
-            fields.STRICT,
-            fields.matches(
-                r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}([, ] ?[A-Za-z0-9][A-Za-z0-9._-]{0,63})*",
-                600,
-                "names of runs, separated by commas or blanks",
-            ),
-        ]
-        | None
-    ) = pydantic.Field(
+    runs: _RunNames | None = pydantic.Field(
         None,
-        description=(
-            "Names of two to eight runs, separated by commas, such as night,dawn, or of sweeps; default is the "
-            "two newest with results."
-        ),
+        description="Two to eight runs, such as night,dawn, or sweeps. Defaults to the two newest with results.",
     )
 
 

@@ -158,7 +158,7 @@ def dependency(settings: Settings, text: str | None) -> list[str]:
             except jobs.SlurmError as e:
                 raise TrainerError(f"Slurm: {e}") from e
             if known is None:
-                hint = f"see: {settings.typed('list-jobs')}; for one that ended long ago omit dependency"
+                hint = f"see: {settings.typed('list-runs')}; for one that ended long ago omit dependency"
                 raise ParameterError("dependency", f"Slurm knows no job {number}; {hint}")
             if known.array_id is None and known.state in _NEVER.get(kind, ()):
                 text = f"job {number} is {known.state}, so {condition} can never come true; omit it"

@@ -8,7 +8,7 @@ import typing
 import zlib
 
 from ddp.base import ParameterError, Settings, shown
-from ddp.runs import control
+from ddp.run import control
 from ddp.workspace import folders, operations
 
 _MOST_PADDING = 2  # a model's embedding may be rounded up, but no model doubles its tokenizer's ids

@@ -7,7 +7,7 @@ from ddp import project
 from ddp.base import Log, ParameterError, Results, Settings
 from ddp.environment import environments
 from ddp.options import declared, fields, models
-from ddp.runs import control
+from ddp.run import control
 from ddp.slurm import jobs
 from ddp.submit import checks, fabrics, manifests, precheck, preparation, resources, scripts, tuning
 from ddp.workspace import folders, tokens

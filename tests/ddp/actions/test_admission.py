@@ -274,7 +274,7 @@ def test_a_job_can_wait_for_others(ready: Trainer, cluster: Cluster, text: str):
     [
         (
             "afterok:40:99",
-            "dependency: Slurm knows no job 99; see: juju run trainer/0 list-jobs; for one that ended long ago omit "
+            "dependency: Slurm knows no job 99; see: juju run trainer/0 list-runs; for one that ended long ago omit "
             "dependency",
         ),
         ("afterok:41", "dependency: job 41 is FAILED, so afterok:41 can never come true; omit it"),

@@ -17,7 +17,6 @@ from harness import PAYLOAD
 from ddp.base import Settings
 from ddp.environment import archives
 from ddp.node import explain
-from ddp.runs import run_files
 from ddp.workspace import folders, operations
 
 needs_two_accounts = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another account")
@@ -31,7 +30,7 @@ def open_up(path: pathlib.Path) -> None:
 
 
 def ask(settings: Settings, operation: str, **arguments: typing.Any) -> folders.Json:
-    place = next(module for module in (operations, run_files, archives) if hasattr(module, operation))
+    place = next(module for module in (operations, archives) if hasattr(module, operation))
     return folders.call(settings, getattr(place, operation), **arguments)
 
 
@@ -222,115 +221,6 @@ def test_where_a_path_leads(settings: Settings, tmp_path: pathlib.Path):
         locate(settings, str(settings.workspace / "loop"))
 
 
-def test_a_run_is_made_whole_and_only_once(settings: Settings):
-    place = str(settings.workspace)
-    ask(settings, "create_run", workspace=place, run="first", texts={"job.sbatch": "#!"}, again=False)
-    folder = settings.runs / "first"
-    assert sorted(path.name for path in folder.iterdir()) == ["control", "job.sbatch", "logs"]
-    assert stat.S_IMODE((folder / "job.sbatch").stat().st_mode) == 0o644
-    with pytest.raises(folders.WorkspaceError, match="exists already"):
-        ask(settings, "create_run", workspace=place, run="first", texts={}, again=False)
-    ask(settings, "create_run", workspace=place, run="first", texts={"job.sbatch": "#!2"}, again=True)
-    assert (folder / "job.sbatch").read_text() == "#!2"
-
-
-def test_a_link_in_the_place_of_a_runs_file_is_replaced_not_followed(settings: Settings, tmp_path: pathlib.Path):
-    victim = tmp_path / "victim"
-    victim.write_text("precious")
-    folder = make_run(settings)
-    (folder / "job.sbatch").symlink_to(victim)
-    ask(settings, "create_run", workspace=str(settings.workspace), run="first", texts={"job.sbatch": "new"}, again=True)
-    assert victim.read_text() == "precious"
-    assert (folder / "job.sbatch").read_text() == "new"
-
-
-def test_only_a_run_that_never_started_is_removed(settings: Settings):
-    place = str(settings.workspace)
-    ask(settings, "create_run", workspace=place, run="never", texts={"job.sbatch": "", "job.json": "{}"}, again=False)
-    assert ask(settings, "remove_run", workspace=place, run="never") == {"removed": True}
-    folder = make_run(settings, "used")
-    (folder / "logs" / "12.out").write_text("x")
-    assert ask(settings, "remove_run", workspace=place, run="used") == {"removed": False}
-    folder = make_run(settings, "kept")
-    (folder / "metrics.jsonl").write_text("")
-    assert ask(settings, "remove_run", workspace=place, run="kept") == {"removed": False}
-
-
-def test_runs_are_found_by_their_jobs(settings: Settings):
-    place = str(settings.workspace)
-    make_run(settings, "old", job_id=3)
-    newest = make_run(settings, "new", job_id=7)
-    os.utime(newest / "job.json", (2_000_000_000, 2_000_000_000))
-    (newest / "logs" / "5.out").write_text("")
-    (settings.runs / "empty").mkdir()
-    (settings.runs / "stray").write_text("")
-    assert ask(settings, "list_runs", workspace=place) == {"runs": ["new", "old"]}
-    assert ask(settings, "find_run", workspace=place, job_id=3) == {"run": "old"}
-    assert ask(settings, "find_run", workspace=place, job_id=5) == {"run": "new"}, "an earlier job of that run"
-    assert ask(settings, "find_run", workspace=place, job_id=99) == {"run": None}
-    for name, at in (("new", 1_000), ("old", 2_000), ("older", 500)):  # of controllers before this one
-        (settings.runs / name / "logs").mkdir(parents=True, exist_ok=True)
-        (settings.runs / name / "logs" / "8.out").write_text("")
-        os.utime(settings.runs / name / "logs" / "8.out", (at, at))
-    assert ask(settings, "find_run", workspace=place, job_id=8) == {"run": "old"}
-
-
-def test_a_run_tells_of_itself(settings: Settings):
-    folder = make_run(settings)
-    (folder / "summary.json").write_text('{"steps": 5}')
-    (folder / "control" / "12.r0.outcome").write_text('{"outcome": "preempted", "step": 3}')
-    (folder / "control" / "12.r10.outcome").write_text('{"outcome": "done", "step": 5}')
-    (folder / "metrics.jsonl").write_text('{"step": 4, "loss": 1.5}\n{"step": 5, "loss": 1.25}\n{"step": 6, "lo')
-    answer = ask(settings, "read_run", workspace=str(settings.workspace), run="first", job_id=12)
-    assert answer["summary"] == {"steps": 5}
-    assert answer["outcome"]["outcome"] == "done", "of the last attempt"
-    assert answer["metric"] == {"step": 5, "loss": 1.25}, "of the last whole line"
-
-
-def test_a_run_full_of_rubbish_tells_nothing(settings: Settings):
-    folder = make_run(settings)
-    (folder / "job.json").write_text("[1]")
-    (folder / "summary.json").symlink_to("/etc/hostname")
-    os.mkfifo(folder / "metrics.jsonl")
-    (folder / "control" / "12.r0.outcome").write_bytes(b"\xff\x00")
-    answer = ask(settings, "read_run", workspace=str(settings.workspace), run="first", job_id=12)
-    assert answer == {"job": None, "summary": None, "outcome": None, "metric": None, "summary_written": 0.0}
-
-
-def test_a_log_is_bounded(settings: Settings):
-    folder = make_run(settings)
-    (folder / "logs" / "12.out").write_text("".join(f"line {i}\n" for i in range(200000)))
-    found = ask(settings, "read_log", workspace=str(settings.workspace), run="first", job_id=12, lines=3, rank=None)
-    assert found["lines"] == ["line 199997", "line 199998", "line 199999"]
-    found = ask(
-        settings, "read_log", workspace=str(settings.workspace), run="first", job_id=12, lines=100000, rank=None
-    )
-    assert sum(map(len, found["lines"])) < explain.MAX_TAIL_BYTES
-
-
-def test_a_log_that_is_no_file_is_not_read(settings: Settings):
-    folder = make_run(settings)
-    (folder / "logs" / "12.out").symlink_to("/etc/passwd")
-    with pytest.raises(folders.WorkspaceError):
-        ask(settings, "read_log", workspace=str(settings.workspace), run="first", job_id=12, lines=3, rank=None)
-    (folder / "logs" / "12.out").unlink()
-    os.mkfifo(folder / "logs" / "12.out")
-    with pytest.raises(folders.WorkspaceError, match="not a regular file"):
-        ask(settings, "read_log", workspace=str(settings.workspace), run="first", job_id=12, lines=3, rank=None)
-
-
-def test_a_ranks_log_is_that_of_the_last_attempt(settings: Settings):
-    folder = make_run(settings)
-    rank_log(folder, 1, 0, "old\n", attempt="12.r0")
-    rank_log(folder, 1, 0, "new\n", attempt="12.r10")
-    rank_log(folder, 0, 1, "other\n", attempt="12.r10")
-    place = str(settings.workspace)
-    assert ask(settings, "read_log", workspace=place, run="first", job_id=12, lines=5, rank=2)["lines"] == ["new"]
-    assert ask(settings, "read_log", workspace=place, run="first", job_id=12, lines=5, rank=1)["lines"] == ["other"]
-    with pytest.raises(folders.MissingError):
-        ask(settings, "read_log", workspace=place, run="first", job_id=12, lines=5, rank=0)
-
-
 TRACE = 'Traceback (most recent call last):\n  File "x.py", line 1, in <module>\n    boom()\n{}\n'
 
 RANKED = "".join(f"[rank1]: {line}\n" for line in TRACE.splitlines())
@@ -436,7 +326,7 @@ def test_the_rank_that_failed_first_is_found(
     folder = make_run(settings)
     for node, local, text, age_s in logs:
         rank_log(folder, node, local, text, age_s=age_s)
-    found = ask(settings, "find_failure", workspace=str(settings.workspace), run="first", job_id=12, lines=5)
+    found = explain.first_failure(folder, 12, 5)
     assert (found["rank"], found["node"], found["lines"][-1]) == (rank, rank // 2, last)
     assert len(found["lines"]) <= 5
 
@@ -445,7 +335,7 @@ AGENT = "{}: E1120 20:23:35.969000 26319 torch/distributed/elastic/multiprocessi
 
 
 def failure(settings: Settings) -> dict[str, object]:
-    found = ask(settings, "find_failure", workspace=str(settings.workspace), run="first", job_id=12, lines=5)
+    found = explain.first_failure(settings.runs / "first", 12, 5)
     return {name: found[name] for name in ("rank", "node", "lines")}
 
 
@@ -739,8 +629,8 @@ def test_ranks_that_never_came_are_named_with_their_nodes(
     (folder / "control" / "12.hosts").write_text("n0 n1 n2\n")
     (folder / "logs" / "12.out").write_text(merged + f"0: {message}\n")
     rank_log(folder, 0, 0, TRACE.format(message))
-    found = ask(settings, "find_failure", workspace=str(settings.workspace), run="first", job_id=12, lines=5)
-    assert (found["absent_ranks"], found["absent_nodes"]) == (ranks, nodes)
+    found = explain.first_failure(folder, 12, 5)
+    assert explain.absentees(folder, 12, found["lines"], ["n0", "n1", "n2"]) == (ranks, nodes)
     kind, node, words = explain.blame(str(folder), "12", "12.r0", ["n0", "n1", "n2"])
     if len(nodes) == 1:
         answer = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} never joined the rendezvous"

@@ -24,7 +24,7 @@ from ddp import config, service
 from ddp.base import Log, Settings
 from ddp.doctor import node_facts
 from ddp.environment import environments
-from ddp.runs import control
+from ddp.run import control
 from ddp.slurm import access, jobs
 from ddp.submit import checks
 from ddp.workspace import locks
