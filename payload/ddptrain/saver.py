@@ -191,8 +191,9 @@ class Saver:
         step, seconds = job.meta["step"], time.perf_counter() - job.began
         figures = {"stall_s": self.stall_s[job.number], "seconds": seconds}
         self._on_saved({"kind": "checkpoint", "time": time.time(), "step": step, "name": job.name, **figures})
-        mib = draft.size_bytes / 2**20
-        markers.emit("CKPT", saved=job.name, step=step, mib=mib, **figures, best=job.is_best or None)
+        markers.emit(
+            "CKPT", saved=job.name, step=step, mib=draft.size_bytes / 2**20, **figures, best=job.is_best or None
+        )
 
 
 def tensors(tree: State) -> list[Tensor]:
