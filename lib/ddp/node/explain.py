@@ -35,7 +35,7 @@ TELLING = re.compile(
     r"\[FATAL\]|Traceback \(most recent call last\)|^\S*(Error|Exception)\b|Segmentation fault|Killed|[Oo]ut of memory"
     r"|^\s*what\(\): "
 )
-# Faults of the machine rather than the program, anchored to who prints them: the kernel's NVRM, CUDA (driver_types.h) and
+# Faults of the machine rather than the program, anchored to who prints them: the kernel's NVRM, CUDA (driver_types.h),
 # NCCL (nccl.h) within torch's exceptions, NVML, SIGBUS as this program reports it. A word anywhere proves nothing.
 _BAD_NODE = re.compile(
     r"NVRM: Xid \(|fallen off the bus"
