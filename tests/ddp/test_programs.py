@@ -128,7 +128,6 @@ def test_no_text_of_python_is_executed():
     assert first == {
         "sh": {"node/supervisor.py"},
         "bash": {"node/network.py"},
-        "zstd": {"node/environment.py"},
         "git": {"snapshot.py"},
         "tar": {"environment/packing.py"},
         "-r": {"environment/builder.py"},
