@@ -35,18 +35,16 @@ def verify_environments(folder: str) -> list[str]:
     return damaged
 
 
-def open_build(base: str, store: str) -> Json:
+def open_build(base: str) -> str:
     """Make a folder for a build below `base`, which is private to this account; remove leftovers of other builds.
 
-    Return it, and the bytes that are free there and in the folder `store`. Raises RefusedError.
+    Raises RefusedError.
     """
     pathlib.Path(base).mkdir(mode=0o700, exist_ok=True)
-    top = files.private(pathlib.Path(base))
-    for path in top.glob("build-*"):
+    for path in files.private(pathlib.Path(base)).glob("build-*"):
         if time.time() - path.lstat().st_mtime > _OLD_S:
             shutil.rmtree(path, ignore_errors=True)
-    free = {"free_bytes": shutil.disk_usage(base).free, "store_free_bytes": shutil.disk_usage(store).free}
-    return {"folder": tempfile.mkdtemp(prefix="build-", dir=base), **free}
+    return tempfile.mkdtemp(prefix="build-", dir=base)
 
 
 def finish_environment(build: str, payload: str) -> Json:

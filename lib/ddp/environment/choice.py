@@ -12,7 +12,7 @@ import time
 from ddp import remedies
 from ddp.base import Log, Settings, TrainerError, with_progress
 from ddp.environment import driver
-from ddp.problem import Command, Step
+from ddp.problem import Step
 from ddp.slurm import jobs
 from ddp.workspace import folders
 
@@ -44,18 +44,17 @@ def choose(
     head = "".join(f"#SBATCH {option}\n" for option in options)
     script = f"#!/bin/bash\n{head}exec {folders.PYTHON} -I - <<'PROGRAM'\n{_PROGRAM.read_text()}\nPROGRAM\n"
     progress: list[str] = []
+    text = f"asking a node with GPUs ({node.name} has {node.gpus}) for its CUDA driver"
     try:
-        text = f"asking a node with GPUs ({node.name} has {node.gpus}) for its CUDA driver"
-        ended = with_progress(log, text, lambda: _run(settings, script, progress), lambda: progress[-1])
+        ended = with_progress(log, text, lambda: _run(settings, script, progress), lambda: "".join(progress[-1:]))
+        if ended.exit_code == driver.MISSING:
+            return Choice("cpu", True, f"{ended.nodes} has no CUDA driver")
+        if ended.state != "COMPLETED":
+            raise jobs.SlurmError(f"job {ended.job_id} ended as {ended.state} with status {ended.exit_code}")
     except jobs.SlurmError as e:
-        remedy = Command("env install", {"torch": "cpu"})
+        remedy = Step("torch-build", "try again when a GPU node is free, or set torch-build to cpu or cuda")
         raise TrainerError(f"no GPU node reported its driver: {e}", remedy=remedy) from e
-    if ended.exit_code == driver.MISSING:
-        return Choice("cpu", True, f"{ended.nodes or node.name} has no CUDA driver")
-    if ended.state != "COMPLETED":
-        why = f"job {ended.job_id} ended as {ended.state} with status {ended.exit_code}"
-        raise TrainerError(f"no GPU node reported its driver: {why}", remedy=Command("env install", {"torch": "cpu"}))
-    return Choice("cuda", False, f"{ended.nodes or node.name} has a CUDA driver")
+    return Choice("cuda", False, f"{ended.nodes} has a CUDA driver")
 
 
 def _run(settings: Settings, script: str, progress: list[str]) -> jobs.Job:
