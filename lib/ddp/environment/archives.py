@@ -25,9 +25,9 @@ def verify_environments(folder: str) -> list[str]:
     manifests = sorted(pathlib.Path(folder).glob("*.json"), key=lambda path: path.lstat().st_mtime, reverse=True)
     damaged: list[str] = []
     for path in manifests[:_VERIFIED]:
+        archive, digest = path.with_suffix(".tar.zst"), ""
         with contextlib.suppress(ValueError, KeyError):
-            manifest, archive = read_object(path), path.with_suffix(".tar.zst")
-            digest = ""
+            manifest = read_object(path)
             with contextlib.suppress(OSError), opened(archive) as file:
                 digest = backports.sha256(file)
             if path.stem == manifest["hash"] and digest != manifest["sha256"]:

@@ -130,13 +130,8 @@ def install_cpu_torch(
     """Install torch for CPUs from the first source that has it. Raises InstallError.
 
     The order: the CPU build from the site's indexes and `index`; from PyTorch's own index; the default build from the
-    site's. That computes the same on CPUs, and is so large that `check_room` is called before it.
-
-    Args:
-        uv: of the environment.
-        do: calls its second argument, while it reports its first.
-        index: an additional index.
-        check_room: raises an error if the disk has no room for the default build.
+    site's, which computes the same on CPUs. `do` reports a text while it calls a function; `check_room` raises an error
+    if the disk has no room for the default build.
     """
     build = f"torch=={TORCH}+cpu"
     try:

@@ -26,9 +26,10 @@ def choose(settings: Settings, gpus: int = 8) -> choice.Choice:
 
 
 @pytest.mark.parametrize(
-    ("source", "build"), [(CUDA % 1, "cuda"), (CUDA % 0, "cpu"), ("int none;", "cpu"), ("", "cpu")],
+    ("source", "build"),
+    [(CUDA % 1, "cuda"), (CUDA % 0, "cpu"), ("int none;", "cpu"), ("", "cpu")],
     ids=["a GPU", "no GPU for the job", "another library", "no driver"],
-)  # fmt: skip
+)
 def test_a_node_is_asked_by_the_script_itself(
     settings: Settings,
     cluster: Cluster,

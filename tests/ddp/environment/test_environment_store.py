@@ -44,8 +44,12 @@ def test_an_environment_is_made_stored_and_found(settings: Settings, pip: Pip, c
     assert environments.find(settings, contents, "cpu") == made
     assert environments.find(settings, contents, "cuda") is None
     assert environments.describe(made) == {
-        "environment": made.archive, "torch": "2.13.0+cpu", "python": "3.12", "size-mb": "0", "unpacked-mb": "0",
-    }  # fmt: skip
+        "environment": made.archive,
+        "torch": "2.13.0+cpu",
+        "python": "3.12",
+        "size-mb": "0",
+        "unpacked-mb": "0",
+    }
 
 
 def test_a_second_time_nothing_is_made(settings: Settings, pip: Pip, cluster: Cluster):

@@ -56,9 +56,14 @@ class Store:
 
     def spec(self, **more: typing.Any) -> spec.Environment:
         about = spec.Environment(
-            archive=str(self.archive), cache=str(self.cache), sha256=self.sha256, unpacked_bytes=300000,
-            python=f"3.{sys.version_info[1]}", trusted_uids=(), remedy="ddp env install",
-        )  # fmt: skip
+            archive=str(self.archive),
+            cache=str(self.cache),
+            sha256=self.sha256,
+            unpacked_bytes=300000,
+            python=f"3.{sys.version_info[1]}",
+            trusted_uids=(),
+            remedy="ddp env install",
+        )
         return dataclasses.replace(about, **more)
 
     def argv(self, then: str, **more: typing.Any) -> list[str]:
