@@ -11,7 +11,9 @@ from pip_double import Pip
 from resource_requests import node, partition, refusal, training
 
 from ddp.base import Settings
-from ddp.doctor import examine, node_facts
+from ddp.doctor import examine
+from ddp.doctor.facts import Facts
+from ddp.doctor.findings import Finding
 from ddp.slurm import access
 
 RESERVATION = (
@@ -210,8 +212,8 @@ def test_the_driver_is_asked_on_a_node_of_the_reservation(trainer: Trainer, clus
     assert pip.calls
 
 
-def test_the_doctor_tells_of_a_user_without_an_account(settings: Settings, facts: node_facts.Facts):
-    def findings_of(known: access.Accounting | None) -> list[node_facts.Finding]:
+def test_the_doctor_tells_of_a_user_without_an_account(settings: Settings, facts: Facts):
+    def findings_of(known: access.Accounting | None) -> list[Finding]:
         found = examine.judge(settings, dataclasses.replace(facts, accounting=known))
         return [finding for finding in found if finding.where == "slurm"]
 

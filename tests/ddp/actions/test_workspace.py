@@ -571,35 +571,6 @@ def test_a_failure_that_left_no_trace_says_nothing(settings: Settings):
     assert found == {"rank": None, "node": None, "lines": []}
 
 
-def test_a_build_happens_in_a_private_folder(settings: Settings, tmp_path: pathlib.Path):
-    base = tmp_path / "cache"
-    opened = ask(settings, "open_cache", base=str(base), store=str(base.parent))
-    assert pathlib.Path(opened["folder"]).parent == base
-    assert stat.S_IMODE(base.stat().st_mode) == 0o700
-    leftover = base / "build-old"
-    leftover.mkdir()
-    os.utime(leftover, (1, 1))
-    ask(settings, "open_cache", base=str(base), store=str(base.parent))
-    assert not leftover.exists()
-    assert pathlib.Path(opened["folder"]).exists()
-
-
-def test_a_build_folder_that_another_account_planted_is_refused(settings: Settings, tmp_path: pathlib.Path):
-    base = tmp_path / "cache"
-    base.symlink_to(tmp_path)
-    with pytest.raises(folders.WorkspaceError, match="is not a folder of this account"):
-        ask(settings, "open_cache", base=str(base), store=str(base.parent))
-
-
-def test_what_pip_does_now(settings: Settings, tmp_path: pathlib.Path):
-    log = tmp_path / "pip.log"
-    assert ask(settings, "last_step", path=str(log)) == ""
-    log.write_text(
-        "2026-11-20T18:46:00,1 Collecting torch==2.13.0+cpu\n2026-11-20T18:46:00,1   Skipping link: none of the wheel's tags\n"
-    )
-    assert ask(settings, "last_step", path=str(log)) == "Collecting torch==2.13.0+cpu"
-
-
 CAME = "[ENV] job=12 attempt=12.r0 nodes=n0 n1 n2 head=10.0.0.1:20096 ranks_per_node=2 launcher=torchrun\n"
 VAIN = "torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 2/3 clients joined."
 
