@@ -129,12 +129,14 @@ class ListRuns(fields.Parsed):
         typing.Annotated[str, fields.STRICT, fields.matches(r"[A-Za-z_, ]+", 200, "states such as FAILED")] | None
     ) = pydantic.Field(None, description="Only runs in this state, such as RUNNING, or in one of several.")
     name: (
-        typing.Annotated[str, fields.STRICT, fields.matches(r"[A-Za-z0-9._*?\[\]-]+", 80, "a pattern such as lrs*")]
+        typing.Annotated[
+            str, fields.STRICT, fields.matches(r"[A-Za-z0-9][A-Za-z0-9._*-]*", 80, "a pattern such as lrs*")
+        ]
         | None
     ) = pydantic.Field(None, description="Only runs whose name matches this pattern, such as lrs*.")
-    since: typing.Annotated[str, fields.STRICT, fields.matches(r"[0-9TZmhdw:.+-]+", 40, "2d, 12h or a date")] | None = (
-        pydantic.Field(None, description="Only runs with changes since then: 30m, 12h, 2d, 1w, or a date.")
-    )
+    since: (
+        typing.Annotated[str, fields.STRICT, fields.matches(r"[0-9][0-9TZmhdw:.+-]*", 40, "2d, 12h or a date")] | None
+    ) = pydantic.Field(None, description="Only runs with changes since then: 30m, 12h, 2d, 1w, or a date.")
     sort: typing.Annotated[
         str, fields.STRICT, fields.among("submitted", "name", "state", "loss", "best", "rate", "step")
     ] = pydantic.Field("submitted", description="Order of the list; submitted puts the newest first.")
