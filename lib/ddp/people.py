@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import json
 import pathlib
+import typing
 
 import pydantic
 import rich.console
@@ -13,7 +14,7 @@ import rich.console
 from ddp import kubernetes, watch
 from ddp.base import Log, ParameterError, Results, Settings
 from ddp.environment import environments
-from ddp.options import fields
+from ddp.options import fields, models
 from ddp.report import facts, page
 from ddp.runs import control, run_files
 from ddp.slurm import jobs
@@ -24,7 +25,7 @@ _READ_S = 60.0
 _MAX_RUNS = 16  # on one page
 
 
-def show_live(settings: Settings, named: fields.OneJob, console: rich.console.Console | None) -> None:
+def show_live(settings: Settings, named: typing.Any, console: rich.console.Console | None) -> None:
     """Show a run's progress until it has ended or the user presses Ctrl-C. Raises TrainerError.
 
     Without a console, write each change as a line of JSON on standard output.
@@ -83,13 +84,13 @@ def write_report(settings: Settings, runs: collections.abc.Sequence[str], output
     return {"report": str(target), "runs": ", ".join(names)}
 
 
-def render(settings: Settings, params: fields.SubmitDdp) -> Results:
+def render(settings: Settings, params: models.SubmitDdp) -> Results:
     """Render the `script` of `ddp submit` with the same options, and all beside it. Raises TrainerError."""
     checked = training.check(settings, params, run=params.run, resume=params.resume)
     return training.dry(settings, params, checked, resume=params.resume)
 
 
-def render_kubernetes(settings: Settings, params: fields.SubmitDdp, log: Log, *, claim: str, namespace: str) -> Results:
+def render_kubernetes(settings: Settings, params: models.SubmitDdp, log: Log, *, claim: str, namespace: str) -> Results:
     """Render the run as Kubernetes `manifests`, and put the code and payload that they name into the workspace.
 
     The resources are those of the options; Slurm is not asked. Raises ParameterError for options that manifests cannot
@@ -114,7 +115,7 @@ def render_kubernetes(settings: Settings, params: fields.SubmitDdp, log: Log, *,
 
 def _manifests(
     settings: Settings,
-    params: fields.SubmitDdp,
+    params: models.SubmitDdp,
     kind: str,
     run: str,
     kept: code.Kept | None,

@@ -34,16 +34,16 @@ _TRACKED = {
 SLURM: Table = (
     Rule("warning", lambda c: c.kill_wait is not None and c.kill_wait < 10,
          "KillWait is {kill_wait} s: at its time limit a job has no time left to write a checkpoint",
-         remedies.slurm_conf(remedies.KILL_WAIT)),
+         remedies.slurm_conf(remedies.KILL_WAIT).text),
     Rule("warning", lambda c: "pgid" in c.proctrack,
          "ProctrackType is proctrack/pgid: what a rank starts may outlive its job and keep the GPU",
-         remedies.slurm_conf(remedies.PROCTRACK)),
+         remedies.slurm_conf(remedies.PROCTRACK).text),
     Rule("note", lambda c: "linear" in c.select,
          "SelectType is select/linear: every job takes whole nodes, whatever it asks for",
-         remedies.slurm_conf(remedies.SELECT)),
+         remedies.slurm_conf(remedies.SELECT).text),
     Rule("note", lambda c: c.requeues == "0",
          "JobRequeue is 0: a job lost with its node is not queued again; the trainer's own jobs ask for it",
-         remedies.slurm_conf(remedies.JOB_REQUEUE)),
+         remedies.slurm_conf(remedies.JOB_REQUEUE).text),
     (
         Rule("note", lambda c: "CANCEL" in c.preemption,
              "PreemptMode is {preemption}: a preempted run ends; submitted again, it goes on from its checkpoint",
@@ -61,7 +61,7 @@ SLURM: Table = (
          "juju deploy slurmdbd; juju integrate slurmdbd slurmctld"),
     Rule("note", lambda c: c.max_array is not None and c.max_array < 1001,
          "MaxArraySize is {max_array}: sweeps have at most {max_elements} elements",
-         remedies.slurm_conf(remedies.MAX_ARRAY_SIZE)),
+         remedies.slurm_conf(remedies.MAX_ARRAY_SIZE).text),
 )  # fmt: skip
 CLUSTER: Table = (
     Rule("warning", lambda c: not c.is_configured,
@@ -183,11 +183,11 @@ def _values(settings: Settings, facts: Facts) -> Values:
     shorten = settings.typed("resume-now")
     if delay.startswith("AuthInfo") and "AuthInfo" in config:  # upstream's charm cannot set requeue_delay
         shorter = re.sub(r"cred_expire=\d+", f"cred_expire={_REQUEUE_DELAY_S}", config["AuthInfo"])
-        shorten += f"; {remedies.slurm_conf(f'AuthInfo={shorter}')}"
+        shorten += f"; {remedies.slurm_conf(f'AuthInfo={shorter}').text}"
     if config.get("PreemptType", "").endswith("/qos"):
         requeue_preempted = "sacctmgr modify qos NAME set preemptmode=requeue"
     else:
-        requeue_preempted = remedies.partition_config(partition.name, remedies.PREEMPT_MODE)
+        requeue_preempted = remedies.partition_config(partition.name, remedies.PREEMPT_MODE).text
     max_array = leading_number(config.get("MaxArraySize", ""))
     uri = settings.mlflow_uri
     untrusted, _, untrusted_remedy = facts.untrusted.rpartition(": ")
@@ -217,7 +217,7 @@ def _about_absent(settings: Settings, facts: Facts) -> list[Finding]:
         found += evaluate(LEFT_OUT, Values(where=name, why=why, is_all=is_all))
     if remedies.NO_CREDENTIAL in facts.trouble:
         unknown, add = remedies.unknown_account(settings)
-        return [*found, Finding("error", "slurmctld", f"{unknown}, so none of its jobs starts", add)]
+        return [*found, Finding("error", "slurmctld", f"{unknown}, so none of its jobs starts", settings.render(add))]
     if not facts.reports and re.search(r"busy|immediate|Job/step already completing", facts.trouble):
         text = f"the nodes were not free in time: {one_line(facts.trouble, 200)}"
         return [*found, Finding("warning", "slurm", text, "try again later, or with a longer wait-timeout")]

@@ -263,7 +263,7 @@ def choose_build(
     except jobs.SlurmError as e:
         if remedies.NO_CREDENTIAL in str(e):
             unknown, add = remedies.unknown_account(settings)
-            raise TrainerError(f"{unknown}, so none of its jobs starts: {add}") from e
+            raise TrainerError(f"{unknown}, so none of its jobs starts", remedy=add) from e
         raise TrainerError(
             f"no GPU node reported its driver: {e}; try again when one is free, or set torch-build to cpu or cuda"
         ) from e

@@ -3,6 +3,7 @@
 import collections.abc
 import dataclasses
 import time
+import typing
 
 from ddp.base import REPORT_S, Log, ParameterError, Results, Settings, TrainerError
 from ddp.options import fields
@@ -27,7 +28,7 @@ class CancelTarget:
         return is_named and job.job_id not in self.ended
 
 
-def cancel_job(settings: Settings, named: fields.OneJob, log: Log) -> Results:
+def cancel_job(settings: Settings, named: typing.Any, log: Log) -> Results:
     """Cancel jobs of the user and wait until they have left their nodes. Raises TrainerError."""
     job_id, run = named.job_id, named.run
     if (job_id is None) == (run is None):

@@ -7,6 +7,7 @@ import datetime
 import json
 import re
 import time
+import typing
 
 from ddp import remedies, tables
 from ddp.base import REPORT_S, Log, ParameterError, Results, Settings, TrainerError, one_line
@@ -54,7 +55,7 @@ class Submitted:
         }
 
 
-def list_jobs(settings: Settings, params: fields.ListJobs, _: Log) -> Results:
+def list_jobs(settings: Settings, params: typing.Any, _: Log) -> Results:
     """List the jobs of the user, or with `all` of everybody, that Slurm still knows."""
     try:
         known = jobs.jobs(user=None if params.all else settings.user)
@@ -69,7 +70,7 @@ def list_jobs(settings: Settings, params: fields.ListJobs, _: Log) -> Results:
     return {"count": str(len(known)), "jobs": aligned(rows)}
 
 
-def show_job(settings: Settings, params: fields.ShowJob, _: Log) -> Results:
+def show_job(settings: Settings, params: typing.Any, _: Log) -> Results:
     """Show a job's state and progress, or how it ended."""
     submitted = find(settings, params)
     known = job_of(settings, submitted)
@@ -85,7 +86,7 @@ def show_job(settings: Settings, params: fields.ShowJob, _: Log) -> Results:
     return {name: value for name, value in results.items() if value not in ("", "None", "0")}
 
 
-def job_log(settings: Settings, params: fields.JobLog, log: Log) -> Results:
+def job_log(settings: Settings, params: typing.Any, log: Log) -> Results:
     """Return the last lines of a job's log; with `follow` report new lines until the job ends or the limit passes."""
     submitted = find(settings, params)
     if params.follow:
@@ -272,7 +273,7 @@ class Waits:
         """Log the note before the first line of progress. Commands typed by a user end with Ctrl-C and need none."""
         if self._settings.is_action and not self._noted:
             self._noted = True
-            how = f"to stop waiting without cancelling the job: juju cancel-task {self._settings.task}"
+            how = "stop"
             self._log(f"{self._settings.unit} runs no other action while this one waits; {how}")
 
 
@@ -398,9 +399,9 @@ def aligned(rows: collections.abc.Sequence[collections.abc.Sequence[str]]) -> st
     return tables.Table([[printable(cell) for cell in row] for row in rows])
 
 
-def find(settings: Settings, named: fields.OneJob) -> Submitted:
+def find(settings: Settings, named: typing.Any) -> Submitted:
     """Find a run's job by job id or run, else the newest run's. Raises ParameterError if there is none."""
-    job_id, run, element = named.job_id, named.run, named.element
+    job_id, run, element = getattr(named, "job_id", None), named.run, getattr(named, "element", None)
     if job_id is not None and run is not None:
         raise ParameterError("run", "give either job-id or run")
     if element is not None:
@@ -472,7 +473,7 @@ def as_element(number: int, exists: collections.abc.Callable[[int, int], bool]) 
     return ""
 
 
-def resume_now(settings: Settings, params: fields.ResumeNow, log: Log) -> Results:
+def resume_now(settings: Settings, params: typing.Any, log: Log) -> Results:
     """Make a requeued job that is held, or waits for its begin time, eligible now."""
     submitted = find(settings, params)
     known = job_of(settings, submitted)
@@ -511,8 +512,7 @@ def _held(settings: Settings, known: jobs.Job) -> str:
     if not (known.state in _WAITING and known.is_held and known.reason.startswith(remedies.HELD)):
         return ""
     unknown, add = remedies.unknown_account(settings)
-    release = f"juju exec --unit slurmctld/0 -- scontrol release {known.job_id}"
-    return f"job {known.job_id} is held ({known.reason}): by an administrator, or {unknown}: {add}; then: {release}"
+    return f"job {known.job_id} is held ({known.reason}): by an administrator, or {unknown}: {settings.render(add)}"
 
 
 def _is_leaving(known: jobs.Job) -> bool:

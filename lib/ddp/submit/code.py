@@ -10,7 +10,7 @@ import time
 
 from ddp import snapshot, tables
 from ddp.base import Log, ParameterError, Settings
-from ddp.options import fields
+from ddp.options import models
 from ddp.workspace import folders
 
 FOLDER = "code"  # in the run's folder; of later submissions of the run: code-2, code-3 ...
@@ -48,7 +48,7 @@ class Kept:
 
 
 @contextlib.contextmanager
-def kept(settings: Settings, params: fields.Training, run: str, log: Log) -> collections.abc.Generator[Kept | None]:
+def kept(settings: Settings, params: models.Training, run: str, log: Log) -> collections.abc.Generator[Kept | None]:
     """Copy the folder of the script and yield the copy; None for what is no script, or is to run from where it lies.
 
     Raises ParameterError: the code cannot be kept.

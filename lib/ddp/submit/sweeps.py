@@ -1,4 +1,4 @@
-"""submit-sweep: one training many times with different options, as an array of jobs; each is a run like any other."""
+"""sweep: one training many times with different options, as an array of jobs; each is a run like any other."""
 
 import collections
 import itertools
@@ -9,8 +9,9 @@ import time
 import typing
 
 from ddp import tables
-from ddp.base import REPORT_S, Log, ParameterError, Results, Settings, TrainerError, shown
-from ddp.options import fields
+from ddp.base import REPORT_S, Answer, Facts, Log, ParameterError, Results, Settings, TrainerError, shown
+from ddp.options import fields, models
+from ddp.problem import Command
 from ddp.runs import control, run_files
 from ddp.slurm import jobs
 from ddp.submit import checks, code, precheck, scripts, training
@@ -22,11 +23,11 @@ _VALUE = re.compile(r"[A-Za-z0-9._+=/:,@%^-]{1,512}", re.ASCII)
 Choice = dict[str, str | int | float | bool]
 
 
-def submit_sweep(settings: Settings, params: fields.SubmitSweep, log: Log) -> Results:
+def submit_sweep(settings: Settings, params: models.SubmitSweep, log: Log) -> Answer:
     """Submit the runs of a sweep; with `wait` follow them to their end."""
     choices = _choices(settings, params)
     if params.workload in ("gpt", "smoke") and any("run-dir" in choice for choice in choices):
-        text = "run-dir is the folder of each run, which the sweep itself gives; omit it"
+        text = "run-dir is set by ddp; omit it"
         raise ParameterError("grid" if params.file is None else "file", text)
     sweep = scripts.Sweep(len(choices) - 1, min(params.parallel or len(choices), len(choices)))
     name = params.name or control.new_name(settings, "sweep")
@@ -36,7 +37,8 @@ def submit_sweep(settings: Settings, params: fields.SubmitSweep, log: Log) -> Re
     checked = training.check(settings, params, run=name, sweep=sweep, choices=choices)
     lines = [json.dumps(choice, sort_keys=True) for choice in choices]
     if params.dry_run:
-        return training.dry(settings, params, checked, sweep=sweep) | {"runs": _listing(name, lines)}
+        facts = training.dry(settings, params, checked, sweep=sweep).values
+        return Facts({**facts, "runs": _listing(name, lines)})
     environment = training.provide(settings, params, checked, log)
     with code.kept(settings, params, name, log) as kept:
         checked = training.with_code(checked, kept)
@@ -72,19 +74,16 @@ def submit_sweep(settings: Settings, params: fields.SubmitSweep, log: Log) -> Re
     settings.claims.drop(name)
     log(f"job {job_id}: sweep {name}, {len(choices)} runs, each on {training.describe(checked.request)}")
     results = {
-        "job-id": str(job_id), "sweep": name, "run-dir": str(folder), "script": str(folder / "job.sbatch"),
-        "count": str(len(choices)), "runs": _listing(name, lines),
-    }  # fmt: skip
+        "job-id": str(job_id),
+        "sweep": name,
+        "run-dir": str(folder),
+        "script": str(folder / "job.sbatch"),
+        "count": str(len(choices)),
+        "runs": _listing(name, lines),
+    }
     if not params.wait:
         return results
     return _follow(settings, name, results, log, timeout_s=params.wait_timeout)
-
-
-def show_job(settings: Settings, params: fields.ShowJob, log: Log) -> Results:
-    """Show a job, or all runs of a sweep."""
-    if params.run is not None and params.job_id is None and params.element is None and is_sweep(settings, params.run):
-        return show(settings, params.run)[0]
-    return control.show_job(settings, params, log)
 
 
 def is_sweep(settings: Settings, run: str) -> bool:
@@ -166,24 +165,22 @@ def _follow(settings: Settings, name: str, results: Results, log: Log, *, timeou
             ended = sum(row["state"] not in jobs.ACTIVE for row in rows)
             log(tables.Step(f"sweep {name}: {states}", f"sweep {name}", states, done=ended, total=len(rows)))
         if time.monotonic() - began > timeout_s:
-            raise TrainerError(
-                f"no end after {timeout_s:g} s: {states}; it goes on, see: {settings.typed('show-job', run=name)}",
-                results=results | shown_now,
-            )
+            text = f"no end after {timeout_s:g} s: {states}; it goes on"
+            raise TrainerError(text, remedy=Command("show", arguments=(name,)), results=results | shown_now)
         control.pause(2.0)
     tokens.drop(settings, name)
     results |= shown_now
     bad = [row for row in rows if row["state"] != "COMPLETED"]
     if bad:
-        hint = settings.typed("show-job", run=bad[0]["run"])
-        raise TrainerError(f"{len(bad)} of {len(rows)} runs did not end well; see: {hint}", results=results)
+        remedy = Command("show", arguments=(bad[0]["run"],))
+        raise TrainerError(f"{len(bad)} of {len(rows)} runs failed", remedy=remedy, results=results)
     return results
 
 
-def _choices(settings: Settings, params: fields.SubmitSweep) -> list[Choice]:
-    """Return the options of each run. Raises ParameterError."""
+def _choices(settings: Settings, params: models.SubmitSweep) -> list[Choice]:
+    """List the options of each run. Raises ParameterError."""
     if bool(params.grid.strip()) == (params.file is not None):
-        raise ParameterError("grid", "give either grid or file, such as grid='lr=0.001,0.003 batch=8,16'")
+        raise ParameterError("grid", "give either grid or file; a grid is such as lr=0.001,0.003 batch=8,16")
     if params.file is None:
         choices = _product(params.grid)
     else:
@@ -200,7 +197,7 @@ def _choices(settings: Settings, params: fields.SubmitSweep) -> list[Choice]:
 
 
 def _product(grid: str) -> list[Choice]:
-    """Return every combination of the grid's values, at most one more than are allowed."""
+    """Combine the grid's values, up to one more combination than is allowed."""
     axes = [(name, values.split(",")) for name, _, values in (word.partition("=") for word in grid.split())]
     combinations = itertools.product(*(values for _, values in axes))
     bounded = itertools.islice(combinations, fields.MAX_SWEEP + 1)
@@ -208,7 +205,7 @@ def _product(grid: str) -> list[Choice]:
 
 
 def _parse(number: int, line: str) -> Choice:
-    """Return one line of a sweep's file. Raises ParameterError."""
+    """Parse one line of a sweep's file. Raises ParameterError."""
     where = f"line {number}"
     try:
         value: object = json.loads(line)
@@ -219,7 +216,7 @@ def _parse(number: int, line: str) -> Choice:
     choice: Choice = {}
     for name, given in typing.cast(dict[str, object], value).items():
         if not _OPTION.fullmatch(name):
-            raise ParameterError("file", f"{where}: {shown(name)} is no option; small letters, digits and -")
+            raise ParameterError("file", f"{where}: {shown(name)} is not an option; small letters, digits and -")
         if not isinstance(given, str | int | float | bool):
             raise ParameterError("file", f"{where}: {name} must be a text, a number, true or false")
         if isinstance(given, str) and not _VALUE.fullmatch(given):

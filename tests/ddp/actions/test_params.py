@@ -14,7 +14,7 @@ from ddp.base import ParameterError
 from ddp.options import declared, fields
 
 REPOSITORY = pathlib.Path(__file__).parents[3]
-MODELS = {name: action.params for name, action in verbs.ACTIONS.items()}
+MODELS = {name: action.options for name, action in verbs.ACTIONS.items()}
 
 
 def test_there_are_more_than_two_hundred_nasty_texts():
