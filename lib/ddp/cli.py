@@ -15,7 +15,7 @@ import cloup
 
 import ddp
 from ddp import config, screen, verbs
-from ddp.base import ParameterError, Settings, TrainerError, one_line, record_of, texts_of
+from ddp.base import SCHEMA, ParameterError, Settings, TrainerError, one_line, record_of, texts_of
 from ddp.options import declared, fields
 
 OK, FAILED, USAGE = 0, 1, 2
@@ -110,12 +110,13 @@ def perform(
     params = _parsed(session, verb, given, arguments)
     settings = settings_of(session)
     to = screen.Screen(is_json=session.is_json)
+    schema: dict[str, typing.Any] = {"schema": SCHEMA} if session.is_json else {}
     try:
         _write(session, to, verb, verb.do_when_ready(settings, params, to.log))
     except TrainerError as e:
-        to.fail(_as_flag(verb, e), dict(e.results))
+        to.fail(_as_flag(verb, e), {**schema, **e.results})
     except (files.RefusedError, run.CommandError) as e:
-        to.fail(str(e), {})
+        to.fail(str(e), schema)
     else:
         return OK
     finally:

@@ -6,7 +6,7 @@ TEXTS = [
     (action, name)
     for action, about in META["actions"].items()
     for name, schema in about["params"].items()
-    if schema["type"] == "string"
+    if "string" in schema["type"]
 ]
 # What shells, Slurm, jinja2, terminals, JSON, YAML and filesystems would each like to interpret.
 NASTY = [

@@ -9,7 +9,7 @@ import typing
 from batch_host import Node
 from ddp.base import Settings
 from ddp.environment.environments import Environment
-from ddp.options import fields
+from ddp.options import fields, models
 from ddp.submit import resources, scripts
 from ddp.workspace import folders
 
@@ -23,7 +23,7 @@ REQUEST = resources.Request("main", 2, 1, 4, 8000, "02:00:00", 180)
 def texts(
     settings: Settings, request: resources.Request = REQUEST, *, outcome: bool = True, **given: typing.Any
 ) -> dict[str, str]:
-    params = fields.parse(fields.SubmitDdp, {k.replace("_", "-"): v for k, v in given.items()})
+    params = fields.parse(models.SubmitDdp, {k.replace("_", "-"): v for k, v in given.items()})
     archive = str(settings.environments / "abababababababab.tar.zst")
     return scripts.training(
         settings, request, params, Environment(MANIFEST, archive), run="first",

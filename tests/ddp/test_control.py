@@ -9,7 +9,7 @@ from pip_double import Pip
 
 from ddp import verbs
 from ddp.base import Settings, TrainerError
-from ddp.options import fields
+from ddp.options import fields, models
 
 MISSING = "ModuleNotFoundError: No module named 'einops.layers'"
 REMEDY = "with einops in requirements.txt: ddp env create NAME --requirements requirements.txt, then: "
@@ -31,7 +31,7 @@ def fails(settings: Settings, cluster: Cluster, script: pathlib.Path, last_line:
 
     cluster.submitted, cluster.states = leave, [("FAILED", 256)]
     given = {"workload": str(script), "run": "night", "nodes": 1, "snapshot": False, "wait": True, **more}
-    params = fields.parse(fields.SubmitDdp, given)
+    params = fields.parse(models.SubmitDdp, given)
     with settings.claims, pytest.raises(TrainerError) as caught:
         verbs.ALL["submit-ddp"].do(settings, params, lambda _: None)
     shown = verbs.ALL["show-job"].do(settings, fields.parse(fields.ShowJob, {"run": "night"}), lambda _: None)

@@ -20,7 +20,7 @@ from batch_host import Node
 from ddp.base import ParameterError, Settings
 from ddp.environment.environments import Environment
 from ddp.node import network, spec
-from ddp.options import fields
+from ddp.options import fields, models
 from ddp.submit import fabrics, resources, scripts
 
 
@@ -68,7 +68,7 @@ def test_what_has_no_option_of_its_own_reaches_sbatch_as_it_is(settings: Setting
 )
 def test_what_would_break_the_job_is_refused(given: str, line: str):
     with pytest.raises(ParameterError) as caught:
-        fields.parse(fields.SubmitDdp, {"sbatch": given})
+        fields.parse(models.SubmitDdp, {"sbatch": given})
     assert str(caught.value) == line
 
 
@@ -107,7 +107,7 @@ def write(settings: Settings, files: dict[str, str]) -> str:
 
 def test_a_value_that_slipped_through_would_still_be_quoted(settings: Settings, node: Node, tmp_path: pathlib.Path):
     evil = f"$(touch {tmp_path}/pwned) `touch {tmp_path}/pwned`; touch {tmp_path}/pwned '\" {{{{ 7*7 }}}}"
-    params = fields.SubmitDdp.model_construct()
+    params = models.SubmitDdp.model_construct()
     files = scripts.training(
         settings,
         REQUEST,
@@ -512,7 +512,7 @@ def test_a_requeue_whose_answer_was_lost_is_not_asked_for_twice(settings: Settin
 def test_what_the_run_has_saved_goes_before_what_it_began_from(settings: Settings, node: Node):
     node.add("srun", 'echo "${!#}"; ' + ENDS % "done")
     program = scripts.Program(("x", scripts.RESUME), leaves_outcome=True, resume="/mnt/runs/base")
-    params = fields.parse(fields.SubmitDdp, {})
+    params = fields.parse(models.SubmitDdp, {})
     archive = str(settings.environments / "abababababababab.tar.zst")
     files = scripts.training(settings, REQUEST, params, Environment(MANIFEST, archive), run="first", program=program)
     assert "/mnt/runs/base" in node.run(files)[1].splitlines()
@@ -736,7 +736,7 @@ def test_a_fabrics_variables_are_set_and_the_users_go_before(settings: Settings)
     assert fabric(settings, "tcp", show, NCCL_IB_DISABLE="0") == (0, ["0"])
 
 
-def with_paths(monkeypatch: pytest.MonkeyPatch, top: pathlib.Path, name: str) -> fabrics.Fabric:
+def with_paths(monkeypatch: pytest.MonkeyPatch, top: pathlib.Path, name: str) -> spec.Fabric:
     """Let a fabric's paths be below a folder of the test's."""
 
     def moved(text: str) -> str:

@@ -21,7 +21,7 @@ from batch_host import Node
 from ddp.base import Settings, TrainerError
 from ddp.environment.environments import Environment
 from ddp.node import spec
-from ddp.options import fields
+from ddp.options import fields, models
 from ddp.submit import scripts
 from ddp.workspace import folders, operations, tokens
 from ddp.workspace.files import RefusedError
@@ -353,7 +353,7 @@ def queued(settings: Settings, *, sweep: bool = False) -> dict[str, str]:
     """Return the files of a run, or of a sweep of two that the node runs the first one of."""
     if not sweep:
         return texts(settings)
-    params = fields.parse(fields.SubmitDdp, {})
+    params = fields.parse(models.SubmitDdp, {})
     program = scripts.Program(("--module", "ddptrain", "smoke"), leaves_outcome=True)
     files = scripts.training(
         settings, REQUEST, params, Environment(MANIFEST, "/x.tar.zst"), run="first", program=program,
