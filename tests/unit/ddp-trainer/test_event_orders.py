@@ -42,7 +42,7 @@ class LoginHost(orders.Unit):
         "submit-ddp again": {"workload": "smoke", "run": "first", "resume": "auto"},
         "submit-ddp second": {"workload": "smoke", "run": "second"},
         "submit-ddp wrong": {"workload": "smoke", "run": "../first"},
-        "list-jobs": {},
+        "list-runs": {},
         "list-runs": {},
         "show-job": {},
         "job-log": {"run": "first"},

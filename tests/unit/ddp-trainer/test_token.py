@@ -111,7 +111,7 @@ def test_the_token_is_nowhere_else(cloud: Cloud, cluster: Cluster, action: str, 
     assert "HF_TOKEN_PATH" in text, "what is searched holds the script"
     assert [form for form in FORMS if form in text] == []
     assert ("first.hf-token" in cloud.files) is not dry
-    for again in (cloud.wake, lambda: cloud.trainer.run("list-jobs"), lambda: cloud.trainer.run("list-runs")):
+    for again in (cloud.wake, lambda: cloud.trainer.run("list-runs"), lambda: cloud.trainer.run("list-runs")):
         again()
         assert [form for form in FORMS if form in everything(cloud.trainer, cluster)] == []
 
@@ -145,17 +145,17 @@ def test_a_file_of_the_users_own_goes_before(cloud: Cloud, cluster: Cluster):
 @pytest.mark.parametrize("name", ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"])
 def test_a_token_in_env_is_refused_without_being_shown(cloud: Cloud, name: str):
     error = cloud.trainer.fails("submit-ddp", env=f"{name}=hf_mine")
-    assert error == f"env: {name} would be in the job's script for others to read; set the option hf-token"
+    assert error == f"env: {name} would be in the job's script for others to read; use the trainer's hf-token"
 
 
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (None, "there is no such secret, or it is not granted: juju grant-secret NAME trainer"),
+        (None, "the secret does not exist or is not granted: juju grant-secret NAME trainer"),
         ({"key": TOKEN}, "the secret has no key token: juju update-secret NAME token=hf_..."),
-        ({"token": f"{TOKEN}\n"}, "the secret's token holds blanks, line breaks or what is not ASCII: "),
-        ({"token": f"{TOKEN} x"}, "the secret's token holds blanks, line breaks or what is not ASCII: "),
-        ({"token": f"{TOKEN}\u00e9"}, "the secret's token holds blanks, line breaks or what is not ASCII: "),
+        ({"token": f"{TOKEN}\n"}, "the secret's token has blanks, line breaks or characters that are not ASCII: "),
+        ({"token": f"{TOKEN} x"}, "the secret's token has blanks, line breaks or characters that are not ASCII: "),
+        ({"token": f"{TOKEN}\u00e9"}, "the secret's token has blanks, line breaks or characters that are not ASCII: "),
         ({"token": TOKEN * 200}, "the secret's token has 6600 characters, at most 4096: "),
     ],
 )
@@ -215,7 +215,7 @@ def test_cancelling_and_waiting_end_with_the_file_gone(cloud: Cloud, cluster: Cl
     cluster.states = [("PENDING", 0)]
     cloud.trainer.run("submit-ddp", workload="smoke", run="first")
     assert list(cloud.files) == ["first.hf-token"]
-    cloud.trainer.run("cancel-job", job_id=40)
+    cloud.trainer.run("cancel-run", runs="40")
     assert cloud.files == {}
     cluster.states = [("RUNNING", 0), ("FAILED", 256)]
     cloud.trainer.fails("submit-ddp", workload="smoke", run="second", wait=True)
