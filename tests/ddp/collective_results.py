@@ -20,15 +20,26 @@ TABLE = """# nThread 1 nGpus 1 minBytes 1024 maxBytes 4096 step: 4(factor) warmu
 def measured(busbw: float = 1.5, **more: object) -> Json:
     """Make the payload's collectives.json."""
     rows = [
-        {"size": size, "count": size // 4, "out_of_place": None,
-         "in_place": {"time": size / busbw / 1e3, "alg_bw": busbw, "bus_bw": busbw, "nwrong": 0}}
+        {
+            "size": size,
+            "count": size // 4,
+            "out_of_place": None,
+            "in_place": {"time": size / busbw / 1e3, "alg_bw": busbw, "bus_bw": busbw, "nwrong": 0},
+        }
         for size in (1 << 20, 64 << 20)
-    ]  # fmt: skip
+    ]
     one = {"collective": "all_reduce", "results": rows, "average_bus_bandwidth": {"bandwidth": busbw}}
     return {
-        "world_size": 2, "nodes": 2, "ranks": [{"rank": n, "host": f"slurmd-{n}", "device": "cpu"} for n in (0, 1)],
-        "torch": "2.13.0+cpu", "backend": "gloo", "iface": "eth0", "created": "2026-11-20T18:00:00Z", "collectives": [one], **more,
-    }  # fmt: skip
+        "world_size": 2,
+        "nodes": 2,
+        "ranks": [{"rank": n, "host": f"slurmd-{n}", "device": "cpu"} for n in (0, 1)],
+        "torch": "2.13.0+cpu",
+        "backend": "gloo",
+        "iface": "eth0",
+        "created": "2026-11-20T18:00:00Z",
+        "collectives": [one],
+        **more,
+    }
 
 
 def leave(job: Job, what: Json) -> None:

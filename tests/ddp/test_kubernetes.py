@@ -1,8 +1,10 @@
 """The manifests of a run: what Kubernetes' own schemas say of them, and what a program finds in its pods."""
 
 import copy
+import os
 import pathlib
 import re
+import subprocess
 import typing
 
 import hypothesis
@@ -13,7 +15,6 @@ import pytest
 import yaml
 
 from ddp import kubernetes
-from ddp.node import pod
 
 VERSIONS = ("1.31", "1.33", "1.35")
 RUN: dict[str, typing.Any] = {
@@ -30,7 +31,6 @@ RUN: dict[str, typing.Any] = {
     "run_dir": "/mnt/shared/users/a/runs/night",
     "folder": "/mnt/shared/users/a/runs/night/code/exp",
     "claim": "shared",
-    "token_secret": "hf",
     "uid": 1000,
     "max_restarts": 3,
 }
@@ -38,7 +38,6 @@ LEAST = {name: RUN[name] for name in ("name", "image", "command", "memory_mb", "
 FULL = RUN | {
     "env": {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "2"},
     "python_path": ("/mnt/shared/payload",),
-    "claim_folder": "ddp/work",
     "namespace": "training",
     "gid": 100,
 }
@@ -48,15 +47,15 @@ def run(**given: typing.Any) -> kubernetes.Run:
     return kubernetes.Run(**(RUN | given))
 
 
-def parts(run: kubernetes.Run) -> tuple[kubernetes.Manifest, kubernetes.Manifest, kubernetes.Manifest]:
-    """Return Service, ConfigMap and Job as a reader of the YAML has them."""
-    service, program, job = yaml.safe_load_all(kubernetes.render(run))
-    return service, program, job
+def parts(run: kubernetes.Run) -> tuple[kubernetes.Manifest, kubernetes.Manifest]:
+    """Return Service and Job as a reader of the YAML has them."""
+    service, job = yaml.safe_load_all(kubernetes.render(run))
+    return service, job
 
 
 def container(run: kubernetes.Run) -> tuple[kubernetes.Manifest, kubernetes.Manifest]:
     """Return the pod's specification and its container's."""
-    spec = parts(run)[2]["spec"]["template"]["spec"]
+    spec = parts(run)[1]["spec"]["template"]["spec"]
     return spec, spec["containers"][0]
 
 
@@ -68,7 +67,7 @@ def variables(run: kubernetes.Run) -> dict[str, str]:
 @pytest.mark.parametrize("given", [RUN, LEAST, FULL], ids=["usual", "least", "full"])
 def test_the_schemas_of_kubernetes_take_every_object(given: dict[str, typing.Any], version: str):
     found = list(yaml.safe_load_all(kubernetes.render(kubernetes.Run(**given))))
-    assert [one["kind"] for one in found] == ["Service", "ConfigMap", "Job"]
+    assert [one["kind"] for one in found] == ["Service", "Job"]
     for one in found:
         assert kubernetes_validate.validate(one, version, strict=True) == version
 
@@ -85,7 +84,7 @@ def test_the_schemas_of_kubernetes_take_every_object(given: dict[str, typing.Any
     ],
 )
 def test_the_schemas_refuse_a_wrong_field(path: tuple[str | int, ...], value: object):
-    job: typing.Any = copy.deepcopy(kubernetes.manifests(run())[2])
+    job: typing.Any = copy.deepcopy(kubernetes.manifests(run())[1])
     inner = job
     for step in path[:-1]:
         inner = inner[step]
@@ -95,7 +94,7 @@ def test_the_schemas_refuse_a_wrong_field(path: tuple[str | int, ...], value: ob
 
 
 def test_the_pods_find_each_other():
-    service, program, job = parts(run(nodes=16))
+    service, job = parts(run(nodes=16))
     spec = job["spec"]
     assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 16, 16)
     assert service["spec"]["clusterIP"] == "None"
@@ -105,10 +104,7 @@ def test_the_pods_find_each_other():
     found = variables(run(nodes=16))
     assert found["MASTER_ADDR"] == f"{job['metadata']['name']}-0.{service['metadata']['name']}"
     assert (found["NNODES"], found["NPROC_PER_NODE"], found["MASTER_PORT"]) == ("16", "4", "29500")
-    assert {one["port"] for one in service["spec"]["ports"]} == {29500, 29501}
-    assert program["data"] == {"pod.py": pathlib.Path(pod.__file__).read_text()}
-    volumes = spec["template"]["spec"]["volumes"]
-    assert {"name": "program", "configMap": {"name": program["metadata"]["name"]}} in volumes
+    assert [one["port"] for one in service["spec"]["ports"]] == [29500]
     assert {one["metadata"]["namespace"] for one in parts(run(namespace="x"))} == {"x"}
 
 
@@ -129,27 +125,26 @@ def test_what_a_pod_may_use():
 
 
 def test_the_workspace_is_the_exported_claim_at_the_same_path():
-    spec, ranks = container(run(claim="volume", claim_folder="ddp"))
+    spec, ranks = container(run(claim="volume"))
     assert {"name": "workspace", "persistentVolumeClaim": {"claimName": "volume"}} in spec["volumes"]
-    assert {"name": "workspace", "mountPath": "/mnt/shared", "subPath": "ddp"} in ranks["volumeMounts"]
+    assert {"name": "workspace", "mountPath": "/mnt/shared"} in ranks["volumeMounts"]
     assert variables(run())["DDP_FOLDER"] == RUN["folder"]
     assert variables(run(folder=None))["DDP_FOLDER"] == RUN["run_dir"]
 
 
-def test_the_token_is_a_reference():
+def test_the_token_is_a_reference_to_a_secret_that_may_be_missing():
     spec, ranks = container(run())
     assert variables(run())["HF_TOKEN_PATH"] == "/etc/ddp-token/token"
     assert {"name": "token", "mountPath": "/etc/ddp-token", "readOnly": True} in ranks["volumeMounts"]
     secret = next(one["secret"] for one in spec["volumes"] if one["name"] == "token")
-    assert secret == {"secretName": "hf", "items": [{"key": "token", "path": "token"}]}
-    assert "token" not in kubernetes.render(run(token_secret=None)).partition('kind: "Job"')[2]
+    assert secret == {"secretName": "hf", "optional": True}
 
 
 def test_how_it_ends():
-    spec = parts(run())[2]["spec"]
+    spec = parts(run())[1]["spec"]
     assert spec["activeDeadlineSeconds"] == 7200 - 180
     assert spec["template"]["spec"]["terminationGracePeriodSeconds"] >= 180
-    assert "activeDeadlineSeconds" not in parts(run(time_limit_s=None))[2]["spec"]
+    assert "activeDeadlineSeconds" not in parts(run(time_limit_s=None))[1]["spec"]
     assert (spec["backoffLimitPerIndex"], spec["maxFailedIndexes"]) == (3, 0)
     assert spec["template"]["spec"]["restartPolicy"] == "Never"
     name = spec["template"]["spec"]["containers"][0]["name"]
@@ -159,7 +154,7 @@ def test_how_it_ends():
         for code in (rule["onExitCodes"]["values"] if "onExitCodes" in rule else ["disrupted"])
         if rule.get("onExitCodes", {}).get("containerName", name) == name
     }
-    assert rules == {78: "FailJob", 75: "Ignore", "disrupted": "Ignore"}
+    assert rules == {75: "Ignore", "disrupted": "Ignore"}
 
 
 # --- names -----------------------------------------------------------------------------------------------------------
@@ -196,10 +191,10 @@ def expand(text: str, env: dict[str, str]) -> str:
 
 # By YAML 1.1, 1.2 or Go's parser some of these are numbers, booleans, null, dates or sexagesimals when they are bare.
 ODD = (
-    "1e-3", "1e3", "0o17", "017", "0x1f", "1_000", "1:30", "no", "Yes", "on", "y", "null", "~", "", " a ", "- a", "a: b",
-    "#", "&a", "*a", "!t", "|", ">", "%", "@", "`", "{a}", "[a]", "2026-01-01", ".inf", "=", "<<", "\t", "a\nb\n\nc\n",
-    "\u2028", "\x85", "é", "😀", "\x1b[31m", "'", '"', "\\n", "$HOME", "$(HOME)", "$$(HOME)", "$$$", "$", "$(", "${A}",
-)  # fmt: skip
+    *"1e-3 1e3 0o17 017 0x1f 1_000 1:30 no Yes on y null ~ # &a *a !t | > % @ ` {a} [a] 2026-01-01 .inf = <<".split(),
+    *"\u00e9 \U0001f600 \x1b[31m ' \" \\n $HOME $(HOME) $$(HOME) $$$ $ $( ${A}".split(),
+    *("", " a ", "- a", "a: b", "\t", "a\nb\n\nc\n", "\u2028", "\x85"),
+)
 
 
 def test_words_and_variables_arrive_as_they_are_written():
@@ -240,19 +235,18 @@ def values(node: yaml.Node) -> list[yaml.ScalarNode]:
         ("image", "Ubuntu 24", "an image's name"),
         ("workspace", "relative", "an absolute path"),
         ("workspace", "/mnt/../etc", "an absolute path"),
-        ("run_dir", "/home/a/run", "does not lie in the workspace"),
-        ("folder", "/mnt/sharedelsewhere", "does not lie in the workspace"),
+        ("run_dir", "/home/a/run", "is outside the workspace"),
+        ("folder", "/mnt/sharedelsewhere", "is outside the workspace"),
         ("claim", "My_Claim", "as Kubernetes names"),
-        ("claim_folder", "../other", "relative path"),
-        ("namespace", "a.b", "with no hyphen"),
+        ("namespace", "a.b", "no hyphen"),
         ("nodes", 0, "greater than or equal to 1"),
         ("uid", 0, "greater than or equal to 1"),  # never as root
         ("env", {"MASTER_ADDR": "x"}, "is set by the job itself"),
         ("env", {"STOP_FILE": "x"}, "is set by the job itself"),
-        ("env", {"HF_TOKEN": "hf_x"}, "for others to read; give token_secret"),
+        ("env", {"HF_TOKEN": "hf_x"}, "would be readable in the manifest"),
         ("env", {"A-B": "x"}, "a variable's name"),
-        ("command", ("train.py", "a\0b"), "zero byte"),
-        ("command", ("train.py", "\udcff"), "not UTF-8"),
+        ("command", ("train.py", "a\0b"), "is not UTF-8 text"),
+        ("command", ("train.py", "\udcff"), "is not UTF-8 text"),
         ("command", (), "at least 1 item"),
         ("memry", 1, "Extra inputs"),
     ],
@@ -264,3 +258,55 @@ def test_what_cannot_be_is_refused(field: str, value: object, problem: str):
 
 def test_an_image_as_enroot_writes_it():
     assert run(image="nvcr.io#nvidia/pytorch:25.01-py3").image == RUN["image"]
+
+
+# --- the command of a pod --------------------------------------------------------------------------------------------
+
+TORCHRUN = """
+import os, pathlib, signal, sys, time
+print(os.environ["JOB_COMPLETION_INDEX"], *sys.argv[1:], flush=True)
+action, stop = os.environ["ACTION"], pathlib.Path(os.environ["STOP_FILE"])
+while action == "preempted" and not stop.exists():
+    time.sleep(0.05)
+if action == "preempted":
+    (stop.parent / f"{os.environ['RUN_ATTEMPT_ID']}.outcome").write_text('{"outcome": "preempted"}')
+sys.exit(action != "done")
+"""
+
+
+def pod(tmp_path: pathlib.Path, action: str, index: int = 0) -> subprocess.Popen[str]:
+    """Start the command of a pod as the kubelet does, with a double of torchrun."""
+    package = tmp_path / "torch" / "distributed"
+    package.mkdir(parents=True, exist_ok=True)
+    for path, text in (("torch/__init__.py", ""), ("torch/distributed/run.py", TORCHRUN)):
+        (tmp_path / path).write_text(text)
+    here = {"workspace": str(tmp_path), "run_dir": f"{tmp_path}/run", "folder": str(tmp_path)}
+    ranks = container(run(**here, command=("train.py", "two words")))[1]
+    env = {"PATH": os.environ["PATH"], "RUN_ATTEMPT_ID": "8f0c", "ACTION": action, "JOB_COMPLETION_INDEX": str(index)}
+    for one in ranks["env"][1:]:
+        env[one["name"]] = re.sub(r"\$\((\w+)\)", lambda found: env[found[1]], one["value"])
+    argv = [expand(word, {}) for word in (*ranks["command"], *ranks["args"])]
+    return subprocess.Popen(argv, env=env | {"PYTHONPATH": str(tmp_path)}, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize(("action", "code"), [("done", 0), ("failed", 1)])
+def test_a_pod_starts_torchrun_and_ends_as_it_does(tmp_path: pathlib.Path, action: str, code: int, index: int):
+    left = tmp_path / "run" / "control" / "8f0c.outcome"
+    left.parent.mkdir(parents=True)
+    if index == 0:  # which removes the outcome of the attempt before
+        left.write_text('{"outcome": "preempted"}')
+    found = pod(tmp_path, action, index)
+    out = found.communicate(timeout=20)[0]
+    assert found.returncode == code
+    assert f"--rdzv-endpoint=night-0.night:29500 --rdzv-conf=is_host={'true' if index == 0 else 'false'}," in out
+    assert out.endswith("train.py two words\n")
+
+
+def test_an_evicted_pod_asks_its_ranks_to_save_and_is_started_again(tmp_path: pathlib.Path):
+    found = pod(tmp_path, "preempted")
+    assert found.stdout is not None
+    found.stdout.readline()
+    found.terminate()
+    found.communicate(timeout=20)
+    assert found.returncode == kubernetes.STOPPED

@@ -166,8 +166,9 @@ def test_no_text_of_python_is_executed():
                 first.setdefault(str(texts[0]), set()).add(str(path.relative_to(PACKAGE)))
     assert first == {
         "sh": {"node/supervisor.py"},
+        "/bin/sh": {"kubernetes.py"},
         "bash": {"node/network.py"},
         "zstd": {"node/environment.py", "environment/archives.py", "environment/packing.py"},
-        "git": {"snapshot.py"},
+        "git": {"project.py"},
         "-r": {"environment/environments.py"},
     }

@@ -14,10 +14,10 @@ import urllib.parse
 import zlib
 
 from ddp.base import Log, ParameterError, Results, Settings, TrainerError, with_progress
-from ddp.doctor import cluster_rules, hardware, node_rules, reporting
-from ddp.doctor.node_facts import Facts, Finding, Json, Level, as_dict, first_few, leading_number
+from ddp.doctor import cluster_rules, node_rules, reporting
+from ddp.doctor.facts import Facts, Json, as_dict, leading_number
+from ddp.doctor.findings import Finding, Findings, first_few
 from ddp.environment import archives, environments
-from ddp.measure import sampling
 from ddp.options import declared, models
 from ddp.runs import telemetry
 from ddp.slurm import access, jobs
@@ -28,6 +28,7 @@ from slurm_ddp.slurm import nodes
 
 MAX_NODES = 64  # in one call: every node connects to every other
 _PROBE = pathlib.Path(__file__).with_name("probe.py")
+_MEMORY_MB = 1024
 _STEP_S = 300.0  # the probe's own deadlines add up to less
 
 
@@ -65,15 +66,19 @@ def gather(settings: Settings, params: models.Doctor, partitions: tuple[jobs.Par
         if fit:
             spec = {
                 "hosts": {name: known[name].address or "" for name in fit},
-                "workspace": str(settings.workspace), "folder": folder["folder"],
-                "nonce": folder["nonce"], "cache": str(settings.node_cache), "port": 0,
-                "tracking": _tracking_server(settings.mlflow_uri), "environments": [
+                "workspace": str(settings.workspace),
+                "folder": folder["folder"],
+                "nonce": folder["nonce"],
+                "cache": str(settings.node_cache),
+                "port": 0,
+                "tracking": _tracking_server(settings.mlflow_uri),
+                "environments": [
                     {"hash": manifest.hash, "sha256": manifest.sha256}
                     for manifest in contents.environments[:4]
                     if environments.is_current(settings, manifest)
                 ],
                 "imports": environments.IMPORTS.read_text(),
-            }  # fmt: skip
+            }
             gpus, cpus = (min(free(known[name]) for name in fit) for free in (_free_gpus, _free_cpus))
             options = _options(params, partition, fit, gpus=gpus, cpus=cpus)
             reports, trouble = _examine(spec, options, log, patience_s=params.wait_timeout)
@@ -82,9 +87,6 @@ def gather(settings: Settings, params: models.Doctor, partitions: tuple[jobs.Par
         damaged = with_progress(log, "checking the environments' archives", verify)
     finally:
         folders.call(settings, operations.close_examination, folder=folder["folder"])
-    sample = None
-    if params.collectives:
-        sample = _sample(settings, params, log, contents=contents, partition=partition, reports=reports)
     try:
         config = jobs.configuration()
     except jobs.SlurmError:
@@ -101,26 +103,7 @@ def gather(settings: Settings, params: models.Doctor, partitions: tuple[jobs.Par
         untrusted=contents.untrusted,
         login=(mount.fstype, mount.source) if mount else ("", ""),
         accounting=access.accounting(user=settings.user, configuration=config),
-        sample=sample,
     )
-
-
-def _sample(
-    settings: Settings,
-    params: models.Doctor,
-    log: Log,
-    *,
-    contents: folders.Contents,
-    partition: jobs.Partition,
-    reports: dict[str, Json],
-) -> sampling.Sample:
-    """Measure an all_reduce over the nodes that returned a report, with an environment that is installed."""
-    environment = environments.installed(settings, contents)
-    if environment is None or not reports:
-        return sampling.Sample("missed", "no node gave an answer" if environment else "no environment is installed")
-    seen = min(int(about["gpus"]["seen"]) for about in reports.values())
-    gpus = seen if environment.manifest.build == "cuda" else 0
-    return sampling.take(settings, params, log, partition=partition.name, hosts=sorted(reports), gpus=gpus)
 
 
 def _options(params: models.Doctor, partition: jobs.Partition, fit: list[str], *, gpus: int, cpus: int) -> list[str]:
@@ -129,11 +112,21 @@ def _options(params: models.Doctor, partition: jobs.Partition, fit: list[str], *
     They are bound like torchrun's agent in a job, which shows whether a task gets more than one CPU.
     """
     options = [
-        f"--partition={partition.name}", f"--nodes={len(fit)}", f"--ntasks={len(fit)}", "--ntasks-per-node=1",
-        f"--nodelist={','.join(fit)}", f"--cpus-per-task={max(1, min(2, cpus))}", "--cpu-bind=none",
-        "--mem=1024M", "--time=6", "--chdir=/",
-        f"--immediate={params.wait_timeout}", "--job-name=trainer-doctor", "--propagate=NONE", "--wait=60",
-    ]  # fmt: skip
+        f"--partition={partition.name}",
+        f"--nodes={len(fit)}",
+        f"--ntasks={len(fit)}",
+        "--ntasks-per-node=1",
+        f"--nodelist={','.join(fit)}",
+        f"--cpus-per-task={max(1, min(2, cpus))}",
+        "--cpu-bind=none",
+        f"--mem={_MEMORY_MB}M",
+        "--time=6",
+        "--chdir=/",
+        f"--immediate={params.wait_timeout}",
+        "--job-name=trainer-doctor",
+        "--propagate=NONE",
+        "--wait=60",
+    ]
     options += [f"--{name}={value}" if value else f"--{name}" for name, value in declared.directives(params)]
     return [*options, f"--gpus-per-node={gpus}"] if gpus else options
 
@@ -170,13 +163,10 @@ def read_reports(text: str) -> dict[str, Json]:
 
 def judge(settings: Settings, facts: Facts) -> tuple[Finding, ...]:
     """Apply all rules; the findings are sorted by level, errors first."""
-    found = [
-        *cluster_rules.judge(settings, facts),
-        *node_rules.judge(settings, facts),
-        *hardware.judge(settings, facts),
-    ]
-    order = {"error": 0, "warning": 1, "note": 2}
-    return tuple(sorted(_merged(found), key=lambda finding: order[finding.level]))
+    findings = Findings(settings)
+    cluster_rules.judge(settings, facts, findings)
+    node_rules.judge(settings, facts, findings)
+    return findings.sorted()
 
 
 def _tracking_server(uri: str) -> list[str | int] | None:
@@ -236,7 +226,9 @@ def _unfit(node: nodes.Node | None, *, is_usable: bool) -> str:
     flags = sorted(node.flags & bad - ({"MAINTENANCE"} if is_usable else set()))
     if flags or node.state not in ("IDLE", "MIXED", "ALLOCATED"):
         return f"{'+'.join([node.state, *flags])}" + (f" ({node.reason})" if node.reason else "")
-    return "busy: all its cores are in use" if _free_cpus(node) == 0 else ""
+    if node.state == "ALLOCATED" or _free_cpus(node) == 0:
+        return "busy: jobs use all its cores"
+    return "busy: jobs use all its memory" if _free_memory_mb(node) < _MEMORY_MB else ""
 
 
 def _free_cpus(node: nodes.Node) -> int:
@@ -245,16 +237,12 @@ def _free_cpus(node: nodes.Node) -> int:
     return max(0, total - (leading_number(node.fields.get("CPUAlloc", "0")) or 0)) if total else 1
 
 
+def _free_memory_mb(node: nodes.Node) -> int:
+    """Return the unallocated memory; enough for the probe if Slurm does not report it."""
+    total, used = (leading_number(node.fields.get(name, "")) for name in ("RealMemory", "AllocMem"))
+    return _MEMORY_MB if total is None or used is None else total - used
+
+
 def _free_gpus(node: nodes.Node) -> int:
     used = re.search(r"gres/gpu=(\d+)", node.alloc_tres or "")
     return max(0, jobs.parse_gpus(node.gres or "") - (int(used[1]) if used else 0))
-
-
-def _merged(found: list[Finding]) -> list[Finding]:
-    """Merge the findings that differ only in the node."""
-    groups: dict[tuple[Level, str, str], list[str]] = {}
-    for finding in found:
-        groups.setdefault((finding.level, finding.text, finding.remedy), []).append(finding.where)
-    return [
-        Finding(level, ", ".join(dict.fromkeys(where)), text, remedy) for (level, text, remedy), where in groups.items()
-    ]

@@ -8,9 +8,7 @@ import base64
 import contextlib
 import ctypes
 import fcntl
-import functools
 import json
-import mmap
 import os
 import pathlib
 import platform
@@ -38,9 +36,7 @@ LEAVE_S = 30.0  # how long this node's own server stays, at most
 REACH_S = 5.0  # how long a server may take to be connected to
 SEEN_S = 10.0  # how long a file that another node wrote may take to be seen; NFS caches that it is absent
 IMPORT_S, IMPORTS_S = 90.0, 150.0  # how long importing torch may take once, and all imports together
-FORGET_S = 30.0  # how long the node's disk may take until what was written to it lately is there
 PORTS = 3  # so many ports after the first are tried, as the job script does
-COLD = 0.1  # of an environment's largest file: when more stays in memory, importing from it is not cold
 _WRITE_BYTES = 8 << 20
 _SIOCGIFADDR, _SIOCGIFMTU = 0x8915, 0x8921  # linux/sockios.h
 
@@ -83,9 +79,12 @@ def processors() -> Json:
         line = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
         flags = set(line[1].split()) if line else flags
     return {
-        "cpus": os.cpu_count(), "wanted": _counted("SLURM_CPUS_PER_TASK"), "affinity": len(os.sched_getaffinity(0)),
-        "omp": _counted("OMP_NUM_THREADS"), "bf16": sorted(flags & {"avx512_bf16", "amx_bf16"}),
-    }  # fmt: skip
+        "cpus": os.cpu_count(),
+        "wanted": _counted("SLURM_CPUS_PER_TASK"),
+        "affinity": len(os.sched_getaffinity(0)),
+        "omp": _counted("OMP_NUM_THREADS"),
+        "bf16": sorted(flags & {"avx512_bf16", "amx_bf16"}),
+    }
 
 
 def _counted(variable: str) -> int | None:
@@ -108,8 +107,7 @@ def disk(cache: str) -> Json:
 def environments(cache: str, wanted: list[Json], program: str) -> list[Json]:
     """Return for each stored environment whether it is unpacked here, and what importing torch from it takes.
 
-    `program` is ddp/environment/imports.py, which an environment's own Python gets.
-    The newest of those that are unpacked is tried twice: with its files dropped from this node's memory, and again.
+    `program` is ddp/environment/imports.py, which an environment's own Python runs.
     """
     found: list[Json] = []
     deadline = time.monotonic() + IMPORTS_S
@@ -124,13 +122,7 @@ def environments(cache: str, wanted: list[Json], program: str) -> list[Json]:
         if one["unpacked"]:
             with contextlib.suppress(OSError, ValueError):
                 one["unpack_s"] = int((home / "unpacked-in-s").read_text())
-            if not any(other["unpacked"] for other in found):
-                one["kept"] = _within(functools.partial(forget, home), FORGET_S)
-                if one["kept"] is not None and one["kept"] < COLD:
-                    cold = _imported(home, program, deadline)
-                    one |= {"cold_s": cold["seconds"]} if "seconds" in cold else cold
-            if "error" not in one:
-                one |= _imported(home, program, deadline)
+            one |= _imported(home, program, deadline)
         found.append(one)
     return found
 
@@ -152,56 +144,6 @@ def _imported(home: pathlib.Path, program: str, deadline: float) -> Json:
         return {"error": str(e)[:300]}
 
 
-def forget(home: pathlib.Path) -> float | None:
-    """Drop a folder's files from this node's memory; return the share of the largest that stays, None if not known.
-
-    Any user may ask that of files that it can read (posix_fadvise(2), POSIX_FADV_DONTNEED). What another job has mapped
-    stays, and so does what is not on the disk yet.
-    """
-    largest, most = "", 0
-    with contextlib.suppress(OSError, AttributeError):
-        folder = os.open(home, os.O_RDONLY | os.O_DIRECTORY)
-        ctypes.CDLL(None).syncfs(folder)
-        os.close(folder)
-    for folder, _, names in os.walk(home):
-        for name in names:
-            path = os.path.join(folder, name)  # noqa: PTH118 - tens of thousands of them
-            with contextlib.suppress(OSError):
-                number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-                try:
-                    os.posix_fadvise(number, 0, 0, os.POSIX_FADV_DONTNEED)
-                    size = os.fstat(number).st_size
-                finally:
-                    os.close(number)
-                if size > most:
-                    largest, most = path, size
-    return _in_memory(largest) if largest else None
-
-
-def _in_memory(path: str) -> float | None:
-    """Return the share of a file's pages that are in memory (mincore(2)), None where the kernel does not tell."""
-    try:
-        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:  # noqa: PTH123
-            pages = (ctypes.c_ubyte * -(-len(mapped) // mmap.PAGESIZE))()
-            place = ctypes.c_char.from_buffer(mapped)
-            failed = ctypes.CDLL(None).mincore(
-                ctypes.c_void_p(ctypes.addressof(place)), ctypes.c_size_t(len(mapped)), pages
-            )
-            del place  # or the mapping could not be closed
-    except (OSError, ValueError, AttributeError):
-        return None
-    return None if failed else sum(page & 1 for page in pages) / len(pages)
-
-
-def _within(work: typing.Callable[[], float | None], limit_s: float) -> float | None:
-    """Run the work in a thread: its result, or None after the limit; the thread is then left running."""
-    results: list[float | None] = []
-    thread = threading.Thread(target=lambda: results.append(work()), daemon=True)
-    thread.start()
-    thread.join(limit_s)
-    return results[0] if results else None
-
-
 def gpus() -> Json:
     """Ask the driver for the GPUs that this step may use."""
     found: Json = {
@@ -218,13 +160,6 @@ def gpus() -> Json:
             found["cuda"] = f"{version.value // 1000}.{version.value % 1000 // 10}"
             cuda.cuDeviceGetCount(ctypes.byref(count))
             found["seen"] = count.value
-            lonely: list[list[int]] = []
-            for one in range(min(count.value, 16)):
-                for other in range(min(count.value, 16)):
-                    can = ctypes.c_int(1)
-                    if one != other and not cuda.cuDeviceCanAccessPeer(ctypes.byref(can), one, other) and not can.value:
-                        lonely.append([one, other])
-            found["no_peer"] = lonely
     fields = "name,driver_version,ecc.errors.uncorrected.volatile.total,persistence_mode,memory.total"
     text = _output("nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits", timeout=30)
     cards: list[Json] = []
@@ -233,24 +168,7 @@ def gpus() -> Json:
         if len(cells) == 5:
             cards.append({"name": cells[0], "ecc": int(cells[2]) if cells[2].isdecimal() else 0, "mib": cells[4]})
             found["driver"] = cells[1]
-    for card, links in zip(cards, nvlinks(_output("nvidia-smi", "nvlink", "--status", timeout=30)), strict=False):
-        card["links"] = links
     found["cards"] = cards
-    return found
-
-
-def nvlinks(text: str) -> list[int | None]:
-    """Return how many NVLinks of each GPU are up, from `nvidia-smi nvlink --status`; None where it has none.
-
-    A link that is up has its rate (`Link 0: 26.562 GB/s`), another is `<inactive>`; where all are, one line says so.
-    """
-    found: list[int | None] = []
-    for line in text.splitlines():
-        if re.match(r"GPU \d+:", line):
-            found.append(None)
-        rate = re.search(r"\bLink \d+: (\d+(?:\.\d+)?) GB/s", line)
-        if found and (rate or "inactive" in line.lower()):
-            found[-1] = (found[-1] or 0) + bool(rate and float(rate[1]))
     return found
 
 
@@ -334,9 +252,11 @@ def _touch(talk: socket.socket, workspace: str, folder: str, node: str, nonce: s
         tell(**_mount(workspace))
         about = os.statvfs(workspace)
         tell(
-            free=about.f_bavail * about.f_frsize, size=about.f_blocks * about.f_frsize,
-            inodes=about.f_favail if about.f_files else None, read_only=bool(about.f_flag & os.ST_RDONLY),
-        )  # fmt: skip
+            free=about.f_bavail * about.f_frsize,
+            size=about.f_blocks * about.f_frsize,
+            inodes=about.f_favail if about.f_files else None,
+            read_only=bool(about.f_flag & os.ST_RDONLY),
+        )
         tell(**_written(pathlib.Path(folder), node, nonce))
         with talk.makefile("r") as asked:
             for name in asked:
@@ -387,9 +307,11 @@ def _written(folder: pathlib.Path, node: str, nonce: str) -> Json:
         renames.append((time.perf_counter() - began) * 1e3)
     path.unlink()
     return {
-        "write_mb_s": _WRITE_BYTES / took / 1e6, "locks": locks,
-        "rename_ms": statistics.median(renames), "rename_max_ms": max(renames),
-    }  # fmt: skip
+        "write_mb_s": _WRITE_BYTES / took / 1e6,
+        "locks": locks,
+        "rename_ms": statistics.median(renames),
+        "rename_max_ms": max(renames),
+    }
 
 
 def _seen(path: pathlib.Path, nonce: str) -> Json:
@@ -596,12 +518,21 @@ def examine(spec: Json) -> Json:
     meeting.visit()
     writing.join(LEAVE_S)
     answer: Json = {
-        "node": node, "uid": os.getuid(), "time": began, "versions": versions(), "limits": limits(),
-        "processors": processors(), "gpus": gpus(), "infiniband": infiniband(), "disk": disk(spec["cache"]),
-        "filesystem": dict(filesystem.facts), "network": meeting.results(), "scratch": tempfile.gettempdir(),
+        "node": node,
+        "uid": os.getuid(),
+        "time": began,
+        "versions": versions(),
+        "limits": limits(),
+        "processors": processors(),
+        "gpus": gpus(),
+        "infiniband": infiniband(),
+        "disk": disk(spec["cache"]),
+        "filesystem": dict(filesystem.facts),
+        "network": meeting.results(),
+        "scratch": tempfile.gettempdir(),
         "environments": environments(spec["cache"], spec["environments"], spec["imports"]),
         "tracking": reach(spec.get("tracking")),
-    }  # fmt: skip
+    }
     filesystem.close()
     return answer
 

@@ -7,6 +7,7 @@ from ddp import tables
 from ddp.base import Log, ParameterError, Results, Settings, TrainerError
 from ddp.environment import environments
 from ddp.options import fields, models
+from ddp.problem import Command
 from ddp.runs import control, run_files
 from ddp.submit import checks, resources, scripts
 from ddp.workspace import folders, operations
@@ -14,10 +15,6 @@ from ddp.workspace import folders, operations
 Json = dict[str, typing.Any]
 BASELINE = "collectives.json"
 KEEPS = 0.9  # a measurement below this share of the baseline does not replace it by itself
-_RESOURCES = {
-    "partition", "time_limit", "account", "qos", "reservation", "nodes", "gpus_per_node", "cpus_per_task", "constraint",
-    "nodelist", "exclude", "env", "fabric",
-}  # fmt: skip
 _BEGINS, _ENDS = "# nThread", "# Collective test concluded"
 
 
@@ -32,13 +29,10 @@ class Shape:
 
 
 def benchmark_collectives(settings: Settings, params: models.BenchmarkCollectives, log: Log) -> Results:
-    """Measure, and store the figures if they are the first or no worse than the stored ones. Raises TrainerError."""
-    submitted, results = measure(settings, params, log)
-    return results | _conclude(settings, submitted, params.store, log)
+    """Measure, and store the figures if they are the first or no worse than the stored ones.
 
-
-def measure(settings: Settings, params: models.BenchmarkCollectives, log: Log) -> tuple[control.Submitted, Results]:
-    """Run the job; return it with its results. Raises TrainerError unless it completes in time."""
+    Raises TrainerError unless the job completes in time.
+    """
     _check_sizes(params)
     partitions = checks.partitions(params.reservation)
     asked = as_training(params)
@@ -65,7 +59,8 @@ def measure(settings: Settings, params: models.BenchmarkCollectives, log: Log) -
     }
     submitted = control.submit(settings, run, texts(environment), facts, again=False)
     log(f"job {submitted.job_id} measures {params.collective} on {request.num_nodes} nodes")
-    return submitted, control.follow(settings, submitted, log, timeout_s=params.wait_timeout)
+    results = control.follow(settings, submitted, log, timeout_s=params.wait_timeout)
+    return results | _conclude(settings, submitted, params.store, log)
 
 
 def _check_sizes(params: models.BenchmarkCollectives) -> None:
@@ -108,28 +103,13 @@ def shape(entry: Json) -> Shape:
     return Shape(str(entry["collective"]), str(entry["backend"]), int(entry["nodes"]), int(entry["world_size"]))
 
 
-def read_measurement(settings: Settings, submitted: control.Submitted) -> tuple[Json, list[Json]]:
-    """Read what a job measured, as it is and as at least one entry of a baseline. Raises TrainerError."""
+def _conclude(settings: Settings, submitted: control.Submitted, store: str, log: Log) -> Results:
     path = f"{submitted.run_dir}/collectives.json"
     measured = folders.call(settings, operations.read_json, path=path)
     try:
         fresh = entries(measured, submitted.run)
-        return measured, [fresh[0], *fresh[1:]]
     except (KeyError, TypeError, IndexError) as e:
         raise TrainerError(f"{path} is not a measurement: {e!r}; run the benchmark again") from e
-
-
-def read_printed(settings: Settings, submitted: control.Submitted) -> list[str]:
-    """Read the last lines that rank 0 printed."""
-    return folders.call(
-        settings,
-        run_files.read_log, workspace=str(settings.folder), run=submitted.run, job_id=submitted.job_id,
-        lines=2000, rank=0,
-    )["lines"]  # fmt: skip
-
-
-def _conclude(settings: Settings, submitted: control.Submitted, store: str, log: Log) -> Results:
-    measured, fresh = read_measurement(settings, submitted)
     old = {shape(entry): entry for entry in read_baseline(settings)}
     comparison: list[str] = []
     kept: list[Json] = []
@@ -141,7 +121,7 @@ def _conclude(settings: Settings, submitted: control.Submitted, store: str, log:
             verdict = f"{verdict}, {ratio:.2f} of {of}"
             keep = store == "always" or (store == "auto" and ratio >= KEEPS)
             if ratio < KEEPS:
-                log(f"{verdict}: slower; to find out why: {settings.typed('doctor')}")
+                log(f"{verdict}: slower; to find out why: {settings.render(Command('doctor'))}")
         else:
             verdict, keep = f"{verdict}, the first of its kind", store != "never"
         comparison.append(verdict + ("; stored" if keep else "; not stored"))
@@ -175,9 +155,11 @@ def _rows(fresh: list[Json]) -> list[list[str]]:
 
 def _printed(settings: Settings, submitted: control.Submitted) -> str:
     """Read the table that rank 0 printed."""
+    about: dict[str, typing.Any] = {"run": submitted.run, "job_id": submitted.job_id, "lines": 2000, "rank": 0}
+    printed = folders.call(settings, run_files.read_log, workspace=str(settings.folder), **about)["lines"]
     lines: list[str] = []
     inside = False
-    for line in read_printed(settings, submitted):
+    for line in printed:
         inside = inside or line.startswith(_BEGINS)
         if inside and not line.startswith("["):
             lines.append(control.printable(line).rstrip())
@@ -198,7 +180,7 @@ def _flags(params: models.BenchmarkCollectives) -> tuple[str, ...]:
 
 
 def as_training(params: models.BenchmarkCollectives | models.Plan) -> models.SubmitDdp:
-    """Return those parameters that a training has, too, as a training's."""
-    names = type(params).model_fields.keys() & _RESOURCES
-    given = {name.replace("_", "-"): getattr(params, name) for name in names}
+    """Return the parameters that a training has, too, as a training's."""
+    names = fields.directives(type(params)).keys() | {"env", "fabric", "gpus_per_node", "cpus_per_task"}
+    given = {name.replace("_", "-"): getattr(params, name, None) for name in names}
     return fields.parse(models.SubmitDdp, {name: value for name, value in given.items() if value is not None})

@@ -23,22 +23,26 @@ MAX_JSON_BYTES = 4 * 1024 * 1024
 MAX_RANK_LOGS = 2048
 MAX_SEARCHED_BYTES = 64 * 1024 * 1024  # of a job's log
 MAX_LAUNCHER_LINES = 10_000
+# A consequence of another rank's end, as torch, gloo and NCCL print it; a download's ConnectionResetError is none
 _PEER_GONE = re.compile(
-    r"[Cc]onnection (closed|reset|refused)|Broken pipe|remote process exited|rank \d+ leaves:|SharedError"
-    r"|Signal(Exception| \d+)|collective operation timeout|Connect timeout|communicator was aborted|recvValue failed"
-    r"|heartbeat monitor"
+    r"(?=.*(torch\.distributed|Dist\w+Error|gloo|nccl|c10d|TCPStore|ProcessGroup|\bRank \d))"
+    r".*(connection (closed|reset|refused)|broken pipe|remote process exited|collective operation timeout"
+    r"|connect timeout|communicator was aborted|recvValue failed|heartbeat monitor)"
+    r"|rank \d+ leaves:|SharedError|Signal(Exception| \d+)",
+    re.IGNORECASE,
 )
 TELLING = re.compile(
     r"\[FATAL\]|Traceback \(most recent call last\)|^\S*(Error|Exception)\b|Segmentation fault|Killed|[Oo]ut of memory"
     r"|^\s*what\(\): "
 )
-# Faults of the machine rather than the program: errors of CUDA and NCCL for broken devices and links (driver_types.h,
-# nccl.h), and SIGBUS.
+# Faults of the machine rather than the program, each anchored to who prints it: the kernel's NVRM, CUDA (driver_types.h)
+# and NCCL (nccl.h) within torch's exceptions, NVML, and SIGBUS as this program reports it. A word anywhere proves nothing.
 _BAD_NODE = re.compile(
-    r"uncorrectable (ECC|NVLink) error|CUDA error: (device not ready|hardware|an uncorrectable)|fallen off the bus|Xid"
-    r"|no CUDA-capable device|CUDA-capable device\(s\) is/are busy|CUDA driver (version|initialization)|NVML"
-    r"|ncclSystemError|unhandled system error|Bus error|SIGBUS",
-    re.IGNORECASE,
+    r"NVRM: Xid \(|fallen off the bus"
+    r"|Error: .*(uncorrectable (ECC|NVLink) error|CUDA error: (device not ready|hardware|an uncorrectable)"
+    r"|no CUDA-capable device|CUDA-capable device\(s\) is/are busy|CUDA driver (version|initialization))"
+    r"|(?=.*(Dist\w+Error|NCCL)).*(ncclSystemError|unhandled system error)"
+    r"|NVMLError|NVML: |Can't initialize NVML|killed by signal 7 |^Fatal Python error: Bus error"
 )
 # Faults of a filesystem (errno.h): its client died or was restarted, or its server is not available.
 _BAD_FILESYSTEM = re.compile(r"Stale file handle|Transport endpoint is not connected|Input/output error")
@@ -61,8 +65,13 @@ _KILLERS = {"Killed": 9, "Segmentation fault": 11, "Bus error": 7, "Aborted": 6}
 _COMPLAINT = re.compile(r"(?:\d+: )?\[FATAL\] (\S+): (.*)")  # of node.py and what it starts, before any rank
 _LEFT_EARLY = re.compile(r"(\d+): .*Error waiting on exit barrier")  # an agent whose ranks all exited with 0
 _OF_LAUNCHER = (
-    b"[ENV] job=", b"[ENV] node=", b"[FATAL] ", b"srun: error: ", b"failed (exitcode: ", b"Error waiting on exit ",
-)  # fmt: skip
+    b"[ENV] job=",
+    b"[ENV] node=",
+    b"[FATAL] ",
+    b"srun: error: ",
+    b"failed (exitcode: ",
+    b"Error waiting on exit ",
+)
 _NEVER_JOINED = re.compile(r"\d+ of \d+ ranks never joined within \d+ s: ([\d, ]*\d)")  # distributed.py
 _TIMED_OUT = re.compile(
     r"[Tt]imed out after .* waiting for clients|wait timeout after|DistStoreError|the rendezvous at "

@@ -162,13 +162,26 @@ class Node:
             start = ("/usr/bin/python3" if self.job.container is None else python, "-I", "-S", "-B", program)
             words = ["--no-python", *start, "rank", os.path.basename(self.spec_path), *words]
         argv = [
-            python, *safe, "-m", "torch.distributed.run",
-            f"--nnodes={self.env['SLURM_STEP_NUM_NODES']}", f"--nproc-per-node={self.job.ranks_per_node}",
-            f"--node-rank={self.number}", "--rdzv-backend=static", f"--master-addr={self.env['HEAD_IP']}",
-            f"--master-port={self.env['HEAD_PORT']}", f"--rdzv-id={self.attempt}", f"--local-addr={self.env['MY_IP']}",
-            "--max-restarts=0", f"--signals-to-handle={_SIGNALS}", "--shutdown-timeout=120", f"--log-dir={logs}",
-            "--redirects=3", "--tee=3", *words,
-        ]  # fmt: skip
+            python,
+            *safe,
+            "-m",
+            "torch.distributed.run",
+            f"--nnodes={self.env['SLURM_STEP_NUM_NODES']}",
+            f"--nproc-per-node={self.job.ranks_per_node}",
+            f"--node-rank={self.number}",
+            "--rdzv-backend=static",
+            f"--master-addr={self.env['HEAD_IP']}",
+            f"--master-port={self.env['HEAD_PORT']}",
+            f"--rdzv-id={self.attempt}",
+            f"--local-addr={self.env['MY_IP']}",
+            "--max-restarts=0",
+            f"--signals-to-handle={_SIGNALS}",
+            "--shutdown-timeout=120",
+            f"--log-dir={logs}",
+            "--redirects=3",
+            "--tee=3",
+            *words,
+        ]
         self._child = subprocess.Popen(argv, env=self.env, pass_fds=self._kept())
 
     def _start_rank(self, python: str, words: list[str], logs: str) -> None:
@@ -178,10 +191,15 @@ class Node:
             env["PYTHONSAFEPATH"] = "1"  # an import would look into the run's folder first
         else:  # a user's script gets torchrun's variables; the payload reads Slurm's
             env |= {
-                "RANK": env["SLURM_PROCID"], "WORLD_SIZE": env["SLURM_NTASKS"], "LOCAL_RANK": env["SLURM_LOCALID"],
-                "LOCAL_WORLD_SIZE": str(self.job.ranks_per_node), "NODE_RANK": self.number, "GROUP_RANK": self.number,
-                "MASTER_ADDR": env["HEAD_IP"], "MASTER_PORT": env["HEAD_PORT"],
-            }  # fmt: skip
+                "RANK": env["SLURM_PROCID"],
+                "WORLD_SIZE": env["SLURM_NTASKS"],
+                "LOCAL_RANK": env["SLURM_LOCALID"],
+                "LOCAL_WORLD_SIZE": str(self.job.ranks_per_node),
+                "NODE_RANK": self.number,
+                "GROUP_RANK": self.number,
+                "MASTER_ADDR": env["HEAD_IP"],
+                "MASTER_PORT": env["HEAD_PORT"],
+            }
         os.makedirs(logs, exist_ok=True)
         env["TORCHELASTIC_ERROR_FILE"] = f"{logs}/error.json"  # of torch.distributed.elastic's @record
         argv = rank_command(self.job, env, python, words)

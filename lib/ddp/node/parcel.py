@@ -9,9 +9,16 @@ import zlib
 
 VARIABLE = "DDP_PROGRAM"
 MODULES = (
-    "ddp", "ddp.node", "ddp.node.environment", "ddp.node.network", "ddp.node.node", "ddp.node.ownership",
-    "ddp.node.spec", "ddp.node.spool", "ddp.node.storage",
-)  # fmt: skip
+    "ddp",
+    "ddp.node",
+    "ddp.node.environment",
+    "ddp.node.network",
+    "ddp.node.node",
+    "ddp.node.ownership",
+    "ddp.node.spec",
+    "ddp.node.spool",
+    "ddp.node.storage",
+)
 _PACKAGES = ("ddp", "ddp.node")
 # For `python3 -I -S -B -c START FOLDER node SPEC …`, where FOLDER holds the same as files
 START = f"import base64,os,zlib;exec(zlib.decompress(base64.b64decode(os.environ.pop('{VARIABLE}'))))"

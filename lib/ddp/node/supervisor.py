@@ -143,10 +143,16 @@ class Supervisor:
         job, env = self.job, self.env
         env.update(job.variables)
         env |= {
-            "JOB_DIR": job.job_dir, "RUN_DIR": self.run_dir, "NPROC": str(job.ranks_per_node), "LAUNCHER": job.launcher,
-            "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-            "TORCH_FR_BUFFER_SIZE": "2000", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[rank${rank}]: ",
-        }  # fmt: skip
+            "JOB_DIR": job.job_dir,
+            "RUN_DIR": self.run_dir,
+            "NPROC": str(job.ranks_per_node),
+            "LAUNCHER": job.launcher,
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONFAULTHANDLER": "1",
+            "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+            "TORCH_FR_BUFFER_SIZE": "2000",
+            "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[rank${rank}]: ",
+        }
         env.setdefault("TORCH_GLOO_LAZY_INIT", "1")  # else each rank connects with each other one (gloo)
         if not job.gpus_per_node:
             env["CUDA_VISIBLE_DEVICES"] = ""
@@ -274,10 +280,13 @@ class Supervisor:
         job, by_rank = self.job, self.job.launcher == "srun"
         per_node = job.ranks_per_node if by_rank else 1  # one task for each rank, or for each node's agent
         argv = [
-            "srun", f"--nodes={self.num_nodes}", f"--ntasks={self.num_nodes * per_node}",
-            f"--ntasks-per-node={per_node}", f"--cpus-per-task={self.env['SLURM_CPUS_PER_TASK']}",
+            "srun",
+            f"--nodes={self.num_nodes}",
+            f"--ntasks={self.num_nodes * per_node}",
+            f"--ntasks-per-node={per_node}",
+            f"--cpus-per-task={self.env['SLURM_CPUS_PER_TASK']}",
             f"--cpu-bind={'cores' if by_rank else 'none'}",
-        ]  # fmt: skip
+        ]
         if by_rank and job.gpus_per_node:
             argv.append("--gpu-bind=none")  # binding would cut the ranks' paths to each other
         return [*argv, "--kill-on-bad-exit=1", "--wait=300", "--label", "--chdir=/"]

@@ -88,7 +88,7 @@ class Render(SubmitDdp):
     """Options of render."""
 
     kubernetes: bool = False
-    claim: fields.Name = "slurm-ddp"
+    claim: fields.Name = "shared"
     namespace: fields.Name = "default"
 
 
@@ -208,7 +208,6 @@ class Doctor(Parsed):
     account: fields.SlurmAccount = None
     qos: fields.Qos = None
     reservation: fields.Reservation = None
-    collectives: bool = False
     wait_timeout: typing.Annotated[int, between(1, 3600)] = 60
 
 

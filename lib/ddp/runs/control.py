@@ -9,13 +9,13 @@ import re
 import time
 import typing
 
-from ddp import remedies, tables
+from ddp import project, remedies, tables
 from ddp.base import REPORT_S, Log, ParameterError, Results, Settings, TrainerError, one_line
 from ddp.options import fields
 from ddp.report import facts, files
 from ddp.runs import drawing, run_files, written
 from ddp.slurm import jobs
-from ddp.submit import checks, code
+from ddp.submit import checks
 from ddp.workspace import folders, operations, tokens
 
 _FAILURE_LINES = 5
@@ -186,7 +186,7 @@ def submit(
     *,
     again: bool,
     token: bool = False,
-    kept: code.Kept | None = None,
+    kept: project.Copy | None = None,
 ) -> Submitted:
     """Write a run's files and submit its script; with `token`, deliver Hugging Face's. Raises TrainerError.
 

@@ -8,13 +8,13 @@ import re
 import time
 import typing
 
-from ddp import tables
+from ddp import project, tables
 from ddp.base import REPORT_S, Answer, Facts, Log, ParameterError, Results, Settings, TrainerError, shown
 from ddp.options import fields, models
 from ddp.problem import Command
 from ddp.runs import control, run_files
 from ddp.slurm import jobs
-from ddp.submit import checks, code, precheck, scripts, training
+from ddp.submit import checks, precheck, scripts, training
 from ddp.workspace import folders, operations, tokens
 
 _MAX_FILE_BYTES = 256 * 1024
@@ -40,7 +40,7 @@ def submit_sweep(settings: Settings, params: models.SubmitSweep, log: Log) -> An
         facts = training.dry(settings, params, checked, sweep=sweep).values
         return Facts({**facts, "runs": _listing(name, lines)})
     environment = training.provide(settings, params, checked, log)
-    with code.kept(settings, params, name, log) as kept:
+    with project.copied(settings, params, name, log) as kept:
         checked = training.with_code(checked, kept)
         facts = training.facts_of(params, checked, environment, kept)
         stamp = control.now().strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -3,13 +3,14 @@
 import dataclasses
 import shlex
 
+from ddp import project
 from ddp.base import Answer, Facts, Log, ParameterError, Settings
 from ddp.environment import environments
 from ddp.options import declared, fields, models
 from ddp.problem import Command
 from ddp.runs import control
 from ddp.slurm import jobs
-from ddp.submit import checks, code, fabrics, precheck, preparation, resources, scripts, tuning
+from ddp.submit import checks, fabrics, precheck, preparation, resources, scripts, tuning
 from ddp.workspace import folders, tokens
 
 DEFAULT_PROFILED_STEPS = "10-12"  # after the first ones, which compile and allocate
@@ -62,7 +63,7 @@ def submit_ddp(settings: Settings, params: models.SubmitDdp, log: Log) -> Answer
     if params.dry_run:
         return dry(settings, params, checked, resume=params.resume)
     environment = provide(settings, params, checked, log)
-    with code.kept(settings, params, workload.run, log) as kept:
+    with project.copied(settings, params, workload.run, log) as kept:
         checked = with_code(checked, kept)
         texts = texts_of(settings, params, checked, environment, resume=params.resume)
         facts = facts_of(params, checked, environment, kept)
@@ -159,7 +160,7 @@ def texts_of(
     )
 
 
-def with_code(checked: Checked, kept: code.Kept | None) -> Checked:
+def with_code(checked: Checked, kept: project.Copy | None) -> Checked:
     """Replace the script by its copy if the code was copied."""
     if kept is None:
         return checked
@@ -170,7 +171,7 @@ def facts_of(
     params: models.Training,
     checked: Checked,
     environment: environments.Environment,
-    kept: code.Kept | None,
+    kept: project.Copy | None,
 ) -> dict[str, object]:
     """Describe a run for job.json."""
     return {

@@ -1,4 +1,4 @@
-"""plan: predict a step's time and how much of it the ranks wait for each other, before anything is submitted.
+"""plan: predict the memory, the time and the efficiency of a training step before anything is submitted.
 
 t_step = t_compute + the part of t_comm that the backward pass does not hide.
 
@@ -8,8 +8,7 @@ busbw is read at the bucket's size from the cluster's own baseline. The backward
 (it does twice the forward's work: Kaplan et al. 2020, 2.1), and all buckets but the last can travel during it (Li et
 al., VLDB 2020, 3.2.3). On CPUs the transport takes the ranks' own cores, so only a part of that is counted as hidden.
 
-t_compute: the rate of an earlier run of the same model (of several ranks: less the time that by the baseline they spent
-on communication), else the payload's FLOP per token by the device's usual speed.
+t_compute: the rate of an earlier run of the same model, else the payload's FLOP per token by the device's usual speed.
 """
 
 import dataclasses
@@ -23,6 +22,7 @@ import typing
 from ddp.base import Log, Results, Settings, TrainerError
 from ddp.measure import collectives
 from ddp.options import models
+from ddp.problem import Command
 from ddp.runs import run_files
 from ddp.submit import checks, resources
 from ddp.workspace import folders, operations
@@ -30,11 +30,12 @@ from slurm_ddp.slurm import nodes
 
 Json = dict[str, typing.Any]
 BYTES_PER_GRADIENT = 4  # DDP reduces in the parameters' own dtype, and those are fp32
+BYTES_OF_STATE = 16  # of a parameter in fp32: itself, its gradient, and AdamW's two moments
 BACKWARD_SHARE = 2 / 3
 # of what could be hidden; on CPUs the row ddp of `make bench` has 0.7: 43 % of all bytes where the last bucket is 38 %
 _OVERLAP = {True: 1.0, False: 0.7}  # on_gpu
 _BUCKET = 25 << 20  # bytes, the payload's bucket_mb
-GPU_UTILISATION = 0.35  # of the bf16 peak; nanoGPT and torchtitan reach 0.25 to 0.4 (payload.md 5.1)
+GPU_UTILISATION = 0.35  # of the bf16 peak; nanoGPT and torchtitan reach 0.25 to 0.4
 CPU_FLOPS_PER_CORE = 40e9  # bf16, a few million parameters; within a factor of three on servers of 2020 to 2025
 
 
@@ -42,11 +43,12 @@ CPU_FLOPS_PER_CORE = 40e9  # bf16, a few million parameters; within a factor of 
 class Work:
     """The work of every rank in a step."""
 
+    model: str
     parameters: int
+    seq_len: int
     tokens: int  # of one rank and one forward pass
     accumulate: int
     flops_per_token: float
-    bucket_bytes: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,65 +70,57 @@ class Forecast:
         """The share of a step in which the ranks compute."""
         return self.compute_s / self.step_s
 
-    @property
-    def worst_efficiency(self) -> float:
-        """The same with no communication hidden."""
-        return self.compute_s / (self.compute_s + self.comm_s)
-
 
 def plan(settings: Settings, params: models.Plan, _: Log) -> Results:
-    """Predict the time of a step, tokens per second and efficiency; nothing is submitted."""
-    partitions = checks.partitions()
-    request = resources.training(collectives.as_training(params), partitions)
-    world = request.num_nodes * request.ranks_per_node
-    on_gpu = request.gpus_per_node > 0
+    """Predict a step's memory and time, tokens per second and efficiency, for nodes that need not exist yet.
+
+    Raises TrainerError: no baseline fits, or nothing is known of the device's speed.
+    """
+    there = resources.training(collectives.as_training(params.model_copy(update={"nodes": None})), checks.partitions())
+    request = dataclasses.replace(there, num_nodes=params.nodes or there.num_nodes)
+    world, on_gpu = request.num_nodes * request.ranks_per_node, request.gpus_per_node > 0
     work = describe_work(settings, params, on_gpu=on_gpu)
-    baselines = collectives.read_baseline(settings)
-    rate, source = _rate(settings, params, work, request, baselines)
+    rate, source = _rate(settings, params, work, request)
     compute_s = work.tokens * work.accumulate / rate
     per_step = work.tokens * work.accumulate * world
     results: Results = {
         "resources": f"{request.num_nodes} nodes x {request.ranks_per_node} ranks in {request.partition}",
         "parameters": f"{work.parameters:,}",
-        "gradient-bytes": f"{BYTES_PER_GRADIENT * work.parameters:,}",
+        "memory": f"{BYTES_OF_STATE * work.parameters / 2**30:.2f} GiB a rank, and activations",
         "tokens-per-step": f"{per_step:,}",
         "compute": f"{_seconds(compute_s)} a step ({source})",
     }
     if world == 1:
-        return results | {
-            "step": _seconds(compute_s),
-            "tokens-per-second": f"{rate:.0f}",
-            "efficiency": "100 %: one rank",
-        }
-    entry, near = _baseline(baselines, request.num_nodes, world, on_gpu=on_gpu)
+        rest = {"step": _seconds(compute_s), "tokens-per-second": f"{rate:.0f}", "efficiency": "100 %: one rank"}
+        return results | rest
+    entry, about = _baseline(collectives.read_baseline(settings), request.num_nodes, world, on_gpu=on_gpu)
     if entry is None:
-        how = settings.typed("benchmark-collectives", nodes=request.num_nodes, partition=params.partition)
-        raise TrainerError(
-            f"there is no baseline for all_reduce over {'several nodes' if request.num_nodes > 1 else 'one node'} on "
-            f"{'GPUs' if on_gpu else 'CPUs'}, so what communication costs is not known; measure it: {how}",
-            results=results,
+        between = "several nodes" if request.num_nodes > 1 else "one node"
+        text = (
+            f"no baseline of all_reduce over {between} on {'GPUs' if on_gpu else 'CPUs'}: the network is not measured"
         )
+        measure = Command("bench", {"nodes": min(request.num_nodes, there.num_nodes), "partition": params.partition})
+        raise TrainerError(text, remedy=measure, results=results)
     forecast = predict(work, compute_s, world, entry["points"], overlap=_OVERLAP[on_gpu])
     results |= {
-        "communication": f"{_seconds(forecast.comm_s)} a step in {forecast.buckets} buckets ({near})",
+        "communication": f"{_seconds(forecast.comm_s)} a step in {forecast.buckets} buckets ({about})",
         "exposed": _seconds(forecast.exposed_s),
         "step": _seconds(forecast.step_s),
         "tokens-per-second": f"{per_step / forecast.step_s:.0f}",
-        "efficiency": f"{forecast.efficiency:.0%}"
-        + (f" ({forecast.worst_efficiency:.0%} if nothing overlaps)" if forecast.buckets > 1 else ""),
-        "advice": _advice(forecast, work),
+        "efficiency": f"{forecast.efficiency:.0%}",
     }
-    return {name: value for name, value in results.items() if value}
+    if forecast.efficiency < 0.9:
+        wanted = math.ceil(9 * forecast.exposed_s / (compute_s / work.accumulate))
+        results["advice"] = f"grad-accum={max(wanted, work.accumulate + 1)} raises the efficiency to 90 %"
+    return results
 
 
 def predict(work: Work, compute_s: float, world: int, points: list[Json], *, overlap: float) -> Forecast:
     """Predict a step from a baseline's sizes and their busbw; of what could be hidden, the share `overlap` is."""
     gradient = BYTES_PER_GRADIENT * work.parameters
-    buckets = max(1, math.ceil(gradient / work.bucket_bytes))
-    last = gradient - (buckets - 1) * work.bucket_bytes
-    full_s = reduce_seconds(work.bucket_bytes, world, points)
-    last_s = reduce_seconds(last, world, points)
-    comm_s = (buckets - 1) * full_s + last_s
+    buckets = max(1, math.ceil(gradient / _BUCKET))
+    last_s = reduce_seconds(gradient - (buckets - 1) * _BUCKET, world, points)
+    comm_s = (buckets - 1) * reduce_seconds(_BUCKET, world, points) + last_s
     backward_s = BACKWARD_SHARE * compute_s / work.accumulate * (1 - 1 / buckets)
     return Forecast(compute_s, comm_s, comm_s - overlap * min(comm_s - last_s, backward_s), buckets)
 
@@ -151,15 +145,16 @@ def busbw(size: int, points: list[Json]) -> float:
 def describe_work(settings: Settings, params: models.Plan, *, on_gpu: bool) -> Work:
     """Describe the step that the payload would do, with its own defaults for what is not given."""
     shapes = _shapes(settings)
-    layers, heads, width = shapes.SIZES[params.model or ("gpt2" if on_gpu else "tiny")]
+    model = params.model or ("gpt2" if on_gpu else "tiny")
     seq_len = params.seq_len or (1024 if on_gpu else 128)
     tokens = (params.batch or (32 if on_gpu else 16)) * seq_len
     if params.parameters is not None:
-        return Work(params.parameters, tokens, params.grad_accum, 6.0 * params.parameters, _BUCKET)
+        return Work("", params.parameters, seq_len, tokens, params.grad_accum, 6.0 * params.parameters)
     vocab = shapes.padded(_vocabulary(settings, params.dataset, on_gpu=on_gpu))
-    shape = shapes.Shape(layers, heads, width, seq_len, vocab)
+    shape = shapes.Shape(*shapes.SIZES[model], seq_len, vocab)
     parameters = shapes.count(shape)
-    return Work(parameters, tokens, params.grad_accum, shapes.flops_per_token(shape, parameters), _BUCKET)
+    flops = shapes.flops_per_token(shape, parameters)
+    return Work(model, parameters, seq_len, tokens, params.grad_accum, flops)
 
 
 def _shapes(settings: Settings) -> types.SimpleNamespace:
@@ -177,60 +172,30 @@ def _vocabulary(settings: Settings, dataset: str | None, *, on_gpu: bool) -> int
         found = folders.call(settings, operations.read_json, path=f"{path}/dataset.json")
         return int(found["tokenizer"]["vocab"])
     except (folders.MissingError, KeyError, TypeError, ValueError) as e:
-        raise TrainerError(f"dataset: {path} has no dataset.json with a vocabulary; prepare-dataset makes one") from e
+        raise TrainerError(f"dataset: {path} has no dataset.json with a vocabulary", remedy=Command("prepare")) from e
 
 
-def _rate(
-    settings: Settings, params: models.Plan, work: Work, request: resources.Request, baselines: list[Json]
-) -> tuple[float, str]:
-    """Return the tokens per second of one rank without communication, and their source."""
+def _rate(settings: Settings, params: models.Plan, work: Work, request: resources.Request) -> tuple[float, str]:
+    """Return the tokens per second of one rank, and their source."""
     if params.tokens_per_second is not None:
         return float(params.tokens_per_second), "as given"
     on_gpu = request.gpus_per_node > 0
-    wanted = {
-        "model": params.model or ("gpt2" if on_gpu else "tiny"),
-        "seq_len": params.seq_len or (1024 if on_gpu else 128),
-    }
-    if params.parameters is None:
-        found = folders.call(settings, run_files.measured_rates, timeout_s=60, workspace=str(settings.folder))
-        fitting = [
-            run for run in found["rates"]
-            if all(run.get(key) == value for key, value in wanted.items()) and run["on_gpu"] == on_gpu
-        ]  # fmt: skip
-        if fitting:
-            best = min(fitting, key=lambda run: (run["world_size"], -run["tokens_per_second"]))
-            return _alone(best, work, baselines, on_gpu=on_gpu)
-    if on_gpu:
-        kind = _gpu_kind(request.partition)
-        peak = _shapes(settings).peak_flops(kind)
-        if peak is None:
-            raise TrainerError(
-                f"the peak of GPUs of the type {kind or 'unknown'} is not known, and no run has measured this model; "
-                "give tokens-per-second of one GPU"
-            )
-        source = f"estimated: {GPU_UTILISATION:.0%} of the {kind}'s bf16 peak"
-        return GPU_UTILISATION * peak / work.flops_per_token, source
-    cores = request.cpus_per_task
-    rate = CPU_FLOPS_PER_CORE * cores / work.flops_per_token
-    return rate, f"estimated within a factor of three: {cores} cores of {CPU_FLOPS_PER_CORE / 1e9:.0f} GFLOP/s"
-
-
-def _alone(run: Json, work: Work, baselines: list[Json], *, on_gpu: bool) -> tuple[float, str]:
-    """Return the rate of a measured run's rank, less its communication, and its source."""
-    world, rate = int(run["world_size"]), run["tokens_per_second"] / run["world_size"]
-    source = f"measured by the run {run['run']}"
-    if world == 1:
-        return rate, f"{source}, one rank"
-    entry, _ = _baseline(baselines, int(run.get("nodes") or 1), world, on_gpu=on_gpu)
-    if entry is None or not run.get("batch"):
-        return rate, f"{source}, {world} ranks, so with their communication"
-    tokens = int(run["batch"]) * int(run["seq_len"])
-    same = dataclasses.replace(work, tokens=tokens, accumulate=int(run.get("grad_accum") or 1))
-    step_s = same.tokens * same.accumulate / rate
-    spent = predict(same, step_s, world, entry["points"], overlap=_OVERLAP[on_gpu]).exposed_s
-    # a baseline from a slower day than the run must leave some time for computing
-    compute_s = max(step_s - spent, step_s / 2)
-    return same.tokens * same.accumulate / compute_s, f"{source}, {world} ranks, less their communication"
+    found = folders.call(settings, run_files.measured_rates, timeout_s=60, workspace=str(settings.folder))["rates"]
+    same = [run for run in found if (run["model"], run["seq_len"], run["on_gpu"]) == (work.model, work.seq_len, on_gpu)]
+    if same:
+        best = min(same, key=lambda run: (run["world_size"], -run["tokens_per_second"]))
+        ranks = "one rank" if best["world_size"] == 1 else f"{best['world_size']} ranks, communication included"
+        return best["tokens_per_second"] / best["world_size"], f"measured by the run {best['run']}, {ranks}"
+    if not on_gpu:
+        speed = f"{request.cpus_per_task} cores of {CPU_FLOPS_PER_CORE / 1e9:.0f} GFLOP/s"
+        rate = CPU_FLOPS_PER_CORE * request.cpus_per_task / work.flops_per_token
+        return rate, f"estimated within a factor of three: {speed}"
+    kind = _gpu_kind(request.partition)
+    peak = _shapes(settings).peak_flops(kind)
+    if peak is None:
+        text = f"the peak of GPUs of the type {kind or 'unknown'} is not known, and no run has measured this model"
+        raise TrainerError(f"{text}; give tokens-per-second of one GPU")
+    return GPU_UTILISATION * peak / work.flops_per_token, f"estimated: {GPU_UTILISATION:.0%} of the {kind}'s bf16 peak"
 
 
 def _gpu_kind(partition: str) -> str:
@@ -250,25 +215,16 @@ def _baseline(entries: list[Json], num_nodes: int, world: int, *, on_gpu: bool) 
 
     busbw hardly depends on the number of ranks, but very much on whether a network lies between them.
     """
-    backend = "nccl" if on_gpu else "gloo"
+    wanted = ("all_reduce", "nccl" if on_gpu else "gloo", num_nodes > 1)
     fitting = [
-        entry for entry in entries
-        if entry["collective"] == "all_reduce" and entry["backend"] == backend and entry["points"]
-        and (entry["nodes"] > 1) == (num_nodes > 1)
-    ]  # fmt: skip
+        one for one in entries if (one["collective"], one["backend"], one["nodes"] > 1) == wanted and one["points"]
+    ]
     if not fitting:
         return None, ""
     entry = min(fitting, key=lambda one: (abs(math.log(one["world_size"] / world)), abs(one["nodes"] - num_nodes)))
     same = entry["world_size"] == world and entry["nodes"] == num_nodes
     of = f"{entry['world_size']} ranks on {entry['nodes']} nodes, {entry['created']}"
     return entry, f"baseline of {of}" + ("" if same else "; the nearest measurement")
-
-
-def _advice(forecast: Forecast, work: Work) -> str:
-    if forecast.efficiency >= 0.9:
-        return ""
-    wanted = math.ceil(9 * forecast.exposed_s / (forecast.compute_s / work.accumulate))
-    return f"grad-accum={max(wanted, work.accumulate + 1)} would bring the efficiency to 90 %: less communication"
 
 
 def _seconds(value: float) -> str:

@@ -4,7 +4,6 @@ import collections.abc
 import copy
 import dataclasses
 import json
-import mmap
 import os
 import pathlib
 import platform
@@ -14,21 +13,17 @@ import sys
 import typing
 
 import pytest
-import slurmutils
-from cluster import Cluster, Job
-from collective_results import leave, measured
+from cluster import Cluster
 from harness import Trainer
 from node_reports import NAMES, Json, answering, healthy
 from pip_double import Pip
 
-from ddp import remedies
 from ddp.base import Settings
-from ddp.doctor import cluster_rules, examine, node_facts, probe, reporting
+from ddp.doctor import cluster_rules, examine, findings, probe, reporting
+from ddp.doctor.facts import Facts
 from ddp.environment import environments
-from ddp.measure import sampling
 from ddp.runs import telemetry
 from ddp.slurm import jobs
-from ddp.submit import fabrics
 from slurm_ddp.run import Completed
 
 
@@ -40,26 +35,31 @@ def change(report: Json, path: str, value: object) -> None:
     report[last] = value
 
 
-def test_healthy_nodes_have_nothing_but_the_missing_environment(settings: Settings, facts: node_facts.Facts):
+def test_healthy_nodes_have_nothing_but_the_missing_environment(settings: Settings, facts: Facts):
     (finding,) = examine.judge(settings, facts)
     assert finding.level == "warning"
     assert "no environment is installed yet" in finding.text
-    assert finding.remedy == "juju run trainer/0 install-environment"
+    assert finding.remedy == "ddp env install"
     shown = reporting.report(settings, facts, [])
     assert shown["verdict"] == "a run can start"
     assert shown["nodes"].splitlines()[1].split()[:5] == ["slurmd-0", "24.11.5", "3.12", "+0ms", "fuse.juicefs"]
 
 
-def test_a_workspace_in_which_others_can_replace_folders_is_an_error(settings: Settings, facts: node_facts.Facts):
+def test_a_workspace_in_which_others_can_replace_folders_is_an_error(settings: Settings, facts: Facts):
     message = "/mnt/shared has mode 0777 without the sticky bit, so any account can replace what is in it"
     found = examine.judge(settings, dataclasses.replace(facts, untrusted=f"{message}: chmod +t /mnt/shared"))
-    assert found[0] == node_facts.Finding("error", "workspace", message, "chmod +t /mnt/shared")
+    assert found[0] == findings.Finding("error", "workspace", message, "chmod +t /mnt/shared")
 
 
 CASES = [
     ("error", "filesystem/mount/mountpoint", "/", "nothing is mounted at"),
     ("error", "filesystem/hung", "written", "gave no answer within"),
-    ("error", "filesystem/error", "/mnt/shared: Permission denied", "the workspace cannot be used: /mnt/shared: Permission"),
+    (
+        "error",
+        "filesystem/error",
+        "/mnt/shared: Permission denied",
+        "the workspace cannot be used: /mnt/shared: Permission",
+    ),
     ("error", "filesystem/read_only", True, "mounted read-only"),
     ("error", "filesystem/free", 1 << 20, "1 MiB free"),
     ("warning", "filesystem/free", 1 << 30, "1024 MiB free"),
@@ -73,8 +73,12 @@ CASES = [
     ("warning", "limits/shm", 1 << 20, "/dev/shm has 1 MiB"),
     ("warning", "limits/ports", [15000, 61000], "from 15000 on"),
     ("error", "disk", {"error": "/var/tmp: Read-only file system"}, "cannot be unpacked"),
-    ("error", "network/peers/slurmd-0", {"given": "gpu7", "unresolved": "Name or service not known"},
-     "the address of slurmd-0 in Slurm (NodeAddr) is no IPv4 address and does not resolve here: gpu7 (Name or service"),
+    (
+        "error",
+        "network/peers/slurmd-0",
+        {"given": "gpu7", "unresolved": "Name or service not known"},
+        "the address of slurmd-0 in Slurm (NodeAddr) is no IPv4 address and does not resolve here: gpu7 (Name or service",
+    ),
     ("error", "network/peers/slurmd-0/address", "127.0.1.1", "(NodeAddr) is 127.0.1.1, a loopback address"),
     ("error", "network/peers/slurmd-0/unreachable", "Connection timed out", "cannot reach slurmd-0 (10.0.0.0)"),
     ("error", "network/peers/slurmd-0/seen_ms", None, "does not see within 10 s what slurmd-0 wrote"),
@@ -86,44 +90,53 @@ CASES = [
     ("error", "versions/slurm", "22.05.8", "older than 24.11"),
     ("error", "versions/slurm", "25.11.1", "newer than the controller's 24.11.5"),
     ("error", "gpus/cards", [{"name": "H200", "ecc": 3, "mib": "1"}], "3 uncorrected memory errors"),
-    ("warning", "gpus/no_peer", [[0, 1]], "cannot reach each other's memory directly (0-1)"),
     ("warning", "processors/cpus", 1, "Slurm gives 2 CPUs of it to jobs, and it has 1"),
     ("note", "processors/cpus", 5, "Slurm gives 2 of its 5 CPUs to jobs"),
     ("warning", "processors/affinity", 1, "a task that asked for 2 CPUs may run on 1 only"),
-    ("warning", "processors/omp", 1, "OMP_NUM_THREADS is 1 before a job sets it: each rank computes with that, not 2"),
-    ("warning", "processors/bf16", [],
-     "bf16 differs: amx_bf16+avx512_bf16 on slurmd-0; none on slurmd-1: with one that has none all compute in fp32"),
-    ("warning", "processors/bf16", ["avx512_bf16"], "avx512_bf16 on slurmd-1: all wait for the slowest"),
-    ("warning", "infiniband", [{"device": "mlx5_0:1", "state": "DOWN", "kind": "InfiniBand"}], "mlx5_0:1 (InfiniBand) is DOWN"),
+    (
+        "warning",
+        "processors/bf16",
+        [],
+        "bf16 differs: amx_bf16+avx512_bf16 on slurmd-0; none on slurmd-1: all ranks compute as the slowest does",
+    ),
+    ("warning", "processors/bf16", ["avx512_bf16"], "avx512_bf16 on slurmd-1: all ranks compute"),
+    (
+        "warning",
+        "infiniband",
+        [{"device": "mlx5_0:1", "state": "DOWN", "kind": "InfiniBand"}],
+        "mlx5_0:1 (InfiniBand) is DOWN",
+    ),
     ("error", "environments", [{"hash": "ab", "error": "ModuleNotFoundError: numpy"}], "import torch fails"),
     ("warning", "environments", [{"hash": "ab", "seconds": 60.0, "torch": "2"}], "import torch takes 60 s"),
-    ("warning", "environments", [{"hash": "ab", "cold_s": 61.0, "seconds": 2.0, "torch": "2"}], "takes 61 s from "),
     ("warning", "environments", [{"hash": "ab", "endless_s": 55.0}], "had not ended after 55 s"),
-    ("warning", "environments", [{"hash": "ab", "unpack_s": 400, "seconds": 2.0}], "took 400 s to unpack the environment ab"),
-]  # fmt: skip
+    (
+        "warning",
+        "environments",
+        [{"hash": "ab", "unpack_s": 400, "seconds": 2.0}],
+        "took 400 s to unpack the environment ab",
+    ),
+]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case[3])
 def test_what_is_wrong_is_reported_with_its_node_and_a_remedy(
-    settings: Settings, facts: node_facts.Facts, case: tuple[str, str, object, str]
+    settings: Settings, facts: Facts, case: tuple[str, str, object, str]
 ):
     level, path, value, words = case
     change(facts.reports["slurmd-1"], path, value)
-    findings = examine.judge(settings, facts)
-    (found,) = [finding for finding in findings if words in finding.text]
+    judged = examine.judge(settings, facts)
+    (found,) = [finding for finding in judged if words in finding.text]
     assert found.level == level
     if level != "note":
         assert found.remedy
-        assert reporting.report(settings, facts, findings)["nodes"].splitlines()[1].endswith(("ok", "warning"))
-    assert reporting.report(settings, facts, findings)["verdict"].startswith(
+        assert reporting.report(settings, facts, judged)["nodes"].splitlines()[1].endswith(("ok", "warning"))
+    assert reporting.report(settings, facts, judged)["verdict"].startswith(
         "1 finding" if level == "error" else "a run can start"
     )
 
 
-@pytest.mark.parametrize(
-    ("offset", "level"), [(0.5, None), (5.0, "warning"), (-400.0, "error")]
-)  # fmt: skip
-def test_a_clock_that_is_off_is_reported(settings: Settings, facts: node_facts.Facts, offset: float, level: str | None):
+@pytest.mark.parametrize(("offset", "level"), [(0.5, None), (5.0, "warning"), (-400.0, "error")])
+def test_a_clock_that_is_off_is_reported(settings: Settings, facts: Facts, offset: float, level: str | None):
     facts.reports["slurmd-0"]["network"]["peers"]["slurmd-1"]["clock_s"] = offset
     found = [finding for finding in examine.judge(settings, facts) if "clock" in finding.text]
     assert [finding.level for finding in found] == ([level] if level else [])
@@ -142,21 +155,17 @@ CONFIGS = [
         "note",
         "SchedulerParameters=requeue_delay=900: a job",
     ),
-    ("SelectType", "select/linear", "note", "whole nodes"),
-    ("AccountingStorageType", "accounting_storage/none", "note", "no slurmdbd"),
-    ("MaxArraySize", "11", "note", "at most 10 elements"),
+    ("AccountingStorageType", "accounting_storage/none", "note", "without slurmdbd"),
 ]
 
 
 @pytest.mark.parametrize("case", CONFIGS, ids=lambda case: case[0])
-def test_what_slurms_configuration_means_is_reported(
-    settings: Settings, facts: node_facts.Facts, case: tuple[str, str, str, str]
-):
+def test_what_slurms_configuration_means_is_reported(settings: Settings, facts: Facts, case: tuple[str, str, str, str]):
     name, value, level, words = case
     facts.config[name] = value
     (found,) = [finding for finding in examine.judge(settings, facts) if words in finding.text]
     assert found.level == level
-    assert "juju " in found.remedy
+    assert found.remedy
 
 
 PARTITION = jobs.Partition("slurmd", True, True, None, None, ())
@@ -164,138 +173,26 @@ PARTITION = jobs.Partition("slurmd", True, True, None, None, ())
 
 def test_slurms_settings_are_reported_with_what_they_mean():
     config = {"KillWait": "30 sec", "JobRequeue": "1", "PreemptMode": "OFF", "ProctrackType": "proctrack/cgroup"}
-    assert cluster_rules.settings_in_words(config, PARTITION) == [
+    assert cluster_rules.describe_settings(config, PARTITION) == [
         "KillWait=30 sec: between TERM and KILL; a run is warned before that, and saves",
-        "JobRequeue=1: a job whose node is lost is queued again",
-        "AuthInfo without cred_expire: a job that is queued again waits 120 s before it may start; resume-now ends that",
+        "JobRequeue=1: a job that loses its node is queued again",
+        "AuthInfo without cred_expire: a job that is queued again waits 120 s before it may start",
         "PreemptMode=OFF: no job is stopped for another one",
-        "ProctrackType=cgroup: whatever a rank has started ends with its job",
     ]
-    more = {"JobRequeue": "0", "PreemptMode": "GANG,SUSPEND", "ProctrackType": "proctrack/linuxproc"}
+    more = {"JobRequeue": "0", "PreemptMode": "GANG,SUSPEND"}
     more |= {"AuthInfo": "cred_expire=600", "SchedulerParameters": "bf_continue,requeue_delay=15"}
-    _, lost, delay, preempted, tracked = cluster_rules.settings_in_words({**config, **more}, PARTITION)
-    assert lost.endswith("comes back only where it asks for that, as the trainer's do")
+    _, lost, delay, preempted = cluster_rules.describe_settings({**config, **more}, PARTITION)
+    assert lost.endswith("comes back only if it asks for that, as runs do")
     assert delay.startswith("SchedulerParameters=requeue_delay=15: a job that is queued again waits 15 s")
     assert preempted.endswith("keeps its memory, and its ranks stand still")
-    assert tracked.endswith("may outlive its job and keep the GPU")
-    for mode, words in (("REQUEUE", "goes on from there"), ("CANCEL", "saves and ends"), ("GANG", "take turns")):
-        assert cluster_rules.settings_in_words({"PreemptMode": mode}, PARTITION)[3].endswith(words)
+    for mode, words in (("REQUEUE", "and resumes"), ("CANCEL", "saves and ends"), ("GANG", "take turns")):
+        assert cluster_rules.describe_settings({"PreemptMode": mode}, PARTITION)[3].endswith(words)
     without = {"PreemptType": "preempt/none", "PreemptMode": "CANCEL"}
-    assert (
-        cluster_rules.settings_in_words(without, PARTITION)[3] == "PreemptMode=OFF: no job is stopped for another one"
-    )
-    assert cluster_rules.settings_in_words({}, PARTITION) == []
+    assert cluster_rules.describe_settings(without, PARTITION)[3].startswith("PreemptMode=OFF: ")
+    assert cluster_rules.describe_settings({}, PARTITION) == []
 
 
-def set_by(remedy: str, tmp_path: pathlib.Path, holds: str) -> tuple[str, str, str]:
-    """Run a remedy as an operator would; return the application, the option and the value that it sets."""
-    command = remedy[remedy.index("juju config") :]
-    (tmp_path / "juju").write_text(
-        "#!/bin/bash\n# as juju config prints and sets an option\n[[ $1 == config && $# == 3 ]] || exit 2\n"
-        f'if [[ $3 == *=* ]]; then printf "%s\\n%s" "$2" "$3" > {tmp_path}/set; else printf %s "$HOLDS"; fi\n'
-    )
-    (tmp_path / "juju").chmod(0o755)
-    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOLDS": holds}
-    subprocess.run(["bash", "-c", command], env=env, check=True)
-    app, _, given = (tmp_path / "set").read_text().partition("\n")
-    option, _, value = given.partition("=")
-    return app, option, value
-
-
-@pytest.mark.parametrize("case", CONFIGS, ids=lambda case: f"{case[0]}={case[1]}")
-@pytest.mark.parametrize("kind", ["preempt/partition_prio", "preempt/qos"])
-def test_upstreams_charms_take_what_a_remedy_sets_and_keep_what_was_there(
-    settings: Settings,
-    facts: node_facts.Facts,
-    tmp_path: pathlib.Path,
-    case: tuple[str, str, str, str],
-    kind: str,
-):
-    """A value that slurmutils refuses stops slurmctld's charm from handling any event (config.py there)."""
-    name, value, _, words = case
-    facts.config.update({"PreemptType": kind, name: value})
-    (found,) = [finding for finding in examine.judge(settings, facts) if words in finding.text]
-    if "juju config" not in found.remedy:
-        assert name in ("SchedulerParameters", "AccountingStorageType", "PreemptMode")
-        return
-    holds = {"slurmctld": "KillWait=7\nMessageTimeout=60", "slurmd": "PreemptMode=off MaxTime=60"}
-    (app,) = [app for app in holds if f"juju config {app} " in found.remedy]
-    app, option, given = set_by(found.remedy, tmp_path, holds[app])
-    if option == "partition-config":
-        assert (app, kind) == (facts.partition.name, "preempt/partition_prio")
-        taken = slurmutils.Partition.from_str(given)
-        assert (taken.max_time, taken.preempt_mode) == (60, "requeue")
-    else:
-        assert (app, option) == ("slurmctld", "slurm-conf-parameters")
-        taken = slurmutils.SlurmConfig.from_str(given).dict()
-        assert taken["messagetimeout"] == 60
-        assert name.lower() in taken
-        assert slurmutils.SlurmConfig.from_str(set_by(found.remedy, tmp_path, "")[2]).dict().keys() == {name.lower()}
-
-
-LINES = (
-    remedies.KILL_WAIT,
-    remedies.PROCTRACK,
-    remedies.SELECT,
-    remedies.JOB_REQUEUE,
-    remedies.MAX_ARRAY_SIZE,
-    "AuthInfo=use_client_ids,cred_expire=120",
-)
-
-
-@pytest.mark.parametrize("line", LINES)
-@pytest.mark.parametrize("holds", ["{0}=7", "  {0} = 7", " {1}=7", "\t{0}=7"])
-def test_a_setting_is_replaced_however_it_is_written(tmp_path: pathlib.Path, line: str, holds: str):
-    """slurmutils takes all of these spellings, and refuses two of them at once."""
-    name = line.partition("=")[0]
-    held = "\n".join(("MessageTimeout=60", holds.format(name, name.lower()), "  prologflags=alloc"))
-    given = set_by(remedies.slurm_conf(line), tmp_path, held)[2]
-    others = slurmutils.SlurmConfig.from_str("MessageTimeout=60\nPrologFlags=alloc").dict()
-    assert slurmutils.SlurmConfig.from_str(given).dict() == others | slurmutils.SlurmConfig.from_str(line).dict()
-    assert set_by(remedies.slurm_conf(line), tmp_path, given)[2] == given
-
-
-@pytest.mark.parametrize(
-    "holds",
-    [
-        "MaxTime=60",
-        "PreemptMode=off MaxTime=60",
-        "MaxTime=60  preemptmode=off",
-        "PREEMPTMODE=OFF MaxTime=60",
-        "MaxTime=60\tPreemptMode=off",
-        "PreemptMode=off\tMaxTime=60",
-    ],
-)
-def test_a_partitions_setting_is_replaced_however_it_is_written(tmp_path: pathlib.Path, holds: str):
-    command = remedies.partition_config("slurmd", remedies.PREEMPT_MODE)
-    app, option, given = set_by(command, tmp_path, holds)
-    assert (app, option) == ("slurmd", "partition-config")
-    assert slurmutils.Partition.from_str(given).dict() == {"maxtime": 60, "preemptmode": "requeue"}
-
-
-def test_every_remedy_that_changes_slurm_is_one_of_those():
-    """None is written where the test above would not see it; GPUDirect-TCPXO's lines are looked at below."""
-    source = pathlib.Path(cluster_rules.__file__).parents[1]
-    naming = {
-        path.name
-        for path in source.rglob("*")
-        if path.is_file()
-        and path.suffix in (".py", ".j2")
-        and any(word in path.read_text() for word in ("slurm-conf-parameters", "partition-config"))
-    }
-    assert naming == {"fabrics.py"}
-    assert slurmutils.SlurmConfig.from_str("\n".join(fabrics.TCPXO_SLURM_CONF)).dict()
-
-
-def test_a_long_wait_is_shortened_without_losing_what_stands_beside_it(
-    settings: Settings, facts: node_facts.Facts, tmp_path: pathlib.Path
-):
-    facts.config["AuthInfo"] = "use_client_ids,cred_expire=1200"
-    (found,) = [finding for finding in examine.judge(settings, facts) if "cred_expire" in finding.text]
-    assert set_by(found.remedy, tmp_path, "")[2].strip() == "AuthInfo=use_client_ids,cred_expire=120"
-
-
-def test_preemption_is_that_of_the_partition_where_it_has_one_of_its_own(settings: Settings, facts: node_facts.Facts):
+def test_preemption_is_that_of_the_partition_where_it_has_one_of_its_own(settings: Settings, facts: Facts):
     facts.config.update({"PreemptType": "preempt/partition_prio", "PreemptMode": "CANCEL"})
     facts = dataclasses.replace(facts, partition=dataclasses.replace(facts.partition, preempt_mode="REQUEUE"))
     assert not [finding for finding in examine.judge(settings, facts) if "PreemptMode" in finding.text]
@@ -308,10 +205,14 @@ def test_preemption_is_that_of_the_partition_where_it_has_one_of_its_own(setting
     [
         ("", "none: mlflow-tracking-uri is empty; each run's metrics.jsonl is its record", False),
         ("http://mlflow.example:5000", "the MLflow server http://mlflow.example:5000", False),
-        ("{workspace}/mlruns/", "the SQLite file {workspace}/mlruns/mlflow.db, written by one run at a time; for many", False),
+        (
+            "{workspace}/mlruns/",
+            "the SQLite file {workspace}/mlruns/mlflow.db, written by one run at a time; for many",
+            False,
+        ),
         ("/srv/mlruns", "the SQLite file /srv/mlruns/mlflow.db", True),
     ],
-)  # fmt: skip
+)
 def test_the_kind_of_tracking_is_reported(trainer: Trainer, cluster: Cluster, uri: str, shown: str, warns: bool):
     place = str(trainer.workspace)
     trainer.config["mlflow-tracking-uri"] = uri.replace("{workspace}", place)
@@ -345,24 +246,23 @@ def test_a_tracking_server_that_cannot_be_reached_is_reported(
 ):
     trainer.config["mlflow-tracking-uri"] = uri
     asked = answering(cluster, {**healthy("slurmd-0"), "tracking": "Connection refused"}, healthy("slurmd-1"))
-    findings = trainer.run("doctor")["findings"]
+    results = trainer.run("doctor")["findings"]
     assert json.loads(asked[0][-1])["tracking"] == server
     line = f"WARNING slurmd-0: cannot reach the MLflow server {uri} (Connection refused): runs train on, untracked"
-    remedy = f"on slurmd-0: curl -I {uri}; or: juju config trainer mlflow-tracking-uri=..."
-    assert f"{line}\n    -> {remedy}" in findings
+    assert f"{line}\n    -> " in results
 
 
-def test_an_account_that_slurmctld_lacks_is_reported_once(settings: Settings, facts: node_facts.Facts):
+def test_an_account_that_slurmctld_lacks_is_reported_once(settings: Settings, facts: Facts):
     message = "Unable to create step for job 4: Error generating job credential"  # 24.11.5
     facts = dataclasses.replace(facts, reports={}, trouble=message)
     (found,) = [finding for finding in examine.judge(settings, facts) if finding.level == "error"]
     assert str(found) == (
         f"ERROR slurmctld: slurmctld does not know the account {settings.user} (uid {settings.uid}), so none of its jobs starts"
-        f"\n    -> juju exec --application slurmctld -- useradd --no-create-home --uid {settings.uid} {settings.user}"
+        f"\n    -> on slurmctld's host: useradd --no-create-home --uid {settings.uid} {settings.user}"
     )
 
 
-def test_memory_that_may_not_be_locked_breaks_rdma_only(settings: Settings, facts: node_facts.Facts):
+def test_memory_that_may_not_be_locked_breaks_rdma_only(settings: Settings, facts: Facts):
     change(facts.reports["slurmd-1"], "limits/memlock", 65536)
     assert len(examine.judge(settings, facts)) == 1
     port = {"device": "mlx5_0:1", "state": "ACTIVE", "kind": "InfiniBand"}
@@ -370,16 +270,16 @@ def test_memory_that_may_not_be_locked_breaks_rdma_only(settings: Settings, fact
     assert "64 KiB" in examine.judge(settings, facts)[0].text
 
 
-FITTING = [("processors/cpus", 4), ("processors/affinity", 64), ("processors/wanted", None), ("processors/omp", 2)]
+FITTING = [("processors/cpus", 4), ("processors/affinity", 64), ("processors/wanted", None)]
 
 
 @pytest.mark.parametrize(("path", "value"), FITTING)
-def test_processors_that_fit_are_not_reported(settings: Settings, facts: node_facts.Facts, path: str, value: object):
+def test_processors_that_fit_are_not_reported(settings: Settings, facts: Facts, path: str, value: object):
     change(facts.reports["slurmd-1"], path, value)
     assert len(examine.judge(settings, facts)) == 1
 
 
-def with_gpus(facts: node_facts.Facts, *links: tuple[int | None, ...]) -> node_facts.Facts:
+def with_gpus(facts: Facts, *links: tuple[int | None, ...]) -> Facts:
     """Return the facts of nodes of 8 CPUs with GPUs, which have so many NVLinks up."""
     nodes = tuple(
         jobs.Capacity(name, 8, 16000, len(own), "IDLE", is_usable=True) for name, own in zip(NAMES, links, strict=True)
@@ -392,29 +292,7 @@ def with_gpus(facts: node_facts.Facts, *links: tuple[int | None, ...]) -> node_f
     return dataclasses.replace(facts, partition=dataclasses.replace(facts.partition, nodes=nodes))
 
 
-@pytest.mark.parametrize(
-    ("links", "shown"),
-    [
-        (((18, 18), (18, 18)), []),
-        (((18, 18), (None, None)), []),
-        (((0,), (0,)), []),
-        (((18, 18), (16, 18)), ["WARNING slurmd-1: GPU 0 (NVIDIA H100): 16 NVLinks are up, 18 on others of the kind"]),
-        (((18, 18), (0, 0)), ["WARNING slurmd-1: GPUs 0, 1 (NVIDIA H100): 0 NVLinks are up, 18 on others of the kind"]),
-        (((0, 0), (0, 0)), ["NOTE slurmd-0, slurmd-1: no NVLink of its GPUs (NVIDIA H100) is up: its ranks talk over"]),
-    ],
-)  # fmt: skip
-def test_nvlinks_are_judged_by_what_others_of_the_kind_have(
-    settings: Settings,
-    facts: node_facts.Facts,
-    links: tuple[tuple[int | None, ...], ...],
-    shown: list[str],
-):
-    found = [str(f) for f in examine.judge(settings, with_gpus(facts, *links)) if "NVLink" in f.text]
-    assert [line[: len(words)] for line, words in zip(found, shown, strict=True)] == shown
-    assert all("nvidia-smi nvlink --status" in line or "nvidia-smi topo -m" in line for line in found)
-
-
-def test_cpus_that_differ_matter_and_their_bf16_only_where_they_compute(settings: Settings, facts: node_facts.Facts):
+def test_cpus_that_differ_matter_and_their_bf16_only_where_they_compute(settings: Settings, facts: Facts):
     change(facts.reports["slurmd-0"], "processors/bf16", [])
     alike, unlike = with_gpus(facts, (18,), (18,)), with_gpus(facts, (18,), (18,))
     change(alike.reports["slurmd-1"], "processors/bf16", ["avx512_bf16"])
@@ -422,32 +300,28 @@ def test_cpus_that_differ_matter_and_their_bf16_only_where_they_compute(settings
     nodes = (dataclasses.replace(unlike.partition.nodes[0], cpus=6), unlike.partition.nodes[1])
     unlike = dataclasses.replace(unlike, partition=dataclasses.replace(unlike.partition, nodes=nodes))
     found = [str(f) for f in examine.judge(settings, unlike) if "CPUs that Slurm gives" in f.text]
-    words = "to jobs differ: 6 on slurmd-0; 8 on slurmd-1: a job takes as many everywhere as the least"
-    assert found == [
-        f"NOTE nodes: the CPUs that Slurm gives {words}\n    -> submit-ddp nodelist=... (or exclude=...) takes some of them"
-    ]
+    words = "to jobs differ: 6 on slurmd-0; 8 on slurmd-1: a job takes as many everywhere as on the smallest node"
+    assert found == [f"NOTE nodes: the CPUs that Slurm gives {words}\n    -> choose nodes with --nodelist or --exclude"]
 
 
-def test_a_rank_without_a_gpu_of_its_own_is_reported(settings: Settings, facts: node_facts.Facts):
+def test_a_rank_without_a_gpu_of_its_own_is_reported(settings: Settings, facts: Facts):
     facts = with_gpus(facts, (18, 18), (18, 18))
     sees = {"hash": "ab", "torch": "2.13.0+cu128", "cuda": "12.8", "devices": 2}
     change(facts.reports["slurmd-0"], "environments", [sees])
     change(facts.reports["slurmd-1"], "environments", [{**sees, "devices": 0}])
     change(facts.reports["slurmd-0"], "gpus/wanted", 4)
-    errors = [str(finding) for finding in examine.judge(settings, facts) if finding.level == "error"]
+    errors = sorted((str(f) for f in examine.judge(settings, facts) if f.level == "error"), reverse=True)
     assert [line.splitlines()[0] for line in errors] == [
         "ERROR slurmd-1: torch for CUDA 12.8 finds 0 of the 2 GPUs that the driver shows",
         "ERROR slurmd-0: Slurm gave this job 4 GPUs, and the driver shows 2: a rank would find none",
     ]
-    assert "CUDA 12.4: too old" in errors[0]
+    assert "CUDA 12.4: it may be too old" in errors[0]
     assert "MIG" in errors[1]
 
 
-@pytest.mark.parametrize(
-    ("key", "level"), [("torch", "error"), ("nccl", "error"), ("numpy", "warning"), ("python", "note")]
-)
+@pytest.mark.parametrize(("key", "level"), [("torch", "error"), ("nccl", "error"), ("numpy", "warning")])
 def test_an_environment_that_is_not_the_same_everywhere_is_reported(
-    settings: Settings, facts: node_facts.Facts, key: str, level: str
+    settings: Settings, facts: Facts, key: str, level: str
 ):
     here: Json = {"hash": "ab", "torch": "2.13.0", "nccl": "2.27.3", "numpy": "2.3.1", "python": "3.12.3"}
     facts.reports["slurmd-0"]["environments"] = [here]
@@ -460,25 +334,7 @@ def test_an_environment_that_is_not_the_same_everywhere_is_reported(
     assert not [finding for finding in examine.judge(settings, facts) if "differs" in finding.text]
 
 
-def test_what_the_ranks_compute_with_is_shown(settings: Settings, facts: node_facts.Facts):
-    facts = with_gpus(facts, (18, 18, 16, 18), (None,))
-    change(facts.reports["slurmd-0"], "processors/bf16", ["amx_bf16", "avx512_bf16"])
-    environment = {"hash": "ab", "seconds": 2.0, "numpy": "2.3.1", "python": "3.12.3"}
-    change(facts.reports["slurmd-0"], "environments", [environment])
-    change(facts.reports["slurmd-1"], "processors/omp", 1)
-    change(facts.reports["slurmd-1"], "processors/wanted", None)
-    table = reporting.report(settings, facts, [])["compute"].splitlines()
-    assert [line.split() for line in table] == [
-        ["NODE", "CPUS", "SLURM", "TASK", "THREADS", "BF16", "NVLINKS", "PYTHON", "NUMPY"],
-        ["slurmd-0", "8", "8", "2/2", "2", "amx,avx512", "16-18", "3.12.3", "2.3.1"],
-        ["slurmd-1", "8", "8", "2/-", "1", "-", "-", "-", "-"],
-    ]
-    assert max(map(len, table)) < 100
-    del facts.reports["slurmd-0"]
-    assert "slurmd-0" not in reporting.report(settings, facts, [])["compute"]
-
-
-def test_the_same_on_many_nodes_is_reported_once(settings: Settings, facts: node_facts.Facts):
+def test_the_same_on_many_nodes_is_reported_once(settings: Settings, facts: Facts):
     for name in NAMES:
         change(facts.reports[name], "limits/shm", 1 << 20)
     (found,) = [finding for finding in examine.judge(settings, facts) if "/dev/shm" in finding.text]
@@ -495,9 +351,16 @@ def run_probe(
     folder = tmp_path / "folder"
     folder.mkdir(exist_ok=True)
     spec = {
-        "hosts": hosts, "workspace": str(tmp_path), "folder": str(folder), "nonce": "n0nce", "cache": str(tmp_path / "cache"),
-        "port": 21000 + os.getpid() % 5000, "environments": [], "imports": "", **more,
-    }  # fmt: skip
+        "hosts": hosts,
+        "workspace": str(tmp_path),
+        "folder": str(folder),
+        "nonce": "n0nce",
+        "cache": str(tmp_path / "cache"),
+        "port": 21000 + os.getpid() % 5000,
+        "environments": [],
+        "imports": "",
+        **more,
+    }
     running: list[subprocess.Popen[str]] = []
     for name in started:
         with pathlib.Path(probe.__file__).open() as program:
@@ -580,49 +443,6 @@ def test_a_task_tells_the_processors_that_a_rank_would_get(tmp_path: pathlib.Pat
     assert {key: probe.processors()[key] for key in ("wanted", "omp")} == {"wanted": None, "omp": None}
 
 
-# as nvidia-smi prints them: Azure/azhpc-diagnostics#73, NVIDIA/open-gpu-kernel-modules#1150, an RTX A4000 beside others
-NVLINKS = """GPU 0: Tesla V100-SXM2-32GB (UUID: GPU-0)
-\t Link 0: 25.781 GB/s
-\t Link 1: 25.781 GB/s
-\t Link 2: 25.781 GB/s
-\t Link 3: <inactive>
-\t Link 4: 25.781 GB/s
-\t Link 5: <inactive>
-GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-1)
-\t Link 0: 25 GB/s
-\t Link 1: 0 GB/s
-GPU 2: Quadro RTX 5000 (UUID: GPU-2)
-NVML: Unable to retrieve NvLink information as all links are inActive
-GPU 3: NVIDIA RTX A4000 (UUID: GPU-3)
-Device does not have or support Nvlink
-"""
-
-
-def test_nvlinks_that_are_up_are_counted(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "nvlinks").write_text(NVLINKS)
-    smi = tmp_path / "nvidia-smi"
-    smi.write_text(
-        f"""#!/bin/sh
-case "$*" in
-  "nvlink --status") cat {tmp_path}/nvlinks ;;
-  --query-gpu=name,*) for i in 0 1 2 3; do echo "GPU $i, 550.54.15, [N/A], Disabled, 32768"; done ;;
-  *) exit 6 ;;
-esac
-"""
-    )
-    smi.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "4")
-    found = probe.gpus()
-    assert [(card["name"], card["links"]) for card in found["cards"]] == [
-        ("GPU 0", 4), ("GPU 1", 1), ("GPU 2", 0), ("GPU 3", None),
-    ]  # fmt: skip
-    assert found["wanted"] == 4
-    (tmp_path / "nvlinks").write_text("")
-    assert not any("links" in card for card in probe.gpus()["cards"])
-    assert probe.nvlinks("NVML: inactive\n Link 0: 25 GB/s") == []
-
-
 PYTHON = """#!/bin/sh
 {more}
 n=$(cat {count} 2>/dev/null || echo 0); echo $((n + 1)) > {count}
@@ -651,18 +471,10 @@ def unpacked(tmp_path: pathlib.Path) -> collections.abc.Callable[..., list[Json]
 
 
 def test_an_environment_is_tried_where_it_is_unpacked(
-    unpacked: collections.abc.Callable[..., list[Json]], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    unpacked: collections.abc.Callable[..., list[Json]], tmp_path: pathlib.Path
 ):
-    asked: list[str] = []
-
-    def forget(home: pathlib.Path) -> float:
-        asked.append(home.name)
-        return 0.0
-
-    monkeypatch.setattr(probe, "forget", forget)
     first, second = unpacked()
-    assert asked == ["aa"]
-    assert (first["unpacked"], first["torch"], first["cold_s"], first["seconds"]) == (True, "2.13.0+cpu", 10.5, 9.5)
+    assert (first["unpacked"], first["torch"], first["seconds"]) == (True, "2.13.0+cpu", 10.5)
     assert "unpack_s" not in first
     assert second == {"hash": "bb", "unpacked": False}
     (tmp_path / "cache" / "aa" / "unpacked-in-s").write_text("17\n")
@@ -683,22 +495,15 @@ def test_what_is_in_an_environment_is_reported_by_its_own_python(
     first, _ = unpacked(f'PYTHONPATH={packages} exec {sys.executable} "$@"')
     shown = {key: first[key] for key in ("torch", "numpy", "python", "cuda", "nccl", "devices")}
     assert shown == {
-        "torch": "2.13.0+cpu", "numpy": "2.3.1", "python": platform.python_version(), "cuda": None, "nccl": None,
+        "torch": "2.13.0+cpu",
+        "numpy": "2.3.1",
+        "python": platform.python_version(),
+        "cuda": None,
+        "nccl": None,
         "devices": 0,
-    }  # fmt: skip
+    }
     (packages / "numpy.py").write_text("raise ImportError('libopenblas.so')\n")
     assert unpacked(f'PYTHONPATH={packages} exec {sys.executable} "$@"')[0]["error"] == "ImportError: libopenblas.so"
-
-
-def test_what_stays_in_memory_is_not_called_cold(
-    unpacked: collections.abc.Callable[..., list[Json]], monkeypatch: pytest.MonkeyPatch
-):
-    for kept in (0.5, None):
-        monkeypatch.setattr(probe, "forget", lambda home, kept=kept: kept)
-        first, _ = unpacked()
-        assert "cold_s" not in first
-        assert first["kept"] == kept
-        assert first["seconds"] > 0
 
 
 def test_an_import_without_end_is_left(
@@ -711,22 +516,6 @@ def test_an_import_without_end_is_left(
     monkeypatch.setattr(probe, "IMPORTS_S", 0.0)
     first, _ = unpacked()
     assert not {"endless_s", "seconds", "error"} & set(first), "those before took all the time"
-
-
-def test_files_are_dropped_from_memory_as_far_as_nobody_has_them_mapped(tmp_path: pathlib.Path):
-    path = tmp_path / "lib" / "libtorch.so"
-    path.parent.mkdir()
-    path.write_bytes(os.urandom(4 << 20))
-    path.with_name("small").write_bytes(b"x")
-    kept = probe.forget(tmp_path)
-    assert kept is not None
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-        assert sum(mapped[:: mmap.PAGESIZE]) > 0  # as a job that works with it does
-        assert (probe.forget(tmp_path) or 0.0) > 0.9
-    if kept == 1.0:
-        pytest.skip("the tests' folder is on a filesystem in memory, which cannot be dropped")
-    assert kept < probe.COLD
-    assert probe.forget(tmp_path / "nothing") is None
 
 
 def test_a_server_is_tried_from_the_node(tmp_path: pathlib.Path):
@@ -744,7 +533,7 @@ def test_a_server_is_tried_from_the_node(tmp_path: pathlib.Path):
 def test_it_says_that_a_run_can_start_without_any_environment(trainer: Trainer, cluster: Cluster):
     asked = answering(cluster, *map(healthy, NAMES))
     results = trainer.run("doctor")
-    assert results["verdict"] == "a run can start; 1 warnings"
+    assert results["verdict"] == "a run can start; 1 warning"
     assert "no environment is installed yet" in results["findings"]
     assert "--nodelist=slurmd-0,slurmd-1" in asked[0]
     assert not any(word.startswith("--gpus") for word in asked[0])
@@ -771,7 +560,14 @@ def test_two_cpus_are_asked_for_where_every_node_has_them_free(
 def test_a_node_without_a_free_cpu_is_left_out(trainer: Trainer, cluster: Cluster):
     cluster.machines[1].used_cpus = 2
     asked = answering(cluster, healthy("slurmd-0", ("slurmd-0",)))
-    assert "NOTE slurmd-1: not examined: busy: all its cores are in use" in trainer.run("doctor")["findings"]
+    results = trainer.run("doctor")
+    assert "NOTE slurmd-1: not examined: busy: jobs use all its cores" in results["findings"]
+    assert (
+        results["verdict"]
+        == "a run can start on the 1 nodes that were examined; 1 warning; 1 of 2 nodes were not examined"
+    )
+    cluster.machines[0].state = "ALLOCATED"
+    assert trainer.run("doctor")["verdict"] == "no node was examined: all are busy"
     assert "--nodelist=slurmd-0" in asked[0]
 
 
@@ -840,109 +636,3 @@ def test_answers_that_are_not_ours_are_left_out(pip: Pip):
     assert set(examine.read_reports("\n".join(reversed(lines)))) == {"slurmd-0"}
     assert examine.read_reports("\n".join(lines[:-1])) == {}
     assert examine.read_reports("DOCTOR a 0 1 !!!\nDOCTOR b 0 1 aGVsbG8=\nDOCTOR c x 1 y\nnoise") == {}
-
-
-# -- its second job ---------------------------------------------------------------------------------------------------
-
-
-def sampled(ready: Trainer, cluster: Cluster, busbw: float, message: str = "", *reports: Json) -> dict[str, str]:
-    """Run the doctor with a measurement that gives so many GB/s, whose rank 0 says this, too."""
-
-    def submitted(job: Job) -> None:
-        leave(job, measured(busbw))
-        (log,) = job.script.parent.glob("logs/*/node-0/*/*/0/stdout.log")
-        log.write_text(f"{message}\n{log.read_text()}")
-
-    answering(cluster, *(reports or map(healthy, NAMES)))
-    cluster.submitted = submitted
-    return ready.run("doctor", collectives=True)
-
-
-def test_it_measures_an_all_reduce_beside_the_baseline(ready: Trainer, cluster: Cluster):
-    results = sampled(ready, cluster, 1.5)
-    assert results["collectives"].startswith(
-        "all_reduce of 16 MiB over 2 ranks: 1.5 GB/s (gloo over eth0); the job took"
-    )
-    assert "NOTE collectives" in results["findings"]
-    assert "benchmark-collectives nodelist=slurmd-0,slurmd-1" in results["findings"]
-    assert "#SBATCH --nodelist=slurmd-0,slurmd-1" in cluster.jobs[-1].text
-    assert "--min-bytes 16M --max-bytes 16M" in cluster.jobs[-1].commands()[0]
-    assert "--gpus-per-node" not in cluster.jobs[-1].text
-    assert not (ready.workspace / "baselines" / "collectives.json").exists()
-    ready.run("benchmark-collectives")
-    assert ", 100% of the baseline of 2026-11-20" in sampled(ready, cluster, 1.5)["collectives"]
-    slow = sampled(ready, cluster, 0.6)
-    assert ", 40% of the baseline of 2026-11-20" in slow["collectives"]
-    assert "WARNING collectives: all_reduce of 16 MiB" in slow["findings"]
-    assert slow["verdict"] == "a run can start; 1 warnings"
-
-
-@pytest.mark.parametrize(("ready_s", "warns"), [(14.26, False), (200.0, True), (None, False)])
-def test_the_time_to_the_first_all_reduce_is_reported(
-    ready: Trainer,
-    cluster: Cluster,
-    ready_s: float | None,
-    warns: bool,
-):
-    answering(cluster, *map(healthy, NAMES))
-    cluster.submitted = lambda job: leave(job, measured(ready_s=ready_s))
-    results = ready.run("doctor", collectives=True)
-    assert results.get("first-step", "").startswith(f"{ready_s:.1f} s from a job's begin to" if ready_s else "")
-    assert ("first-step" in results) is (ready_s is not None)
-    assert ("WARNING collectives: the ranks' first all_reduce came 200 s after" in results["findings"]) is warns
-
-
-@pytest.mark.parametrize(
-    ("network", "state", "warns"), [("Socket", "ACTIVE", True), ("Socket", "DOWN", False), ("IB", "ACTIVE", False)]
-)
-def test_nccl_over_tcp_beside_a_fabric_is_reported(
-    ready: Trainer,
-    cluster: Cluster,
-    network: str,
-    state: str,
-    warns: bool,
-):
-    one, other = map(healthy, NAMES)
-    one["infiniband"] = [{"device": "mlx5_0:1", "state": state, "kind": "InfiniBand"}]
-    message = f"slurmd-0:12:12 [0] NCCL INFO Using network {network}"
-    findings = sampled(ready, cluster, 1.5, message, one, other)["findings"]
-    assert ("NCCL sends over TCP although mlx5_0:1 on slurmd-0 is active" in findings) is warns
-
-
-def test_a_measurement_that_fails_would_break_a_run_too(ready: Trainer, cluster: Cluster):
-    def fail(job: Job) -> None:
-        (job.script.parent / "control" / f"{job.job_id}.r0.outcome").write_text('{"outcome": "failed"}')
-        (job.script.parent / "logs" / f"{job.job_id}.out").write_text("[FATAL] slurmd-1 is absent\n")
-
-    answering(cluster, *map(healthy, NAMES))
-    cluster.submitted, cluster.states = fail, [("FAILED", 256)]
-    line = ready.fails("doctor", collectives=True)
-    assert line.startswith("1 finding would break a run; the first: collectives: nothing was measured: job ")
-    assert "slurmd-1 is absent" in ready.results["findings"]
-
-
-def test_a_measurement_that_does_not_begin_is_cancelled(
-    ready: Trainer,
-    cluster: Cluster,
-    monkeypatch: pytest.MonkeyPatch,
-):
-    answering(cluster, *map(healthy, NAMES))
-    monkeypatch.setattr(sampling, "_JOB_S", 0)
-    cluster.states = [("PENDING", 0)]
-    findings = ready.run("doctor", collectives=True, wait_timeout=1)["findings"]
-    assert "WARNING collectives: nothing was measured: job " in findings
-    assert "did not end in time and was cancelled" in findings
-    assert any(call[0] == "scancel" for call in cluster.calls)
-
-
-def test_without_an_environment_nothing_is_measured(trainer: Trainer, cluster: Cluster):
-    answering(cluster, *map(healthy, NAMES))
-    results = trainer.run("doctor", collectives=True)
-    assert "nothing was measured: no environment is installed" in results["findings"]
-    assert not cluster.jobs
-
-
-def test_a_measurement_without_figures_is_none(ready: Trainer, cluster: Cluster):
-    answering(cluster, *map(healthy, NAMES))
-    cluster.submitted = lambda job: leave(job, {**measured(), "collectives": []})
-    assert "collectives.json is not a measurement" in ready.fails("doctor", collectives=True)

@@ -43,8 +43,10 @@ def test_the_copy_is_in_the_run_and_is_what_starts(
     found = submit(settings, project / "train.py", run="night")
     code = settings.runs / "night" / "code"
     assert contents(code) == {
-        "train.py": "import lib.model\n", "lib/model.py": "SIZE = 1\n", ".ddpignore": "notes.txt\n"
-    }  # fmt: skip
+        "train.py": "import lib.model\n",
+        "lib/model.py": "SIZE = 1\n",
+        ".ddpignore": "notes.txt\n",
+    }
     assert cluster.job(40).commands() == [f"{code}/train.py"]
     facts = json.loads((settings.runs / "night" / "job.json").read_text())["code"]
     assert (facts["folder"], facts["script"], facts["origin"]) == ("code", "train.py", str(project))

@@ -1,0 +1,93 @@
+"""Write a run as files: the script that `ddp submit` would hand to Slurm, or Kubernetes manifests."""
+
+import pydantic
+
+from ddp import kubernetes, project
+from ddp.base import Answer, Log, ParameterError, Results, Settings
+from ddp.environment import environments
+from ddp.options import fields, models
+from ddp.runs import control, run_files
+from ddp.slurm import jobs
+from ddp.submit import checks, scripts, training
+from ddp.workspace import folders
+
+
+def render(settings: Settings, params: models.Render, log: Log) -> Answer:
+    """Render the run. Raises TrainerError."""
+    if params.kubernetes:
+        return render_kubernetes(settings, params, log)
+    checked = training.check(settings, params, run=params.run, resume=params.resume)
+    return training.dry(settings, params, checked, resume=params.resume)
+
+
+def render_kubernetes(settings: Settings, params: models.Render, log: Log) -> Results:
+    """Render the run as Kubernetes `manifests`, and put the code and payload that they name into the workspace.
+
+    The resources are those of the options; Slurm is not asked. Raises ParameterError for options that manifests cannot
+    express.
+    """
+    if params.container_image is None:
+        raise ParameterError("container-image", "is required: pods have no other environment")
+    kind = params.workload if params.workload in ("gpt", "smoke") else "script"
+    if kind == "script" and not params.snapshot:
+        checks.check_inside(settings, "workload", params.workload, kinds=("file",))
+    folders.ensure_folders(settings)
+    run = params.run or control.new_name(settings, "run")
+    with project.copied(settings, params, run, log) as kept:
+        text = _manifests(settings, params, kind, run, kept)
+        environments.store_payload(settings)
+        if kept is not None:
+            folders.call(settings, run_files.create_run, workspace=str(settings.folder), run=run, texts={}, again=True)
+            kept.place()
+    where = {"code": str(kept.folder)} if kept is not None else {}
+    return {"manifests": text, "run": run, "run-dir": str(settings.runs / run), **where}
+
+
+def _manifests(
+    settings: Settings,
+    params: models.Render,
+    kind: str,
+    run: str,
+    kept: project.Copy | None,
+) -> str:
+    nodes = params.nodes or 1
+    gpus = params.gpus_per_node or 0
+    folder = settings.runs / run
+    workload = training.Workload(
+        kind=kind,
+        label="run",
+        dataset=str(settings.datasets / (params.dataset or "python-stdlib")),
+        prepare=False,
+        run=run,
+        is_again=False,
+        script=kept.script if kept is not None else "",
+    )
+    program = workload.program(settings, params, params.resume)
+    named = {scripts.RUN_DIR: str(folder), scripts.RESUME: program.resume}
+    limit = jobs.parse_time(params.time_limit) if params.time_limit else None
+    try:
+        wanted = kubernetes.Run(
+            name=run,
+            image=params.container_image or "",
+            command=tuple(word if isinstance(word, str) else named[word] for word in program.command),
+            env=dict(fields.variables(params.env)),
+            nodes=nodes,
+            gpus_per_node=gpus,
+            ranks_per_node=max(gpus, 1),
+            cpus_per_task=params.cpus_per_task or max(4 * gpus, 1),
+            memory_mb=fields.memory_mb(params.memory) if params.memory else max(16384 * gpus, 4096),
+            time_limit_s=limit,
+            workspace=str(settings.workspace),
+            run_dir=str(folder),
+            python_path=(program.payload,) if program.payload else (),
+            claim=params.claim,
+            namespace=params.namespace,
+            uid=settings.uid,
+            gid=settings.gid,
+            max_restarts=params.max_restarts,
+        )
+    except pydantic.ValidationError as e:
+        error = e.errors(include_url=False)[0]
+        name = str(error["loc"][0]).replace("_", "-") if error["loc"] else "run"
+        raise ParameterError(name, str(error.get("ctx", {}).get("error", error["msg"]))) from e
+    return kubernetes.render(wanted)

@@ -1,0 +1,98 @@
+"""A finding of doctor: a rule of rules.toml with the values of one subject."""
+
+import collections.abc
+import dataclasses
+import functools
+import pathlib
+import typing
+
+from ddp import backports
+from ddp.base import Settings
+from ddp.problem import Command, Step
+
+Level = typing.Literal["error", "warning", "note"]
+ORDER: tuple[Level, ...] = ("error", "warning", "note")
+_RULES = pathlib.Path(__file__).with_name("rules.toml")
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """A problem, or a note."""
+
+    level: Level  # error: a run would break; warning: it may suffer; note: good to know
+    where: str  # a node's name, several, or a subject such as slurm or workspace
+    text: str
+    remedy: str  # what to type or do
+
+    def __str__(self) -> str:
+        return f"{self.level.upper()} {self.where}: {self.text}\n    -> {self.remedy}"
+
+
+class Findings:
+    """The findings so far; `add` takes the name of a rule, where it applies, and the values of its texts."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._found: list[Finding] = []
+        self._values: dict[str, object] = {
+            "workspace": settings.workspace,
+            "cache": settings.node_cache,
+            "disk": settings.node_cache.parent,
+            "mlflow": settings.mlflow_uri,
+            "user": settings.user,
+            "own_uid": settings.uid,
+            "install": settings.render(Command("env install")),
+            "install_again": settings.render(Command("env install", {"force": "true"})),
+            "submit": settings.render(Command("submit")),
+            "resume": settings.render(Command("resume")),
+        }
+
+    def add(self, rule: str, where: str, level: Level | None = None, **values: object) -> None:
+        """Add a finding. Raises KeyError: a text has a value that is not given."""
+        about = rules()[rule]
+        known = {**self._values, "where": where, **values}
+        known["line"] = about.get("line", "")
+        text, remedy = (about[name].format_map(known) for name in ("text", "remedy"))
+        if step := about.get("step"):
+            texts = {name: str(value) for name, value in known.items()}
+            remedy = self._settings.render(Step(step, remedy, texts))
+        found = level or typing.cast(Level, about["level"])
+        self._found.append(Finding(found, about.get("where", where), text, remedy))
+
+    def sorted(self) -> tuple[Finding, ...]:
+        """Return the findings, errors first; those that differ only in the node are one."""
+        groups: dict[tuple[Level, str, str], list[str]] = {}
+        for one in self._found:
+            groups.setdefault((one.level, one.text, one.remedy), []).append(one.where)
+        merged = [Finding(about[0], ", ".join(dict.fromkeys(where)), *about[1:]) for about, where in groups.items()]
+        return tuple(sorted(merged, key=lambda one: ORDER.index(one.level)))
+
+    def compare(self, rule: str, values: collections.abc.Mapping[str, object]) -> None:
+        """Add a rule's finding if the nodes' values differ; a node whose value is None or empty does not count."""
+        groups = grouped({name: str(value) for name, value in values.items() if value not in (None, "")})
+        if len(groups) > 1:
+            self.add(rule, "nodes", groups=spelled(groups))
+
+
+@functools.cache
+def rules() -> dict[str, dict[str, str]]:
+    """Read rules.toml."""
+    return typing.cast(dict[str, dict[str, str]], backports.parse_toml(_RULES.read_text()))
+
+
+def grouped(values: collections.abc.Mapping[str, str]) -> dict[str, list[str]]:
+    """Group the names by their value."""
+    groups: dict[str, list[str]] = {}
+    for name, value in sorted(values.items()):
+        groups.setdefault(value, []).append(name)
+    return groups
+
+
+def spelled(groups: collections.abc.Mapping[str, collections.abc.Sequence[str]]) -> str:
+    """List in one line which value is on which nodes."""
+    return "; ".join(f"{value} on {first_few(names, 4)}" for value, names in groups.items())
+
+
+def first_few(names: collections.abc.Sequence[str], count: int = 6) -> str:
+    """Join the first names, for a line that must stay short."""
+    return f"{', '.join(names[:count])}{', ...' if len(names) > count else ''}"
