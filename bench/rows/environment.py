@@ -30,7 +30,7 @@ def run(scratch: pathlib.Path) -> list[row.Row]:
         for folder in (ours, theirs):
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
-        parts = _measured(packed[0], _pack, source, scratch / "ours.tar.zst", scratch)
+        parts = _measured(packed[0], _pack, source, scratch / "ours.tar.zst")
         digest = _measured(packed[1], _pack_plainly, source, scratch / "theirs.tar.zst")
         _measured(unpacked[0], _unpack, scratch / "ours.tar.zst", parts, ours)
         _measured(unpacked[1], _unpack_plainly, scratch / "theirs.tar.zst", digest, theirs)
@@ -59,9 +59,9 @@ def _measured(laps: row.Laps, action: typing.Callable[P, T], *args: P.args, **kw
     return laps.measure(lambda: action(*args, **kwargs))
 
 
-def _pack(source: pathlib.Path, target: pathlib.Path, scratch: pathlib.Path) -> list[packing.Part]:
+def _pack(source: pathlib.Path, target: pathlib.Path) -> list[packing.Part]:
     with target.open("wb") as file:
-        _, parts = packing.pack(source, file, scratch)
+        _, parts = packing.pack(source, file)
         file.flush()
         os.fsync(file.fileno())
     return parts

@@ -5,6 +5,7 @@ import dataclasses
 import pathlib
 import re
 
+from ddp.environment import driver
 from ddp.node import spec
 from slurm_ddp.run import CommandError, CommandTimeout, Completed
 
@@ -118,9 +119,8 @@ class Cluster:
         self.hung = False
         self.forgets = False  # the controller knows no job any more
         self.accounting = ""  # what sacct prints
-        self.driver: str | None = "driver 0\n"  # None: the job leaves no output
-        self.driver_refusal = "sbatch: error: Batch job submission failed: busy"  # where there is no driver's answer
-        self.driver_states = [("PENDING", 0), ("RUNNING", 0), ("COMPLETED", 0)]
+        self.driver = "missing"  # on nodes with GPUs; "": the job that asks for it is refused
+        self.driver_states: list[tuple[str, int]] = []  # of that job; empty: as the driver is
         self.driver_reason = ""
         self.gates = "AllowAccounts=ALL AllowQos=ALL"
         self.enforces = "none"
@@ -256,25 +256,23 @@ class Cluster:
         return Completed(0, f"{job.job_id}\n", "")
 
     def _program(self, script: str) -> Completed:
-        """Take a script that asks a node for its driver, and put its output where it says."""
+        """Take a script that asks a node for its driver."""
         head, _, program = script.partition("exec /usr/bin/python3 -I - <<'PROGRAM'\n")
         compile(program.removesuffix("PROGRAM\n"), "sbatch", "exec")
         assert "#SBATCH --gpus-per-node=1\n" in head
         if self.driver == "":
-            return Completed(1, "", self.driver_refusal)
-        found = re.search(r"^#SBATCH --output=(\S+)$", head, re.MULTILINE)
-        assert found is not None
-        job = Job(900 + len(self.questions), self.user, "trainer-driver", pathlib.Path(), script, [*self.driver_states])
+            return Completed(1, "", "sbatch: error: Batch job submission failed: busy")
+        status = self.answer(script)
+        states = self.driver_states or [("PENDING", 0), ("FAILED" if status else "COMPLETED", status << 8)]
+        job = Job(900 + len(self.questions), self.user, "trainer-driver", pathlib.Path(), script, [*states])
         job.reason, job.held = self.driver_reason, bool(self.driver_reason)
-        self.answer(script, pathlib.Path(found[1]))
         self.questions.append(job)
         return Completed(0, f"{job.job_id}\n", "")
 
-    def answer(self, script: str, output: pathlib.Path) -> None:
-        """Write what a node answers; tests with a real one replace this."""
+    def answer(self, script: str) -> int:
+        """Return the exit status of a script that asks for the driver; tests with a real node replace this."""
         assert script
-        if self.driver is not None:
-            output.write_text(self.driver)
+        return driver.MISSING if self.driver == "missing" else 0
 
     def _squeue(self, arguments: tuple[str, ...], _: str | None) -> Completed:
         match arguments:

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from ddp.base import Settings
-from ddp.environment import environments
+from ddp.environment import uv
 from ddp.runs import control
 from ddp.slurm import access, jobs
 from ddp.submit import checks
@@ -102,7 +102,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
 def pip(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Pip:
     """Replace what makes an environment; the archive is stored for real, uncompressed."""
     double = Pip()
-    monkeypatch.setattr(environments, "run", double.run)
+    monkeypatch.setattr(uv, "run", double.run)
     monkeypatch.setattr(Settings, "node_cache", property(lambda _: tmp_path / "cache"))
     commands = tmp_path / "bin"
     commands.mkdir()

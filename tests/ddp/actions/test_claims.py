@@ -111,5 +111,5 @@ def test_the_second_of_two_that_install_uses_what_the_first_made(
     trainer.run("install-environment")
     held.join()
     assert time.monotonic() - began >= 0.4
-    assert trainer.log[0] == "waiting for another action that makes an environment"
+    assert trainer.log[0] == "waiting for another command that makes an environment"
     assert len([call for call in pip.calls[made:] if "install" in call]) == 0

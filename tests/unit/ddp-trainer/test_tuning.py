@@ -43,7 +43,7 @@ def test_a_wheel_that_the_wheelhouse_lacks_is_named(trainer: Trainer, cluster: C
     trainer.config["transformers"] = True
     pip.failure = "ERROR: No matching distribution found for tokenizers==0.23.3"
     error = trainer.fails("install-environment", wheelhouse=make(trainer.workspace, ".tar"))
-    assert error.startswith("wheelhouse: no wheel of tokenizers==0.23.3 for Python 3.12")
+    assert error.startswith("wheelhouse: a wheel is missing: uv: No matching distribution found for tokenizers==0.23.3")
 
 
 @pytest.mark.parametrize("data", ["chat.jsonl", "chat"])
