@@ -7,8 +7,9 @@ import pathlib
 import time
 import typing
 
-from ddp import tables
 from ddp.problem import Command, Problem, Remedy, Render, Results, one_line, plain
+from ddp.view import tables
+from ddp.view.result import Result
 from ddp.workspace.locks import Claims
 
 __all__ = ["Results", "one_line"]  # and all that is defined here
@@ -16,7 +17,6 @@ __all__ = ["Results", "one_line"]  # and all that is defined here
 Log = collections.abc.Callable[[str], None]
 REPORT_S = 4.0  # between two lines of progress
 
-SCHEMA = 1  # of what --json prints; docs/reference/json.md
 USERS = "users"  # in the workspace: a folder for each user but the trainer's account
 
 T = typing.TypeVar("T")
@@ -31,44 +31,12 @@ class ParameterError(TrainerError):
         self.name = name
 
 
-class Result(typing.Protocol):
-    """The result of a verb."""
-
-    def texts(self) -> Results:
-        """The results of an action: names and texts, tables as aligned text."""
-        ...
-
-    def record(self) -> dict[str, object]:
-        """The result for programs, of the schema SCHEMA: numbers are numbers, tables are lists of objects."""
-        ...
-
-
-@dataclasses.dataclass(frozen=True)
-class Facts:
-    """A result of named values: texts, numbers, tables."""
-
-    values: collections.abc.Mapping[str, object]
-
-    def texts(self) -> Results:
-        """See Result."""
-        return {name: value if isinstance(value, str) else str(value) for name, value in self.values.items()}
-
-    def record(self) -> dict[str, object]:
-        """See Result."""
-        return {name: v.objects() if isinstance(v, tables.Table) else v for name, v in self.values.items()}
-
-
 Answer = Result | Results
 
 
 def texts_of(answer: Answer) -> Results:
     """Give the results as an action returns them."""
-    return answer if isinstance(answer, dict) else answer.texts()
-
-
-def record_of(answer: Answer) -> dict[str, object]:
-    """Give the result as --json prints it."""
-    return {"schema": SCHEMA, **(Facts(answer) if isinstance(answer, dict) else answer).record()}
+    return answer.texts() if isinstance(answer, Result) else answer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,28 +102,6 @@ class Settings:
     def node_cache(self) -> pathlib.Path:
         """The folder on each node's own disk to which the user's environments are unpacked."""
         return pathlib.Path(f"/var/tmp/slurm-ddp-{self.uid}")  # noqa: S108 - owner and mode are checked before use
-
-    @property
-    def is_action(self) -> bool:
-        """Deprecated: whether the front end is the charm's."""
-        return not self.takes_any_script
-
-    def typed(self, action: str, **given: object) -> str:
-        """Deprecated: render the command of an action."""
-        from ddp import verbs
-
-        old = {
-            "show-job": "show",
-            "job-log": "log",
-            "list-jobs": "list",
-            "cancel-job": "cancel",
-            "resume-now": "resume",
-        }
-        verb = old.get(action) or next(verb.name for verb in verbs.ALL.values() if verb.action == action)
-        values = {name.replace("_", "-"): value for name, value in given.items() if name not in ("run", "job_id")}
-        named = given.get("run") or given.get("job_id") if verb != "submit" else None
-        values |= {"run": given["run"]} if verb == "submit" and "run" in given else {}
-        return self.render(Command(verb, values, (str(named),) if named else ()))
 
 
 class Ahead(typing.Generic[T]):

@@ -14,9 +14,11 @@ import click
 import cloup
 
 import ddp
-from ddp import config, screen, verbs
-from ddp.base import SCHEMA, ParameterError, Settings, TrainerError, one_line, record_of, texts_of
+from ddp import config, verbs
+from ddp.base import ParameterError, Settings, TrainerError, one_line, texts_of
 from ddp.options import declared, fields
+from ddp.view import screen
+from ddp.view.result import SCHEMA, Result
 
 OK, FAILED, USAGE = 0, 1, 2
 _CONTEXT: dict[str, typing.Any] = {
@@ -112,7 +114,9 @@ def perform(
     to = screen.Screen(is_json=session.is_json)
     schema: dict[str, typing.Any] = {"schema": SCHEMA} if session.is_json else {}
     try:
-        _write(session, to, verb, verb.do_when_ready(settings, params, to.log))
+        answer = verb.do_when_ready(settings, params, to.log)
+        if answer is not None:  # else it was shown as it went on
+            _write(session, to, verb, answer)
     except TrainerError as e:
         to.fail(_as_flag(verb, e), {**schema, **e.results})
     except (files.RefusedError, run.CommandError) as e:
@@ -128,21 +132,19 @@ def _write(session: Session, to: screen.Screen, verb: verbs.Verb, answer: verbs.
     """Write the thing asked for on standard output, and its headers on standard error."""
     texts = texts_of(answer)
     to.close()
-    if not texts:  # it was shown as it went on
-        return
     if session.is_json:
-        click.echo(json.dumps(record_of(answer), indent=1))
+        record = answer.record() if isinstance(answer, Result) else {"schema": SCHEMA, **texts}
+        click.echo(json.dumps(record, indent=1))
         return
     shown = {name: text for name, text in texts.items() if name not in verb.hidden}
-    asked = next((name for name in verb.prints if name in shown), None)
-    if asked is None:
+    if not isinstance(answer, Result) or answer.text is None:
         to.show(shown)
         return
     for name, text in shown.items():
-        if name != asked:
+        if text != answer.text:
             to.log(f"{name}: {text}")
-    if shown[asked]:
-        click.echo(shown[asked].removesuffix("\n"))
+    if answer.text:
+        click.echo(answer.text.removesuffix("\n"))
 
 
 def _parsed(

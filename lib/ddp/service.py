@@ -18,7 +18,7 @@ import typing
 from ddp import backports, config, problem, readiness, verbs
 from ddp.base import Log, ParameterError, Settings, TrainerError, texts_of
 from ddp.options import declared, fields
-from ddp.runs import telemetry
+from ddp.run import telemetry
 from ddp.slurm import jobs
 from ddp.workspace import files, folders, operations, tokens
 from slurm_ddp import run
@@ -93,7 +93,7 @@ def _do(settings: Settings, request: Json, log: Log) -> Json:
     note.daemon = True
     note.start()
     try:
-        return texts_of(verb.do_when_ready(settings, params, log))
+        return texts_of(verb.do_when_ready(settings, params, log) or {})
     finally:
         note.cancel()
 
@@ -117,15 +117,15 @@ def render_remedy(unit: str, remedy: problem.Remedy) -> str:
 
 
 def _render_step(unit: str, step: problem.Step) -> str:
-    values = {"unit": unit, "app": unit.partition("/")[0], **step.values}
-    if step.name == "slurm-conf":
-        name, _, value = values["line"].partition("=")
-        return advice.slurm_conf({name: value})
-    if step.name == "partition-config":
-        name, _, value = values["setting"].partition("=")
-        return advice.partition_config(values["partition"], name, value)
+    if line := step.values.get("line"):
+        name, _, value = line.partition("=")
+        if step.name == "slurm-conf":
+            return advice.slurm_conf({name: value})
+        if step.name == "partition-conf":
+            return advice.partition_config(step.values["partition"], name, value)
     known = _steps().get(step.name)
-    return known.format_map(values) if known is not None else step.text
+    app = unit.partition("/")[0]
+    return step.text if known is None else known.format_map({"unit": unit, "app": app, **step.values})
 
 
 @functools.cache

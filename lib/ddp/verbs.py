@@ -22,15 +22,14 @@ class Verb:
     help: str
     action: str = ""
     asks_nodes: bool = False
-    prints: tuple[str, ...] = ()
     hidden: tuple[str, ...] = ()
     examples: tuple[str, ...] = ()
 
-    def do(self, settings: Settings, params: fields.Parsed, log: Log) -> Answer:
+    def do(self, settings: Settings, params: fields.Parsed, log: Log) -> Answer | None:
         """Do it. Raises TrainerError."""
         return self._function()(settings, params, log)
 
-    def do_when_ready(self, settings: Settings, params: fields.Parsed, log: Log) -> Answer:
+    def do_when_ready(self, settings: Settings, params: fields.Parsed, log: Log) -> Answer | None:
         """Do it once Slurm and the workspace answer; its code is imported in the meantime. Raises TrainerError."""
         from ddp import readiness  # noqa: PLC0415 - `ddp --help` starts without it
 
@@ -40,9 +39,9 @@ class Verb:
             imported()
             return self.do(settings, params, log)
 
-    def _function(self) -> collections.abc.Callable[..., Answer]:
+    def _function(self) -> collections.abc.Callable[..., Answer | None]:
         module, _, name = self.where.partition(":")
-        return typing.cast(collections.abc.Callable[..., Answer], getattr(importlib.import_module(module), name))
+        return typing.cast(collections.abc.Callable[..., Answer | None], getattr(importlib.import_module(module), name))
 
 
 def _verb(name: str, entry: dict[str, typing.Any]) -> Verb:

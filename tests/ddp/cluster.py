@@ -57,6 +57,7 @@ class Job:
     restarts: int = 0
     task: str = "N/A"
     array_id: int | None = None
+    comment: str = ""
 
     def asked(self) -> spec.JobSpec | spec.PrepareSpec:
         """Read the job's specification from the file that its script names."""
@@ -137,6 +138,7 @@ class Cluster:
             "SelectType              = select/cons_tres\n"
         )
         self.submitted: collections.abc.Callable[[Job], None] = lambda _: None
+        self.answers: collections.abc.Callable[[Job], Completed] = lambda job: Completed(0, f"{job.job_id}\n", "")
         self.calls: list[tuple[str, ...]] = []
         self.judged: list[str] = []  # what --test-only was asked about
 
@@ -233,7 +235,7 @@ class Cluster:
             )
         if arguments == ("--parsable",):
             return self._program(stdin or "")
-        option, path = arguments
+        option, comment, path = arguments
         assert option == "--parsable"
         if self.submit_refusal:
             return Completed(1, "", self.submit_refusal)
@@ -249,11 +251,12 @@ class Cluster:
         name = re.search(r"^#SBATCH --job-name=(\S+)$", text, re.MULTILINE)
         assert name is not None
         job = Job(40 + len(self.jobs), self.user, name[1], script, text, list(self.states))
+        job.comment = comment.removeprefix("--comment=")
         if array:
             job.task, job.array_id = f"0-{last}%2", job.job_id
         self.jobs.append(job)
         self.submitted(job)
-        return Completed(0, f"{job.job_id}\n", "")
+        return self.answers(job)
 
     def _program(self, script: str) -> Completed:
         """Take a script that asks a node for its driver."""
@@ -281,6 +284,13 @@ class Cluster:
                 known = [*self.jobs, *self.questions]
                 found = [job for job in known if job.job_id == int(number) and not self.forgets]
                 return Completed(0, found[0].line(), "") if found else Completed(1, "", UNKNOWN_JOB)
+            case ("-h", "-a", "-t", "all", "-u", self.user, "-n", name, "-O", form) if form.endswith("Comment:|"):
+                known = [job for job in self.jobs if job.name == name]
+                lines = (f"{job.job_id}|{job.array_id or job.job_id}|{job.task}|{job.comment}|\n" for job in known)
+                return Completed(0, "".join(lines), "")
+            case ("-h", "-a", "-t", "PENDING", "-S", "-p,i", "-O", "JobID:|,Partition:|"):
+                known = [job for job in self.jobs if job.states[0][0] == "PENDING"]
+                return Completed(0, "".join(f"{job.job_id}|slurmd|\n" for job in known), "")
             case ("-h", "-a", "-t", "all", "-O", form):  # everybody's
                 assert form == QUEUE_FORMAT
                 return Completed(0, "".join(job.line() for job in self.jobs), "")

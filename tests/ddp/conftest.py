@@ -11,7 +11,7 @@ import pytest
 
 from ddp.base import Settings
 from ddp.environment import uv
-from ddp.runs import control
+from ddp.run import control
 from ddp.slurm import access, jobs
 from ddp.submit import checks
 from ddp.workspace import locks

@@ -5,12 +5,12 @@ import os
 import pathlib
 import re
 
-from ddp import tables
 from ddp.base import Log, ParameterError, Results, Settings
 from ddp.environment import archives, builder, environments
 from ddp.options import models
 from ddp.problem import Command
 from ddp.submit import checks
+from ddp.view import tables
 from ddp.workspace import folders
 
 MAX_BYTES = 1 << 20  # of a file with requirements

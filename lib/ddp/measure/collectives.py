@@ -3,13 +3,13 @@
 import dataclasses
 import typing
 
-from ddp import tables
 from ddp.base import Log, ParameterError, Results, Settings, TrainerError
 from ddp.environment import environments
 from ddp.options import fields, models
 from ddp.problem import Command
-from ddp.runs import control, run_files
+from ddp.run import control, folder
 from ddp.submit import checks, resources, scripts
+from ddp.view import tables
 from ddp.workspace import folders, operations
 
 Json = dict[str, typing.Any]
@@ -74,8 +74,8 @@ def _bytes(text: str) -> int:
 
 def read_baseline(settings: Settings) -> list[Json]:
     """Read the entries that this user stored, or else the trainer's account; none if nothing was measured."""
-    for folder in settings.folders:
-        path = str(folder / "baselines" / BASELINE)
+    for place in settings.folders:
+        path = str(place / "baselines" / BASELINE)
         if entries := folders.call(settings, operations.read_baseline, path=path)["entries"]:
             return entries
     return []
@@ -155,8 +155,8 @@ def _rows(fresh: list[Json]) -> list[list[str]]:
 
 def _printed(settings: Settings, submitted: control.Submitted) -> str:
     """Read the table that rank 0 printed."""
-    about: dict[str, typing.Any] = {"run": submitted.run, "job_id": submitted.job_id, "lines": 2000, "rank": 0}
-    printed = folders.call(settings, run_files.read_log, workspace=str(settings.folder), **about)["lines"]
+    about: dict[str, typing.Any] = {"log": "", "job_id": submitted.job_id, "lines": 2000, "rank": 0}
+    printed = folders.call(settings, folder.read_log, path=settings.runs / submitted.run, **about).lines
     lines: list[str] = []
     inside = False
     for line in printed:

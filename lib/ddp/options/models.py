@@ -128,7 +128,7 @@ class ListRuns(Parsed):
     state: fields.States | None = None
     name: fields.Glob | None = None
     since: fields.Since | None = None
-    sort: typing.Annotated[str, among("time", "name", "state", "step", "loss")] = "time"
+    sort: typing.Annotated[str, among("submitted", "name", "state", "loss", "best", "rate", "step")] = "submitted"
     all: bool = False
     lines: fields.Lines = 50
 
@@ -146,14 +146,16 @@ class RunLog(OneRun):
     follow_timeout: typing.Annotated[int, between(1, 86400)] = 60
 
 
-class Watch(OneRun):
+class WatchRun(OneRun):
     """Options of watch."""
+
+    is_json: bool = pydantic.Field(False, exclude=True)  # of the command line
 
 
 class CancelRun(Parsed):
     """Options of cancel."""
 
-    runs: fields.Names | None = None
+    run: fields.Names | None = None
 
 
 class ResumeRun(OneRun):

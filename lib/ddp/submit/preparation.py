@@ -3,13 +3,13 @@
 import dataclasses
 import typing
 
-from ddp import tables
 from ddp.base import Log, Results, Settings, TrainerError
 from ddp.environment import environments
 from ddp.options import models
-from ddp.runs import control, run_files, written
+from ddp.run import control, folder
 from ddp.slurm import jobs
 from ddp.submit import checks, resources, scripts
+from ddp.view import tables
 from ddp.workspace import folders, operations
 
 DEFAULT_DATASET = "python-stdlib"
@@ -60,7 +60,9 @@ class _Work:
         return parts | files | {"parts.sbatch": parts["job.sbatch"]}
 
 
-def prepare_dataset(settings: Settings, params: models.PrepareDataset, log: Log) -> Results:
+def prepare_dataset(
+    settings: Settings, params: models.PrepareDataset, log: Log, *, is_automatic: bool = False
+) -> Results:
     """Submit one job, or an array and a job that ends it. Finished parts are kept."""
     checks.trusted(folders.look(settings))
     partitions = checks.partitions(params.reservation)
@@ -95,16 +97,17 @@ def prepare_dataset(settings: Settings, params: models.PrepareDataset, log: Log)
         "source": params.source,
         "elements": elements,
         "environment": environment.manifest.hash,
-    }
-    array, files = _submit_array(settings, run, texts, again=again) if elements > 1 else (None, None)
+    } | ({"automatic": True} if is_automatic else {})
+    path = settings.runs / run
+    array, former = _submit_array(settings, run, texts, again=again) if elements > 1 else (None, None)
     try:
         submitted = control.submit(
             settings, run, texts, facts | {"array_job_id": array}, again=again or array is not None
         )
     except TrainerError:
-        if array is not None and files is not None:
+        if array is not None:
             jobs.cancel(array)
-            files.undo()
+            folders.call(settings, folder.undo, path=path, former=former)
         raise
     results = {**submitted.as_results(), "dataset": work.output}
     if array is not None:
@@ -131,16 +134,21 @@ def ensure_default(settings: Settings, params: models.PrepareDataset, log: Log) 
             settings, control.submitted_as(settings, run, active[0].job_id), log, timeout_s=params.wait_timeout
         )
     elif DEFAULT_DATASET not in folders.look(settings).datasets:
-        prepare_dataset(settings, params, log)
+        prepare_dataset(settings, params, log, is_automatic=True)
 
 
-def _submit_array(settings: Settings, run: str, texts: dict[str, str], *, again: bool) -> tuple[int, written.Written]:
+def _submit_array(
+    settings: Settings, run: str, texts: dict[str, str], *, again: bool
+) -> tuple[int, dict[str, str | None] | None]:
     """Submit the array, before the job that waits for all jobs of this name. Raises TrainerError."""
-    files = written.write(settings, run, texts, again=again)
+    path = settings.runs / run
+    former = folders.call(settings, folder.create, path=path, texts=texts, again=again)
     try:
-        return jobs.submit(str(settings.runs / run / "parts.sbatch")), files
+        return control.send(settings, run, "parts.sbatch", texts["parts.sbatch"], control.new_mark()), former
+    except jobs.UncertainError as e:
+        raise TrainerError(f"{run}: {e}") from e
     except jobs.SlurmError as e:
-        files.undo()
+        folders.call(settings, folder.undo, path=path, former=former)
         raise checks.refused(str(e)) from e
 
 
@@ -165,12 +173,10 @@ def _follow(
     except TrainerError as e:
         if array is None:
             raise
-        failed = folders.call(
-            settings, run_files.find_failed_elements, workspace=str(settings.folder), run=work.run, array=array
-        )["failed"]
+        failed = folders.call(settings, folder.find_failed_elements, path=settings.runs / work.run, array=array)
         if not failed:
             raise
-        lines = [f"element {one['element']}: {control.printable(one['line'])}" for one in failed]
+        lines = [f"element {element}: {control.printable(line)}" for element, line in failed]
         e.results["failed-elements"] = "\n".join(lines)
         text = f"job {submitted.job_id}: {lines[0]}; correct the input and run the same command again"
         raise TrainerError(text, results=e.results) from e

@@ -1,16 +1,18 @@
 """submit: check everything that can be known, and only then write and submit."""
 
 import dataclasses
+import json
 import shlex
 
 from ddp import project
-from ddp.base import Answer, Facts, Log, ParameterError, Settings
+from ddp.base import Answer, Log, ParameterError, Settings
 from ddp.environment import environments
 from ddp.options import declared, fields, models
 from ddp.problem import Command
-from ddp.runs import control
+from ddp.run import control
 from ddp.slurm import jobs
 from ddp.submit import checks, fabrics, precheck, preparation, resources, scripts, tuning
+from ddp.view.result import Result
 from ddp.workspace import folders, tokens
 
 DEFAULT_PROFILED_STEPS = "10-12"  # after the first ones, which compile and allocate
@@ -197,7 +199,7 @@ def dry(
     *,
     resume: str = "auto",
     sweep: scripts.Sweep | None = None,
-) -> Facts:
+) -> Result:
     """Show Slurm's verdict, the checks that passed, and the script that would be submitted."""
     contents, workload = checked.contents, checked.workload
     if params.environment:
@@ -209,20 +211,20 @@ def dry(
         described = f"the container {params.container_image}"
     texts = texts_of(settings, params, checked, installed or environments.NOT_INSTALLED, resume=resume, sweep=sweep)
     dataset = f"{workload.dataset}{' (to be prepared)' if workload.prepare else ''}" if workload.dataset else "none"
-    return Facts(
-        {
-            "verdict": checked.verdict,
-            "checks": "\n".join(checked.passed),
-            "run": workload.run,
-            "run-dir": str(settings.runs / workload.run),
-            "resources": describe(checked.request),
-            "environment": described,
-            "dataset": dataset,
-            **fabrics.root_scripts(params.fabric),
-            "script": texts["job.sbatch"],
-            "job": texts["program/job.json"],
-        }
-    )
+    shown = {
+        "verdict": checked.verdict,
+        "checks": "\n".join(checked.passed),
+        "run": workload.run,
+        "run-dir": str(settings.runs / workload.run),
+        "resources": describe(checked.request),
+        "environment": described,
+        "dataset": dataset,
+        **fabrics.root_scripts(params.fabric),
+        "script": texts["job.sbatch"],
+        "job": texts["program/job.json"],
+    }
+    values = {**shown, "checks": list(checked.passed), "job": json.loads(shown["job"])}
+    return Result(shown, values)
 
 
 def describe(request: resources.Request) -> str:

@@ -9,7 +9,7 @@ from cluster import Cluster
 from harness import META, Trainer
 from pip_double import Pip
 
-from ddp.runs import control
+from ddp.run import control
 from ddp.workspace.locks import Claims
 
 

@@ -13,7 +13,7 @@ from hostile_values import NASTY, ROAMING, TEXTS
 from ddp import base, readiness, verbs
 from ddp.base import Ahead
 from ddp.options import fields
-from ddp.runs import control
+from ddp.run import control
 from ddp.slurm import jobs
 from ddp.workspace import folders
 from slurm_ddp import mounts

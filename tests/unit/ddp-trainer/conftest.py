@@ -23,8 +23,8 @@ from batch_host import Node
 from ddp import config, service
 from ddp.base import Log, Settings
 from ddp.doctor import node_facts
-from ddp.environment import uv
-from ddp.runs import control
+from ddp.environment import environments
+from ddp.run import control
 from ddp.slurm import access, jobs
 from ddp.submit import checks
 from ddp.workspace import locks
@@ -105,7 +105,7 @@ def nearby(monkeypatch: pytest.MonkeyPatch, charm_dir: pathlib.Path) -> None:
 def pip(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Pip:
     """Replace what makes an environment; the archive is stored for real, uncompressed."""
     double = Pip()
-    monkeypatch.setattr(uv, "run", double.run)
+    monkeypatch.setattr(environments, "run", double.run)
     monkeypatch.setattr(host_module, "WHEELHOUSE", tmp_path / "attached" / "wheelhouse")
     monkeypatch.setattr(Settings, "node_cache", property(lambda _: tmp_path / "cache"))
     commands = tmp_path / "bin"

@@ -13,15 +13,16 @@ import typing
 
 import click
 
-from ddp import tables
 from ddp.base import Results
+from ddp.view import tables
+from ddp.view.result import Result
 
 if typing.TYPE_CHECKING:  # imported where there is a terminal: what is piped starts without it
     import rich.console
     import rich.table
     import rich.text
 
-    from ddp import bars
+    from ddp.view import bars
 
 STATES = {"COMPLETED": "green", "RUNNING": "cyan", "PENDING": "yellow", "PREEMPTED": "yellow", "FAILED": "red"}
 _WORDS = STATES | {
@@ -60,9 +61,13 @@ class Screen:
         self._bars: bars.Bars | None = None
 
     def log(self, text: str) -> None:
-        """Write a line of progress; of a task that goes on, move its bar on a terminal."""
+        """Write a line of progress; of a task that goes on, move its bar on a terminal; of a log, the line itself."""
+        if isinstance(text, tables.Line) and not self._is_json:
+            self.close()
+            click.echo(text)
+            return
         if isinstance(text, tables.Step) and is_terminal(sys.stderr):
-            from ddp import bars  # noqa: PLC0415
+            from ddp.view import bars  # noqa: PLC0415
 
             self._bars = self._bars or bars.Bars(console(sys.stderr))
             self._bars.move(text)
@@ -76,12 +81,20 @@ class Screen:
             self._bars.close()
             self._bars = None
 
-    def show(self, results: Results) -> None:
-        """Write the results."""
+    def show(self, results: Results | Result) -> None:
+        """Write the results; of one that is a text, such as a log, the text alone."""
         self.close()
+        if isinstance(results, Result) and results.text is not None and not self._is_json:
+            if results.text:
+                click.echo(results.text)
+            return
         if self._is_json:
-            click.echo(json.dumps(results, indent=1))
-        elif is_terminal(sys.stdout):
+            click.echo(json.dumps(results.record() if isinstance(results, Result) else results, indent=1))
+            return
+        results = results.texts() if isinstance(results, Result) else results
+        if not results:
+            return
+        if is_terminal(sys.stdout):
             _draw(results, console(sys.stdout))
         else:
             _write(results)

@@ -5,7 +5,7 @@ import rich.progress
 import rich.table
 import rich.text
 
-from ddp import tables
+from ddp.view import tables
 
 _BAR_CELLS = 20
 

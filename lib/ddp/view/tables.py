@@ -27,6 +27,12 @@ class Table(str):
         return [dict(zip(names, map(_value, row), strict=True)) for row in body]
 
 
+class Line(str):
+    """A line of what a command was asked for, such as a log that it follows: it goes to standard output."""
+
+    __slots__ = ()
+
+
 class Step(str):
     """A line of progress of a task that goes on."""
 

@@ -1,4 +1,4 @@
-"""Read the files of a run directory. None is trusted: any may be absent, truncated, huge, a link or a pipe."""
+"""Read files that nobody vouches for: any may be absent, truncated, huge, a link or a pipe."""
 
 import contextlib
 import os
@@ -6,36 +6,33 @@ import pathlib
 import re
 import typing
 
-from ddp.node.explain import Json, opened, read_object
+from ddp.node import explain
 
-__all__ = [
-    "Json", "as_list", "as_object", "attempt_order", "head", "names", "number", "opened", "printable", "read_object",
-    "tail", "written",
-]  # fmt: skip
+Json = dict[str, typing.Any]
 _ATTEMPT = re.compile(r"(.*?)\.r(\d+)(?:t(\d+))?")
-
-
-def head(path: pathlib.Path, limit_bytes: int) -> str:
-    """Read the beginning of a file as text; empty if it is unreadable."""
-    with contextlib.suppress(OSError), opened(path) as file:
-        return file.read(limit_bytes).decode(errors="replace")
-    return ""
 
 
 def tail(path: pathlib.Path, limit_bytes: int) -> list[str]:
     """Read the whole lines in the last bytes of a file; none if it is unreadable."""
-    with contextlib.suppress(OSError), opened(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        file.seek(max(0, size - limit_bytes))
-        lines = file.read(limit_bytes).decode(errors="replace").split("\n")
-        if size > limit_bytes and len(lines) > 1:
-            lines = lines[1:]
-        return lines if lines[-1] else lines[:-1]
+    with contextlib.suppress(OSError):
+        return explain.tail(path, limit_bytes)
     return []
 
 
+def json_object(path: pathlib.Path, notes: list[str] | None = None) -> Json:
+    """Read the JSON object in a file; empty if there is none. What is unreadable is added to `notes`."""
+    try:
+        return explain.read_object(path)
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as e:
+        if notes is not None:
+            notes.append(f"{path.name} cannot be read: {getattr(e, 'strerror', None) or e}")
+        return {}
+
+
 def written(path: pathlib.Path) -> float | None:
-    """Return the time of a file's last change, in seconds since 1970; None if there is no file."""
+    """Return the time of a file's last change, in seconds since 1970; None if the file does not exist."""
     with contextlib.suppress(OSError):
         return path.lstat().st_mtime
     return None
@@ -61,10 +58,9 @@ def number(text: str, default: int) -> int:
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 19 else default
 
 
-def printable(value: object, limit: int = 300) -> str:
+def printable(value: object, limit: int = 4000) -> str:
     """Shorten a text to one line without control characters, escape sequences or changes of direction."""
-    text = str(value)[: 4 * limit]
-    text = "".join(character if character.isprintable() else " " for character in text)
+    text = "".join(c if c.isprintable() or c == "\t" else "?" for c in str(value)[: 4 * limit])
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
