@@ -18,7 +18,7 @@ LIBRARY = pathlib.Path(service.__file__).parent
     [
         (Command("submit", {"time-limit": 30}), "ddp submit --time-limit 30", "juju run t/0 submit-ddp time-limit=30"),
         (Command("show", arguments=("nano1",)), "ddp show nano1", "juju run t/0 show-run run=nano1"),
-        (Command("cancel", arguments=("a", "b")), "ddp cancel a b", "juju run t/0 cancel-run runs=a,b"),
+        (Command("cancel", arguments=("a", "b")), "ddp cancel a b", "juju run t/0 cancel-run run=a,b"),
         (
             Command("env install", {"force": "true"}),
             "ddp env install --force",
@@ -49,10 +49,10 @@ def test_a_remedy_is_rendered_for_who_reads_it(remedy: Remedy, typed: str, run: 
 
 
 def test_settings_of_slurm_go_through_upstreams_charms():
-    found = service.render_remedy("t/0", remedies.slurm_conf(remedies.KILL_WAIT))
+    found = service.render_remedy("t/0", Step("slurm-conf", "set it", {"line": "KillWait=30"}))
     assert found.startswith("juju config slurmctld slurm-conf-parameters=")
     assert "KillWait=30" in found
-    found = service.render_remedy("t/0", remedies.partition_config("gpu", remedies.PREEMPT_MODE))
+    found = service.render_remedy("t/0", Step("partition-conf", "set it", {"partition": "gpu", "line": "PreemptMode=requeue"}))
     assert found.startswith("juju config gpu partition-config=")
 
 

@@ -51,7 +51,6 @@ def _follow(settings: Settings, target: catalog.Target, rank: int | None, log: L
     while True:
         known = catalog.job_of(settings, target)
         has_ended = known is None or not known.is_active  # its last lines are still to be read
-        if not has_ended:
         found = folders.call(settings, folder.follow_log, **about, offsets=offsets)
         offsets = found.offsets
         for line in found.lines:

@@ -8,7 +8,7 @@ import re
 import time
 import uuid
 
-from ddp import remedies
+from ddp import project, remedies
 from ddp.base import REPORT_S, Log, ParameterError, Results, Settings, TrainerError
 from ddp.problem import Command, Step
 from ddp.run import catalog, failure, folder, reading, state
@@ -16,7 +16,7 @@ from ddp.run.catalog import aligned
 from ddp.run.model import PREPARATION, UTC, Run
 from ddp.run.reading import printable
 from ddp.slurm import jobs
-from ddp.submit import checks, code
+from ddp.submit import checks
 from ddp.view import curve, tables
 from ddp.workspace import folders, tokens
 
@@ -103,7 +103,7 @@ def submit(
     *,
     again: bool,
     token: bool = False,
-    kept: code.Kept | None = None,
+    kept: project.Copy | None = None,
 ) -> Submitted:
     """Write a run's files and submit its script; with `token`, deliver Hugging Face's. Raises TrainerError.
 
