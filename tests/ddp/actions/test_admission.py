@@ -1,6 +1,5 @@
 """Accounts, QOS, reservations: looked up before anything is written, with and without slurmdbd; the time limit's forms."""
 
-import dataclasses
 import typing
 
 import pytest
@@ -10,9 +9,6 @@ from node_reports import answering, healthy
 from pip_double import Pip
 from resource_requests import node, partition, refusal, training
 
-from ddp.base import Settings
-from ddp.doctor import examine, node_facts
-from ddp.slurm import access
 
 RESERVATION = (
     "ReservationName={name} StartTime=2026-11-23T08:00:00 EndTime=2026-11-24T08:00:00 Duration=1-00:00:00 Nodes={nodes} "

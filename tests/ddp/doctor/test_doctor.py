@@ -22,7 +22,7 @@ from ddp.base import Settings
 from ddp.doctor import cluster_rules, examine, findings, probe, reporting
 from ddp.doctor.facts import Facts
 from ddp.environment import environments
-from ddp.runs import telemetry
+from ddp.run import telemetry
 from ddp.slurm import jobs
 from slurm_ddp.run import Completed
 

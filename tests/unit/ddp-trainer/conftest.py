@@ -14,7 +14,6 @@ import pytest
 sys.path.append(str(pathlib.Path(__file__).parents[2] / "ddp"))  # the doubles
 from cluster import Cluster
 from harness import Trainer, add_dataset
-from node_reports import NAMES, healthy
 from pip_double import ZSTD, Pip
 
 import host as host_module
@@ -22,7 +21,6 @@ import program
 from batch_host import Node
 from ddp import config, service
 from ddp.base import Log, Settings
-from ddp.doctor import node_facts
 from ddp.environment import environments
 from ddp.run import control
 from ddp.slurm import access, jobs
@@ -179,18 +177,6 @@ def model(trainer: Trainer) -> pathlib.Path:
     (trainer.workspace / "chat" / "train.jsonl").write_text('{"text": "hello"}\n')
     (trainer.workspace / "empty").mkdir()
     return folder
-
-
-@pytest.fixture
-def facts(settings: Settings) -> node_facts.Facts:
-    nodes = tuple(jobs.Capacity(name, 2, 16000, 0, "IDLE", is_usable=True) for name in NAMES)
-    return node_facts.Facts(
-        partition=jobs.Partition("slurmd", True, True, None, None, nodes), asked=NAMES, left_out={},
-        reports={name: healthy(name) for name in NAMES}, trouble="",
-        config={"KillWait": "30 sec", "SLURM_VERSION": "24.11.5", "AccountingStorageType": "accounting_storage/slurmdbd"},
-        manifests=(), damaged=(), login=("fuse.juicefs", "JuiceFS:shared"),
-        accounting=access.Accounting(("physics",), ("normal",), (), frozenset()),
-    )  # fmt: skip
 
 
 @pytest.fixture
