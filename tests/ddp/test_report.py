@@ -16,7 +16,10 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
-from ddp.report import charts, facts, page
+from ddp.run import folder as folders
+from ddp.run.metrics import Series
+from ddp.run.model import Run
+from ddp.view import charts, page
 
 MADE = datetime.datetime(2026, 11, 23, 18, 0, tzinfo=datetime.timezone.utc)  # noqa: UP017 - Python 3.10
 MakeRun = collections.abc.Callable[..., pathlib.Path]
@@ -38,7 +41,7 @@ def tab(tmp_path_factory: pytest.TempPathFactory) -> collections.abc.Iterator[br
 
 def write(folder: pathlib.Path, *runs: pathlib.Path) -> pathlib.Path:
     path = folder / "report.html"
-    path.write_text(page.page([facts.read_run(run) for run in runs], made=MADE), encoding="utf-8")
+    path.write_text(page.page([folders.read(run) for run in runs], made=MADE), encoding="utf-8")
     return path
 
 
@@ -160,12 +163,10 @@ def test_a_click_makes_the_scale_logarithmic(tab: browser.Browser, recorded: pat
     tab.click(*at)
     assert tab.evaluate(f"""getComputedStyle(document.querySelector("{LOSS} g.linear")).display""") == "none"
     losses = [value for _, value in known(recorded, "step", "loss")]
-    chart = charts.make([facts.read_run(recorded)])[0]
-    assert chart.y_log is not None
-    low, high = math.log10(chart.y_log.low), math.log10(chart.y_log.high)
-    heights = [
-        (value - chart.y.low) / (chart.y.high - chart.y.low) for _, value in drawn(tab, LOSS, "loss", scale="log")
-    ]
+    chart = charts.make([folders.read(recorded)])[0]
+    linear = chart.axes["linear"]
+    low, high = math.log10(chart.axes["log"].low), math.log10(chart.axes["log"].high)
+    heights = [(value - linear.low) / (linear.high - linear.low) for _, value in drawn(tab, LOSS, "loss", scale="log")]
     assert [10 ** (low + height * (high - low)) for height in heights] == pytest.approx(losses, rel=0.002)
     assert max(abs(a - b) for a, b in zip(before, losses, strict=True)) < 0.02
     tab.click(*at)
@@ -246,15 +247,20 @@ def test_a_hostile_run_stays_text(tab: browser.Browser, make_run: MakeRun, tmp_p
 
 
 def test_nothing_comes_from_elsewhere(recorded: pathlib.Path):
-    html = page.page([facts.read_run(recorded)], made=MADE)
+    html = page.page([folders.read(recorded)], made=MADE)
     assert not re.search(r"""(?:src|href|action|poster|data)\s*=\s*["']?\s*(?:https?:|//|file:)""", html)
     assert not re.search(r"url\(|@import|<link(?! rel=\"icon\" href=\"data:,\")|<iframe|fetch\(|XMLHttpRequest", html)
     assert "default-src 'none'" in html
 
 
+START = {"kind": "start", "step": 0, "torch": "2.13.0+cpu", "cuda": "none", "python": "3.11.2", "backend": "gloo"}
+
+
 def test_the_recorded_run_is_shown_whole(recorded: pathlib.Path):
-    run = facts.read_run(recorded)
-    assert (run.name, run.kind, run.job_id, run.state, run.why) == ("gpt-20261123", "gpt", "8", "COMPLETED", "")
+    metrics = recorded / "metrics.jsonl"
+    metrics.write_text(json.dumps(START) + "\n" + metrics.read_text())
+    run = folders.read(recorded)
+    assert (run.name, run.kind, run.job_id, run.state, run.why) == ("gpt-20261123", "gpt", 8, "COMPLETED", "")
     assert run.notes == ()
     assert [(a.name, a.outcome, a.step) for a in run.attempts] == [("7.r0", "failed", ""), ("8.r0", "done", "60")]
     failed, done = run.attempts
@@ -271,8 +277,9 @@ def test_the_recorded_run_is_shown_whole(recorded: pathlib.Path):
     assert run.figures["last_loss"] == pytest.approx(3.16144, abs=1e-5)
     assert (run.settings["lr"], run.settings["width"], run.settings["time_limit"]) == ("0.003", "32", "1:00:00")
     assert "run_dir" not in run.settings
-    assert run.log[-1].endswith("elapsed_s=12.9492")
-    html = page.page([run], made=MADE)
+    log = folders.last_lines(run)
+    assert log[-1].endswith("elapsed_s=12.9492")
+    html = page.page([run], made=MADE, logs=[log])
     for text in ("2026-11-23 17:01:10", "11.0 s", "mistake", "lower --lr", "2: slurmd-0, slurmd-1", "COMPLETED"):
         assert text in html, text
 
@@ -280,14 +287,16 @@ def test_the_recorded_run_is_shown_whole(recorded: pathlib.Path):
 def test_a_failed_last_attempt_is_the_runs_state(recorded: pathlib.Path):
     for path in recorded.glob("*/8.*"):
         path.rmdir() if path.is_dir() else path.unlink()
-    run = facts.read_run(recorded)
+    record = json.loads((recorded / "job.json").read_text())
+    (recorded / "job.json").write_text(json.dumps({**record, "job_id": 7}))
+    run = folders.read(recorded)
     assert (run.state, run.why.split(";")[0]) == ("FAILED", "the loss is nan, the gradients' norm nan at step 2")
 
 
 def test_an_attempt_without_an_outcome_makes_the_state_unknown(recorded: pathlib.Path):
     (recorded / "control" / "8.r0.outcome").unlink()
-    run = facts.read_run(recorded)
-    assert (run.state, run.why) == ("UNKNOWN", "attempt 8.r0 has left no outcome: it is running, or it was killed")
+    run = folders.read(recorded)
+    assert (run.state, run.why) == ("UNKNOWN", "attempt 8.r0 left no outcome, and Slurm no longer knows its job")
 
 
 def test_requeues_and_restarts_come_in_their_order(make_run: MakeRun):
@@ -296,15 +305,15 @@ def test_requeues_and_restarts_come_in_their_order(make_run: MakeRun):
         path = folder / "control" / f"{name}.outcome"
         path.write_text('{"outcome": "preempted", "step": 5}')
         os.utime(path, (1000 + number // 2, 1000 + number // 2))
-    run = facts.read_run(folder)
+    run = folders.read(folder)
     assert [attempt.name for attempt in run.attempts] == ["12.r0", "12.r0t1", "12.r1", "12.r10", "12.r10t2"]
     assert (run.state, run.why) == ("PREEMPTED", "saved at step 5")
 
 
-def test_an_empty_folder_and_none_at_all_make_a_page(make_run: MakeRun, tmp_path: pathlib.Path):
-    runs = [facts.read_run(make_run()), facts.read_run(tmp_path / "absent")]
-    assert [(run.state, run.why) for run in runs] == [("UNKNOWN", "it has left no outcome")] * 2
-    assert "measured nothing yet" in page.page(runs, made=MADE)
+def test_an_empty_folder_makes_a_page(make_run: MakeRun):
+    run = folders.read(make_run())
+    assert run.state == "UNKNOWN"
+    assert "measured nothing yet" in page.page([run], made=MADE)
     assert "No runs" in page.page([], made=MADE)
 
 
@@ -312,9 +321,9 @@ def test_damaged_files_are_named(make_run: MakeRun):
     folder = make_run(**{
         "job.json": "{", "config.json": "[1]", "summary.json": b"\xff\xfe\x00", "metrics.jsonl": 'x\n{"step": 1, "loss": 2.5}\n{"st',
     })  # fmt: skip
-    run = facts.read_run(folder)
-    assert [note.split(" ")[0] for note in run.notes] == ["job.json", "config.json", "summary.json", "metrics.jsonl:"]
-    assert run.series["loss"].points(5) == [(1, 2.5)]
+    run = folders.read(folder)
+    assert [note.split(" ")[0] for note in run.notes] == ["job.json", "summary.json", "metrics.jsonl:", "config.json"]
+    assert run.metrics.series["loss"].points(5) == [(1, 2.5)]
     assert "config.json cannot be read: not a JSON object" in page.page([run], made=MADE)
 
 
@@ -380,7 +389,7 @@ def test_whatever_the_files_hold_there_is_a_page(
     texts: dict[str, str | bytes] = {name: json.dumps(value) for name, value in zip(names, objects, strict=True)}
     texts["metrics.jsonl"] = "".join(json.dumps(record) + "\n" for record in records).encode() + noise
     texts |= {"control/5.failures": noise, "control/5.hosts": noise, "logs/5.out": noise}
-    run = facts.read_run(make_run(**texts))
+    run = folders.read(make_run(**texts))
     html = page.page([run, run], made=MADE)
     html.encode()
     data = re.search(r'<script type="application/json" id="data">(.*?)</script>', html)
@@ -399,7 +408,7 @@ def test_a_million_steps_make_a_small_page_in_seconds(make_run: MakeRun, tmp_pat
                 f' "tokens": {step * 1024}, "tokens_per_second": {1e5 + step % 997}, "time": {1.7e9 + step}}}\n'
             )
     began = time.process_time()
-    run = facts.read_run(folder)
+    run = folders.read(folder)
     html = page.page([run], made=MADE)
     took = time.process_time() - began
     assert took < 40, f"{took:.1f} s"
@@ -411,14 +420,15 @@ def test_a_million_steps_make_a_small_page_in_seconds(make_run: MakeRun, tmp_pat
 
 
 def test_many_runs_make_no_huge_page(recorded: pathlib.Path):
-    run = facts.read_run(recorded)
-    series = charts.curves.Series()
+    run = folders.read(recorded)
+    series = Series()
     for step in range(50_000):
         series.add(step, math.sin(step))
+    curves = dict.fromkeys(("loss", "val_loss", "lr", "grad_norm"), series)
     many = [
-        dataclasses.replace(run, name=f"run-{number}", series=dict.fromkeys(("loss", "val_loss", "lr", "grad_norm"), series))
+        dataclasses.replace(run, name=f"run-{number}", metrics=dataclasses.replace(run.metrics, series=curves))
         for number in range(64)
-    ]  # fmt: skip
+    ]
     html = page.page(many, made=MADE)
     assert len(html) < 6_000_000
     assert "run-63" in html
@@ -430,12 +440,12 @@ def test_axes_have_readable_ticks():
     ]  # fmt: skip
     for low, high in ((0.0, 1.0), (1.0, 60.0), (4.26, 5.71), (1e-9, 1e-3), (-3.0, 5e5), (1e16, 1e16 + 4)):
         for is_log in (False, True) if low > 0 and high / low > 1.2 else (False,):
-            ticks = charts._ticks(charts.Axis(low, high, is_log, 0, 100))
+            ticks = charts.Axis(low, high, 0, 100, is_log=is_log).ticks
             assert 2 <= len(ticks) <= 24, (low, high, is_log)
-            assert all(-0.1 <= tick.at <= 100.1 for tick in ticks)
+            assert all(-0.1 <= at <= 100.1 for at, _ in ticks)
 
 
 def test_runs_of_one_name_are_distinct(tmp_path: pathlib.Path):
-    runs = [facts.RunFacts(name="same", folder=f"/runs/{number}/same") for number in (1, 2)]
+    runs = [Run("same", pathlib.Path(f"/runs/{number}/same")) for number in (1, 2)]
     html = page.page(runs, made=MADE)
     assert "/runs/1/same, /runs/2/same" in html

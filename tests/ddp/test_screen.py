@@ -26,9 +26,10 @@ import rich.cells
 from cluster import Cluster
 from pip_double import Pip
 
-from ddp import base, cli, readiness, screen, tables, verbs
+from ddp import base, cli, readiness, verbs
 from ddp.base import Log, Results, Settings, TrainerError
 from ddp.options import fields
+from ddp.view import screen, tables
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -210,7 +211,7 @@ def test_a_live_view_for_programs_is_a_line_for_each_change(
         code, out, err = command_line.typed(*words)
         assert (code, err) == (0, "")
         frames = [json.loads(line) for line in out.splitlines()]
-        assert [(one["run"], one["state"], one["has-ended"]) for one in frames] == [
+        assert [(one["run"], one["state"], one["has_ended"]) for one in frames] == [
             ("night", "PENDING", False), ("night", "RUNNING", False), ("night", "COMPLETED", True)
         ]  # fmt: skip
 
@@ -235,7 +236,7 @@ def test_a_report_for_programs(
     assert command_line.typed("submit", "--run", "night", "smoke")[0] == 0
     code, out, err = command_line.typed(*words)
     assert (code, err) == (0, "")
-    assert json.loads(out) == {"report": f"{settings.runs}/night/report.html", "runs": "night"}
+    assert json.loads(out) == {"schema": 1, "report": f"{settings.runs}/night/report.html", "runs": ["night"]}
 
 
 @pytest.mark.parametrize("columns", [40, 60, 80, 100, 132, 250])
@@ -323,7 +324,7 @@ def test_without_a_terminal_progress_is_lines(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_waiting_for_a_job_moves_a_bar(settings: Settings, cluster: Cluster, pip: Pip, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("ddp.runs.control.REPORT_S", 0.0)
+    monkeypatch.setattr("ddp.run.control.REPORT_S", 0.0)
     cluster.states = [("PENDING", 0), ("RUNNING", 0), ("RUNNING", 0), ("COMPLETED", 0)]
 
     def started(job: typing.Any) -> None:

@@ -12,7 +12,8 @@ import pytest
 import ranks
 import torch
 
-from ddp.report import facts, page
+from ddp.run import folder
+from ddp.view import page
 from ddptrain import hardware
 
 RECORDED = conftest.ROOT / "tests" / "ddp" / "data" / "gpt-20261123"
@@ -54,18 +55,18 @@ def trained(dataset: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def test_the_report_tells_what_the_payload_did(trained: pathlib.Path):
-    run = facts.read_run(trained)
-    assert (run.name, run.kind, run.job_id, run.state, run.why, run.notes) == ("gpt", "gpt", "8", "COMPLETED", "", ())
+    run = folder.read(trained)
+    assert (run.name, run.kind, run.job_id, run.state, run.why, run.notes) == ("gpt", "gpt", 8, "COMPLETED", "", ())
     assert [(one.name, one.outcome, one.step) for one in run.attempts] == [
         ("7.r0", "failed", ""),
         ("8.r0", "done", "12"),
     ]
     assert "--lr" in run.attempts[0].why
     assert run.attempts[1].began and run.attempts[1].ended and run.attempts[1].ended > run.attempts[1].began
-    assert dict(run.series["loss"].points(100)) == pytest.approx(conftest.losses(trained))
-    assert dict(run.series["val_loss"].points(100)) == pytest.approx(conftest.val_losses(trained))
-    assert {"loss", "val_loss", "lr", "grad_norm", "tokens_per_second", "memory_mib"} == run.series.keys()
-    assert 20 < run.series["memory_mib"].points(100)[-1][1] < 16_384
+    assert dict(run.metrics.series["loss"].points(100)) == pytest.approx(conftest.losses(trained))
+    assert dict(run.metrics.series["val_loss"].points(100)) == pytest.approx(conftest.val_losses(trained))
+    assert {"loss", "val_loss", "lr", "grad_norm", "tokens_per_second", "memory_mib"} == run.metrics.series.keys()
+    assert 20 < run.metrics.series["memory_mib"].points(100)[-1][1] < 16_384
     assert run.cluster["torch"] == torch.__version__
     assert run.cluster.keys() >= {"nodes", "ranks", "devices", "backend", "torch", "CUDA", "Python"}
     assert run.figures["steps"] == 12

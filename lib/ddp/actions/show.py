@@ -5,7 +5,7 @@ from ddp.base import Log, ParameterError, Results, Settings
 from ddp.options import models
 from ddp.problem import Command
 from ddp.run import catalog, control, failure
-from ddp.run.model import WITHOUT_LOSS, Run
+from ddp.run.model import WITHOUT_LOSS, Run, State
 from ddp.view.result import Result
 
 
@@ -37,7 +37,7 @@ def show_run(settings: Settings, params: models.ShowRun, _: Log) -> Result:
         results |= {"elapsed": run.job.elapsed, "nodes": run.job.nodes, "requeued": str(run.job.restarts or "")}
         results |= {"step": catalog.cell(run.metrics.step), "loss": catalog.cell(run.metrics.last("loss"))}
     else:
-        problem = failure.explain(settings, run, job_id)
+        problem = failure.explain(settings, run, job_id) if run.state != State.UNKNOWN else None
         results |= failure.results_of(run) | (problem.results if problem else {})
         results["reason"] = problem.text(settings.render) if problem else results["reason"]
     results["settings"] = "\n".join(f"{key}: {catalog.cell(value)}" for key, value in sorted(run.settings.items()))

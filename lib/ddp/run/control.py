@@ -117,7 +117,7 @@ def submit(
         record["summary_before"] = former_run or 0.0
         if before := about(settings, run):
             record["previous"] = folder.without_previous(before)
-    texts = {**texts, "job.json": folder.dump(record)}
+    texts = {**texts, folder.RECORD: folder.dump(record)}
     former = folders.call(settings, folder.create, path=path, texts=texts, again=again)
     if kept is not None:
         kept.place()

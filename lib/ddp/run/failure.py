@@ -50,7 +50,7 @@ def exit_code(run: Run) -> int:
 
 def explain(settings: Settings, run: Run, job_id: int | None) -> TrainerError | None:
     """Return why a run that ended did not complete, with details as results; None if it completed."""
-    if run.state in (State.COMPLETED, State.UNKNOWN) or run.state.is_active or job_id is None:
+    if run.state == State.COMPLETED or run.state.is_active or job_id is None:
         return None
     text = f"job {job_id} {run.state}, exit code {exit_code(run)}"
     if run.state == State.PREEMPTED and run.last_attempt is not None:

@@ -19,7 +19,7 @@ from ddp.run.model import UTC, Attempt, Checkpoint, Failure, Run
 from ddp.run.reading import Json
 from ddp.workspace.files import MAX_LISTED, RefusedError, replace
 
-METRICS = "metrics.jsonl"
+RECORD, METRICS = "job.json", "metrics.jsonl"
 RUN_FILES = frozenset("logs control job.sbatch parts.sbatch job.json program sweep.jsonl args code".split())
 _WRITERS = 8
 _BRIEF_BYTES = 1 << 16  # of a metrics.jsonl that is looked at briefly
@@ -90,7 +90,7 @@ def create_sweep(path: pathlib.Path, texts: dict[str, str], elements: list[dict[
 
 def write_record(path: pathlib.Path, record: collections.abc.Mapping[str, object]) -> None:
     """Write a run's job.json."""
-    replace(path / "job.json", dump(record))
+    replace(path / RECORD, dump(record))
 
 
 def is_intent(record: Json) -> bool:
@@ -105,7 +105,7 @@ def settle(path: pathlib.Path, job_id: int | None) -> None:
         return
     if job_id is not None:
         write_record(path, {**without_previous(record), "job_id": job_id})
-    elif "previous" in record and time.time() - (path / "job.json").stat().st_mtime > _SUBMISSION_S:
+    elif "previous" in record and time.time() - (path / RECORD).stat().st_mtime > _SUBMISSION_S:
         write_record(path, reading.as_object(record["previous"]))
 
 
@@ -139,7 +139,7 @@ def _write_all(path: pathlib.Path, texts: dict[str, str]) -> None:
 
 def read_record(path: pathlib.Path) -> Json:
     """Read a run's job.json; empty if there is none."""
-    return reading.json_object(path / "job.json")
+    return reading.json_object(path / RECORD)
 
 
 def read(path: pathlib.Path, *, is_brief: bool = False, reader: metrics.Reader | None = None, user: str = "") -> Run:
@@ -154,7 +154,7 @@ def read(path: pathlib.Path, *, is_brief: bool = False, reader: metrics.Reader |
     if not path.is_dir():
         raise FileNotFoundError(errno.ENOENT, "no such run", str(path))
     notes: list[str] = []
-    record = reading.json_object(path / "job.json", notes)
+    record = reading.json_object(path / RECORD, notes)
     summary = reading.json_object(path / "summary.json", notes)
     if record.get("summary_before") and reading.written(path / "summary.json") == record["summary_before"]:
         summary = {}  # of an earlier job
@@ -165,7 +165,7 @@ def read(path: pathlib.Path, *, is_brief: bool = False, reader: metrics.Reader |
     number = _job_id(path, record)
     failures = read_failures(path)
     attempts = _attempts(path, failures)
-    changed = [path / "job.json", path / "summary.json", path / METRICS]
+    changed = [path / RECORD, path / "summary.json", path / METRICS]
     times = [reading.written(one) or 0.0 for one in changed]
     times += [one.ended.timestamp() for one in attempts if one.ended and one.outcome]
     hosts = " ".join(reading.tail(path / "control" / f"{number}.hosts", 1 << 20)).split() if number else []
@@ -200,7 +200,7 @@ def names(runs: pathlib.Path) -> list[str]:
             with contextlib.suppress(OSError):
                 if entry.name.startswith(".") or not entry.is_dir(follow_symlinks=False):
                     continue
-                places = [pathlib.Path(entry.path, name) for name in ("job.json", METRICS, "summary.json")]
+                places = [pathlib.Path(entry.path, name) for name in (RECORD, METRICS, "summary.json")]
                 times = [reading.written(place) or 0.0 if place.is_file() else 0.0 for place in places]
                 if any(times):
                     found.append((times[0] or max(times), entry.name))
@@ -241,7 +241,7 @@ def _job_id(path: pathlib.Path, record: Json) -> int | None:
         number = record.get("job_id")
         return number if type(number) is int else None
     log = newest_log(path)
-    is_later = not record or (reading.written(log) or 0.0) >= (reading.written(path / "job.json") or 0.0)
+    is_later = not record or (reading.written(log) or 0.0) >= (reading.written(path / RECORD) or 0.0)
     return reading.number(log.stem, 0) or None if is_later else None
 
 

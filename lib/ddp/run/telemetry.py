@@ -74,7 +74,7 @@ def _newest(settings: Settings) -> collections.abc.Iterator[Run]:
     found: list[tuple[float, str, pathlib.Path]] = []
     for user, place in places:
         for path in (place / "runs" / name for name in reading.names(place / "runs")):
-            if at := reading.written(path / "job.json"):
+            if at := reading.written(path / folder.RECORD):
                 found.append((at, user, path))
     for _, user, path in sorted(found, key=lambda one: -one[0])[:MAX_RUNS]:
         with contextlib.suppress(OSError):

@@ -99,7 +99,7 @@ def test_an_array_does_not_outlive_a_refused_end(ready: Trainer, raw: pathlib.Pa
     assert cluster.job(40).cancelled
 
 
-@pytest.mark.parametrize("named", [{"runs": "40"}, {"runs": "41"}, {"runs": "prepare-raw"}])
+@pytest.mark.parametrize("named", [{"run": "40"}, {"run": "41"}, {"run": "prepare-raw"}])
 def test_a_preparation_is_cancelled_with_all_its_jobs(
     ready: Trainer,
     raw: pathlib.Path,

@@ -194,7 +194,9 @@ def test_a_log_that_does_not_exist_is_explained(program: Program, cluster: Clust
     cluster.states = [("PENDING", 0)]
     program.run("submit-ddp", workload="smoke", run="a")
     assert program.fails("run-log") == "job 40 is PENDING (Resources); it has no output yet; ddp show a"
-    assert program.fails("run-log", rank=3) == "job 40 is PENDING (Resources); it has no output of rank 3 yet; ddp show a"
+    assert (
+        program.fails("run-log", rank=3) == "job 40 is PENDING (Resources); it has no output of rank 3 yet; ddp show a"
+    )
     cluster.jobs[0].states = [("FAILED", 1)]
     assert program.fails("run-log", rank=3) == "job 40 is FAILED; it has no output of rank 3; ddp show a"
 
@@ -326,7 +328,10 @@ def test_what_cannot_be_started_or_is_denied_is_reported(program: Program, clust
         "job 40 is not waiting: it is TIMEOUT; to resume, submit it with the same options; ddp submit --run first"
     )
     assert [call[0] for call in cluster.changes] == ["sbatch"]
-    cluster.jobs[0].states, cluster.denial = [("PENDING", 0)], "scancel: error: Kill job error on job id 40: Access denied"
+    cluster.jobs[0].states, cluster.denial = (
+        [("PENDING", 0)],
+        "scancel: error: Kill job error on job id 40: Access denied",
+    )
     assert program.fails("cancel-run", run="40") == (
         "job 40 could not be cancelled: Kill job error on job id 40: Access denied; ddp list"
     )

@@ -73,9 +73,7 @@ def test_runs_are_listed_the_newest_first(ready: Trainer, cluster: Cluster):
 def test_an_empty_workspace_has_no_runs(ready: Trainer):
     assert ready.run("list-runs")["count"] == "0"
     assert "there is no run in" in ready.fails("show-run")
-    assert "0 runs with results; two are needed to compare; ddp submit" in ready.fails(
-        "compare-runs"
-    )
+    assert "0 runs with results; two are needed to compare; ddp submit" in ready.fails("compare-runs")
 
 
 def test_half_written_and_foreign_folders_do_no_harm(ready: Trainer):
@@ -245,9 +243,7 @@ def test_what_is_no_training_is_shown_with_clear_words(motley: Trainer):
     assert {name: shown["kind"] for name, shown in shown_runs.items()} == {
         "table": "collectives", "prepare-owt": "prepare", "mine": "script",
     }  # fmt: skip
-    assert shown_runs["table"]["metrics"] == (
-        "none: it is a benchmark; its output: ddp log table"
-    )
+    assert shown_runs["table"]["metrics"] == ("none: it is a benchmark; its output: ddp log table")
     assert shown_runs["prepare-owt"]["metrics"].startswith("none: it is the preparation of a dataset; ")
     assert shown_runs["mine"]["metrics"] == "none: the script wrote no metrics.jsonl"
     assert not [name for name in shown_runs if "curve-text" in shown_runs[name] or "best" in shown_runs[name]]

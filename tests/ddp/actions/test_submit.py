@@ -317,7 +317,7 @@ def test_a_run_at_work_is_not_started_again(ready: Trainer, cluster: Cluster):
     cluster.states = [("RUNNING", 0)]
     ready.run("submit-ddp", run="x")
     assert ready.fails("submit-ddp", run="x") == (
-        "run: x is active as job 40 (RUNNING); wait for its end, or: juju run trainer/0 cancel-run runs=x"
+        "run: x is active as job 40 (RUNNING); wait for its end, or: juju run trainer/0 cancel-run run=x"
     )
     assert len(cluster.jobs) == 1
 
@@ -388,5 +388,5 @@ def test_a_source_that_cannot_be_is_refused(ready: Trainer, cluster: Cluster):
     cluster.states = [("RUNNING", 0)]
     ready.run("prepare-dataset", wait=False)
     run = "prepare-python-stdlib"
-    line = f"run: {run} is active as job 40 (RUNNING); wait for its end, or: juju run trainer/0 cancel-run runs={run}"
+    line = f"run: {run} is active as job 40 (RUNNING); wait for its end, or: juju run trainer/0 cancel-run run={run}"
     assert ready.fails("prepare-dataset") == line

@@ -54,7 +54,7 @@ def test_a_file_names_each_runs_options(ready: Trainer, cluster: Cluster):
 def test_where_its_runs_write_is_no_option_of_a_sweep(ready: Trainer, cluster: Cluster):
     path = ready.workspace / "sweep.jsonl"
     path.write_text('{"lr": 1}\n{"run-dir": "/tmp/x"}\n')
-    why = "run-dir is the folder of each run, which the sweep itself gives; omit it"
+    why = "run-dir is set by ddp; omit it"
     assert ready.fails("submit-sweep", grid="run-dir=/tmp/x,/tmp/y") == f"grid: {why}"
     assert ready.fails("submit-sweep", file=str(path), workload="smoke") == f"file: {why}"
     assert not cluster.changes
@@ -69,7 +69,7 @@ def test_where_its_runs_write_is_no_option_of_a_sweep(ready: Trainer, cluster: C
         ("{lr: 1}", "line 1: '{lr: 1}' is not JSON"),
         ("[1]", "line 1: '[1]' is not an object of options"),
         ("{}", "line 1: '{}' is not an object of options"),
-        ('{"lr; rm": 1}', "line 1: 'lr; rm' is no option"),
+        ('{"lr; rm": 1}', "line 1: 'lr; rm' is not an option"),
         ('{"lr": [1]}', "line 1: lr must be a text, a number, true or false"),
         ('{"lr": "$(id)"}', "line 1: lr: '$(id)' is not allowed; letters"),
         ('{"lr": "a\\nb"}', "line 1: lr: 'a\\nb' is not allowed"),
@@ -99,8 +99,8 @@ def test_a_line_that_cannot_be_is_refused_and_nothing_is_written(
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        ({}, "grid: give either grid or file, such as grid='lr=0.001,0.003 batch=8,16'"),
-        ({"grid": "lr=1", "file": "/x"}, "grid: give either grid or file, such as grid='lr=0.001,0.003 batch=8,16'"),
+        ({}, "grid: give either grid or file; a grid is such as lr=0.001,0.003 batch=8,16"),
+        ({"grid": "lr=1", "file": "/x"}, "grid: give either grid or file; a grid is such as lr=0.001,0.003 batch=8,16"),
         ({"grid": "lr=1 lr=2"}, "grid: lr is given twice"),
         ({"grid": " ".join(f"a{i}=1,2,3,4" for i in range(5))}, "grid: makes 257 runs; from 1 to 256 are allowed"),
         ({"file": "/etc/passwd"}, "file: /etc/passwd is outside the workspace "),
@@ -122,7 +122,7 @@ def test_an_existing_sweep_is_not_overwritten(ready: Trainer, cluster: Cluster):
 def test_a_sweep_that_slurm_refuses_at_last_leaves_nothing(ready: Trainer, cluster: Cluster):
     cluster.submit_refusal = "sbatch: error: Batch job submission failed: Invalid account"
     before = set(ready.files())
-    assert ready.fails("submit-sweep", grid="lr=1,2").startswith("account: Slurm refuses the job")
+    assert ready.fails("submit-sweep", grid="lr=1,2").startswith("account: Slurm rejects the job")
     assert set(ready.files()) == before
 
 
@@ -177,7 +177,7 @@ def test_a_sweep_with_a_run_that_failed_fails(ready: Trainer, cluster: Cluster):
 
     cluster.submitted = submitted
     line = ready.fails("submit-sweep", grid="lr=1,2", name="s", wait=True)
-    assert line == "1 of 2 runs did not complete; ddp show s-1"
+    assert line == "1 of 2 runs did not complete; juju run trainer/0 show-run run=s-1"
     assert ready.results["states"] == "1 COMPLETED, 1 FAILED"
 
 
@@ -203,7 +203,7 @@ def test_a_run_of_a_sweep_is_cancelled_alone(ready: Trainer, cluster: Cluster):
     assert cancelled(cluster) == [41]
     assert ready.run("cancel-run", run="s-3")["state"] == "CANCELLED", "it has no record of its own, nor gets one"
     assert cluster.changes[-1] == ("scancel", "40_3")
-    line = "run: no job of s-1 is pending or running; ddp list"
+    line = "run: no job of s-1 is pending or running; juju run trainer/0 list-runs"
     assert ready.fails("cancel-run", run="s-1") == line
     assert ready.fails("cancel-run", run="s-9") == line.replace("s-1", "s-9")
 
@@ -266,13 +266,11 @@ def test_an_element_that_was_queued_again_is_let_go(ready: Trainer, cluster: Clu
 @pytest.mark.parametrize(
     ("name", "line"),
     [
-        ("40_9", "run: s, job 40, has no element 9; ddp show s"),
-        ("7_1", "run: 7 is not an array of {runs}; ddp list"),
+        ("40_9", "run: s, job 40, has no element 9; juju run trainer/0 show-run run=s"),
+        ("7_1", "run: 7 is not an array of {runs}; juju run trainer/0 list-runs"),
     ],
 )
-def test_an_element_that_does_not_exist_is_refused(
-    ready: Trainer, cluster: Cluster, action: str, name: str, line: str
-):
+def test_an_element_that_does_not_exist_is_refused(ready: Trainer, cluster: Cluster, action: str, name: str, line: str):
     shape(cluster, ready)
     assert ready.fails(action, run=name) == line.replace("{runs}", str(ready.workspace / "runs"))
     assert cancelled(cluster) == []
@@ -289,6 +287,6 @@ def test_an_element_of_a_preparation(ready: Trainer, cluster: Cluster):
     shown = ready.run("show-run", run="40_2")
     assert (shown["run"], shown["state"]) == ("prepare-raw", "RUNNING")
     assert ready.fails("cancel-run", run="40_2") == (
-        "run: 40_2 is a part of prepare-raw; a dataset's preparation is cancelled as a whole; ddp cancel prepare-raw"
+        "run: 40_2 is a part of prepare-raw; a dataset's preparation is cancelled as a whole; juju run trainer/0 cancel-run run=prepare-raw"
     )
     assert ready.fails("show-run", run="40_3").startswith("run: prepare-raw, job 40, has no element 3")

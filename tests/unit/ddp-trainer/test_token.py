@@ -111,7 +111,7 @@ def test_the_token_is_nowhere_else(cloud: Cloud, cluster: Cluster, action: str, 
     assert "HF_TOKEN_PATH" in text, "what is searched holds the script"
     assert [form for form in FORMS if form in text] == []
     assert ("first.hf-token" in cloud.files) is not dry
-    for again in (cloud.wake, lambda: cloud.trainer.run("list-runs"), lambda: cloud.trainer.run("list-runs")):
+    for again in (cloud.wake, lambda: cloud.trainer.run("list-runs")):
         again()
         assert [form for form in FORMS if form in everything(cloud.trainer, cluster)] == []
 
@@ -215,7 +215,7 @@ def test_cancelling_and_waiting_end_with_the_file_gone(cloud: Cloud, cluster: Cl
     cluster.states = [("PENDING", 0)]
     cloud.trainer.run("submit-ddp", workload="smoke", run="first")
     assert list(cloud.files) == ["first.hf-token"]
-    cloud.trainer.run("cancel-run", runs="40")
+    cloud.trainer.run("cancel-run", run="40")
     assert cloud.files == {}
     cluster.states = [("RUNNING", 0), ("FAILED", 256)]
     cloud.trainer.fails("submit-ddp", workload="smoke", run="second", wait=True)
