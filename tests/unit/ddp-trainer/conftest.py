@@ -21,7 +21,7 @@ import program
 from batch_host import Node
 from ddp import config, service
 from ddp.base import Log, Settings
-from ddp.environment import environments
+from ddp.environment import uv
 from ddp.run import control
 from ddp.slurm import access, jobs
 from ddp.submit import checks
@@ -103,7 +103,7 @@ def nearby(monkeypatch: pytest.MonkeyPatch, charm_dir: pathlib.Path) -> None:
 def pip(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Pip:
     """Replace what makes an environment; the archive is stored for real, uncompressed."""
     double = Pip()
-    monkeypatch.setattr(environments, "run", double.run)
+    monkeypatch.setattr(uv, "run", double.run)
     monkeypatch.setattr(host_module, "WHEELHOUSE", tmp_path / "attached" / "wheelhouse")
     monkeypatch.setattr(Settings, "node_cache", property(lambda _: tmp_path / "cache"))
     commands = tmp_path / "bin"
