@@ -27,7 +27,7 @@ Try next:
   ./sandboxctl run trainer/0 submit-ddp workload=smoke nodes=2 wait=true
   ./sandboxctl run trainer/0 list-jobs
   ./sandboxctl run trainer/0 job-log job-id={job}
-  ./sandboxctl ssh sackd/0 ddp runs                     ddp is there for every account; ddp --help lists it all
+  ./sandboxctl ssh sackd/0 ddp list                     ddp is there for every account; ddp --help lists it all
   ./sandboxctl ssh sackd/0 ddp show                     the newest run: settings, metrics, the loss curve
   ./sandboxctl ssh sackd/0 ddp submit -N 2 --wait smoke
   ./sandboxctl exec sackd/0 -- sinfo -N -o '%N %T %G'

@@ -27,8 +27,13 @@ _HEAD = """\
 How to use it: [how to use the ddp command](../howto/ddp.md). In `submit`, `sweep` and `render` options go before the
 script: what follows its name is the script's. `ddp COMMAND --help` shows the same as this page.
 
-Exit status: 0 done; 1 it failed, and one line on standard error says why; 2 usage: an option, an argument or a
-configuration file is wrong.
+Exit status: 0 done; 1 failed, with one line on standard error; 2 usage: an option, an argument or a configuration file
+is wrong.
+
+Standard output carries the thing asked for; progress and headers go to standard error. With `--json` standard output is
+one object: `"schema": 1`, the results with numbers as numbers, times as ISO 8601 and tables as lists of objects, and
+`"error"` with one line if it failed. `ddp watch --json` writes one object on each change. A later release may add keys;
+the schema's number grows when a key goes or changes its meaning.
 """
 
 

@@ -22,6 +22,7 @@ class Verb:
     help: str
     action: str = ""
     asks_nodes: bool = False
+    needs_slurm: bool = True
     hidden: tuple[str, ...] = ()
     examples: tuple[str, ...] = ()
 
@@ -34,9 +35,10 @@ class Verb:
         from ddp import readiness  # noqa: PLC0415 - `ddp --help` starts without it
 
         with settings.claims:
-            imported = Ahead(self._function)
-            readiness.require(settings, asks_nodes=self.asks_nodes)
-            imported()
+            if self.needs_slurm:
+                imported = Ahead(self._function)
+                readiness.require(settings, asks_nodes=self.asks_nodes)
+                imported()
             return self.do(settings, params, log)
 
     def _function(self) -> collections.abc.Callable[..., Answer | None]:

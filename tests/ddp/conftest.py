@@ -35,8 +35,12 @@ def recorded(tmp_path: pathlib.Path) -> pathlib.Path:
     """A run that the payload left, of two ranks: job 7 failed, job 8 trained 60 steps."""
     folder = tmp_path / RECORDED.name
     shutil.copytree(RECORDED, folder)
-    times = {"logs/7.r0": 1795453270, "control/7.r0.outcome": 1795453281, "logs/8.r0": 1795453290,
-             "control/8.r0.outcome": 1795453309}  # fmt: skip
+    times = {
+        "logs/7.r0": 1795453270,
+        "control/7.r0.outcome": 1795453281,
+        "logs/8.r0": 1795453290,
+        "control/8.r0.outcome": 1795453309,
+    }
     for name, seconds in times.items():
         if name.startswith("logs/"):
             (folder / name).mkdir()

@@ -21,9 +21,7 @@ class Program(Trainer):
     def run(self, action: str, **params: typing.Any) -> dict[str, str]:
         options = {name: value for name, value in self.config.items() if name not in ("submit-user", "hf-token")}
         options["account"] = pwd.getpwuid(os.geteuid()).pw_name
-        settings = dataclasses.replace(
-            config.settings(fields.parse(config.Config, options)), unit="trainer/0", task="7"
-        )
+        settings = dataclasses.replace(config.settings(fields.parse(config.Config, options)), unit="trainer/0")
         verb, self.log = verbs.ALL[action], []
         try:
             given = fields.parse(verb.params, {name.replace("_", "-"): value for name, value in params.items()})

@@ -21,6 +21,7 @@ from ddp import cli, config, readiness, service, verbs
 from ddp.base import Log, ParameterError, Results, Settings, TrainerError
 from ddp.options import declared, fields
 from ddp.problem import Command
+from ddp.view.result import Result
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 NOBODY = pwd.getpwnam("nobody").pw_uid
@@ -189,8 +190,11 @@ def test_results_are_shown_and_progress_goes_to_standard_error(asked: Asked):
 
 
 def test_standard_output_carries_the_thing_asked_for(monkeypatch: pytest.MonkeyPatch, asked: Asked):
-    monkeypatch.setattr(verbs.Verb, "do", lambda *_: {"run": "night", "text": "step 1\nstep 2", "job": "{}"})
+    shown = {"run": "night", "text": "step 1\nstep 2", "job": "{}"}
+    monkeypatch.setattr(verbs.Verb, "do", lambda *_: Result(shown, {"lines": [1]}, shown["text"]))
     assert typed("log") == (0, "step 1\nstep 2\n", "run: night\njob: {}\n")
+    assert json.loads(typed("log", "--json")[1]) == {"schema": 1, "lines": [1]}
+    monkeypatch.setattr(verbs.Verb, "do", lambda *_: Result(shown, {}))
     assert typed("submit")[1] == "run  night\ntext:\nstep 1\nstep 2\n", "without the job's specification"
 
 
@@ -272,9 +276,11 @@ def test_a_run_is_named_by_its_name_or_its_job(asked: Asked, name: str):
     for verb in ("show", "log", "watch", "resume"):
         assert typed(verb, name)[0] == 0
         assert typing.cast(typing.Any, asked.pop()).run == name
-    for verb in ("cancel", "compare", "report"):
+    for verb in ("compare", "report"):
         assert typed(verb, name, "dawn")[0] == 0
         assert typing.cast(typing.Any, asked.pop()).runs == f"{name} dawn"
+    assert typed("cancel", name, "dawn")[0] == 0
+    assert one(asked).run == f"{name} dawn"
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def test_manifests_as_json(settings: Settings, project: pathlib.Path):
     plain = typed("render", "--kubernetes", *IMAGE, "--run", "night", "--no-snapshot", "smoke")[1]
     code, out, _ = typed("--json", "render", "--kubernetes", *IMAGE, "--run", "night", "smoke")
     assert code == 0
-    assert json.loads(out) == {"manifests": plain, "run": "night", "run-dir": f"{settings.runs}/night"}
+    assert json.loads(out) == {"schema": 1, "manifests": plain, "run": "night", "run-dir": f"{settings.runs}/night"}
     out = typed("render", "--json", "--kubernetes", *IMAGE, "--run", "night", "exp/train.py")[1]
     assert json.loads(out)["code"] == f"{settings.runs}/night/code"
 
@@ -121,7 +121,7 @@ def test_the_script_as_json(settings: Settings, cluster: Cluster, project: pathl
     found = json.loads(out)
     assert found["script"] == plain
     assert found["run"] == "night"
-    assert json.loads(found["job"])["run"] == "night"
+    assert found["job"]["run"] == "night"
 
 
 def test_a_failure_as_json(settings: Settings, project: pathlib.Path):

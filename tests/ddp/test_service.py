@@ -52,7 +52,9 @@ def test_settings_of_slurm_go_through_upstreams_charms():
     found = service.render_remedy("t/0", Step("slurm-conf", "set it", {"line": "KillWait=30"}))
     assert found.startswith("juju config slurmctld slurm-conf-parameters=")
     assert "KillWait=30" in found
-    found = service.render_remedy("t/0", Step("partition-conf", "set it", {"partition": "gpu", "line": "PreemptMode=requeue"}))
+    found = service.render_remedy(
+        "t/0", Step("partition-conf", "set it", {"partition": "gpu", "line": "PreemptMode=requeue"})
+    )
     assert found.startswith("juju config gpu partition-config=")
 
 

@@ -1,4 +1,4 @@
-"""The Hugging Face token: a Juju secret, in a file that only the submit user can read for as long as a job may need it.
+"""The Hugging Face token: a secret, in a file that only the submit user can read for as long as a job may need it.
 
 The file lies in the workspace, since every node must read it, below a folder of mode 0700 and one for each unit, which
 maintains its own. A job gets only the path (HF_TOKEN_PATH), so that the token is in no script and no environment.

@@ -34,16 +34,30 @@ def test_one_command_from_nothing_to_a_result(trainer: Trainer, cluster: Cluster
     results = trainer.run("submit-ddp", wait=True, run="first")
     folder = trainer.workspace / "runs" / "first"
     assert results == {
-        "job-id": "41", "run": "first", "run-dir": str(folder), "log": str(folder / "logs" / "41.out"),
-        "script": str(folder / "job.sbatch"), "state": "COMPLETED", "exit-code": "0", "loss": "0.586587", "first-loss": "1.39149",
-        "best-loss": "0.5", "tokens-per-second": "1832.05", "samples-per-second": "56118.5", "steps": "16", "nodes": "2", "ranks": "2",
-        "checkpoint": str(folder / "epoch-0001"), "curve": str(folder / "loss.png"), "device": "cpu",
+        "job-id": "41",
+        "run": "first",
+        "run-dir": str(folder),
+        "log": str(folder / "logs" / "41.out"),
+        "script": str(folder / "job.sbatch"),
+        "state": "COMPLETED",
+        "exit-code": "0",
+        "loss": "0.586587",
+        "first-loss": "1.39149",
+        "best-loss": "0.5",
+        "tokens-per-second": "1832.05",
+        "samples-per-second": "56118.5",
+        "steps": "16",
+        "nodes": "2",
+        "ranks": "2",
+        "checkpoint": str(folder / "epoch-0001"),
+        "curve": str(folder / "loss.png"),
+        "device": "cpu",
         "curve-text": results["curve-text"],
-    }  # fmt: skip
+    }
     assert [job.name for job in cluster.jobs] == ["prepare-python-stdlib", "first"]
     words = "\n".join(trainer.log)
     for step in (
-        "making the environment: torch 2.13.0 for CPU (Slurm knows no node with GPUs)",
+        "making the environment: torch 2.13.0 for CPU (Slurm has no node with GPUs)",
         "the dataset python-stdlib does not exist yet",
         "job 40 prepares the dataset python-stdlib",
         "job 41: first on 2 nodes of slurmd, each 2 cores, 8000 MiB",
@@ -317,7 +331,7 @@ def test_a_run_at_work_is_not_started_again(ready: Trainer, cluster: Cluster):
     cluster.states = [("RUNNING", 0)]
     ready.run("submit-ddp", run="x")
     assert ready.fails("submit-ddp", run="x") == (
-        "run: x is active as job 40 (RUNNING); wait for its end, or: juju run trainer/0 cancel-run run=x"
+        "run: x is active as job 40 (RUNNING); wait for its end, or cancel it; juju run trainer/0 cancel-run run=x"
     )
     assert len(cluster.jobs) == 1
 
@@ -388,5 +402,5 @@ def test_a_source_that_cannot_be_is_refused(ready: Trainer, cluster: Cluster):
     cluster.states = [("RUNNING", 0)]
     ready.run("prepare-dataset", wait=False)
     run = "prepare-python-stdlib"
-    line = f"run: {run} is active as job 40 (RUNNING); wait for its end, or: juju run trainer/0 cancel-run run={run}"
+    line = f"run: {run} is active as job 40 (RUNNING); wait for its end, or cancel it; juju run trainer/0 cancel-run run={run}"
     assert ready.fails("prepare-dataset") == line

@@ -96,9 +96,17 @@ def test_a_folder_that_others_can_write_is_named(settings: Settings, name: str):
 
 def manifest(settings: Settings, digit: str = "a", **more: object) -> dict[str, object]:
     record = {
-        "key": "1" * 16, "hash": digit * 16, "sha256": digit * 64, "size_bytes": 3, "unpacked_bytes": 9, "python": "3.12",
-        "torch": "2.13.0+cpu", "build": "cpu", "created": f"2026-11-2{ord(digit) % 10}T00:00:00Z", **more,
-    }  # fmt: skip
+        "key": "1" * 16,
+        "hash": digit * 16,
+        "sha256": digit * 64,
+        "size_bytes": 3,
+        "unpacked_bytes": 9,
+        "python": "3.12",
+        "torch": "2.13.0+cpu",
+        "build": "cpu",
+        "created": f"2026-11-2{ord(digit) % 10}T00:00:00Z",
+        **more,
+    }
     (settings.environments / f"{digit * 16}.tar.zst").write_text("xyz")
     (settings.environments / f"{digit * 16}.json").write_text(json.dumps(record))
     return record

@@ -79,7 +79,9 @@ def test_an_environment_that_jobs_would_not_use_is_reported(ready: Trainer):
 def test_waits_for_slurms_client(trainer: Trainer, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(jobs, "is_installed", lambda: False)
     out = trainer.event("update_status")
-    assert out.unit_status == testing.WaitingStatus("Slurm's client is not installed on this host; the principal must be sackd")
+    assert out.unit_status == testing.WaitingStatus(
+        "Slurm's client is not installed on this host; the principal must be sackd"
+    )
 
 
 def test_waits_for_the_controller(trainer: Trainer, cluster: Cluster):
@@ -121,7 +123,7 @@ def test_a_unit_that_goes_sets_no_status_and_is_not_woken(
 
 
 def test_waits_for_the_filesystem(trainer: Trainer, host: dict[str, object], workspace: pathlib.Path):
-    line = f"no filesystem is mounted at {workspace}; integrate shared-filesystem-client:juju-info with this machine's application"
+    line = f"no filesystem is mounted at {workspace}; integrate shared-filesystem-client:juju-info with the application of this machine"
     for nothing in (None, "/"):
         host["mount"] = nothing
         assert trainer.event("update_status").unit_status == testing.WaitingStatus(line)
@@ -145,9 +147,12 @@ def test_nothing_is_submitted_where_others_could_replace_what_runs(ready: Traine
     before, asked = ready.files(), len(cluster.changes)
     assert ready.event("update_status").unit_status == testing.BlockedStatus(problem)
     for action, params in (
-        ("submit-ddp", {}), ("submit-ddp", {"dry_run": True}), ("prepare-dataset", {"name": "x"}),
-        ("install-environment", {"force": True}), ("benchmark-collectives", {}),
-    ):  # fmt: skip
+        ("submit-ddp", {}),
+        ("submit-ddp", {"dry_run": True}),
+        ("prepare-dataset", {"name": "x"}),
+        ("install-environment", {"force": True}),
+        ("benchmark-collectives", {}),
+    ):
         assert ready.fails(action, **params) == problem
     assert (ready.files(), len(cluster.changes)) == (before, asked)
     assert ready.run("list-runs")  # what only looks goes on
@@ -180,6 +185,12 @@ def test_packages_that_cannot_be_installed_block(trainer: Trainer, host: dict[st
         ),
         ("submit-user", "a b", "fix config: submit-user: 'a b' is not allowed; the name of an account"),
         ("torch-build", "rocm", "fix config: torch-build: 'rocm' is not allowed; one of: auto, cpu, cuda"),
+        (
+            "mlflow-tracking-uri",
+            "http://user:secret@host",
+            "fix config: mlflow-tracking-uri: 'http://user:secret@host' is not "
+            "allowed; a server's http(s) URI without credentials, or a path, or nothing",
+        ),
         (
             "torch-index",
             "https://user:secret@host/x",

@@ -356,9 +356,14 @@ def queued(settings: Settings, *, sweep: bool = False) -> dict[str, str]:
     params = fields.parse(models.SubmitDdp, {})
     program = scripts.Program(("--module", "ddptrain", "smoke"), leaves_outcome=True)
     files = scripts.training(
-        settings, REQUEST, params, Environment(MANIFEST, "/x.tar.zst"), run="first", program=program,
+        settings,
+        REQUEST,
+        params,
+        Environment(MANIFEST, "/x.tar.zst"),
+        run="first",
+        program=program,
         sweep=scripts.Sweep(1, 2),
-    )  # fmt: skip
+    )
     folder = settings.runs / "first-0"
     for name in ("logs", "control"):
         (folder / name).mkdir(parents=True)
