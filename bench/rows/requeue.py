@@ -87,7 +87,7 @@ def _ours(env: dict[str, str], data_root: pathlib.Path, folder: pathlib.Path) ->
         _await(lambda: "step=30/" in _text(log), log)
         drill = _warned(env, job, outcome, log, "scancel", "--signal=USR1", "--batch", job)
         assert json.loads(outcome.read_text())["outcome"] == "preempted"
-        time.sleep(2)  # as resume-now does: slurmd refuses an attempt within the second in which the last one ended
+        time.sleep(2)  # as resume-run does: slurmd refuses an attempt within the second in which the last one ended
         began = time.perf_counter()
         _call(env, "scontrol", "update", f"jobid={job}", "StartTime=now")  # or Slurm waits two minutes
         _await(lambda: re.search(r"\[CKPT\] resumed=.*\n(?:.*\n)*?.*\[TRAIN\] step=", _text(log)) is not None, log)

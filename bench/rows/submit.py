@@ -297,7 +297,7 @@ def _warning() -> list[row.Row]:
     began = time.time()
     _on("sackd/0", "scancel", "--signal=USR1", "--batch", job["job-id"])
     output = _until(job["log"], "is queued again")
-    _action("cancel-job", f"job-id={job['job-id']}")
+    _action("cancel-run", f"run={job['run']}")
     found = re.findall(r"^\[(PREEMPT|REQUEUE)\] \d+-\d+-\d+T(\S+)Z", output, re.MULTILINE)
     stamps = dict(reversed(found))  # the first of each: a job that was queued again is ended, which warns it once more
     day = began - began % 86400

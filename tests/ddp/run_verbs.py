@@ -22,9 +22,9 @@ class Program(Trainer):
         options = {name: value for name, value in self.config.items() if name not in ("submit-user", "hf-token")}
         options["account"] = pwd.getpwuid(os.geteuid()).pw_name
         settings = dataclasses.replace(config.settings(fields.parse(config.Config, options)), unit="trainer/0")
-        verb, self.log = verbs.ALL[action], []
+        verb, self.log = verbs.ACTIONS[action], []
         try:
-            given = fields.parse(verb.params, {name.replace("_", "-"): value for name, value in params.items()})
+            given = fields.parse(verb.options, {name.replace("_", "-"): value for name, value in params.items()})
             found = typing.cast(object, verb.do_when_ready(settings, given, self.log.append))
         except Problem as e:
             self.results = e.results

@@ -117,9 +117,21 @@ def test_a_line_without_end_takes_no_memory(tmp_path: pathlib.Path):
 
 @pytest.mark.parametrize(
     "line",
-    ["[1, 2]", "null", "{", '{"step": NaN}', '{"step": "1"}', '{"loss": 1}', '{"step": 1e300, "loss": 2}', "[" * 5000,
-     '{"step": true, "loss": 1}', '{"step": ' + "9" * 400 + "}", '{"step": ' + "9" * 5000 + "}", "\x00\xff"],
-)  # fmt: skip
+    [
+        "[1, 2]",
+        "null",
+        "{",
+        '{"step": NaN}',
+        '{"step": "1"}',
+        '{"loss": 1}',
+        '{"step": 1e300, "loss": 2}',
+        "[" * 5000,
+        '{"step": true, "loss": 1}',
+        '{"step": ' + "9" * 400 + "}",
+        '{"step": ' + "9" * 5000 + "}",
+        "\x00\xff",
+    ],
+)
 def test_what_is_no_record_is_left_out(tmp_path: pathlib.Path, line: str):
     path = tmp_path / folder.METRICS
     path.write_text(record(1, 5.0) + line + "\n" + record(2, 4.0))

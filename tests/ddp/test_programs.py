@@ -132,6 +132,7 @@ def test_no_text_of_python_is_executed():
                 first.setdefault(str(texts[0]), set()).add(str(path.relative_to(PACKAGE)))
     assert first == {
         "sh": {"node/supervisor.py"},
+        "/bin/sh": {"kubernetes.py"},
         "bash": {"node/network.py"},
         "zstd": {"node/environment.py"},
         "git": {"project.py"},

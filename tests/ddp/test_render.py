@@ -45,7 +45,8 @@ def files(folder: pathlib.Path) -> set[str]:
 
 def test_the_code_of_the_manifests_is_in_the_workspace(settings: Settings, project: pathlib.Path):
     code, out, err = typed("render", "--kubernetes", *IMAGE, "--run", "night", "exp/train.py", "--lr", "1")
-    assert (code, err) == (0, f"copying 3 files, 0.0 MiB, of {project}\n")
+    assert code == 0
+    assert err.startswith(f"copying 3 files, 0.0 MiB, of {project}\n")
     ranks = container(out)
     script = pathlib.Path(ranks["args"][0])
     assert script == settings.runs / "night" / "code" / "exp" / "train.py"

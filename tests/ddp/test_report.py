@@ -26,10 +26,18 @@ MakeRun = collections.abc.Callable[..., pathlib.Path]
 LOSS, THROUGHPUT = "figure.chart[data-chart='0']", "figure.chart[data-chart='1']"
 # In every place where a run's text may land; each would leave a trace, were it taken for more than text.
 HOSTILE = (
-    "<script>window.hacked=1</script>", '"><img src=x onerror="window.hacked=1">', "</script><script>window.hacked=1</script>",
-    "</style><script>window.hacked=1</script>", "{{ 7*7 }}{% for x in y %}", "'-alert(1)-'", "<!--", "\u202eevil\x1b[31m\x00",
-    "&lt;b&gt;", "https://example.org/x.js", "\ud800",
-)  # fmt: skip
+    "<script>window.hacked=1</script>",
+    '"><img src=x onerror="window.hacked=1">',
+    "</script><script>window.hacked=1</script>",
+    "</style><script>window.hacked=1</script>",
+    "{{ 7*7 }}{% for x in y %}",
+    "'-alert(1)-'",
+    "<!--",
+    "\u202eevil\x1b[31m\x00",
+    "&lt;b&gt;",
+    "https://example.org/x.js",
+    "\ud800",
+)
 
 
 @pytest.fixture(scope="module")
@@ -92,9 +100,16 @@ def known(folder: pathlib.Path, kind: str, key: str) -> list[tuple[int, float]]:
 
 
 @pytest.mark.parametrize(
-    ("figure", "curve", "kind"), [(0, "loss", "step"), (0, "val_loss", "eval"), (1, "tokens_per_second", "step"),
-                                  (2, "lr", "step"), (3, "memory_mib", "step"), (4, "grad_norm", "step")],
-)  # fmt: skip
+    ("figure", "curve", "kind"),
+    [
+        (0, "loss", "step"),
+        (0, "val_loss", "eval"),
+        (1, "tokens_per_second", "step"),
+        (2, "lr", "step"),
+        (3, "memory_mib", "step"),
+        (4, "grad_norm", "step"),
+    ],
+)
 def test_the_browser_draws_what_the_payload_measured(
     tab: browser.Browser, recorded: pathlib.Path, *, figure: int, curve: str, kind: str
 ):
@@ -193,11 +208,16 @@ def test_runs_stand_side_by_side_with_what_differs_marked(
     tab: browser.Browser, recorded: pathlib.Path, make_run: MakeRun, tmp_path: pathlib.Path
 ):
     config = json.loads((recorded / "config.json").read_text())
-    other = make_run("other", **{
-        "config.json": json.dumps({**config, "lr": 0.01}),
-        "metrics.jsonl": "".join(json.dumps({"kind": "step", "step": s, "loss": 6 - s / 50}) + "\n" for s in range(1, 101)),
-        "summary.json": json.dumps({"workload": "gpt", "state": "done", "last_loss": 4.0, "best_loss": 3.0}),
-    })  # fmt: skip
+    other = make_run(
+        "other",
+        **{
+            "config.json": json.dumps({**config, "lr": 0.01}),
+            "metrics.jsonl": "".join(
+                json.dumps({"kind": "step", "step": s, "loss": 6 - s / 50}) + "\n" for s in range(1, 101)
+            ),
+            "summary.json": json.dumps({"workload": "gpt", "state": "done", "last_loss": 4.0, "best_loss": 3.0}),
+        },
+    )
     show(tab, write(tmp_path, recorded, other))
     assert [value for _, value in drawn(tab, LOSS, "loss", run=1)] == pytest.approx(
         [6 - s / 50 for s in range(1, 101)], abs=0.01
@@ -219,16 +239,21 @@ def test_a_hostile_run_stays_text(tab: browser.Browser, make_run: MakeRun, tmp_p
     texts = {f"{word}{number}": word for number, word in enumerate(HOSTILE)}
     lines = "\n".join(HOSTILE)
     records = [{"kind": "step", "step": step, "loss": 1.0, **dict.fromkeys(HOSTILE, step)} for step in (1, 2, 3)]
-    folder = make_run("<img src=x onerror=alert(1)>\"'&", **{
-        "job.json": json.dumps({"kind": HOSTILE[0], "submitted": HOSTILE[1], "job_id": 5, "request": texts, **texts}),
-        "config.json": json.dumps({**texts, "nested": {HOSTILE[2]: {HOSTILE[3]: HOSTILE[0]}}}),
-        "summary.json": json.dumps({"ranks": [{"host": word, "device": word} for word in HOSTILE], **texts}),
-        "metrics.jsonl": "".join(json.dumps(record) + "\n" for record in records),
-        "logs/5.out": lines.replace("\ud800", ""),
-        "control/5.hosts": "<b>a</b> b",
-        "control/5.failures": "".join("\t".join([word] * 5) + "\n" for word in HOSTILE[:8]),
-        "control/5.r0.outcome": json.dumps({"outcome": HOSTILE[0], "error": HOSTILE[1], "step": HOSTILE[2]}),
-    })  # fmt: skip
+    folder = make_run(
+        "<img src=x onerror=alert(1)>\"'&",
+        **{
+            "job.json": json.dumps(
+                {"kind": HOSTILE[0], "submitted": HOSTILE[1], "job_id": 5, "request": texts, **texts}
+            ),
+            "config.json": json.dumps({**texts, "nested": {HOSTILE[2]: {HOSTILE[3]: HOSTILE[0]}}}),
+            "summary.json": json.dumps({"ranks": [{"host": word, "device": word} for word in HOSTILE], **texts}),
+            "metrics.jsonl": "".join(json.dumps(record) + "\n" for record in records),
+            "logs/5.out": lines.replace("\ud800", ""),
+            "control/5.hosts": "<b>a</b> b",
+            "control/5.failures": "".join("\t".join([word] * 5) + "\n" for word in HOSTILE[:8]),
+            "control/5.r0.outcome": json.dumps({"outcome": HOSTILE[0], "error": HOSTILE[1], "step": HOSTILE[2]}),
+        },
+    )
     (folder / "control" / "5.<script>window.hacked=1<").with_suffix(".outcome").write_text("{}")
     path = write(tmp_path, folder, folder)
     show(tab, path)  # without a complaint: the page's policy would tell of a script that it stopped
@@ -270,10 +295,20 @@ def test_the_recorded_run_is_shown_whole(recorded: pathlib.Path):
     assert (done.ended - done.began).total_seconds() == 19
     assert [(f.attempt, f.fault, f.node) for f in run.failures] == [("7.r0", "mistake", "-")]
     assert dict(run.cluster) == {
-        "nodes": "2: slurmd-0, slurmd-1", "ranks": "2", "devices": "2 x cpu", "GPUs per node": "0", "CPUs per task": "2",
-        "partition": "slurmd", "backend": "gloo", "torch": "2.13.0+cpu", "CUDA": "none", "Python": "3.11.2",
-        "launcher": "torchrun", "fabric": "auto", "environment": "5c9e7d1f0a3b",
-    }  # fmt: skip
+        "nodes": "2: slurmd-0, slurmd-1",
+        "ranks": "2",
+        "devices": "2 x cpu",
+        "GPUs per node": "0",
+        "CPUs per task": "2",
+        "partition": "slurmd",
+        "backend": "gloo",
+        "torch": "2.13.0+cpu",
+        "CUDA": "none",
+        "Python": "3.11.2",
+        "launcher": "torchrun",
+        "fabric": "auto",
+        "environment": "5c9e7d1f0a3b",
+    }
     assert run.figures["last_loss"] == pytest.approx(3.16144, abs=1e-5)
     assert (run.settings["lr"], run.settings["width"], run.settings["time_limit"]) == ("0.003", "32", "1:00:00")
     assert "run_dir" not in run.settings
@@ -318,9 +353,14 @@ def test_an_empty_folder_makes_a_page(make_run: MakeRun):
 
 
 def test_damaged_files_are_named(make_run: MakeRun):
-    folder = make_run(**{
-        "job.json": "{", "config.json": "[1]", "summary.json": b"\xff\xfe\x00", "metrics.jsonl": 'x\n{"step": 1, "loss": 2.5}\n{"st',
-    })  # fmt: skip
+    folder = make_run(
+        **{
+            "job.json": "{",
+            "config.json": "[1]",
+            "summary.json": b"\xff\xfe\x00",
+            "metrics.jsonl": 'x\n{"step": 1, "loss": 2.5}\n{"st',
+        }
+    )
     run = folders.read(folder)
     assert [note.split(" ")[0] for note in run.notes] == ["job.json", "summary.json", "metrics.jsonl:", "config.json"]
     assert run.metrics.series["loss"].points(5) == [(1, 2.5)]
@@ -332,9 +372,12 @@ def test_not_a_number_is_shown_and_breaks_nothing(tab: browser.Browser, make_run
     lines = [
         f'{{"kind": "step", "step": {step}, "loss": {loss}, "lr": Infinity}}\n' for step, loss in enumerate(losses, 1)
     ]
-    folder = make_run(**{
-        "metrics.jsonl": "".join(lines), "summary.json": '{"last_loss": NaN, "best_loss": Infinity, "steps": 6, "mfu": -Infinity}',
-    })  # fmt: skip
+    folder = make_run(
+        **{
+            "metrics.jsonl": "".join(lines),
+            "summary.json": '{"last_loss": NaN, "best_loss": Infinity, "steps": 6, "mfu": -Infinity}',
+        }
+    )
     show(tab, write(tmp_path, folder, folder))
     assert [round(value, 2) for _, value in drawn(tab, LOSS, "loss")] == [5.0, 4.0, 3.0]
     assert "not a finite number from step 5 on" in tab.evaluate(f'document.querySelector("{LOSS} .legend").textContent')
@@ -346,8 +389,9 @@ def test_not_a_number_is_shown_and_breaks_nothing(tab: browser.Browser, make_run
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=4), max_leaves=8,
-)  # fmt: skip
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=8,
+)
 NUMBERS = (
     st.floats()
     | st.integers(-(10**400), 10**400)
@@ -359,7 +403,7 @@ RECORDS = st.lists(
         optional={"kind": st.sampled_from(["step", "eval"]), "val_loss": NUMBERS, "time": NUMBERS, "lr": JSON},
     ),
     max_size=12,
-)  # fmt: skip
+)
 KEYS = {
     "job_id": JSON,
     "request": JSON,
@@ -376,9 +420,10 @@ KEYS = {
     max_examples=150, deadline=None, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
 )
 @hypothesis.given(
-    objects=st.lists(st.fixed_dictionaries({}, optional=KEYS) | JSON, min_size=4, max_size=4), records=RECORDS,
+    objects=st.lists(st.fixed_dictionaries({}, optional=KEYS) | JSON, min_size=4, max_size=4),
+    records=RECORDS,
     noise=st.binary(max_size=40),
-)  # fmt: skip
+)
 @hypothesis.example(
     objects=[{}, {}, {}, {}], records=[{"step": 0.0, "loss": 0.0}, {"step": 5e-324, "loss": 5e-324}], noise=b""
 )
@@ -436,8 +481,17 @@ def test_many_runs_make_no_huge_page(recorded: pathlib.Path):
 
 def test_axes_have_readable_ticks():
     assert [charts.number_text(value) for value in (0, 0.003, 2.5, 1500, 15000, 2.5e6, 1e-9, 3e9, -2e4, 1e20)] == [
-        "0", "0.003", "2.5", "1500", "15k", "2.5M", "1e-09", "3G", "-20k", "1e+20",
-    ]  # fmt: skip
+        "0",
+        "0.003",
+        "2.5",
+        "1500",
+        "15k",
+        "2.5M",
+        "1e-09",
+        "3G",
+        "-20k",
+        "1e+20",
+    ]
     for low, high in ((0.0, 1.0), (1.0, 60.0), (4.26, 5.71), (1e-9, 1e-3), (-3.0, 5e5), (1e16, 1e16 + 4)):
         for is_log in (False, True) if low > 0 and high / low > 1.2 else (False,):
             ticks = charts.Axis(low, high, 0, 100, is_log=is_log).ticks

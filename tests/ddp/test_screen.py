@@ -37,9 +37,11 @@ COLOURS = re.compile(r"\x1b\[(?:\d+;)*(?:3|9|4|10)[0-8](?:;\d+)*m")
 BOXES = re.compile("[\u2500-\u257f\u2800-\u28ff]")
 
 NODES = tables.Table(
-    [["NODE", *(f"COLUMN-{number}" for number in range(16)), "VERDICT"],
-     *([f"slurmd-{node}", *["0.25"] * 16, verdict] for node, verdict in enumerate(("ok", "warning", "ERROR")))]
-)  # fmt: skip
+    [
+        ["NODE", *(f"COLUMN-{number}" for number in range(16)), "VERDICT"],
+        *([f"slurmd-{node}", *["0.25"] * 16, verdict] for node, verdict in enumerate(("ok", "warning", "ERROR"))),
+    ]
+)
 RESULTS: Results = {
     "verdict": "1 finding would break a run",
     "nodes": NODES,
@@ -212,8 +214,10 @@ def test_a_live_view_for_programs_is_a_line_for_each_change(
         assert (code, err) == (0, "")
         frames = [json.loads(line) for line in out.splitlines()]
         assert [(one["run"], one["state"], one["has_ended"]) for one in frames] == [
-            ("night", "PENDING", False), ("night", "RUNNING", False), ("night", "COMPLETED", True)
-        ]  # fmt: skip
+            ("night", "PENDING", False),
+            ("night", "RUNNING", False),
+            ("night", "COMPLETED", True),
+        ]
 
 
 def test_a_live_view_is_drawn_on_a_terminal_only(
@@ -401,8 +405,13 @@ def test_bash_completes_at_its_prompt(tmp_path: pathlib.Path):
     ours, theirs = pty.openpty()
     shell = subprocess.Popen(
         ["bash", "--noprofile", "--rcfile", str(tmp_path / "bashrc"), "-i"],
-        stdin=theirs, stdout=theirs, stderr=theirs, env=env, start_new_session=True, cwd=tmp_path,
-    )  # fmt: skip
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=env,
+        start_new_session=True,
+        cwd=tmp_path,
+    )
     os.close(theirs)
     seen = ""
 

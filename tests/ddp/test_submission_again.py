@@ -106,8 +106,10 @@ def test_whatever_sbatch_answers_an_accepted_job_is_known(
     answers = {
         "banner": lambda job: Completed(0, f"Welcome to the cluster\n{job.job_id};west\nbye\n", ""),
         "noise": lambda job: Completed(0, "Welcome to the cluster\n", ""),
-        "timeout": lambda job: Completed(1, "", "sbatch: error: Batch job submission failed: Socket timed out on send/recv"),
-    }  # fmt: skip
+        "timeout": lambda job: Completed(
+            1, "", "sbatch: error: Batch job submission failed: Socket timed out on send/recv"
+        ),
+    }
     cluster.answers = answers[answer]
     assert do(settings, verb, **params)["job-id"] == "40"
     assert record(settings, name)["job_id"] == 40

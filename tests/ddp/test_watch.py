@@ -93,19 +93,39 @@ def test_the_time_left_comes_from_the_rate_of_steps_and_from_slurms_limit(make_r
 
 
 def test_it_shows_everything(make_run: MakeRun):
-    path = make_run("run-a", **{
-        "job.json": '{"job_id": 5}',
-        "metrics.jsonl": steps(1, 50, tokens_per_second=123456.0, memory_mib=40960.0, gpu_percent=97.0, lr=0.0003, total_steps=100)
-        + '{"kind": "eval", "step": 50, "val_loss": 5.25}\n',
-        "logs/5.out": "the last line\n",
-        "control/5.failures": "2026-11-23T17:01:12Z\t5.r0\tnode\tslurmd-1\tan uncorrectable ECC error\n",
-    })  # fmt: skip
+    path = make_run(
+        "run-a",
+        **{
+            "job.json": '{"job_id": 5}',
+            "metrics.jsonl": steps(
+                1, 50, tokens_per_second=123456.0, memory_mib=40960.0, gpu_percent=97.0, lr=0.0003, total_steps=100
+            )
+            + '{"kind": "eval", "step": 50, "val_loss": 5.25}\n',
+            "logs/5.out": "the last line\n",
+            "control/5.failures": "2026-11-23T17:01:12Z\t5.r0\tnode\tslurmd-1\tan uncorrectable ECC error\n",
+        },
+    )
     (path / "logs" / "5.r0").mkdir()
     (path / "logs" / "5.r0t1").mkdir()
     shown = text_of(frame(path, job(nodes="slurmd-[0-1]")))
-    for text in ("run-a", "RUNNING", "job 5", "slurmd-[0-1]", "restarts 1", "step 50 of 100 (50%)", "loss 5.5000", "evaluation 5.2500",
-                 "tokens/s 123.5k", "memory 40.0 GiB", "GPU use 97 %", "elapsed 10 m 00 s", "left 1 m 40 s",
-                 "to the time limit 50 m 00 s", "5.r0 failed: an uncorrectable ECC error", "the last line"):  # fmt: skip
+    for text in (
+        "run-a",
+        "RUNNING",
+        "job 5",
+        "slurmd-[0-1]",
+        "restarts 1",
+        "step 50 of 100 (50%)",
+        "loss 5.5000",
+        "evaluation 5.2500",
+        "tokens/s 123.5k",
+        "memory 40.0 GiB",
+        "GPU use 97 %",
+        "elapsed 10 m 00 s",
+        "left 1 m 40 s",
+        "to the time limit 50 m 00 s",
+        "5.r0 failed: an uncorrectable ECC error",
+        "the last line",
+    ):
         assert text in shown, text
     assert any(0x2800 < ord(character) < 0x2900 for character in shown)
 
@@ -123,10 +143,16 @@ def test_it_fits_the_terminal(recorded: pathlib.Path, width: int, height: int):
 
 def test_hostile_words_do_not_reach_the_terminal(make_run: MakeRun):
     evil = "\x1b]0;owned\x07\x1b[2J[bold red]markup[/] [/nothing] \u202e\x00"
-    path = make_run("run\x1b[31m", **{
-        "logs/5.out": f"{evil}\n\r{evil}\n", "metrics.jsonl": '{"step": 1, "loss": NaN}\n' + steps(2, 3) + '{"st',
-        "control/5.failures": f"t\t{evil}\tx\ty\t{evil}\n", "summary.json": "{", "job.json": "[]",
-    })  # fmt: skip
+    path = make_run(
+        "run\x1b[31m",
+        **{
+            "logs/5.out": f"{evil}\n\r{evil}\n",
+            "metrics.jsonl": '{"step": 1, "loss": NaN}\n' + steps(2, 3) + '{"st',
+            "control/5.failures": f"t\t{evil}\tx\ty\t{evil}\n",
+            "summary.json": "{",
+            "job.json": "[]",
+        },
+    )
     now = frame(path, job("PENDING", reason=evil, nodes=evil))
     now.log = [watch.reading.printable(line) for line in now.log]
     console = rich.console.Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None)
@@ -139,8 +165,16 @@ def test_hostile_words_do_not_reach_the_terminal(make_run: MakeRun):
 
 def test_times_are_as_people_write_them():
     assert [watch.duration(value) for value in (None, 0, 59.9, 61, 3725, 100_000, -1, float("inf"), float("nan"))] == [
-        "-", "0 s", "59 s", "1 m 01 s", "1 h 02 m", "1 d 3 h", "-", "-", "-",
-    ]  # fmt: skip
+        "-",
+        "0 s",
+        "59 s",
+        "1 m 01 s",
+        "1 h 02 m",
+        "1 d 3 h",
+        "-",
+        "-",
+        "-",
+    ]
 
 
 def test_without_a_terminal_each_change_is_a_line(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch):
@@ -196,8 +230,13 @@ class Terminal:
             "LC_ALL": "C.UTF-8",
         }
         self.process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(folder)], stdin=other, stdout=other, stderr=other, env=env, start_new_session=True
-        )  # fmt: skip
+            [sys.executable, "-c", PROGRAM, str(folder)],
+            stdin=other,
+            stdout=other,
+            stderr=other,
+            env=env,
+            start_new_session=True,
+        )
         os.close(other)
         self.written = ""
 

@@ -118,7 +118,7 @@ def figure_rows(runs: list[Run]) -> list[list[str]]:
             continue
         numbers = [run.figure(key) for run in runs]
         known = {number for number in numbers if number is not None}
-        best = max(known, key=lambda number: sign * number) if sign and len(known) > 1 else None
+        best = (max(known) if sign > 0 else min(known)) if sign and len(known) > 1 else None
         pairs = zip(values, numbers, strict=True)
         cells = [catalog.cell(value) + (" *" if best is not None and number == best else "") for value, number in pairs]
         if len(numbers) == 2 and sign and numbers[0] and numbers[1] is not None:

@@ -20,9 +20,13 @@ def run_log(settings: Settings, params: models.RunLog, log: Log) -> Result:
     known = catalog.job_of(settings, target)
     if known is not None:
         results["state"] = known.state
-    about = {"path": settings.runs / target.run, "log": target.log, "job_id": target.job_id}
+
+    def read() -> folder.Lines:
+        path = settings.runs / target.run
+        return folder.read_log(path, target.log, target.job_id, lines=params.lines, rank=params.rank)
+
     try:
-        found = folders.call(settings, folder.read_log, **about, lines=params.lines, rank=params.rank)
+        found = folders.call(settings, read)
     except folders.MissingError as e:
         state, yet = f"job {target.job_id}", ""
         if known is not None:
@@ -33,13 +37,8 @@ def run_log(settings: Settings, params: models.RunLog, log: Log) -> Result:
         raise TrainerError(f"{state}; it has no output{of_rank}{yet}", remedy=show, results=results) from e
     lines = list(map(control.printable, found.lines))
     results |= {"log": found.path, "lines": str(len(lines)), "text": "\n".join(lines)}
-    values = {
-        "run": target.run,
-        "job_id": target.job_id,
-        "state": results.get("state"),
-        "log": found.path,
-        "lines": lines,
-    }
+    values: dict[str, object] = {"run": target.run, "job_id": target.job_id, "state": results.get("state")}
+    values |= {"log": found.path, "lines": lines}
     return Result(results, values, text="" if params.follow else results["text"])
 
 
@@ -47,11 +46,13 @@ def _follow(settings: Settings, target: catalog.Target, rank: int | None, log: L
     began = time.monotonic()
     offsets: dict[str, int] = {}
     is_pending = False
-    about = {"path": settings.runs / target.run, "log": target.log, "job_id": target.job_id, "rank": rank}
+    path = settings.runs / target.run
     while True:
         known = catalog.job_of(settings, target)
         has_ended = known is None or not known.is_active  # its last lines are still to be read
-        found = folders.call(settings, folder.follow_log, **about, offsets=offsets)
+        found = folders.call(
+            settings, folder.follow_log, path=path, log=target.log, job_id=target.job_id, rank=rank, offsets=offsets
+        )
         offsets = found.offsets
         for line in found.lines:
             log(tables.Line(control.printable(line)))

@@ -11,7 +11,7 @@ import uuid
 from ddp import project, remedies
 from ddp.base import REPORT_S, Log, ParameterError, Results, Settings, TrainerError
 from ddp.problem import Command, Step
-from ddp.run import catalog, failure, folder, reading, state
+from ddp.run import catalog, failure, folder, state
 from ddp.run.catalog import aligned
 from ddp.run.model import PREPARATION, UTC, Run
 from ddp.run.reading import printable
@@ -113,8 +113,7 @@ def submit(
     stamp = now().strftime("%Y-%m-%dT%H:%M:%SZ")
     record = {"format": 1, "job_id": None, "run": run, "submitted": stamp, "submission": mark, **facts}
     if again:  # the summary of an earlier job is not this one's
-        former_run = folders.call(settings, reading.written, path=path / "summary.json")
-        record["summary_before"] = former_run or 0.0
+        record["summary_before"] = folders.call(settings, folder.summarised, path=path)
         if before := about(settings, run):
             record["previous"] = folder.without_previous(before)
     texts = {**texts, folder.RECORD: folder.dump(record)}

@@ -155,24 +155,24 @@ class Run:
     @property
     def step(self) -> int | None:
         """The last step."""
-        return self.metrics.step if self.metrics.step is not None else _number(self.summary.get("steps"), int)
+        return self.metrics.step if self.metrics.step is not None else _whole(self.summary.get("steps"))
 
     @property
     def total_steps(self) -> int | None:
         """The number of steps in all. Runs of earlier releases have it in their settings only."""
-        found = self.metrics.total_steps or _number(self.config.get("steps"), int)
+        found = self.metrics.total_steps or _whole(self.config.get("steps"))
         return found if found and 0 < found < 1 << 53 else None
 
     @property
     def loss(self) -> float | None:
         """The last training loss."""
         known = self.metrics.last("loss")
-        return known if known is not None else _number(self.summary.get("last_loss"), float)
+        return known if known is not None else self.figure("last_loss")
 
     @property
     def best_loss(self) -> float | None:
         """The lowest validation loss."""
-        known = _number(self.summary.get("best_loss"), float)
+        known = self.figure("best_loss")
         return known if known is not None or self.metrics.best is None else self.metrics.best[1]
 
     @property
@@ -182,10 +182,10 @@ class Run:
 
     @property
     def rate(self) -> tuple[float, str] | None:
-        """Tokens or samples per second, and which of them."""
+        """Tokens or samples per second, and which of them: of the summary, of an active run the last ones."""
         for unit in ("tokens", "samples"):
-            name = f"{unit}_per_second"
-            if value := _number(self.summary.get(name), float) or self.metrics.last(name):
+            whole, last = self.figure(f"{unit}_per_second"), self.metrics.last(f"{unit}_per_second")
+            if value := (last or whole if self.state.is_active else whole or last):
                 return value, unit
         return None
 
@@ -216,7 +216,8 @@ class Run:
 
     def figure(self, name: str) -> float | None:
         """Return a finite number of the summary."""
-        return _number(self.summary.get(name), float)
+        value = self.summary.get(name)
+        return float(value) if isinstance(value, int | float) and abs(value) < 1e300 else None
 
     @property
     def devices(self) -> str:
@@ -265,7 +266,5 @@ def _flat(record: Json, prefix: str = "") -> collections.abc.Iterator[tuple[str,
             yield f"{prefix}{key}", value
 
 
-def _number(value: object, kind: type) -> int | float | None:
-    """Return a finite number of a file as an int or a float; None for other values."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
-    return kind(value) if is_number else None
+def _whole(value: object) -> int | None:
+    return int(value) if isinstance(value, int | float) and abs(value) < 1 << 53 else None

@@ -98,7 +98,7 @@ def _record(run: Run, known: collections.abc.Sequence[jobs.Job], seen: Json) -> 
     rate = run.rate
     values = {
         "step": run.step,
-        "max_steps": run.metrics.total_steps,
+        "max_steps": run.total_steps,
         "loss": run.loss if run.metrics.lost_step is None else math.nan,
         "tokens_per_second": rate[0] if rate and rate[1] == "tokens" else None,
         "mfu_ratio": run.metrics.last("mfu") if "mfu" in run.metrics.series else run.figure("mfu"),

@@ -97,7 +97,8 @@ def prepare_dataset(
         "source": params.source,
         "elements": elements,
         "environment": environment.manifest.hash,
-    } | ({"automatic": True} if is_automatic else {})
+        "automatic": is_automatic,
+    }
     path = settings.runs / run
     array, former = _submit_array(settings, run, texts, again=again) if elements > 1 else (None, None)
     try:

@@ -23,9 +23,14 @@ class Bars:
             rich.progress.TextColumn("{task.fields[detail]}", markup=False, table_column=_column(2)),
         )
         self._progress = rich.progress.Progress(
-            *columns, console=console, transient=True, expand=True, refresh_per_second=5,
-            redirect_stdout=False, redirect_stderr=False,  # Screen writes nothing else while there is a bar
-        )  # fmt: skip
+            *columns,
+            console=console,
+            transient=True,
+            expand=True,
+            refresh_per_second=5,
+            redirect_stdout=False,
+            redirect_stderr=False,  # Screen writes nothing else while there is a bar
+        )
         self._progress.start()
         self._last: tables.Step | None = None
 

@@ -120,7 +120,7 @@ def _figures(runs: collections.abc.Sequence[Run]) -> list[Row]:
         numbers = [run.figure(name) for run in runs]
         known = {number for number in numbers if number is not None}
         sign = _BETTER.get(name)
-        best = max(known, key=lambda number: sign * number) if sign and len(known) > 1 else None
+        best = (max(known) if sign > 0 else min(known)) if sign and len(known) > 1 else None
         cells = tuple(_figure(name, run.figures.get(name)) for run in runs)
         rows.append(Row(name, cells, False, tuple(best is not None and number == best for number in numbers)))
     return rows

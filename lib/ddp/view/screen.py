@@ -25,10 +25,13 @@ if typing.TYPE_CHECKING:  # imported where there is a terminal: what is piped st
     from ddp.view import bars
 
 STATES = {"COMPLETED": "green", "RUNNING": "cyan", "PENDING": "yellow", "PREEMPTED": "yellow", "FAILED": "red"}
-_WORDS = STATES | {
-    "COMPLETING": "cyan", "CONFIGURING": "yellow", "CANCELLED": "yellow", "TIMEOUT": "red", "OUT_OF_MEMORY": "red",
-    "NODE_FAIL": "red", "ERROR": "red", "WARNING": "yellow", "NOTE": "cyan", "warning": "yellow", "ok": "green",
-}  # fmt: skip
+_COLOURS = {
+    "cyan": "COMPLETING NOTE",
+    "yellow": "REQUEUED CONFIGURING CANCELLED WARNING warning",
+    "red": "TIMEOUT OUT_OF_MEMORY NODE_FAIL DEADLINE ERROR",
+    "green": "ok",
+}
+_WORDS = STATES | {word: colour for colour, words in _COLOURS.items() for word in words.split()}
 _LONG = 400  # a value of so many characters is written below its name
 _LEAST_CELL = 24  # the width to which a column of long texts may be folded
 _GAP, _TABLE_GAP = 2, 3  # cells between columns
@@ -206,11 +209,14 @@ def _table(rows: tables.Rows, group: collections.abc.Sequence[int]) -> "rich.tab
     )
     for at in group:
         is_number = all(_NUMBER.fullmatch(row[at]) for row in body)
-        long = max((len(row[at]) for row in rows), default=0) > _LEAST_CELL
+        longest = max(len(row[at]) for row in rows)
         table.add_column(
-            rich.text.Text(head[at]), justify="right" if is_number else "left", overflow="fold", no_wrap=not long,
-            min_width=min(_LEAST_CELL, max(len(row[at]) for row in rows)),
-        )  # fmt: skip
+            rich.text.Text(head[at]),
+            justify="right" if is_number else "left",
+            overflow="fold",
+            no_wrap=longest <= _LEAST_CELL,
+            min_width=min(_LEAST_CELL, longest),
+        )
     for row in body:
         table.add_row(*(_cell(row[at]) for at in group))
     return table

@@ -52,8 +52,17 @@ def leave(
     (folder / "latest").symlink_to("epoch-0001")
     (folder / "best").symlink_to("epoch-0001")
     (folder / "loss.png").write_bytes(b"PNG")
-    summary = {"workload": "gpt", "state": "done", "world_size": 2, "nodes": 2, "steps": steps, "last_loss": 1.0, "best_loss": 2.75,
-               "tokens_per_second": rate, "ranks": [{"device": "cpu"}]}  # fmt: skip
+    summary = {
+        "workload": "gpt",
+        "state": "done",
+        "world_size": 2,
+        "nodes": 2,
+        "steps": steps,
+        "last_loss": 1.0,
+        "best_loss": 2.75,
+        "tokens_per_second": rate,
+        "ranks": [{"device": "cpu"}],
+    }
     (folder / "summary.json").write_text(json.dumps(summary))
     (folder / "control" / f"{job_id}.r0.outcome").write_text('{"outcome": "done", "step": 40}')
     return folder
@@ -127,8 +136,10 @@ def test_two_runs_are_compared(ready: Trainer):
     leave(ready, "dawn", rate=150.0, lr=0.001, warmup=5)
     results = ready.run("compare-runs", runs="night, dawn")
     assert [line.split() for line in results["settings"].splitlines()] == [
-        ["night", "dawn"], ["lr", "0.003", "0.001"], ["warmup", "-", "5"],
-    ]  # fmt: skip
+        ["night", "dawn"],
+        ["lr", "0.003", "0.001"],
+        ["warmup", "-", "5"],
+    ]
     table = {line.split()[0]: line.split()[1:] for line in results["results"].splitlines()}
     assert table["tokens-per-second"] == ["100", "150", "*", "(1.500x)"]
     assert table["state"] == ["COMPLETED", "COMPLETED"]
@@ -173,15 +184,27 @@ def test_a_preempted_run_says_from_where_it_goes_on(ready: Trainer):
     ("action", "params", "line"),
     [
         ("show-run", {"run": "nope"}, "run: there is no run 'nope' in {runs}; ddp list"),
-        ("show-run", {"run": "../x"}, "run: '../x' is not allowed; only letters, digits and . _ -, beginning with a letter or digit"),
+        (
+            "show-run",
+            {"run": "../x"},
+            "run: '../x' is not allowed; only letters, digits and . _ -, beginning with a letter or digit",
+        ),
         ("compare-runs", {"runs": "one"}, "runs: 1 named; two to eight different ones, separated by commas"),
         ("compare-runs", {"runs": "one,one"}, "runs: 1 named; two to eight different ones, separated by commas"),
-        ("compare-runs", {"runs": "a,b,c,d,e,f,g,h,i"}, "runs: 9 named; two to eight different ones, separated by commas"),
-        ("compare-runs", {"runs": "a,$(id)"}, "runs: 'a,$(id)' is not allowed; names of runs or ids of jobs, separated by commas or blanks"),
+        (
+            "compare-runs",
+            {"runs": "a,b,c,d,e,f,g,h,i"},
+            "runs: 9 named; two to eight different ones, separated by commas",
+        ),
+        (
+            "compare-runs",
+            {"runs": "a,$(id)"},
+            "runs: 'a,$(id)' is not allowed; names of runs or ids of jobs, separated by commas or blanks",
+        ),
         ("compare-runs", {"runs": "one,two"}, "runs: there is no run 'one' in {runs}; ddp list"),
         ("list-runs", {"lines": 0}, "lines: 0 is not allowed; a whole number from 1 to 1000"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_is_refused(ready: Trainer, action: str, params: dict[str, typing.Any], line: str):
     assert ready.fails(action, **params) == line.replace("{runs}", str(ready.workspace / "runs"))
 
@@ -241,8 +264,10 @@ def motley(ready: Trainer) -> Trainer:
 def test_what_is_no_training_is_shown_with_clear_words(motley: Trainer):
     shown_runs = {name: motley.run("show-run", run=name) for name in ("table", "prepare-owt", "mine")}
     assert {name: shown["kind"] for name, shown in shown_runs.items()} == {
-        "table": "collectives", "prepare-owt": "prepare", "mine": "script",
-    }  # fmt: skip
+        "table": "collectives",
+        "prepare-owt": "prepare",
+        "mine": "script",
+    }
     assert shown_runs["table"]["metrics"] == ("none: it is a benchmark; its output: ddp log table")
     assert shown_runs["prepare-owt"]["metrics"].startswith("none: it is the preparation of a dataset; ")
     assert shown_runs["mine"]["metrics"] == "none: the script wrote no metrics.jsonl"
@@ -361,9 +386,13 @@ def test_a_sweep_is_counted_as_a_whole_and_by_its_runs(ready: Trainer, cluster: 
         assert [line.split()[0] for line in shown["runs"].splitlines() if "*" in line] == ["s-0"]
     rows = {line.split()[0]: line.split()[1:3] for line in ready.run("list-runs")["runs"].splitlines()[1:]}
     assert rows == {
-        "s": ["sweep", "RUNNING"], "s-0": ["gpt", "COMPLETED"], "s-1": ["gpt", "COMPLETED"], "s-2": ["gpt", "FAILED"],
-        "s-3": ["gpt", "RUNNING"], "s-4": ["gpt", "PENDING"],
-    }  # fmt: skip
+        "s": ["sweep", "RUNNING"],
+        "s-0": ["gpt", "COMPLETED"],
+        "s-1": ["gpt", "COMPLETED"],
+        "s-2": ["gpt", "FAILED"],
+        "s-3": ["gpt", "RUNNING"],
+        "s-4": ["gpt", "PENDING"],
+    }
     assert ready.run("show-run", run="s-3")["state"] == "RUNNING"
     found["array"].task = "4-7%2"
     shown = ready.run("show-run", run="s-4")
@@ -407,9 +436,12 @@ def test_a_sweeps_runs_are_compared_with_what_differs(ready: Trainer, cluster: C
     head, *rows = [line.split() for line in results["results"].splitlines()]
     assert head == ["RUN", "STATE", "LR", "STEPS", "LOSS", "BEST", "PER-SECOND"]
     assert [row[:3] for row in rows] == [
-        ["s-0", "COMPLETED", "1"], ["s-1", "COMPLETED", "2"], ["s-2", "FAILED", "3"], ["s-3", "RUNNING", "4"],
+        ["s-0", "COMPLETED", "1"],
+        ["s-1", "COMPLETED", "2"],
+        ["s-2", "FAILED", "3"],
+        ["s-3", "RUNNING", "4"],
         ["s-4", "PENDING", "5"],
-    ]  # fmt: skip
+    ]
     assert rows[0][3:] == ["16", "0.5", "2.5", "*", "56118.5"]
     assert rows[1][3:] == ["16", "0.5", "3.5", "56118.5"]
     assert (results["best-run"], results["best-loss"]) == ("s-0", "2.5"), "the lowest validation loss"

@@ -177,7 +177,7 @@ def test_a_sweep_with_a_run_that_failed_fails(ready: Trainer, cluster: Cluster):
 
     cluster.submitted = submitted
     line = ready.fails("submit-sweep", grid="lr=1,2", name="s", wait=True)
-    assert line == "1 of 2 runs did not complete; juju run trainer/0 show-run run=s-1"
+    assert line == "1 of 2 runs did not complete; ddp show s-1"
     assert ready.results["states"] == "1 COMPLETED, 1 FAILED"
 
 
@@ -203,7 +203,7 @@ def test_a_run_of_a_sweep_is_cancelled_alone(ready: Trainer, cluster: Cluster):
     assert cancelled(cluster) == [41]
     assert ready.run("cancel-run", run="s-3")["state"] == "CANCELLED", "it has no record of its own, nor gets one"
     assert cluster.changes[-1] == ("scancel", "40_3")
-    line = "run: no job of s-1 is pending or running; juju run trainer/0 list-runs"
+    line = "run: no job of s-1 is pending or running; ddp list"
     assert ready.fails("cancel-run", run="s-1") == line
     assert ready.fails("cancel-run", run="s-9") == line.replace("s-1", "s-9")
 
@@ -266,8 +266,8 @@ def test_an_element_that_was_queued_again_is_let_go(ready: Trainer, cluster: Clu
 @pytest.mark.parametrize(
     ("name", "line"),
     [
-        ("40_9", "run: s, job 40, has no element 9; juju run trainer/0 show-run run=s"),
-        ("7_1", "run: 7 is not an array of {runs}; juju run trainer/0 list-runs"),
+        ("40_9", "run: s, job 40, has no element 9; ddp show s"),
+        ("7_1", "run: 7 is not an array of {runs}; ddp list"),
     ],
 )
 def test_an_element_that_does_not_exist_is_refused(ready: Trainer, cluster: Cluster, action: str, name: str, line: str):
@@ -287,6 +287,6 @@ def test_an_element_of_a_preparation(ready: Trainer, cluster: Cluster):
     shown = ready.run("show-run", run="40_2")
     assert (shown["run"], shown["state"]) == ("prepare-raw", "RUNNING")
     assert ready.fails("cancel-run", run="40_2") == (
-        "run: 40_2 is a part of prepare-raw; a dataset's preparation is cancelled as a whole; juju run trainer/0 cancel-run run=prepare-raw"
+        "run: 40_2 is a part of prepare-raw; a dataset's preparation is cancelled as a whole; ddp cancel prepare-raw"
     )
     assert ready.fails("show-run", run="40_3").startswith("run: prepare-raw, job 40, has no element 3")
