@@ -134,7 +134,6 @@ def test_no_text_of_python_is_executed():
         "sh": {"node/supervisor.py"},
         "/bin/sh": {"kubernetes.py"},
         "bash": {"node/network.py"},
-        "zstd": {"node/environment.py"},
         "git": {"project.py"},
         "tar": {"environment/packing.py"},
         "-r": {"environment/builder.py"},

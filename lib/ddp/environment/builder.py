@@ -43,19 +43,14 @@ class Request:
 def make(settings: Settings, request: Request, key: str, log: Log) -> folders.Manifest:
     """Make an environment, store its archive and return its manifest. Raises TrainerError."""
     store = str(settings.environments)
-    opened = folders.call(settings, archives.open_build, base=str(settings.node_cache), store=store)
-    folder = pathlib.Path(opened["folder"])
-
-    def check_room(build: str) -> None:
-        _require_room(settings.node_cache, opened["free_bytes"], _BUILD_BYTES[build])
-        _require_room(settings.environments, opened["store_free_bytes"], _STORE_BYTES[build])
+    folder = pathlib.Path(folders.call(settings, archives.open_build, base=str(settings.node_cache)))
 
     def do(text: str, operation: collections.abc.Callable[..., T], **arguments: object) -> T:
         return with_progress(log, text, lambda: folders.call(settings, operation, timeout_s=3600, **arguments))
 
     try:
-        check_room(request.choice.build)
-        _install(settings, request, folder, log, check_room)
+        _check_room(settings, request.choice.build)
+        _install(settings, request, folder, log)
         size = do("compiling it", archives.finish_environment, build=str(folder), payload=str(settings.payload))
         manifest = {
             "torch": with_progress(log, "checking it", lambda: check(settings, folder)),
@@ -77,13 +72,15 @@ def make(settings: Settings, request: Request, key: str, log: Log) -> folders.Ma
     return folders.Manifest.model_validate({**stored, "folder": store})
 
 
-def _install(
-    settings: Settings,
-    request: Request,
-    folder: pathlib.Path,
-    log: Log,
-    check_room: collections.abc.Callable[[str], None],
-) -> None:
+def _check_room(settings: Settings, build: str) -> None:
+    needed = {settings.node_cache: _BUILD_BYTES[build], settings.environments: _STORE_BYTES[build]}
+    for place, size in needed.items():
+        free = folders.call(settings, shutil.disk_usage, path=place).free
+        if free < size:
+            raise TrainerError(f"{place} has {free >> 20} MiB free, and the environment needs {size >> 20}; make room")
+
+
+def _install(settings: Settings, request: Request, folder: pathlib.Path, log: Log) -> None:
     do = functools.partial(with_progress, log)
     python, payload = folder / "env" / "bin" / "python", settings.payload
     do("making a virtual environment", lambda: uv.call(folders.PYTHON, "-m", "venv", folder / "env"))
@@ -102,18 +99,13 @@ def _install(
             torch = f"torch=={uv.TORCH},!={uv.TORCH}+cpu"
             do(f"installing torch {uv.TORCH} for CUDA", lambda: installer.install(torch, also=index))
         else:
-            uv.install_cpu_torch(installer, do, index=index, check_room=lambda: check_room("cuda"))
+            uv.install_cpu_torch(installer, do, index=index, check_room=lambda: _check_room(settings, "cuda"))
     except uv.InstallError as e:
         if e.is_unsatisfiable and wheels:
             raise ParameterError("wheelhouse", f"a wheel is missing: {e.what}") from e
         raise
     if request.own is not None:
         install_own(installer, request.own, folder, log, also=settings.torch_index)
-
-
-def _require_room(folder: pathlib.Path, free: int, needed: int) -> None:
-    if free < needed:
-        raise TrainerError(f"{folder} has {free >> 20} MiB free, and the environment needs {needed >> 20}; make room")
 
 
 def install_own(installer: uv.Uv, own: Own, folder: pathlib.Path, log: Log, *, also: str) -> None:

@@ -9,15 +9,14 @@ import dataclasses
 import pathlib
 import time
 
-from ddp import remedies
-from ddp.base import Log, Settings, TrainerError, with_progress
+from ddp import base, remedies
+from ddp.base import Log, Settings, TrainerError
 from ddp.environment import driver
-from ddp.problem import Command, Step
+from ddp.problem import Step
 from ddp.slurm import jobs
 from ddp.workspace import folders
 
 WAIT_S = 1800.0  # for a node to become free, and the answer
-_POLL_S = 0.5
 _PROGRAM = pathlib.Path(driver.__file__)
 
 
@@ -43,41 +42,42 @@ def choose(
     options += ["--output=/dev/null", *([f"--reservation={reservation}"] if reservation else [])]
     head = "".join(f"#SBATCH {option}\n" for option in options)
     script = f"#!/bin/bash\n{head}exec {folders.PYTHON} -I - <<'PROGRAM'\n{_PROGRAM.read_text()}\nPROGRAM\n"
-    progress: list[str] = []
+    log(f"asking a node with GPUs ({node.name} has {node.gpus}) for its CUDA driver")
     try:
-        text = f"asking a node with GPUs ({node.name} has {node.gpus}) for its CUDA driver"
-        ended = with_progress(log, text, lambda: _run(settings, script, progress), lambda: progress[-1])
+        ended = _run(settings, script, log)
+        if ended.exit_code == driver.MISSING:
+            return Choice("cpu", True, f"{ended.nodes} has no CUDA driver")
+        if ended.state != "COMPLETED":
+            raise jobs.SlurmError(f"job {ended.job_id} ended as {ended.state} with status {ended.exit_code}")
     except jobs.SlurmError as e:
-        remedy = Command("env install", {"torch": "cpu"})
+        remedy = Step("torch-build", "try again when a GPU node is free, or set torch-build to cpu or cuda")
         raise TrainerError(f"no GPU node reported its driver: {e}", remedy=remedy) from e
-    if ended.exit_code == driver.MISSING:
-        return Choice("cpu", True, f"{ended.nodes or node.name} has no CUDA driver")
-    if ended.state != "COMPLETED":
-        why = f"job {ended.job_id} ended as {ended.state} with status {ended.exit_code}"
-        raise TrainerError(f"no GPU node reported its driver: {why}", remedy=Command("env install", {"torch": "cpu"}))
-    return Choice("cuda", False, f"{ended.nodes or node.name} has a CUDA driver")
+    return Choice("cuda", False, f"{ended.nodes} has a CUDA driver")
 
 
-def _run(settings: Settings, script: str, progress: list[str]) -> jobs.Job:
+def _run(settings: Settings, script: str, log: Log) -> jobs.Job:
     """Run a job to its end, and return it. Raises SlurmError if it does not start or end in time."""
     number = jobs.submit_text(script)
+    began = reported = time.monotonic()
     try:
-        deadline = time.monotonic() + WAIT_S
         while True:
             known = jobs.job(number, user=settings.user)
             if known is None:
                 raise jobs.SlurmError(f"Slurm does not know job {number}, which it accepted")
             if not known.is_active:
                 return known
-            progress.append(f"job {number} is {known.state} ({known.reason})")
             if known.is_held and known.reason.startswith(remedies.HELD):
                 what = f"slurmctld does not know the account {settings.user} (uid {settings.uid}), so it starts no job"
                 add = f"on slurmctld's host: useradd --no-create-home --uid {settings.uid} {settings.user}"
                 values = {"user": settings.user, "uid": str(settings.uid)}
                 raise TrainerError(what, remedy=Step("add-account", add, values))
-            if time.monotonic() > deadline:
-                raise jobs.SlurmError(f"{progress[-1]} after {WAIT_S:.0f} s")
-            time.sleep(_POLL_S)
+            now, state = time.monotonic(), f"job {number} is {known.state} ({known.reason})"
+            if now - began > WAIT_S:
+                raise jobs.SlurmError(f"{state} after {WAIT_S:.0f} s")
+            if now - reported > base.REPORT_S:
+                log(f"{state}: {now - began:.0f} s")
+                reported = now
+            time.sleep(0.5 if now - began < 60 else 5)
     except BaseException:
         with contextlib.suppress(jobs.SlurmError):  # the job's own limit ends it
             jobs.cancel(number)

@@ -34,20 +34,9 @@ class Environment:
     archive: str  # path on the shared filesystem
 
 
-NOT_INSTALLED = Environment(
-    folders.Manifest(
-        key="0" * 16,
-        hash="0" * 16,
-        sha256="0" * 64,
-        size_bytes=1,
-        unpacked_bytes=1,
-        python="3.0",
-        torch="none",
-        build="cpu",
-        created="-",
-    ),
-    "/not-installed.tar.zst",
-)
+_IDENTITY = {"key": "0" * 16, "hash": "0" * 16, "sha256": "0" * 64, "size_bytes": 1, "unpacked_bytes": 1}
+_NOTHING = _IDENTITY | {"python": "3.0", "torch": "none", "build": "cpu", "created": "-"}
+NOT_INSTALLED = Environment(folders.Manifest.model_validate(_NOTHING), "/not-installed.tar.zst")
 
 
 def install_environment(settings: Settings, params: models.InstallEnvironment, log: Log) -> Results:
@@ -176,28 +165,31 @@ def _note_driverless(settings: Settings, found: Environment) -> Environment:
 def used_by(settings: Settings, hashes: list[str]) -> list[str]:
     """Return this user's runs that wait or run with one of these environments. Raises TrainerError."""
     try:
-        known = [job.name for job in jobs.jobs(user=settings.user) if job.is_active]
+        runs = _queued(settings, settings.user)
     except jobs.SlurmError as e:
         raise TrainerError(f"Slurm: {e}") from e
-    runs = {str(settings.runs / name): name for name in known}
-    found = folders.call(settings, archives.environments_of, runs=list(runs))
-    return [runs[folder] for folder, used in found.items() if used in hashes]
+    found = folders.call(settings, archives.environments_of, runs=runs)
+    return [pathlib.Path(run).name for run, used in found.items() if used in hashes]
 
 
 def prune(settings: Settings, log: Log, *, keep: str) -> None:
     """Remove old archives that no job in the queue uses; those of the trainer's account serve all users' jobs."""
     everybody = settings.folder == settings.workspace and bool(settings.account)
     try:
-        known = jobs.jobs(user=None if everybody else settings.user)
+        runs = _queued(settings, None if everybody else settings.user)
     except jobs.SlurmError:
         return  # the environments in use are not known
-    users = settings.workspace / USERS
-    homes = ((settings.folder if job.user == settings.user else users / job.user, job) for job in known)
-    about = {"keep": [keep], "runs": [str(home / "runs" / job.name) for home, job in homes if job.is_active]}
-    prune = archives.prune_environments
-    removed = folders.call(settings, prune, timeout_s=120, workspace=str(settings.folder), **about)["removed"]
+    about = {"workspace": str(settings.folder), "keep": [keep], "runs": runs}
+    removed = folders.call(settings, archives.prune_environments, timeout_s=120, **about)["removed"]
     if removed:
         log(f"removed {len(removed)} older environments: {', '.join(removed[:5])}")
+
+
+def _queued(settings: Settings, user: str | None) -> list[str]:
+    """Return the folders of the runs in the queue, of a user or of all. Raises SlurmError."""
+    homes = {settings.user: settings.folder}
+    known = [job for job in jobs.jobs(user=user) if job.is_active]
+    return [str(homes.get(job.user, settings.workspace / USERS / job.user) / "runs" / job.name) for job in known]
 
 
 def payload_folder(settings: Settings) -> str:

@@ -27,7 +27,6 @@ _OWN = {
     "UV_NO_CONFIG": "1",
     "UV_PYTHON_DOWNLOADS": "never",
     "UV_NO_EDITABLE": "1",  # nodes do not have the project's folder
-    "UV_COMPILE_BYTECODE": "1",
     "UV_SYSTEM_CERTS": "1",  # as pip does
     "UV_INDEX_STRATEGY": "unsafe-best-match",  # as pip does: the best version of all indexes
     "UV_LINK_MODE": "hardlink",  # the cache lies beside the environment and is removed, so a copy would only take room
@@ -73,8 +72,9 @@ class Uv:
         call(self.program, "pip", "install", "--quiet", f"--python={self.python}", *self.options, *arguments, env=env)
 
     def freeze(self) -> str:
-        """Return what is installed, as lines of a requirements.txt. Raises InstallError."""
-        return call(self.program, "pip", "freeze", f"--python={self.python}", env={**_OWN, **self.variables})
+        """Return what is installed beside pip and setuptools, as a requirements.txt. Raises InstallError."""
+        listed = call(self.program, "pip", "freeze", f"--python={self.python}", env={**_OWN, **self.variables})
+        return re.sub(r"(?m)^(pip|setuptools)==.*\n?", "", listed)
 
 
 def bootstrap(
@@ -130,13 +130,8 @@ def install_cpu_torch(
     """Install torch for CPUs from the first source that has it. Raises InstallError.
 
     The order: the CPU build from the site's indexes and `index`; from PyTorch's own index; the default build from the
-    site's. That computes the same on CPUs, and is so large that `check_room` is called before it.
-
-    Args:
-        uv: of the environment.
-        do: calls its second argument, while it reports its first.
-        index: an additional index.
-        check_room: raises an error if the disk has no room for the default build.
+    site's, which computes the same on CPUs. `do` reports a text while it calls a function; `check_room` raises an error
+    if the disk has no room for the default build.
     """
     build = f"torch=={TORCH}+cpu"
     try:

@@ -59,12 +59,12 @@ class _Handler(http.server.SimpleHTTPRequestHandler):
     def translate_path(self, path: str) -> str:
         return super().translate_path("/" + path.split("/", 3)[3] if "://" in path else path)
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base's name
         pass
 
 
 @contextlib.contextmanager
-def serve(folder: pathlib.Path) -> collections.abc.Iterator[str]:
+def serve(folder: pathlib.Path) -> collections.abc.Generator[str]:
     """Serve the folders below a folder as package indexes; yield the URL."""
     with http.server.ThreadingHTTPServer(
         ("127.0.0.1", 0), functools.partial(_Handler, directory=str(folder))
@@ -77,7 +77,7 @@ def serve(folder: pathlib.Path) -> collections.abc.Iterator[str]:
 
 
 @contextlib.contextmanager
-def hang() -> collections.abc.Iterator[str]:
+def hang() -> collections.abc.Generator[str]:
     """Yield the URL of a server that takes connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"

@@ -26,9 +26,10 @@ def choose(settings: Settings, gpus: int = 8) -> choice.Choice:
 
 
 @pytest.mark.parametrize(
-    ("source", "build"), [(CUDA % 1, "cuda"), (CUDA % 0, "cpu"), ("int none;", "cpu"), ("", "cpu")],
+    ("source", "build"),
+    [(CUDA % 1, "cuda"), (CUDA % 0, "cpu"), ("int none;", "cpu"), ("", "cpu")],
     ids=["a GPU", "no GPU for the job", "another library", "no driver"],
-)  # fmt: skip
+)
 def test_a_node_is_asked_by_the_script_itself(
     settings: Settings,
     cluster: Cluster,
@@ -72,7 +73,8 @@ def test_nothing_is_guessed_without_an_answer(
     cluster.driver_states = states
     with pytest.raises(TrainerError) as caught:
         choose(settings)
-    assert str(caught.value) == f"no GPU node reported its driver: {why}; ddp env install --torch cpu"
+    remedy = "try again when a GPU node is free, or set torch-build to cpu or cuda"
+    assert str(caught.value) == f"no GPU node reported its driver: {why}; {remedy}"
     cancelled = [call for call in cluster.calls if call[0] == "scancel"]
     assert cancelled == [("scancel", "900")] * (states[0][0] == "PENDING")
 
@@ -88,7 +90,7 @@ def test_a_job_that_cannot_be_cancelled_hides_no_reason(
 
 def test_a_refused_job_is_reported(settings: Settings, cluster: Cluster):
     cluster.driver = ""
-    with pytest.raises(TrainerError, match=r"reported its driver: Batch job submission failed: busy; ddp env install"):
+    with pytest.raises(TrainerError, match=r"reported its driver: Batch job submission failed: busy; try again"):
         choose(settings)
 
 

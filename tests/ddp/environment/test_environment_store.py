@@ -1,6 +1,7 @@
 """The jobs' environment: made once, stored whole, chosen by its inputs and by what the cluster is."""
 
 import dataclasses
+import os
 import pathlib
 import stat
 import tarfile
@@ -10,9 +11,10 @@ from cluster import Cluster
 from pip_double import Pip
 
 from ddp.base import Settings, TrainerError
-from ddp.environment import builder, environments
+from ddp.environment import archives, builder, environments
 from ddp.slurm.jobs import Capacity, Partition
 from ddp.workspace import folders
+from ddp.workspace.files import RefusedError
 
 CPU = (Partition("main", True, True, None, None, (Capacity("n0", 4, 8000, 0, "IDLE", True),)),)
 GPU = (Partition("main", True, True, None, None, (Capacity("n0", 4, 8000, 8, "IDLE", True),)),)
@@ -42,8 +44,12 @@ def test_an_environment_is_made_stored_and_found(settings: Settings, pip: Pip, c
     assert environments.find(settings, contents, "cpu") == made
     assert environments.find(settings, contents, "cuda") is None
     assert environments.describe(made) == {
-        "environment": made.archive, "torch": "2.13.0+cpu", "python": "3.12", "size-mb": "0", "unpacked-mb": "0",
-    }  # fmt: skip
+        "environment": made.archive,
+        "torch": "2.13.0+cpu",
+        "python": "3.12",
+        "size-mb": "0",
+        "unpacked-mb": "0",
+    }
 
 
 def test_a_second_time_nothing_is_made(settings: Settings, pip: Pip, cluster: Cluster):
@@ -138,3 +144,18 @@ def test_a_full_disk_is_reported_before_anything_is_downloaded(
         install(settings)
     assert "torch==2.13.0" not in [call[-1] for call in pip.calls]
     assert build == "cuda" or not pip.calls
+
+
+def test_a_build_happens_in_a_private_folder(tmp_path: pathlib.Path):
+    base = tmp_path / "cache"
+    folder = pathlib.Path(archives.open_build(str(base)))
+    assert folder.parent == base
+    assert stat.S_IMODE(base.stat().st_mode) == 0o700
+    (base / "build-old").mkdir()
+    os.utime(base / "build-old", (1, 1))
+    archives.open_build(str(base))
+    assert not (base / "build-old").exists()
+    assert folder.exists()
+    (tmp_path / "planted").symlink_to(base)
+    with pytest.raises(RefusedError, match="is not a folder of this account"):
+        archives.open_build(str(tmp_path / "planted"))
