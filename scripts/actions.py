@@ -7,6 +7,7 @@ python scripts/actions.py --check        name the ones that are out of date, and
 import pathlib
 import sys
 import textwrap
+import typing
 
 import click
 import yaml
@@ -53,7 +54,10 @@ def actions() -> str:
             "parallel": True,  # each waits or only reads, or asks Slurm: none needs the machine for itself
             "description": verb.help,
             "params": {
-                option.name: {key: _Inline(v) if isinstance(v, list) else v for key, v in option.schema().items()}
+                option.name: {
+                    key: _Inline(typing.cast("list[object]", v)) if isinstance(v, list) else v
+                    for key, v in option.schema().items()
+                }
                 for option in declared.options(verb.options)
             },
             "additionalProperties": False,

@@ -7,7 +7,7 @@ import pathlib
 import time
 import typing
 
-from ddp.problem import Command, Problem, Remedy, Render, Results, one_line, plain
+from ddp.problem import Problem, Remedy, Render, Results, one_line, plain
 from ddp.view import tables
 from ddp.view.result import Result
 from ddp.workspace.locks import Claims

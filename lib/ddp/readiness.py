@@ -62,7 +62,8 @@ def mount_problem(settings: Settings) -> Problem | None:
     """Explain why the workspace's filesystem cannot be used, if so. With a charm it must be a mount."""
     mount = mounts.find(settings.workspace)
     if settings.unit and (mount is None or mount.mountpoint == "/"):
-        step = Step("mount-workspace", f"mount the shared filesystem at {settings.workspace}", {"where": "this machine"})
+        text = f"mount the shared filesystem at {settings.workspace}"
+        step = Step("mount-workspace", text, {"where": "this machine"})
         return Problem(f"no filesystem is mounted at {settings.workspace}", remedy=step)
     if mount is None:
         return None

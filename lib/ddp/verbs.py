@@ -47,7 +47,8 @@ class Verb:
 
 
 def _verb(name: str, entry: dict[str, typing.Any]) -> Verb:
-    given = {key.replace("-", "_"): tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
+    given: dict[str, typing.Any] = {key.replace("-", "_"): value for key, value in entry.items()}
+    given |= {key: tuple(given.get(key, ())) for key in ("hidden", "examples")}
     return Verb(name, **{**given, "options": getattr(models, entry["options"])})
 
 

@@ -98,7 +98,8 @@ def _text(model: type[fields.Parsed], name: str) -> Text:
     known = _texts()
     entry = next((known[c.__name__][name] for c in model.__mro__ if name in known.get(c.__name__, {})), None)
     entry = known[name] if entry is None else entry
-    return Text(**{key.replace("-", "_"): tuple(value) if key == "words" else value for key, value in entry.items()})
+    given: dict[str, typing.Any] = {key.replace("-", "_"): value for key, value in entry.items()}
+    return Text(**{**given, "words": tuple(given.get("words", ()))})
 
 
 def _option(model: type[fields.Parsed], name: str, field: pydantic.fields.FieldInfo) -> Option:

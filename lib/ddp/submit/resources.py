@@ -35,6 +35,25 @@ class Request:
         return self.gpus_per_node or 1
 
 
+@dataclasses.dataclass(frozen=True)
+class _Wish:
+    """An option that asks each node for an amount."""
+
+    name: str
+    given: int | str | None
+    least: int
+    has: collections.abc.Callable[[jobs.Capacity], int]
+
+    def fitting(self, nodes: tuple[jobs.Capacity, ...], partition: jobs.Partition) -> tuple[jobs.Capacity, ...]:
+        """Select the nodes that have at least so much. Raises ParameterError if none has."""
+        found = tuple(node for node in nodes if self.has(node) >= self.least)
+        if not found:
+            most = f"{max(map(self.has, nodes))}{'M' if self.name == 'memory' else ''}"
+            text = f"{self.given} requested, a node of partition {partition.name} has at most {most}"
+            raise ParameterError(self.name, text)
+        return found
+
+
 def training(params: models.Training, partitions: tuple[jobs.Partition, ...]) -> Request:
     """Compute a training job's request. Without parameters: all usable nodes of the default partition, whole.
 
@@ -55,13 +74,13 @@ def training(params: models.Training, partitions: tuple[jobs.Partition, ...]) ->
     if params.gpus_per_node is None:
         candidates = tuple(node for node in candidates if node.gpus) or candidates
     gpus = min(node.gpus for node in candidates) if params.gpus_per_node is None else params.gpus_per_node
-    wanted = {
-        "gpus-per-node": (params.gpus_per_node, gpus, lambda node: node.gpus),
-        "cpus-per-task": (params.cpus_per_task, params.cpus_per_task or 1, lambda node: node.cpus),
-        "memory": (params.memory, _memory_mb(params.memory), lambda node: node.memory_mb),
-    }
-    for name, (given, least, has) in wanted.items():
-        candidates = _fitting(name, given, least, has, nodes=candidates, partition=partition)
+    wanted = (
+        _Wish("gpus-per-node", params.gpus_per_node, gpus, lambda node: node.gpus),
+        _Wish("cpus-per-task", params.cpus_per_task, params.cpus_per_task or 1, lambda node: node.cpus),
+        _Wish("memory", params.memory, _memory_mb(params.memory), lambda node: node.memory_mb),
+    )
+    for wish in wanted:
+        candidates = wish.fitting(candidates, partition)
     if unfit := [name for name in named if name not in {node.name for node in candidates}]:
         raise ParameterError("nodelist", f"{unfit[0]} has too few GPUs or cores, or too little memory; leave it out")
     num_nodes = len(candidates) if params.nodes is None else params.nodes
@@ -97,7 +116,7 @@ def choose_partition(name: str | None, partitions: tuple[jobs.Partition, ...]) -
         found = next((partition for partition in partitions if partition.is_default), None)
         if found is None and len(partitions) > 1:
             raise ParameterError("partition", f"required, since Slurm has no default partition; there are: {known}")
-        found = found or partitions[0]
+        found = found or next(iter(partitions))
     else:
         found = next((partition for partition in partitions if partition.name == name), None)
         if found is None:
@@ -153,23 +172,6 @@ def _without(unwanted: tuple[str, ...], partition: jobs.Partition) -> jobs.Parti
         others = _describe_unusable(dataclasses.replace(partition, nodes=rest))
         raise ParameterError("exclude", f"leaves no usable node of partition {partition.name}{others}")
     return dataclasses.replace(partition, nodes=rest)
-
-
-def _fitting(
-    name: str,
-    given: int | str | None,
-    least: int,
-    has: collections.abc.Callable[[jobs.Capacity], int],
-    *,
-    nodes: tuple[jobs.Capacity, ...],
-    partition: jobs.Partition,
-) -> tuple[jobs.Capacity, ...]:
-    """Select the nodes that have at least so much. Raises ParameterError if none has."""
-    found = tuple(node for node in nodes if has(node) >= least)
-    if not found:
-        most = f"{max(map(has, nodes))}{'M' if name == 'memory' else ''}"
-        raise ParameterError(name, f"{given} requested, a node of partition {partition.name} has at most {most}")
-    return found
 
 
 def _memory_mb(given: str | None) -> int:

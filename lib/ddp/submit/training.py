@@ -223,7 +223,7 @@ def dry(
         "script": texts["job.sbatch"],
         "job": texts["program/job.json"],
     }
-    values = {**shown, "checks": list(checked.passed), "job": json.loads(shown["job"])}
+    values: dict[str, object] = {**shown, "checks": list(checked.passed), "job": json.loads(shown["job"])}
     return Result(shown, values)
 
 

@@ -9,7 +9,6 @@ from node_reports import answering, healthy
 from pip_double import Pip
 from resource_requests import node, partition, refusal, training
 
-
 RESERVATION = (
     "ReservationName={name} StartTime=2026-11-23T08:00:00 EndTime=2026-11-24T08:00:00 Duration=1-00:00:00 Nodes={nodes} "
     "NodeCnt=1 CoreCnt=2 Features=(null) PartitionName={partition} Flags={flags} TRES=cpu=2 Users={users} Groups=(null) "
