@@ -99,7 +99,8 @@ def _do(settings: Settings, request: Json, log: Log) -> Json:
 
 
 def _how_to_stop(unit: str, task: str) -> str:
-    return f"{unit} still works on this; to stop waiting, without cancelling a job: juju cancel-task {task}"
+    stop = f"to stop waiting, without cancelling a job: juju cancel-task {task}"
+    return f"{unit} runs no other action while this one waits; {stop}"
 
 
 def render_remedy(unit: str, remedy: problem.Remedy) -> str:

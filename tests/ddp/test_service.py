@@ -83,4 +83,6 @@ def test_an_action_that_takes_long_shows_how_to_stop_it(settings: Settings, monk
     monkeypatch.setattr(verbs.Verb, "do_when_ready", work)
     request = {"do": "plan", "params": {}, "task": "7", "unit": "t/0", "config": {"workspace": str(settings.workspace)}}
     assert service.answer(request, lines.append) == {"results": {}}
-    assert lines == ["t/0 still works on this; to stop waiting, without cancelling a job: juju cancel-task 7"]
+    assert lines == [
+        "t/0 runs no other action while this one waits; to stop waiting, without cancelling a job: juju cancel-task 7"
+    ]

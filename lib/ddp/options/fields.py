@@ -208,7 +208,7 @@ States = typing.Annotated[str, matches(r"[A-Za-z_]+(,[A-Za-z_]+)*", 200, "Slurm'
 GLOB = r"[A-Za-z0-9._*?-]+"
 Glob = typing.Annotated[str, matches(GLOB, 64, "a name in which * and ? stand for any characters")]
 _SINCE_RULE = "a time ago such as 90m, 12h or 2d, or a date such as 2026-11-20"
-Since = typing.Annotated[str, matches(r"[1-9][0-9]{0,4}[mhdw]|20[0-9T:Z.+-]{2,38}", 40, _SINCE_RULE)]
+Since = typing.Annotated[str, matches(r"[1-9][0-9]{0,4}[mhdw]|[12][0-9]{3}[0-9T:Z.+-]{0,36}", 40, _SINCE_RULE)]
 Folder = typing.Annotated[
     str, matches(r"/[A-Za-z0-9._/-]+", 200, "an absolute path of letters, digits and . _ / -"), _checked_path
 ]

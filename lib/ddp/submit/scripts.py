@@ -200,7 +200,7 @@ def _directives(
 ) -> list[tuple[str, str]]:
     """List a job's directives: the computed ones, the `given` ones of options, and the fixed ones.
 
-    Memory is given, or the job would take the whole node's. GPUs are requested by node: Slurm would bind those of
+    Memory is given, or the job would take the whole node's. GPUs are by node: Slurm would bind those of tasks
     and cut the ranks' paths to each other. The log is appended to, so that a requeued attempt keeps the first one's.
     The login host's limits are not propagated: it locks too little memory for RDMA. The signal goes to the batch script
     alone, which is the program from then on and makes the ranks save.
