@@ -69,8 +69,8 @@ def test_what_has_no_option_of_its_own_reaches_sbatch_as_it_is(settings: Setting
         ("--output=/x", "sbatch: --output is set by the job itself, which relies on it; omit it"),
         ("--outp=/x", "sbatch: --output is set by the job itself, which relies on it; omit it"),
         ("--nice=1 --wrap=id", "sbatch: --wrap is set by the job itself, which relies on it; omit it"),
-        ("--time=5", "sbatch: --time has an option of its own; give time-limit"),
-        ("--mem=5", "sbatch: --mem has an option of its own; give memory"),
+        ("--time=5", "sbatch: --time has its own option; use time-limit"),
+        ("--mem=5", "sbatch: --mem has its own option; use memory"),
         (
             "-t5",
             "sbatch: '-t5' is not allowed; sbatch's own long options, separated by blanks, such as --nice=100 --switches=1",
