@@ -288,7 +288,7 @@ class Cluster:
                 known = [job for job in self.jobs if job.name == name]
                 lines = (f"{job.job_id}|{job.array_id or job.job_id}|{job.task}|{job.comment}|\n" for job in known)
                 return Completed(0, "".join(lines), "")
-            case ("-h", "-a", "-t", "PENDING", "-S", "-p,i", "-O", "JobID:|,Partition:|"):
+            case ("-h", "-a", "-t", "PENDING", "--sort=-p,i", "-O", "JobID:|,Partition:|"):
                 known = [job for job in self.jobs if job.states[0][0] == "PENDING"]
                 return Completed(0, "".join(f"{job.job_id}|slurmd|\n" for job in known), "")
             case ("-h", "-a", "-t", "all", "-O", form):  # everybody's

@@ -139,6 +139,9 @@ def test_an_intent_that_came_to_nothing_gives_way_to_the_former_record(
     assert catalog.load_one(settings, "first").job_id is None, "a submission may be under way"
     monkeypatch.setattr(folder, "_SUBMISSION_S", -1.0)
     assert (catalog.load_one(settings, "first").state, record(settings)) == ("COMPLETED", before)
+    folder.write_record(path, {"job_id": None, "kind": "gpt", "submission": "ddp:x"})
+    catalog.load_one(settings, "first")
+    assert record(settings) == {"job_id": None, "kind": "gpt"}, "and nobody asks Slurm again"
 
 
 @pytest.mark.parametrize("refused", ["parts.sbatch", "job.sbatch"])

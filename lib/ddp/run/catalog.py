@@ -40,7 +40,8 @@ def find(settings: Settings, named: str | None) -> Target:
     record = read_record(settings, name)
     if record.get("kind") == "sweep":
         raise ParameterError("run", f"{name} is a sweep; name one of its runs, such as {name}-0")
-    job_id = job_id or (record.get("job_id") if "sweep" not in record else None)
+    if job_id is None and type(number := record.get("job_id")) is int and "sweep" not in record:
+        job_id = number
     if job_id is None:
         run = load_one(settings, name, is_brief=True)
         job_id = run.job_id or (run.job.job_id if run.job is not None else None)

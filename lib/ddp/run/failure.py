@@ -53,8 +53,9 @@ def explain(settings: Settings, run: Run, job_id: int | None) -> TrainerError | 
     if run.state == State.COMPLETED or run.state.is_active or job_id is None:
         return None
     text = f"job {job_id} {run.state}, exit code {exit_code(run)}"
-    if run.state == State.PREEMPTED and run.last_attempt is not None:
-        text += f"; it saved at step {run.last_attempt.step}; to resume, submit it with the same options"
+    attempt = run.last_attempt
+    if attempt is not None and attempt.outcome == "preempted":
+        text += f"; it saved at step {attempt.step}; to resume, submit it with the same options"
         return TrainerError(text, remedy=Command("submit", {"run": run.name}))
     if run.state in (State.CANCELLED, State.TIMEOUT, State.PREEMPTED, State.DEADLINE):
         return TrainerError(text)

@@ -99,14 +99,15 @@ def is_intent(record: Json) -> bool:
 
 
 def settle(path: pathlib.Path, job_id: int | None) -> None:
-    """Complete an intent with its job, or if Slurm has none for it restore the record that it replaced."""
+    """Complete an intent with its job, or if Slurm has none for it give it up, for the record that it replaced."""
     record = read_record(path)
     if not is_intent(record):
         return
     if job_id is not None:
         write_record(path, {**without_previous(record), "job_id": job_id})
-    elif "previous" in record and time.time() - (path / RECORD).stat().st_mtime > _SUBMISSION_S:
-        write_record(path, reading.as_object(record["previous"]))
+    elif time.time() - (path / RECORD).stat().st_mtime > _SUBMISSION_S:
+        del record["submission"]
+        write_record(path, reading.as_object(record.get("previous")) or record)
 
 
 def without_previous(record: Json) -> Json:

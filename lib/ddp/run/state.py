@@ -52,7 +52,7 @@ def _derive(run: Run, job: jobs.Job | None) -> tuple[State, str]:
             return State.UNKNOWN, f"attempt {attempt.name} left no outcome, and Slurm no longer knows its job"
         return State.UNKNOWN, "it wrote no outcome, and Slurm no longer knows its job"
     if ended is not None and ended != written and (ended in _OF_SLURM or written == State.COMPLETED):
-        return ended, reason
+        return ended, f"saved at step {attempt.step}" if written == State.PREEMPTED else reason
     if written == State.PREEMPTED:
         return written, f"saved at step {attempt.step}"
     return written, attempt.why if written == State.FAILED else ""

@@ -260,7 +260,7 @@ def positions() -> dict[int, tuple[int, int]]:
     """Return the place of each pending job in its partition's queue, and its length; empty if Slurm is silent."""
     queues: dict[str, list[int]] = {}
     try:
-        text = ask(_SQUEUE, "-h", "-a", "-t", "PENDING", "-S", "-p,i", "-O", "JobID:|,Partition:|", timeout=10)
+        text = ask(_SQUEUE, "-h", "-a", "-t", "PENDING", "--sort=-p,i", "-O", "JobID:|,Partition:|", timeout=10)
     except SlurmError:
         return {}
     for line in text.splitlines():
