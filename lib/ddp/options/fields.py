@@ -205,8 +205,7 @@ Steps = typing.Annotated[
 ]
 Size = typing.Annotated[str, matches(r"[1-9][0-9]{0,11}[KMG]?", 13, "a number of bytes with K, M or G, such as 64M")]
 States = typing.Annotated[str, matches(r"[A-Za-z_]+(,[A-Za-z_]+)*", 200, "Slurm's states, such as RUNNING,PENDING")]
-GLOB = r"[A-Za-z0-9._*?-]+"
-Glob = typing.Annotated[str, matches(GLOB, 64, "a name in which * and ? stand for any characters")]
+Glob = typing.Annotated[str, matches(r"[A-Za-z0-9][A-Za-z0-9._*-]*", 80, "a name in which * is any text, such as lrs*")]
 _SINCE_RULE = "a time ago such as 90m, 12h or 2d, or a date such as 2026-11-20"
 Since = typing.Annotated[str, matches(r"[1-9][0-9]{0,4}[mhdw]|[12][0-9]{3}[0-9T:Z.+-]{0,36}", 40, _SINCE_RULE)]
 Folder = typing.Annotated[
