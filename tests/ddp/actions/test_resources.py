@@ -210,7 +210,7 @@ def test_a_partition_that_takes_no_jobs_is_refused():
         "partition: main has no usable node (n0 is down+drain, n1 is down+drain, n2 is down+drain, n3 is down+drain, ...); "
         "see: sinfo -R"
     )
-    assert refusal() == "Slurm has no partition yet; is slurmd integrated with slurmctld?"
+    assert refusal() == "Slurm has no partition yet; add one to slurm.conf"
 
 
 def test_without_a_default_partition_the_only_one_is_taken_or_one_must_be_named():
