@@ -21,12 +21,10 @@ class Program(Trainer):
     def run(self, action: str, **params: typing.Any) -> dict[str, str]:
         options = {name: value for name, value in self.config.items() if name not in ("submit-user", "hf-token")}
         options["account"] = pwd.getpwuid(os.geteuid()).pw_name
-        settings = dataclasses.replace(
-            config.settings(fields.parse(config.Config, options)), unit="trainer/0", task="7"
-        )
-        verb, self.log = verbs.ALL[action], []
+        settings = dataclasses.replace(config.settings(fields.parse(config.Config, options)), unit="trainer/0")
+        verb, self.log = verbs.ACTIONS[action], []
         try:
-            given = fields.parse(verb.params, {name.replace("_", "-"): value for name, value in params.items()})
+            given = fields.parse(verb.options, {name.replace("_", "-"): value for name, value in params.items()})
             found = typing.cast(object, verb.do_when_ready(settings, given, self.log.append))
         except Problem as e:
             self.results = e.results

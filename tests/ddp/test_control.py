@@ -32,10 +32,10 @@ def fails(settings: Settings, cluster: Cluster, script: pathlib.Path, last_line:
 
     cluster.submitted, cluster.states = leave, [("FAILED", 256)]
     given = {"workload": str(script), "run": "night", "nodes": 1, "snapshot": False, "wait": True, **more}
-    params = fields.parse(fields.SubmitDdp, given)
+    params = fields.parse(models.SubmitDdp, given)
     with settings.claims, pytest.raises(TrainerError) as caught:
-        verbs.ALL["submit-ddp"].do(settings, params, lambda _: None)
-    shown = verbs.ALL["show-run"].do(settings, fields.parse(models.ShowRun, {"run": "night"}), lambda _: None)
+        verbs.ALL["submit"].do(settings, params, lambda _: None)
+    shown = verbs.ALL["show"].do(settings, fields.parse(models.ShowRun, {"run": "night"}), lambda _: None)
     assert typing.cast(Result, shown).texts()["reason"] == str(caught.value)
     return str(caught.value)
 

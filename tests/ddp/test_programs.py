@@ -71,8 +71,13 @@ def build(tmp_path: pathlib.Path) -> pathlib.Path:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
     (site,) = (tmp_path / "env").glob("lib/python3.*/site-packages")
     (site / "torch" / "distributed").mkdir(parents=True)
-    files = {"torch/__init__.py": TORCH, "torch/distributed/__init__.py": "", "torch/distributed/run.py": "",
-             "numpy.py": "__version__ = '2.3.1'", "ddptrain.py": ""}  # fmt: skip
+    files = {
+        "torch/__init__.py": TORCH,
+        "torch/distributed/__init__.py": "",
+        "torch/distributed/run.py": "",
+        "numpy.py": "__version__ = '2.3.1'",
+        "ddptrain.py": "",
+    }
     for name, text in files.items():
         (site / name).write_text(text)
     return tmp_path

@@ -10,7 +10,7 @@ from cluster import Cluster, Job
 from pip_double import Pip
 
 from ddp import verbs
-from ddp.base import Settings, TrainerError
+from ddp.base import Settings, TrainerError, texts_of
 from ddp.options import fields
 from ddp.run import catalog, folder
 from slurm_ddp.run import Completed
@@ -24,9 +24,9 @@ def outside_of_git(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def do(settings: Settings, action: str, **given: object) -> dict[str, str]:
-    verb = verbs.ALL[action]
+    verb = verbs.ACTIONS[action]
     with settings.claims:
-        return verb.do(settings, fields.parse(verb.params, given), lambda _: None)
+        return texts_of(verb.do(settings, fields.parse(verb.options, given), lambda _: None))
 
 
 def contents(folder: pathlib.Path) -> dict[str, str]:

@@ -46,13 +46,10 @@ def _follow(settings: Settings, target: catalog.Target, rank: int | None, log: L
     began = time.monotonic()
     offsets: dict[str, int] = {}
     is_pending = False
-    waits = control.Waits(settings, log)
     path = settings.runs / target.run
     while True:
         known = catalog.job_of(settings, target)
         has_ended = known is None or not known.is_active  # its last lines are still to be read
-        if not has_ended:
-            waits.note()
         found = folders.call(
             settings, folder.follow_log, path=path, log=target.log, job_id=target.job_id, rank=rank, offsets=offsets
         )

@@ -4,6 +4,7 @@ import collections
 import collections.abc
 import contextlib
 import json
+import sys
 import time
 
 import rich.console
@@ -57,10 +58,10 @@ class Frame:
         return found | {"failures": [one.reason for one in self.run.failures]}
 
 
-def watch(settings: Settings, params: models.WatchRun, _: Log, *, console: rich.console.Console | None = None) -> None:
+def watch(settings: Settings, params: models.WatchRun, _: Log) -> None:
     """Show a run's progress until it has ended or the user presses Ctrl-C; without a console as lines of JSON."""
     name = catalog.find(settings, params.run).run
-    follow(reader(settings, name), console)
+    follow(reader(settings, name), None if params.is_json else screen.console(sys.stdout))
 
 
 def reader(settings: Settings, name: str) -> Read:

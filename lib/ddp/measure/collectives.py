@@ -178,8 +178,8 @@ def _flags(params: models.BenchmarkCollectives) -> tuple[str, ...]:
     return tuple(word for flag, value in given.items() if value is not None for word in (flag, str(value)))
 
 
-def as_training(params: models.BenchmarkCollectives | models.Plan) -> fields.SubmitDdp:
+def as_training(params: models.BenchmarkCollectives | models.Plan) -> models.SubmitDdp:
     """Return the parameters that a training has, too, as a training's."""
     names = fields.directives(type(params)).keys() | {"env", "fabric", "gpus_per_node", "cpus_per_task"}
     given = {name.replace("_", "-"): getattr(params, name, None) for name in names}
-    return fields.parse(fields.SubmitDdp, {name: value for name, value in given.items() if value is not None})
+    return fields.parse(models.SubmitDdp, {name: value for name, value in given.items() if value is not None})

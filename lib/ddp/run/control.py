@@ -172,7 +172,6 @@ def follow(settings: Settings, submitted: Submitted, log: Log, *, timeout_s: flo
     deadline = time.monotonic() + timeout_s
     first_asked = last_reported = 0.0
     answered = time.monotonic()
-    waits = Waits(settings, log)
     reported = ""
     timeout_of_squeue_s = 5.0
     while True:
@@ -197,7 +196,6 @@ def follow(settings: Settings, submitted: Submitted, log: Log, *, timeout_s: flo
                 raise problem
             if known.state == "PENDING":
                 text += f" ({known.reason})" + (f", requeued {known.restarts} times" if known.restarts else "")
-        waits.note()
         if text != reported or time.monotonic() - last_reported >= REPORT_S:
             reported, last_reported = text, time.monotonic()
             is_running = known is not None and known.state == "RUNNING"
@@ -208,22 +206,6 @@ def follow(settings: Settings, submitted: Submitted, log: Log, *, timeout_s: flo
             raise TrainerError(text, remedy=Command("log", arguments=(submitted.run,)), results=results)
         first_asked = first_asked or time.monotonic()
         pause(1.0 if time.monotonic() - first_asked < 120 else 3.0)
-
-
-class Waits:
-    """A note, once per action that waits, on how to stop waiting: a unit may run one action at a time."""
-
-    def __init__(self, settings: Settings, log: Log) -> None:
-        self._settings, self._log = settings, log
-        self._noted = not settings.task
-
-    def note(self) -> None:
-        """Log the note before the first line of progress. A user's command ends with Ctrl-C and needs none."""
-        if not self._noted:
-            self._noted = True
-            stop = Step("stop-waiting", "end the action", {"task": self._settings.task})
-            how = f"to stop waiting without cancelling the job: {self._settings.render(stop)}"
-            self._log(f"{self._settings.unit} runs no other action while this one waits; {how}")
 
 
 def conclude(settings: Settings, submitted: Submitted, known: jobs.Job | None) -> Results:

@@ -20,11 +20,9 @@ _SRUN = commands.find("srun")
 _SACCT = commands.find("sacct")
 
 ACTIVE = frozenset(
-    {
-        "PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "REQUEUED", "REQUEUE_HOLD",
-        "REQUEUE_FED", "RESIZING", "SIGNALING", "STAGE_OUT", "SPECIAL_EXIT", "RESV_DEL_HOLD", "EXPEDITING",
-    }
-)  # fmt: skip
+    "PENDING CONFIGURING RUNNING COMPLETING SUSPENDED STOPPED REQUEUED REQUEUE_HOLD REQUEUE_FED RESIZING SIGNALING "
+    "STAGE_OUT SPECIAL_EXIT RESV_DEL_HOLD EXPEDITING".split()
+)
 """Job states that lead to another one (squeue(1), JOB STATE CODES; EXPEDITING: job_state_string() of 25.11)."""
 
 _LOST = frozenset({"DEADLINE", "NODE_FAIL", "BOOT_FAIL"})  # ends that no script's exit code tells
@@ -32,9 +30,9 @@ NO_LIMIT = ("UNLIMITED", "INFINITE")
 """What Slurm calls no time limit (slurm.conf(5), MaxTime)."""
 
 _QUEUE_FIELDS = (
-    "JobID", "UserName", "State", "exit_code", "RestartCnt", "NumNodes", "Partition", "TimeUsed", "TimeLimit",
-    "SubmitTime", "StartTime", "PriorityLong", "Reason", "NodeList", "ArrayJobID", "ArrayTaskID", "Name",
-)  # fmt: skip
+    "JobID UserName State exit_code RestartCnt NumNodes Partition TimeUsed TimeLimit SubmitTime StartTime PriorityLong "
+    "Reason NodeList ArrayJobID ArrayTaskID Name".split()
+)
 _QUEUE_FORMAT = ",".join(f"{name}:|" for name in _QUEUE_FIELDS)
 _KEPT = "MAINTENANCE"
 _UNUSABLE = frozenset({"DRAIN", "FAIL", _KEPT, "NOT_RESPONDING", "INVALID_REG", "INVAL", "REBOOT_ISSUED"})

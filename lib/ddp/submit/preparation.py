@@ -1,4 +1,4 @@
-"""prepare-dataset: the job that turns text into a dataset."""
+"""prepare: the job that turns text into a dataset."""
 
 import dataclasses
 import typing
@@ -22,7 +22,7 @@ _SUBMISSION_S = 600.0  # an environment may be made first
 
 @dataclasses.dataclass(frozen=True)
 class _Work:
-    """What is to be prepared, and by how many."""
+    """A dataset to prepare, and the number of elements that share the work."""
 
     run: str
     dataset: str
@@ -33,7 +33,7 @@ class _Work:
     parallel: int
 
     def command(self, *more: str) -> tuple[str, ...]:
-        """Return the payload's command."""
+        """Build the payload's command."""
         given = ("--source", self.source, "--output", self.output, "--tokenizer", self.tokenizer)
         return ("ddptrain", "prepare", *given, *more)
 
@@ -44,7 +44,7 @@ class _Work:
         params: models.PrepareDataset,
         environment: environments.Environment,
     ) -> dict[str, str]:
-        """Return the run's files: with several elements `parts.sbatch`, an array, and `job.sbatch`, which ends it."""
+        """Render the run's files: with several elements `parts.sbatch`, an array, and `job.sbatch`, which ends it."""
         check = ("ddptrain", "inspect", "--json", self.output)
         common: dict[str, typing.Any] = {"run": self.run, "dataset": self.dataset}
         whole = self.command() if self.elements == 1 else self.command("--finalize")
@@ -63,10 +63,10 @@ class _Work:
 def prepare_dataset(
     settings: Settings, params: models.PrepareDataset, log: Log, *, is_automatic: bool = False
 ) -> Results:
-    """Submit what turns text into a dataset: one job, or an array and a job that ends it. Done parts are kept."""
+    """Submit one job, or an array and a job that ends it. Finished parts are kept."""
     checks.trusted(folders.look(settings))
     partitions = checks.partitions(params.reservation)
-    name = params.name or _dataset_name(params.source)
+    name = params.name or checks.label(params.source.rstrip("/"))
     if params.source != DEFAULT_DATASET:
         checks.check_inside(settings, "source", params.source, kinds=("file", "folder"))
     request = resources.preparation(params, partitions)
@@ -76,11 +76,18 @@ def prepare_dataset(
     control.refuse_if_active(settings, run)
     elements = params.elements or _elements(settings, params.source)
     work = _Work(
-        run=run, dataset=name, output=str(settings.datasets / name), source=params.source, tokenizer=params.tokenizer,
-        elements=elements, parallel=min(params.parallel or elements, elements),
-    )  # fmt: skip
-    for text in _scripts(work.texts(settings, request, params, environments.NOT_INSTALLED)):
-        checks.judge(text)
+        run=run,
+        dataset=name,
+        output=str(settings.datasets / name),
+        source=params.source,
+        tokenizer=params.tokenizer,
+        elements=elements,
+        parallel=min(params.parallel or elements, elements),
+    )
+    drafts = work.texts(settings, request, params, environments.NOT_INSTALLED)
+    for script in ("parts.sbatch", "job.sbatch"):
+        if script in drafts:
+            checks.judge(drafts[script])
     environment = environments.ensure(settings, partitions, log, reservation=params.reservation)
     texts = work.texts(settings, request, params, environment)
     again = folders.locate(settings, str(settings.runs / run)).kind != "absent"
@@ -113,17 +120,17 @@ def prepare_dataset(
 
 
 def ensure_default(settings: Settings, params: models.PrepareDataset, log: Log) -> None:
-    """Make the default dataset; where a job or another action makes it already, wait for that."""
+    """Make the default dataset; if a job or another command makes it already, wait for that."""
     run = f"{control.PREPARATION}{DEFAULT_DATASET}"
     if not settings.claims.wait(run, timeout_s=_SUBMISSION_S):
-        raise TrainerError(f"another action has been about to submit {run} for {_SUBMISSION_S:g} s; try again")
+        raise TrainerError(f"another command has been submitting {run} for {_SUBMISSION_S:g} s; try again")
     try:
         active = [job for job in jobs.jobs(user=settings.user, name=run) if job.is_active]
     except jobs.SlurmError as e:
         raise TrainerError(f"Slurm: {e}") from e
     if active:
         settings.claims.drop(run)
-        log(f"job {active[0].job_id} prepares it already")
+        log(f"job {active[0].job_id} prepares it already; waiting for that")
         control.follow(
             settings, control.submitted_as(settings, run, active[0].job_id), log, timeout_s=params.wait_timeout
         )
@@ -149,7 +156,7 @@ def _submit_array(
 def _follow(
     settings: Settings, submitted: control.Submitted, work: _Work, array: int | None, *, log: Log, timeout_s: float
 ) -> Results:
-    """Wait for the end, and describe the dataset. Raises TrainerError that names the input at fault."""
+    """Wait for the end, and describe the dataset. Raises TrainerError with the input at fault."""
 
     def report(text: str) -> None:
         try:
@@ -172,14 +179,13 @@ def _follow(
             raise
         lines = [f"element {element}: {control.printable(line)}" for element, line in failed]
         e.results["failed-elements"] = "\n".join(lines)
-        raise TrainerError(
-            f"job {submitted.job_id}: {lines[0]}; repair it and run the same again", results=e.results
-        ) from e
+        text = f"job {submitted.job_id}: {lines[0]}; correct the input and run the same command again"
+        raise TrainerError(text, results=e.results) from e
     return results | _describe(settings, submitted)
 
 
 def _describe(settings: Settings, submitted: control.Submitted) -> Results:
-    """Describe the dataset from the check of all its bytes."""
+    """Describe the dataset by the inspection of all its bytes."""
     try:
         found = folders.call(settings, operations.read_json, path=f"{submitted.run_dir}/inspection.json")
     except folders.WorkspaceError:
@@ -196,20 +202,8 @@ def _describe(settings: Settings, submitted: control.Submitted) -> Results:
 
 
 def _elements(settings: Settings, source: str) -> int:
-    """Return into how many elements of an array the work is worth being cut."""
+    """Choose the number of elements of the array."""
     if source == DEFAULT_DATASET:
         return 1
     found = folders.call(settings, operations.measure_source, timeout_s=60, path=source, part_bytes=_PART_BYTES)
     return max(1, min(_MOST_ELEMENTS, found["parts"], -(-found["bytes"] // _ELEMENT_BYTES)))
-
-
-def _scripts(texts: dict[str, str]) -> list[str]:
-    """Select the scripts that sbatch can check: none that waits for others of its name."""
-    return [texts[name] for name in ("parts.sbatch", "job.sbatch") if name in texts]
-
-
-def _dataset_name(source: str) -> str:
-    """Return the dataset's name for a source that was given none."""
-    if source == DEFAULT_DATASET:
-        return source
-    return checks.label(source.rstrip("/"))

@@ -1,4 +1,4 @@
-"""submit-sweep: one training many times with different options, as an array of jobs; each is a run like any other."""
+"""sweep: one training many times with different options, as an array of jobs; each is a run like any other."""
 
 import itertools
 import json
@@ -7,14 +7,15 @@ import time
 import typing
 
 from ddp import project
-from ddp.base import REPORT_S, Log, ParameterError, Results, Settings, TrainerError, shown
-from ddp.options import fields
+from ddp.base import REPORT_S, Answer, Log, ParameterError, Results, Settings, TrainerError, shown
+from ddp.options import fields, models
 from ddp.problem import Command
 from ddp.run import catalog, control, folder
 from ddp.run.model import State
 from ddp.slurm import jobs
 from ddp.submit import checks, precheck, scripts, training
 from ddp.view import tables
+from ddp.view.result import Result
 from ddp.workspace import folders, operations, tokens
 
 _MAX_FILE_BYTES = 256 * 1024
@@ -23,11 +24,11 @@ _VALUE = re.compile(r"[A-Za-z0-9._+=/:,@%^-]{1,512}", re.ASCII)
 Choice = dict[str, str | int | float | bool]
 
 
-def submit_sweep(settings: Settings, params: fields.SubmitSweep, log: Log) -> Results:
+def submit_sweep(settings: Settings, params: models.SubmitSweep, log: Log) -> Answer:
     """Submit the runs of a sweep; with `wait` follow them to their end."""
     choices = _choices(settings, params)
     if params.workload in ("gpt", "smoke") and any("run-dir" in choice for choice in choices):
-        text = "run-dir is the folder of each run, which the sweep itself gives; omit it"
+        text = "run-dir is set by ddp; omit it"
         raise ParameterError("grid" if params.file is None else "file", text)
     sweep = scripts.Sweep(len(choices) - 1, min(params.parallel or len(choices), len(choices)))
     name = params.name or control.new_name(settings, "sweep")
@@ -37,7 +38,9 @@ def submit_sweep(settings: Settings, params: fields.SubmitSweep, log: Log) -> Re
     checked = training.check(settings, params, run=name, sweep=sweep, choices=choices)
     lines = [json.dumps(choice, sort_keys=True) for choice in choices]
     if params.dry_run:
-        return training.dry(settings, params, checked, sweep=sweep) | {"runs": _listing(name, lines)}
+        dry = training.dry(settings, params, checked, sweep=sweep)
+        runs = {f"{name}-{number}": choice for number, choice in enumerate(choices)}
+        return Result({**dry.shown, "runs": _listing(name, lines)}, {**dry.values, "runs": runs})
     environment = training.provide(settings, params, checked, log)
     with project.copied(settings, params, name, log) as kept:
         checked = training.with_code(checked, kept)
@@ -77,9 +80,13 @@ def submit_sweep(settings: Settings, params: fields.SubmitSweep, log: Log) -> Re
     settings.claims.drop(name)
     log(f"job {job_id}: sweep {name}, {len(choices)} runs, each on {training.describe(checked.request)}")
     results = {
-        "job-id": str(job_id), "sweep": name, "run-dir": str(path), "script": str(path / "job.sbatch"),
-        "count": str(len(choices)), "runs": _listing(name, lines),
-    }  # fmt: skip
+        "job-id": str(job_id),
+        "sweep": name,
+        "run-dir": str(path),
+        "script": str(path / "job.sbatch"),
+        "count": str(len(choices)),
+        "runs": _listing(name, lines),
+    }
     if not params.wait:
         return results
     return _follow(settings, name, results, log, timeout_s=params.wait_timeout)
@@ -89,12 +96,10 @@ def _follow(settings: Settings, name: str, results: Results, log: Log, *, timeou
     """Wait for all runs of a sweep and return their table. Raises TrainerError unless all ended well."""
     began = reported_at = time.monotonic()
     states = ""
-    waits = control.Waits(settings, log)
     while True:
         shown_now, runs = catalog.show_sweep(settings, name)
         if not any(run.state.is_active for run in runs):
             break
-        waits.note()
         if shown_now["states"] != states or time.monotonic() - reported_at > REPORT_S:
             states, reported_at = shown_now["states"], time.monotonic()
             ended = sum(not run.state.is_active for run in runs)
@@ -112,10 +117,10 @@ def _follow(settings: Settings, name: str, results: Results, log: Log, *, timeou
     return results
 
 
-def _choices(settings: Settings, params: fields.SubmitSweep) -> list[Choice]:
-    """Return the options of each run. Raises ParameterError."""
+def _choices(settings: Settings, params: models.SubmitSweep) -> list[Choice]:
+    """List the options of each run. Raises ParameterError."""
     if bool(params.grid.strip()) == (params.file is not None):
-        raise ParameterError("grid", "give either grid or file, such as grid='lr=0.001,0.003 batch=8,16'")
+        raise ParameterError("grid", "give either grid or file; a grid is such as lr=0.001,0.003 batch=8,16")
     if params.file is None:
         choices = _product(params.grid)
     else:
@@ -132,7 +137,7 @@ def _choices(settings: Settings, params: fields.SubmitSweep) -> list[Choice]:
 
 
 def _product(grid: str) -> list[Choice]:
-    """Return every combination of the grid's values, at most one more than are allowed."""
+    """Combine the grid's values, up to one more combination than is allowed."""
     axes = [(name, values.split(",")) for name, _, values in (word.partition("=") for word in grid.split())]
     combinations = itertools.product(*(values for _, values in axes))
     bounded = itertools.islice(combinations, fields.MAX_SWEEP + 1)
@@ -140,7 +145,7 @@ def _product(grid: str) -> list[Choice]:
 
 
 def _parse(number: int, line: str) -> Choice:
-    """Return one line of a sweep's file. Raises ParameterError."""
+    """Parse one line of a sweep's file. Raises ParameterError."""
     where = f"line {number}"
     try:
         value: object = json.loads(line)
@@ -151,7 +156,7 @@ def _parse(number: int, line: str) -> Choice:
     choice: Choice = {}
     for name, given in typing.cast(dict[str, object], value).items():
         if not _OPTION.fullmatch(name):
-            raise ParameterError("file", f"{where}: {shown(name)} is no option; small letters, digits and -")
+            raise ParameterError("file", f"{where}: {shown(name)} is not an option; small letters, digits and -")
         if not isinstance(given, str | int | float | bool):
             raise ParameterError("file", f"{where}: {name} must be a text, a number, true or false")
         if isinstance(given, str) and not _VALUE.fullmatch(given):

@@ -20,6 +20,12 @@ class Table(str):
         made.rows = rows
         return made
 
+    def objects(self) -> list[dict[str, object]]:
+        """The rows as objects, named after the head; numbers are numbers, and an empty cell or `-` is None."""
+        head, *body = self.rows
+        names = [name.lower() for name in head]
+        return [dict(zip(names, map(_value, row), strict=True)) for row in body]
+
 
 class Line(str):
     """A line of what a command was asked for, such as a log that it follows: it goes to standard output."""
@@ -46,6 +52,15 @@ class Step(str):
         """Return the same line with more words behind it."""
         detail = ", ".join(part for part in (self.detail, words) if part)
         return Step(f"{self}, {words}", self.task, detail, done=self.done, total=self.total)
+
+
+def _value(cell: str) -> object:
+    for kind in (int, float):
+        try:
+            return kind(cell)
+        except ValueError:
+            continue
+    return None if cell in ("", "-") else cell
 
 
 def _aligned(rows: Rows) -> str:

@@ -83,7 +83,9 @@ def test_the_element_that_failed_names_its_input(ready: Trainer, raw: pathlib.Pa
 
     cluster.submitted, cluster.states = fail, [("FAILED", 512)]
     line = ready.fails("prepare-dataset", source=str(raw), elements=3)
-    assert line == f"job 41: element 2: {raw}/a.jsonl line 7 is not JSON; repair it and run the same again"
+    assert (
+        line == f"job 41: element 2: {raw}/a.jsonl line 7 is not JSON; correct the input and run the same command again"
+    )
     assert ready.results["failed-elements"] == f"element 2: {raw}/a.jsonl line 7 is not JSON"
     assert ready.results["failure"] == "[FATAL] 1 of 3 parts are not done"
 
@@ -110,8 +112,8 @@ def test_a_preparation_is_cancelled_with_all_its_jobs(
     assert (results["state"], results["run"], results["cancelled"]) == ("CANCELLED", "prepare-raw", "41 40")
     assert cluster.changes[-1] == ("scancel", "41", "40"), "what ends the work first, or it would start"
     assert all(job.cancelled for job in cluster.jobs)
-    line = "no job of prepare-raw is pending or running"
-    assert line in ready.fails("cancel-run", **named)
+    line = "no job of prepare-raw is pending or running; juju run trainer/0 list-runs"
+    assert ready.fails("cancel-run", **named).endswith(line)
 
 
 def test_sources_are_measured(tmp_path: pathlib.Path):

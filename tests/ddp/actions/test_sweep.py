@@ -54,7 +54,7 @@ def test_a_file_names_each_runs_options(ready: Trainer, cluster: Cluster):
 def test_where_its_runs_write_is_no_option_of_a_sweep(ready: Trainer, cluster: Cluster):
     path = ready.workspace / "sweep.jsonl"
     path.write_text('{"lr": 1}\n{"run-dir": "/tmp/x"}\n')
-    why = "run-dir is the folder of each run, which the sweep itself gives; omit it"
+    why = "run-dir is set by ddp; omit it"
     assert ready.fails("submit-sweep", grid="run-dir=/tmp/x,/tmp/y") == f"grid: {why}"
     assert ready.fails("submit-sweep", file=str(path), workload="smoke") == f"file: {why}"
     assert not cluster.changes
@@ -69,7 +69,7 @@ def test_where_its_runs_write_is_no_option_of_a_sweep(ready: Trainer, cluster: C
         ("{lr: 1}", "line 1: '{lr: 1}' is not JSON"),
         ("[1]", "line 1: '[1]' is not an object of options"),
         ("{}", "line 1: '{}' is not an object of options"),
-        ('{"lr; rm": 1}', "line 1: 'lr; rm' is no option"),
+        ('{"lr; rm": 1}', "line 1: 'lr; rm' is not an option"),
         ('{"lr": [1]}', "line 1: lr must be a text, a number, true or false"),
         ('{"lr": "$(id)"}', "line 1: lr: '$(id)' is not allowed; letters"),
         ('{"lr": "a\\nb"}', "line 1: lr: 'a\\nb' is not allowed"),
@@ -99,8 +99,8 @@ def test_a_line_that_cannot_be_is_refused_and_nothing_is_written(
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        ({}, "grid: give either grid or file, such as grid='lr=0.001,0.003 batch=8,16'"),
-        ({"grid": "lr=1", "file": "/x"}, "grid: give either grid or file, such as grid='lr=0.001,0.003 batch=8,16'"),
+        ({}, "grid: give either grid or file; a grid is such as lr=0.001,0.003 batch=8,16"),
+        ({"grid": "lr=1", "file": "/x"}, "grid: give either grid or file; a grid is such as lr=0.001,0.003 batch=8,16"),
         ({"grid": "lr=1 lr=2"}, "grid: lr is given twice"),
         ({"grid": " ".join(f"a{i}=1,2,3,4" for i in range(5))}, "grid: makes 257 runs; from 1 to 256 are allowed"),
         ({"file": "/etc/passwd"}, "file: /etc/passwd is outside the workspace "),
@@ -122,7 +122,7 @@ def test_an_existing_sweep_is_not_overwritten(ready: Trainer, cluster: Cluster):
 def test_a_sweep_that_slurm_refuses_at_last_leaves_nothing(ready: Trainer, cluster: Cluster):
     cluster.submit_refusal = "sbatch: error: Batch job submission failed: Invalid account"
     before = set(ready.files())
-    assert ready.fails("submit-sweep", grid="lr=1,2").startswith("account: Slurm refuses the job")
+    assert ready.fails("submit-sweep", grid="lr=1,2").startswith("account: Slurm rejects the job")
     assert set(ready.files()) == before
 
 

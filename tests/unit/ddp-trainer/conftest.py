@@ -166,19 +166,5 @@ def ready(trainer: Trainer) -> Trainer:
 
 
 @pytest.fixture
-def model(trainer: Trainer) -> pathlib.Path:
-    """A model's folder and JSON lines in the workspace, and the option set."""
-    trainer.config["transformers"] = True
-    folder = trainer.workspace / "models" / "tiny"
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text("{}")
-    (trainer.workspace / "chat.jsonl").write_text('{"text": "hello"}\n')
-    (trainer.workspace / "chat").mkdir()
-    (trainer.workspace / "chat" / "train.jsonl").write_text('{"text": "hello"}\n')
-    (trainer.workspace / "empty").mkdir()
-    return folder
-
-
-@pytest.fixture
 def node(tmp_path: pathlib.Path, settings: Settings) -> Node:
     return Node(tmp_path, settings.runs / "first")

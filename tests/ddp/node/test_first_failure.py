@@ -1,37 +1,15 @@
-"""What happens in the workspace: real files, in children, whatever a user put there."""
+"""The first failure of a job, found in the ranks' logs and in the job's own."""
 
 import json
 import os
 import pathlib
-import pwd
 import shutil
-import stat
-import subprocess
-import sys
-import threading
 import typing
 
 import pytest
-from harness import PAYLOAD
 
 from ddp.base import Settings
-from ddp.environment import archives
 from ddp.node import explain
-from ddp.workspace import folders, operations
-
-needs_two_accounts = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another account")
-
-
-def open_up(path: pathlib.Path) -> None:
-    """Let other accounts reach a folder of this test."""
-    for folder in (path, *path.parents):
-        if folder.stat().st_uid == 0 and len(folder.parts) > 2:
-            folder.chmod(folder.stat().st_mode | 0o055)
-
-
-def ask(settings: Settings, operation: str, **arguments: typing.Any) -> folders.Json:
-    place = next(module for module in (operations, archives) if hasattr(module, operation))
-    return folders.call(settings, getattr(place, operation), **arguments)
 
 
 def make_run(settings: Settings, run: str = "first", **job: object) -> pathlib.Path:
@@ -52,178 +30,12 @@ def rank_log(
     os.utime(path, (when, when))
 
 
-def test_the_folders_are_made_once(settings: Settings):
-    for name in folders.FOLDERS:
-        (settings.workspace / name).rmdir()
-    folders.ensure_folders(settings)
-    before = {path.name: path.stat().st_mtime_ns for path in settings.workspace.iterdir()}
-    folders.ensure_folders(settings)
-    assert {path.name: path.stat().st_mtime_ns for path in settings.workspace.iterdir()} == before
-    assert set(before) == {"runs", "datasets", "environments", "baselines"}
-
-
-def test_in_a_workspace_of_the_trainers_own_it_makes_the_users_folder(settings: Settings):
-    for _ in range(2):
-        ask(settings, "make_users", workspace=str(settings.workspace))
-        assert stat.S_IMODE((settings.workspace / "users").stat().st_mode) == 0o1777
-    (settings.workspace / "users").rmdir()
-    os.chown(settings.workspace, 33, 33)
-    ask(settings, "make_users", workspace=str(settings.workspace))
-    assert not (settings.workspace / "users").exists(), "root makes it in root's"
-
-
-def test_a_filesystem_that_hangs_is_given_up(settings: Settings):
-    gate = threading.Event()
-
-    def hang() -> folders.Json:
-        gate.wait(60)
-        return {}
-
-    with pytest.raises(folders.HangingError) as caught:
-        folders.call(settings, hang, timeout_s=0.1)
-    gate.set()
-    assert str(caught.value) == f"{settings.workspace} gave no answer within 0.1 s; is the filesystem's server up?"
-
-
-def test_an_operation_that_is_refused_says_why(settings: Settings):
-    with pytest.raises(folders.MissingError, match=r"/nothing: No such file or directory$"):
-        ask(settings, "read_json", path=str(settings.workspace / "nothing"))
-    (settings.workspace / "note").write_text("[]")
-    with pytest.raises(folders.WorkspaceError, match="is not a JSON object"):
-        ask(settings, "read_json", path=str(settings.workspace / "note"))
-
-
-def test_a_mistake_of_ours_is_not_taken_for_the_filesystems(settings: Settings):
-    with pytest.raises(TypeError):
-        ask(settings, "read_json")
-
-
-@pytest.mark.parametrize("name", folders.FOLDERS)
-@pytest.mark.parametrize("mode", [0o755, 0o777])
-def test_a_folder_that_another_account_made_first_is_named(settings: Settings, name: str, mode: int):
-    """In a sticky root anybody can squat on a name; what lies there is never used."""
-    settings.workspace.chmod(0o1777)
-    squatted = settings.workspace / name
-    squatted.chmod(mode)
-    os.chown(squatted, 33, 33)
-    owner = pwd.getpwuid(os.geteuid()).pw_name
-    message = f"{squatted} belongs to uid 33 (mode {mode:04o}), which is none of the trusted 0: chown {owner} {squatted}, or remove it"
-    assert folders.look(settings).untrusted == message
-    assert squatted.stat().st_uid == 33
-
-
-def test_a_link_in_place_of_a_folder_is_named(settings: Settings, tmp_path: pathlib.Path):
-    (tmp_path / "elsewhere").mkdir()
-    (settings.workspace / "environments").rmdir()
-    (settings.workspace / "environments").symlink_to(tmp_path / "elsewhere")
-    assert folders.look(settings).untrusted.startswith(f"{settings.workspace}/environments is a symbolic link")
-
-
-@pytest.mark.parametrize("mode", [0o755, 0o1777, 0o1775, 0o700])
-def test_a_workspace_that_nobody_can_change_for_others_is_trusted(settings: Settings, mode: int):
-    settings.workspace.chmod(mode)
-    assert folders.look(settings).untrusted == ""
-
-
-@pytest.mark.parametrize("name", [".", "..", "environments"])
-def test_a_folder_that_others_can_write_is_named(settings: Settings, name: str):
-    folder = pathlib.Path(os.path.normpath(settings.workspace / name))
-    folder.chmod(0o777)
-    message = "without the sticky bit, so any account can replace what is in it: chmod +t"
-    assert folders.look(settings).untrusted == f"{folder} has mode 0777 {message} {folder}"
-
-
-def test_each_python_of_an_environment_begins_with_the_payloads_startup(settings: Settings, tmp_path: pathlib.Path):
-    site = tmp_path / "build" / "env" / "lib" / "python3.12" / "site-packages"
-    (site / "torch").mkdir(parents=True)
-    (tmp_path / "build" / "env" / "bin").mkdir()
-    (tmp_path / "build" / "env" / "bin" / "python").symlink_to(sys.executable)
-    ask(settings, "finish_environment", build=str(tmp_path / "build"), payload=str(PAYLOAD))
-    code = f"import site, sys; site.addsitedir({str(site)!r}); print('ddptrain.startup' in sys.modules)"
-    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
-    assert (done.stdout, done.stderr) == ("True\n", "")
-
-
-@pytest.fixture
-def slow(tmp_path: pathlib.Path) -> dict[str, str]:
-    """What finish_environment works on, with an interpreter that waits until a pipe is written to."""
-    build, pipe = tmp_path / "build", tmp_path / "pipe"
-    (build / "env" / "lib" / "python3.12" / "site-packages" / "torch").mkdir(parents=True)
-    (build / "env" / "bin").mkdir()
-    (build / "env" / "bin" / "python").write_text(f"#!/bin/sh\nexec cat {pipe}\n")
-    (build / "env" / "bin" / "python").chmod(0o755)
-    (tmp_path / "ddptrain").mkdir()
-    os.mkfifo(pipe)
-    return {"build": str(build), "payload": str(tmp_path), "pipe": str(pipe)}
-
-
-def manifest(settings: Settings, digit: str = "a", **more: object) -> dict[str, object]:
-    record = {
-        "key": "1" * 16, "hash": digit * 16, "sha256": digit * 64, "size_bytes": 3, "unpacked_bytes": 9, "python": "3.12",
-        "torch": "2.13.0+cpu", "build": "cpu", "created": f"2026-11-2{ord(digit) % 10}T00:00:00Z", **more,
-    }  # fmt: skip
-    (settings.environments / f"{digit * 16}.tar.zst").write_text("xyz")
-    (settings.environments / f"{digit * 16}.json").write_text(json.dumps(record))
-    return record
-
-
-def test_what_the_workspace_holds(settings: Settings):
-    manifest(settings, "a")
-    manifest(settings, "b")
-    (settings.datasets / "web").mkdir()
-    (settings.datasets / "web" / "dataset.json").write_text("{}")
-    (settings.datasets / "half").mkdir()
-    found = folders.look(settings)
-    assert [one.hash for one in found.environments] == ["b" * 16, "a" * 16], "the newest first"
-    assert found.datasets == {"web": str(settings.datasets / "web")}
-    assert found.is_writable
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"size_bytes": 4},  # a half-written archive
-        {"hash": "../../../../etc/x"},
-        {"sha256": "$(id)"},
-        {"torch": "x'; id"},
-        {"python": "3.12\n#SBATCH"},
-        {"unpacked_bytes": "1; id"},
-        {"build": "rocm"},
-        {"created": "now; id"},
-        {"key": None},
-    ],
-)
-def test_a_manifest_that_is_not_ours_is_passed_over(settings: Settings, more: dict[str, object]):
-    manifest(settings, "a", **more)
-    (settings.environments / "note.json").write_text("[]")
-    (settings.environments / "broken.json").write_text("{")
-    os.mkfifo(settings.environments / "pipe.json")
-    assert folders.look(settings).environments == ()
-
-
-def test_where_a_path_leads(settings: Settings, tmp_path: pathlib.Path):
-    inside, outside = settings.workspace / "a.py", tmp_path / "b.py"
-    inside.write_text("")
-    outside.write_text("")
-    (settings.workspace / "in").symlink_to("a.py")
-    (settings.workspace / "out").symlink_to(outside)
-    (settings.workspace / "loop").symlink_to("loop")
-    locate = folders.locate
-    assert locate(settings, str(inside)) == folders.Place("file", str(inside), True, True)
-    assert locate(settings, str(settings.workspace / "in")).real == str(inside)
-    assert not locate(settings, str(settings.workspace / "out")).is_inside
-    assert locate(settings, str(settings.runs)).kind == "folder"
-    assert locate(settings, str(settings.workspace / "no")).kind == "absent"
-    assert not locate(settings, str(settings.workspace)).is_inside, "the workspace itself is not in it"
-    assert not locate(settings, "/dev/null").is_inside
-    assert locate(settings, "/dev/null").kind == "other"
-    with pytest.raises(folders.WorkspaceError, match="Too many levels of symbolic links"):
-        locate(settings, str(settings.workspace / "loop"))
-
-
 TRACE = 'Traceback (most recent call last):\n  File "x.py", line 1, in <module>\n    boom()\n{}\n'
 
+
 RANKED = "".join(f"[rank1]: {line}\n" for line in TRACE.splitlines())
+
+
 CRASH = """Fatal Python error: Segmentation fault
 
 Thread 0x00001 (most recent call first):
@@ -326,7 +138,7 @@ def test_the_rank_that_failed_first_is_found(
     folder = make_run(settings)
     for node, local, text, age_s in logs:
         rank_log(folder, node, local, text, age_s=age_s)
-    found = explain.first_failure(folder, 12, 5)
+    found = explain.first_failure(settings.runs / "first", 12, 5)
     assert (found["rank"], found["node"], found["lines"][-1]) == (rank, rank // 2, last)
     assert len(found["lines"]) <= 5
 
@@ -355,7 +167,6 @@ def test_a_rank_that_was_killed_is_found_though_it_could_say_nothing(settings: S
     assert found == {"rank": 1, "node": 0, "lines": ["killed by signal 11 (SIGSEGV)"]}
 
 
-# Captured from 24.11.5 with ConstrainRAMSpace.
 OOM = """\
 srun: error: slurmd-0: task 0: Exited with exit code 1
 srun: Terminating StepId=12.0
@@ -502,7 +313,6 @@ def test_a_rank_that_left_with_no_output_is_named_with_its_exit_code(settings: S
     assert explain.blame(str(folder), "12", "12.r0t1", ["n0", "n1"])[:2] == ("program", "n1")
 
 
-# As torch 2.6 and later write it; the paths of the frames are cut.
 WATCHDOG = """[rank{0}]:[E1122 21:03:11.184 ProcessGroupNCCL.cpp:683] [Rank {0}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4)
 terminate called after throwing an instance of 'c10::DistBackendError'
   what():  [PG ID 0 PG GUID 0(default_pg) Rank {0}] Process group watchdog thread terminated with exception: [Rank {0}] \
@@ -572,6 +382,8 @@ def test_a_failure_that_left_no_trace_says_nothing(settings: Settings):
 
 
 CAME = "[ENV] job=12 attempt=12.r0 nodes=n0 n1 n2 head=10.0.0.1:20096 ranks_per_node=2 launcher=torchrun\n"
+
+
 VAIN = "torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 2/3 clients joined."
 
 
@@ -600,7 +412,7 @@ def test_ranks_that_never_came_are_named_with_their_nodes(
     (folder / "control" / "12.hosts").write_text("n0 n1 n2\n")
     (folder / "logs" / "12.out").write_text(merged + f"0: {message}\n")
     rank_log(folder, 0, 0, TRACE.format(message))
-    found = explain.first_failure(folder, 12, 5)
+    found = explain.first_failure(settings.runs / "first", 12, 5)
     assert explain.absentees(folder, 12, found["lines"], ["n0", "n1", "n2"]) == (ranks, nodes)
     kind, node, words = explain.blame(str(folder), "12", "12.r0", ["n0", "n1", "n2"])
     if len(nodes) == 1:
