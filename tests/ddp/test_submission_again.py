@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import pathlib
 import typing
 
@@ -56,18 +57,19 @@ def record(settings: Settings, run: str = "first") -> dict[str, typing.Any]:
     return json.loads((settings.runs / run / "job.json").read_text())
 
 
-def fill(settings: Settings, monkeypatch: pytest.MonkeyPatch, cluster: Cluster) -> None:
-    """Let the disk be full once sbatch has answered."""
+def fill(settings: Settings, monkeypatch: pytest.MonkeyPatch, cluster: Cluster, number: int) -> None:
+    """Let every write fail with this error once sbatch has answered."""
 
     def full(*_: object, **__: object) -> typing.NoReturn:
-        raise OSError(errno.ENOSPC, "No space left on device", str(settings.runs))
+        raise OSError(number, os.strerror(number), str(settings.runs))
 
     cluster.submitted = lambda _: monkeypatch.setattr(folder, "replace", full)
 
 
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.ENOTCONN], ids=["disk full", "mount lost"])
 @pytest.mark.parametrize("is_there", [False, True])
-def test_a_job_that_slurm_accepted_before_the_disk_was_full_is_found(
-    settings: Settings, cluster: Cluster, pip: Pip, monkeypatch: pytest.MonkeyPatch, *, is_there: bool
+def test_a_job_that_slurm_accepted_before_a_write_failed_is_found(
+    settings: Settings, cluster: Cluster, pip: Pip, monkeypatch: pytest.MonkeyPatch, number: int, *, is_there: bool
 ):
     (settings.datasets / "python-stdlib").mkdir()
     (settings.datasets / "python-stdlib" / "dataset.json").write_text("{}")
@@ -76,7 +78,7 @@ def test_a_job_that_slurm_accepted_before_the_disk_was_full_is_found(
         do(settings, "submit-ddp", workload="gpt", run="first", nodes=1)
     cluster.states = [("RUNNING", 0)]
     with monkeypatch.context() as patch:
-        fill(settings, patch, cluster)
+        fill(settings, patch, cluster, number)
         assert do(settings, "submit-ddp", workload="gpt", run="first", nodes=1)["job-id"] == str(40 + is_there)
     written = record(settings)
     assert (written["job_id"], cluster.jobs[-1].comment) == (None, written["submission"])
