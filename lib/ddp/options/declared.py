@@ -99,7 +99,8 @@ def _text(model: type[fields.Parsed], name: str) -> Text:
     entry = next((known[c.__name__][name] for c in model.__mro__ if name in known.get(c.__name__, {})), None)
     entry = known[name] if entry is None else entry
     given: dict[str, typing.Any] = {key.replace("-", "_"): value for key, value in entry.items()}
-    return Text(**{**given, "words": tuple(given.get("words", ()))})
+    given["words"] = tuple(given.get("words", ()))
+    return Text(**given)
 
 
 def _option(model: type[fields.Parsed], name: str, field: pydantic.fields.FieldInfo) -> Option:
