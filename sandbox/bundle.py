@@ -16,14 +16,14 @@ import yaml
 from sandbox.store import SandboxError, section
 
 _MERGED = ("options", "annotations", "resources", "storage", "bindings")
-_APPLICATION_KEYS = frozenset((
-    "charm", "channel", "revision", "base", "series", "num_units", "options", "annotations", "resources", "constraints",
-    "to", "storage", "bindings", "expose", "trust", "devices", "plan", "requires", "offers", "exposed-endpoints",
-))  # fmt: skip
-_BUNDLE_KEYS = frozenset((
-    "name", "description", "tags", "type", "default-base", "series", "bundle", "applications", "relations", "machines",
-    "variables", "saas", "website", "source", "issues", "docs",
-))  # fmt: skip
+_APPLICATION_KEYS = frozenset(
+    "charm channel revision base series num_units options annotations resources constraints to storage bindings expose "
+    "trust devices plan requires offers exposed-endpoints".split()
+)
+_BUNDLE_KEYS = frozenset(
+    "name description tags type default-base series bundle applications relations machines variables saas website "
+    "source issues docs".split()
+)
 _OPTION_TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,),
     "int": (int,),
@@ -88,41 +88,61 @@ class Bundle:
     relations: list[BundleRelation]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Node:
-    """A parsed value with its line, so that a message can say where it stands; an empty one is YAML's null."""
+class _Mapping(dict[str, typing.Any]):
+    """A mapping that knows the line of each key."""
 
-    line: int
-    scalar: object = None
-    mapping: "dict[str, _Node] | None" = None
-    sequence: "list[_Node] | None" = None
+    def __init__(self, lines: dict[str, int]) -> None:
+        super().__init__()
+        self.lines = lines
 
-    @property
-    def is_empty(self) -> bool:
-        return self.scalar is None and self.mapping is None and self.sequence is None
 
-    def plain(self) -> typing.Any:
-        if self.mapping is not None:
-            return {key: node.plain() for key, node in self.mapping.items()}
-        if self.sequence is not None:
-            return [node.plain() for node in self.sequence]
-        return self.scalar
+class _Sequence(list[typing.Any]):
+    """A list that knows the line of each item."""
 
-    def entries(self, file: pathlib.Path, what: str) -> "dict[str, _Node]":
-        if self.mapping is None and not self.is_empty:
-            raise BundleError(Where(file, self.line), f"{what} is a mapping")
-        return self.mapping or {}
+    lines: list[int]
 
-    def elements(self, file: pathlib.Path, what: str) -> "list[_Node]":
-        if self.sequence is None and not self.is_empty:
-            raise BundleError(Where(file, self.line), f"{what} is a list")
-        return self.sequence or []
+
+def _construct(loader: typing.Any, node: yaml.Node) -> typing.Any:
+    return loader.construct_object(node, deep=True)
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads mappings and lists with their lines, and no key twice."""
+
+    file: pathlib.Path
+
+    def mapping(self, node: yaml.MappingNode) -> _Mapping:
+        made = _Mapping({})
+        for key_node, value_node in node.value:
+            key, line = str(key_node.value), key_node.start_mark.line + 1
+            if key in made:
+                raise BundleError(Where(self.file, line), f"{key!r} is given twice")
+            made[key] = _construct(self, value_node)
+            made.lines[key] = line
+        return made
+
+    def sequence(self, node: yaml.SequenceNode) -> _Sequence:
+        made = _Sequence(_construct(self, item) for item in node.value)
+        made.lines = [item.start_mark.line + 1 for item in node.value]
+        return made
+
+
+_Loader.add_constructor("tag:yaml.org,2002:map", _Loader.mapping)
+_Loader.add_constructor("tag:yaml.org,2002:seq", _Loader.sequence)
+
+
+def _entries(file: pathlib.Path, above: _Mapping, key: str, what: str = "") -> _Mapping:
+    """Return the mapping below a key, empty if there is none."""
+    value = above.get(key)
+    if value is not None and not isinstance(value, _Mapping):
+        raise BundleError(Where(file, above.lines[key]), f"{what or key} is a mapping")
+    return value or _Mapping({})
 
 
 def load(
     path: pathlib.Path, overlays: collections.abc.Sequence[pathlib.Path] = (), defaults: pathlib.Path | None = None
 ) -> Bundle:
-    """Read `path`, merge what `defaults` says of the applications that it has, then `overlays`.
+    """Read `path`, merge the part of `defaults` about its applications, then `overlays`.
 
     Raises:
         BundleError: a mistake, with its place.
@@ -131,17 +151,11 @@ def load(
     bundle = Bundle(name=path.stem, applications={}, relations=[])
     for document in _parse(path):
         _merge(bundle, path, document)
-    if defaults is not None:
-        for document in _parse(defaults):
-            applications = document.entries(defaults, "a bundle").get("applications", _Node(document.line))
-            known = {
-                name: node
-                for name, node in applications.entries(defaults, "applications").items()
-                if name in bundle.applications
-            }
-            _merge(
-                bundle, defaults, _Node(document.line, mapping={"applications": _Node(document.line, mapping=known)})
-            )
+    for document in _parse(defaults) if defaults is not None else []:
+        applications = document["applications"]
+        for name in applications.keys() - bundle.applications.keys():
+            del applications[name]
+        _merge(bundle, typing.cast(pathlib.Path, defaults), document)
     for file in overlays:
         for document in _parse(file):
             if defaults is not None:
@@ -150,116 +164,99 @@ def load(
     return bundle
 
 
-def _refuse_machines(bundle: Bundle, file: pathlib.Path, document: _Node) -> None:
+def _refuse_machines(bundle: Bundle, file: pathlib.Path, document: _Mapping) -> None:
     """Refuse what is asked of a cloud's machines, and bases that the bundle itself does not name."""
     bases = {app.body.get("base") for app in bundle.applications.values()}
-    applications = document.entries(file, "a bundle").get("applications", _Node(document.line))
-    for name, node in applications.entries(file, "applications").items():
-        body = node.entries(file, f"application {name!r}")
-        what = ""
-        if found := body.get("constraints"):
+    applications = _entries(file, document, "applications")
+    for name in applications:
+        body, what, key = _entries(file, applications, name, f"application {name!r}"), "", "constraints"
+        if found := body.get(key):
             hosts = "the sandbox's hosts are containers on this machine"
-            what = f"constraints {found.scalar!r} are for Juju's machines; {hosts}"
-        elif (found := body.get("base")) and found.scalar not in bases:
-            what = f"base {found.scalar!r} is for Juju's machines; the sandbox's hosts all have one base"
-        if found and what:
-            raise BundleError(Where(file, found.line), f"application {name!r}: {what}: leave this overlay out here")
+            what = f"constraints {found!r} are for Juju's machines; {hosts}"
+        elif (found := body.get(key := "base")) and found not in bases:
+            what = f"base {found!r} is for Juju's machines; the sandbox's hosts all have one base"
+        if what:
+            where = Where(file, body.lines[key])
+            raise BundleError(where, f"application {name!r}: {what}: leave this overlay out here")
 
 
-def _parse(file: pathlib.Path) -> list[_Node]:
+def _parse(file: pathlib.Path) -> list[_Mapping]:
     try:
-        text = file.read_text()
+        loader: typing.Any = _Loader(file.read_text())
     except OSError as e:
         raise SandboxError(f"{file}: {e.strerror}") from e
+    loader.file = file
+    documents: list[typing.Any] = []
     try:
-        return [_convert(file, node) for node in yaml.compose_all(text, yaml.SafeLoader)]
+        while loader.check_data():
+            documents.append(loader.get_data())
     except yaml.MarkedYAMLError as e:
         line = e.problem_mark.line + 1 if e.problem_mark else 1
         if "FILL-IN" in str(e.problem):  # an alias without an anchor, which Juju's reader refuses as well
             raise BundleError(Where(file, line), "is not filled in yet: put a value in the place of *FILL-IN") from e
         raise BundleError(Where(file, line), f"not YAML: {e.problem}") from e
+    if not all(isinstance(document, _Mapping) for document in documents):
+        raise BundleError(Where(file, 1), "a bundle is a mapping")
+    return documents
 
 
-def _convert(file: pathlib.Path, node: yaml.Node) -> _Node:
-    line = node.start_mark.line + 1
-    if isinstance(node, yaml.MappingNode):
-        mapping: dict[str, _Node] = {}
-        for key_node, value_node in node.value:
-            key, key_line = str(key_node.value), key_node.start_mark.line + 1
-            if key in mapping:
-                raise BundleError(Where(file, key_line), f"{key!r} is given twice")
-            mapping[key] = dataclasses.replace(_convert(file, value_node), line=key_line)
-        return _Node(line, mapping=mapping)
-    if isinstance(node, yaml.SequenceNode):
-        return _Node(line, sequence=[_convert(file, item) for item in node.value])
-    loader: typing.Any = yaml.SafeLoader("")
-    return _Node(line, scalar=loader.construct_object(node))
-
-
-def _merge(bundle: Bundle, file: pathlib.Path, document: _Node) -> None:
-    keys = document.entries(file, "a bundle")
-    for key, node in keys.items():
+def _merge(bundle: Bundle, file: pathlib.Path, document: _Mapping) -> None:
+    for key, line in document.lines.items():
         if key not in _BUNDLE_KEYS:
-            raise BundleError(Where(file, node.line), f"unknown key {key!r}{_guess(key, _BUNDLE_KEYS)}")
-    if "machines" in keys:
-        raise BundleError(
-            Where(file, keys["machines"].line), "the sandbox gives every unit a host of its own: no machines section"
-        )
-    if "name" in keys:
-        bundle.name = str(keys["name"].scalar)
-    for name, node in keys.get("applications", _Node(document.line)).entries(file, "applications").items():
-        if not node.is_empty:
-            _merge_application(bundle, file, name, node)
+            raise BundleError(Where(file, line), f"unknown key {key!r}{_guess(key, _BUNDLE_KEYS)}")
+    if "machines" in document:
+        where = Where(file, document.lines["machines"])
+        raise BundleError(where, "the sandbox gives every unit a host of its own: no machines section")
+    bundle.name = str(document.get("name", bundle.name))
+    applications = _entries(file, document, "applications")
+    for name, body in applications.items():
+        if body is not None:
+            _merge_application(bundle, file, name, applications)
             continue
         if name not in bundle.applications:
-            raise BundleError(
-                Where(file, node.line), f"application {name!r} cannot be removed: there is none of that name"
-            )
+            where = Where(file, applications.lines[name])
+            raise BundleError(where, f"application {name!r} cannot be removed: there is none of that name")
         del bundle.applications[name]
         bundle.relations = [
             relation for relation in bundle.relations if all(end.split(":")[0] != name for end in relation.ends)
         ]
-    for node in keys.get("relations", _Node(document.line)).elements(file, "relations"):
-        bundle.relations.append(_relation(file, node))
+    relations = document.get("relations") or _Sequence()
+    if not isinstance(relations, _Sequence):
+        raise BundleError(Where(file, document.lines["relations"]), "relations is a list")
+    for ends, line in zip(relations, getattr(relations, "lines", []), strict=True):
+        match ends:
+            case [str(first), str(second)]:
+                bundle.relations.append(BundleRelation((first, second), Where(file, line)))
+            case _:
+                raise BundleError(Where(file, line), "a relation is a list of two application:endpoint")
 
 
-def _merge_application(bundle: Bundle, file: pathlib.Path, name: str, node: _Node) -> None:
-    where = Where(file, node.line)
-    body = node.entries(file, f"application {name!r}")
+def _merge_application(bundle: Bundle, file: pathlib.Path, name: str, applications: _Mapping) -> None:
+    where = Where(file, applications.lines[name])
+    body = _entries(file, applications, name, f"application {name!r}")
     app = bundle.applications.get(name) or BundleApplication(name, {}, {"": where}, "")
     for key, value in body.items():
-        at = Where(file, value.line)
+        at = Where(file, body.lines[key])
         if key not in _APPLICATION_KEYS:
             raise BundleError(at, f"application {name!r}: unknown key {key!r}{_guess(key, _APPLICATION_KEYS)}")
         app.where[key] = at
         if key not in _MERGED:
-            app.body[key] = value.plain()
+            app.body[key] = value
             continue
         merged = app.body.setdefault(key, {})
-        for item, item_node in value.entries(file, f"application {name!r}: {key}").items():
-            plain = item_node.plain()
-            if key == "resources" and isinstance(plain, str):
-                plain = str((file.parent / plain).resolve())
-            merged[item] = plain
-            app.where[f"{key}.{item}"] = Where(file, item_node.line)
+        items = _entries(file, body, key, f"application {name!r}: {key}")
+        for item, given in items.items():
+            is_path = key == "resources" and isinstance(given, str)
+            merged[item] = str((file.parent / given).resolve()) if is_path else given
+            app.where[f"{key}.{item}"] = Where(file, items.lines[item])
     if "charm" in body:
-        charm = str(body["charm"].scalar)
+        charm = str(body["charm"])
         app.charm = str((file.parent / charm).resolve()) if charm.startswith((".", "/")) else charm
     if not app.charm:
         raise BundleError(
             where, f"application {name!r} has no charm (and no application of that name stands before it)"
         )
     bundle.applications[name] = app
-
-
-def _relation(file: pathlib.Path, node: _Node) -> BundleRelation:
-    where = Where(file, node.line)
-    ends = [end.scalar for end in node.sequence or []]
-    match ends:
-        case [str(first), str(second)]:
-            return BundleRelation((first, second), where)
-        case _:
-            raise BundleError(where, "a relation is a list of two application:endpoint")
 
 
 def check(bundle: Bundle, metadata: collections.abc.Mapping[str, dict[str, typing.Any]]) -> None:

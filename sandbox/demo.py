@@ -8,22 +8,26 @@ import typing
 
 import click
 
+from sandbox import bundle as bundles
 from sandbox import image
+from sandbox.engine import Engine
 from sandbox.hosts import Hosts
-from sandbox.store import Model
+from sandbox.session import Session
+from sandbox.store import Model, SandboxError
 
 TRAINING = {
     "nodes": "2",
     "wait": "true",
     "env": "OMP_NUM_THREADS=1",  # the two nodes share this machine's cores: threads of both would wait for each other
-    "args": "--steps 100 --epoch-steps 25",  # enough to see the loss fall
+    "args": "--steps 60 --epoch-steps 20",  # enough to see the loss fall
 }
+RESULTS = "state nodes ranks first-loss loss tokens-per-second checkpoint curve run-dir log".split()
 LOGIN, NODES, MOUNTPOINT = "sackd/0", ("slurmd/0", "slurmd/1"), "/mnt/shared"
 _STORE = f"{MOUNTPOINT}/environments"
 
 NEXT = """\
 Try next:
-  ./sandboxctl status                                   every unit, and what it says
+  ./sandboxctl status                                   every unit and its status
   ./sandboxctl run trainer/0 submit-ddp workload=smoke nodes=2 wait=true
   ./sandboxctl run trainer/0 list-jobs
   ./sandboxctl run trainer/0 job-log job-id={job}
@@ -37,11 +41,11 @@ Try next:
 """
 
 
-class Phases:
-    """How long each part of the demo took."""
+class _Phases:
+    """The seconds that each part of the demo took."""
 
     def __init__(self) -> None:
-        self.took: list[tuple[str, float]] = []
+        self._seconds: list[tuple[str, float]] = []
 
     @contextlib.contextmanager
     def phase(self, name: str) -> collections.abc.Generator[None]:
@@ -49,12 +53,39 @@ class Phases:
         click.secho(f"\n== {name}", err=True, bold=True)
         begin = time.monotonic()
         yield
-        self.took.append((name, time.monotonic() - begin))
+        self._seconds.append((name, time.monotonic() - begin))
 
     def text(self) -> str:
         """Return one line per part and the sum."""
-        rows = [*self.took, ("in all", sum(took for _, took in self.took))]
-        return "\n".join(f"  {name:<34}{took:7.1f} s" for name, took in rows)
+        rows = [*self._seconds, ("in all", sum(seconds for _, seconds in self._seconds))]
+        return "\n".join(f"  {name:<34}{seconds:7.1f} s" for name, seconds in rows)
+
+
+def run(session: Session, engine: Engine, bundle: bundles.Bundle, seed: int | None) -> str:
+    """Deploy, train, and return the demo's last lines.
+
+    Raises:
+        SandboxError: the bundle does not become active, or an action failed.
+    """
+
+    def act(action: str, **params: str) -> dict[str, typing.Any]:
+        outcome = session.action(engine, "trainer/0", action, params)
+        if outcome["failure"] is not None:
+            raise SandboxError(f"{action}: {outcome['failure']}")
+        return outcome["results"]
+
+    phases = _Phases()
+    with phases.phase("deploy the bundle"):
+        session.deploy(engine, bundle, seed=seed)
+    with phases.phase("install the training environment"):
+        offer_environment(engine.hosts, engine.model)
+        made = act("install-environment")
+        keep_environment(engine.hosts, engine.model, made["environment"])
+    with phases.phase("prepare a dataset"):
+        act("prepare-dataset")
+    with phases.phase("train on two nodes"):
+        result = act("submit-ddp", **TRAINING)
+    return _summary(engine.hosts, engine.model, result, phases)
 
 
 def offer_environment(hosts: Hosts, model: Model) -> None:
@@ -82,36 +113,21 @@ mv .new {name}.json
     hosts.get(model.host_of(LOGIN)).run(["sh", "-ec", script], timeout=300)
 
 
-def show(hosts: Hosts, model: Model, result: dict[str, typing.Any], phases: Phases) -> str:
+def _summary(hosts: Hosts, model: Model, result: dict[str, typing.Any], phases: _Phases) -> str:
     """Return the demo's last lines: nodes, mounts, the job's result and the next commands."""
 
-    def on(unit: str, *argv: str) -> str:
+    def output(unit: str, *argv: str) -> str:
         return hosts.get(model.host_of(unit)).run(list(argv), timeout=30).stdout.strip()
 
     mounts = "\n".join(
-        f"  {unit:<10}{on(unit, 'findmnt', '-no', 'SOURCE,FSTYPE,TARGET', MOUNTPOINT)}" for unit in (LOGIN, *NODES)
+        f"  {unit:<10}{output(unit, 'findmnt', '-no', 'SOURCE,FSTYPE,TARGET', MOUNTPOINT)}" for unit in (LOGIN, *NODES)
     )
-    keys = (
-        "state",
-        "nodes",
-        "ranks",
-        "first-loss",
-        "loss",
-        "tokens-per-second",
-        "checkpoint",
-        "curve",
-        "run-dir",
-        "log",
-    )
-    outcome = "\n".join(f"  {key:<20}{result[key]}" for key in keys if key in result)
+    nodes = "\n".join(f"  {line}" for line in output(LOGIN, "sinfo", "-N", "-o", "%N %P %T %c %G").splitlines())
+    outcome = "\n".join(f"  {key:<20}{result[key]}" for key in RESULTS if key in result)
     return (
-        f"\nSlurm (sinfo):\n{_indent(on(LOGIN, 'sinfo', '-N', '-o', '%N %P %T %c %G'))}\n"
+        f"\nSlurm (sinfo):\n{nodes}\n"
         f"\nThe shared filesystem:\n{mounts}\n"
         f"\nJob {result['job-id']} trained a model on two nodes:\n{outcome}\n"
         f"\nTime:\n{phases.text()}\n"
         f"\n{NEXT.format(job=result['job-id'])}"
     )
-
-
-def _indent(text: str) -> str:
-    return "\n".join(f"  {line}" for line in text.splitlines())

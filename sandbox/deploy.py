@@ -6,7 +6,6 @@ import os
 import pathlib
 import shutil
 import tempfile
-import zipfile
 
 from sandbox import bundle as bundles
 from sandbox import model as rules
@@ -23,8 +22,8 @@ Filler = collections.abc.Callable[[pathlib.Path], object]
 def charm_filler(app: bundles.BundleApplication) -> Filler:
     """Return the function that writes the charm's files into a folder.
 
-    A charm of this repository is staged from its source, exactly as `make pack` would pack it; another local charm is
-    unpacked; a charm from Charmhub is played by its stand-in.
+    A charm of this repository is staged from its source, exactly as `make pack` would pack it; another local charm is a
+    folder; a charm from Charmhub is played by its stand-in.
     """
     name = pathlib.Path(app.charm).stem
     if (
@@ -35,11 +34,9 @@ def charm_filler(app: bundles.BundleApplication) -> Filler:
         return lambda directory: pack.stage(name, directory)
     if app.is_local:
         path = pathlib.Path(app.charm)
-        if path.is_dir():
-            return lambda directory: _copy(path, directory)
-        if not zipfile.is_zipfile(path):
+        if not path.is_dir():
             raise bundles.BundleError(app.at("charm"), f"{app.name}: no charm at {app.charm}")
-        return lambda directory: _unzip(path, directory)
+        return lambda directory: _copy(path, directory)
     if not (STANDINS / app.charm / "charmcraft.yaml").is_file():
         known = ", ".join(sorted(path.name for path in STANDINS.iterdir() if (path / "charmcraft.yaml").is_file()))
         raise bundles.BundleError(
@@ -59,11 +56,6 @@ def stage_standin(name: str, directory: pathlib.Path) -> None:
 
 def _copy(source: pathlib.Path, target: pathlib.Path) -> None:
     shutil.copytree(source, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__", "*.pyc", "tests"))
-
-
-def _unzip(path: pathlib.Path, directory: pathlib.Path) -> None:
-    with zipfile.ZipFile(path) as archive:
-        archive.extractall(directory)
 
 
 class Deployment:
@@ -96,29 +88,6 @@ class Deployment:
             while not current.subordinate and len(self.model.app_units(app.name)) < app.body["num_units"]:
                 rules.add_unit(self.model, current)
         self.store.save(self.model)
-
-    def attach(self, app: Application, name: str, path: pathlib.Path) -> None:
-        """Give an application's resource other content; its units then get upgrade-charm, as Juju has it."""
-        known = app.section("resources")
-        if name not in known:
-            raise SandboxError(f"{app.name} has no resource {name!r} (there are: {', '.join(known) or 'none'})")
-        if not path.is_file():
-            raise SandboxError(f"resource {name!r}: no file {path}")
-        self._attach(app, name, path)
-        for unit in self.model.app_units(app.name):
-            rules.enqueue(self.model, unit, "upgrade-charm")
-
-    def refresh(self, app: Application) -> bool:
-        """Upgrade the application to its charm's present files; return whether they differ from what it runs."""
-        with tempfile.TemporaryDirectory(prefix="sandbox-refresh-") as scratch:
-            directory = pathlib.Path(scratch)
-            if (REPOSITORY / "charms" / app.charm).is_dir():
-                pack.stage(app.charm, directory)
-            elif (STANDINS / app.charm).is_dir():
-                stage_standin(app.charm, directory)
-            else:
-                raise SandboxError(f"{app.name}: charm {app.charm!r} has no source in this repository")
-            return self._upgrade(app, directory)
 
     def _ensure_relation(self, ends: tuple[str, str]) -> None:
         metadata = {name: app.metadata for name, app in self.model.applications.items()}
@@ -168,10 +137,10 @@ class Deployment:
             temporary.replace(target)
         app.resources[name] = str(target)
 
-    def _upgrade(self, app: Application, staged: pathlib.Path) -> bool:
-        """Give the application the staged files if they differ from what it runs; its units then get upgrade-charm."""
+    def _upgrade(self, app: Application, staged: pathlib.Path) -> None:
+        """Give the application the staged files if they differ from its own; its units then get upgrade-charm."""
         if _same_tree(staged, pathlib.Path(app.source)):
-            return False
+            return
         metadata = read_metadata(staged)
         related = {
             end for relation in self.model.app_relations(app.name) for name, end in relation.ends if name == app.name
@@ -187,7 +156,6 @@ class Deployment:
             rules.enqueue(self.model, unit, "upgrade-charm")
             rules.enqueue(self.model, unit, "config-changed")
         self.progress(app.name, f"upgrades to revision {app.revision}")
-        return True
 
 
 def _same_tree(one: pathlib.Path, other: pathlib.Path) -> bool:

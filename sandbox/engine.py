@@ -1,4 +1,4 @@
-"""Running what waits: hosts come up, and units run their hooks and actions, under Juju's locks.
+"""Run waiting events: hosts come up, and units run their hooks and actions, under Juju's locks.
 
 A hook, and an action that is not parallel, holds its machine's lock; a unit runs one thing at a time, parallel or not
 (Juju: internal/worker/uniter/operation/executor.go). Several commands may work on one model at once: the locks are
@@ -74,7 +74,7 @@ class Engine:
     def __init__(
         self, store: Store, progress: Progress, make: collections.abc.Callable[[], Model] | None = None
     ) -> None:
-        """Work on the model in `store`, which `make` makes where there is none."""
+        """Work on the model in `store`; `make` makes it if it does not exist."""
         self.store = store
         self.progress = progress
         self.hosts = Hosts(store.name)
@@ -100,7 +100,7 @@ class Engine:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the agents, and leave nothing behind where no model was made."""
+        """End the agents, and leave nothing behind if no model was made."""
         for agent in self._agents.values():
             agent.close()
         if not self.store.exists():
@@ -272,7 +272,7 @@ class Engine:
                 yield unit, event
 
     def _take(self, *names: str) -> list[Lock]:
-        """Return these locks, or none where one is held."""
+        """Return these locks, or none if one is held."""
         held: list[Lock] = []
         for name in names:
             lock = self.store.lock(name, wait=False)
@@ -392,7 +392,7 @@ class Engine:
     def _run_event(self, machine: int, host: str, name: str, event: Event, request: Json) -> None:
         begin = time.monotonic()
         agent = self._agent(name if event.parallel else _who(machine), host)
-        answer = agent.ask(request, lambda message: self._show(name, message))
+        answer = agent.ask(request, lambda message: self._relay(name, message))
         if event.parallel:
             self._close_agent(name)
         with self.change() as model:
@@ -403,7 +403,7 @@ class Engine:
             self.store.log(name, "INFO", "the charm asked for a reboot")
             self._reboot(machine)
 
-    def _show(self, unit: str, message: Json) -> None:
+    def _relay(self, unit: str, message: Json) -> None:
         if message["kind"] == "status":
             self._note_status(unit, message["status"], message["message"])
         elif message["kind"] == "action-log":
@@ -439,7 +439,7 @@ class Engine:
             self._fail(unit, event, answer)
             return
         unit.agent = Status(name="idle", since=time.time())
-        if not answer["ok"]:  # the unit is not there any more: the failure is only logged
+        if not answer["ok"]:  # the unit no longer exists: the failure is only logged
             self.store.log(unit.name, "ERROR", answer["trace"])
             rules.finished(model, unit, event)
             return
@@ -525,7 +525,7 @@ class _Agent:
         return self._process.poll() is None
 
     def ask(self, request: Json, show: collections.abc.Callable[[Json], None]) -> Json:
-        """Run one event; `show` gets what the hook says meanwhile."""
+        """Run one event; `show` gets the messages of the hook meanwhile."""
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None and stdout is not None
         try:
@@ -551,7 +551,7 @@ class _Agent:
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """End the agent when it runs no hook any more; kill it where it does not end."""
+        """End the agent when it runs no hook any more; kill it if it does not end."""
         with contextlib.suppress(OSError):
             if self._process.stdin:
                 self._process.stdin.close()

@@ -1,12 +1,12 @@
 """Hosts of the sandbox: Debian systems booted with systemd by systemd-nspawn, on a network of their own.
 
-A model has one bridge with a free /24 behind NAT and any number of hosts. What must survive the command that made it is
-in files under `<root>/<model>/`:
+A model has one bridge with a free /24 behind NAT and any number of hosts. Files that must survive the command that made
+them are under `<root>/<model>/`:
 
     network.json              bridge, subnet
     resolv.conf               bound over that of every host
     hosts/<name>/host.json    address, layers of the image, binds, GPUs, machine id
-    hosts/<name>/process      what keeps the host running, see machine.py
+    hosts/<name>/process      the process that keeps the host running, see machine.py
     hosts/<name>/{upper,work,root}, console.log
 
 Every operation may be interrupted and repeated. Threads and processes may work on different hosts at once.
@@ -36,28 +36,13 @@ Progress = collections.abc.Callable[[str], None]
 
 ROOT = image.HOSTS
 BOOT_TIMEOUT_S = 240.0  # of a host that boots beside seven others on two cores
-STOP_TIMEOUT_S = 60.0
 
 _GUEST_GPUS = pathlib.Path(__file__).resolve().parent / "guest" / "mock_gpus.py"
 _HEARTBEAT_S = 5.0
 _NETWORK_FILES = ("network.json", "resolv.conf")
 _PROPAGATE = pathlib.Path("/run/systemd/nspawn/propagate")
+_TRASH = ".trash"  # the files of removed hosts
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
-_GPU_UNIT = """\
-[Unit]
-Description=Mock GPUs of the sandbox
-DefaultDependencies=no
-After=local-fs.target systemd-tmpfiles-setup-dev.service
-Before=sysinit.target
-
-[Service]
-Type=oneshot
-RemainAfterExit=yes
-ExecStart=/usr/bin/python3 -I /etc/sandbox/mock_gpus.py
-
-[Install]
-WantedBy=sysinit.target
-"""
 
 
 class HostError(Exception):
@@ -71,7 +56,7 @@ class Gpu:
     Attributes:
         model: the name that its driver reports, such as `NVIDIA H200`; empty for a slot without a card.
         numa_node: the NUMA node that it is beside, of a host that divides its CPUs evenly among as many as are named;
-            None where it is beside all CPUs.
+            None if it is beside all CPUs.
     """
 
     model: str
@@ -80,7 +65,7 @@ class Gpu:
 
 @dataclasses.dataclass(frozen=True)
 class _Record:
-    """What host.json holds."""
+    """The contents of host.json."""
 
     address: str
     machine: str  # its name among all machines on this computer
@@ -133,6 +118,7 @@ class Hosts:
         """
         if os.geteuid() != 0:
             raise HostError("the sandbox needs root; run it with sudo")
+        self.empty_trash()  # of a command whose deletion was interrupted
         if not self.names():
             _image(progress)
         with self._lock(), _translated(self.model):
@@ -196,7 +182,7 @@ class Hosts:
         """Return the host `name`.
 
         Raises:
-            HostError: there is none.
+            HostError: it does not exist.
         """
         host = Host(self, name)
         if not host.exists():
@@ -207,6 +193,12 @@ class Hosts:
         """Return the names of the hosts, sorted."""
         return sorted(path.parent.name for path in self.directory.glob("hosts/*/host.json"))
 
+    def missing_sources(self) -> list[str]:
+        """Return the files and folders that are bound into hosts, and do not exist: the hosts cannot boot without."""
+        records = [json.loads(path.read_text()) for path in sorted(self.directory.glob("hosts/*/host.json"))]
+        sources = {source for record in records for source in record.get("binds", {}).values()}
+        return sorted(source for source in sources if not pathlib.Path(source).exists())
+
     def recover(self, progress: Progress) -> list[str]:
         """Boot the hosts that should run and do not, as after a restart of this machine; return their names."""
         stopped = [host for host in map(self._host, self.names()) if host.wanted and not host.is_running()]
@@ -215,17 +207,27 @@ class Hosts:
         return [host.name for host in stopped]
 
     def destroy_host(self, name: str) -> None:
-        """Remove the host with all it holds. A host that is not there is no error."""
+        """Remove the host with everything in it. A missing host is no error."""
         host = Host(self, name)
         if not host.directory.exists():
             return
         with host.lock():
             host.remove()
+        self.empty_trash()
+
+    def empty_trash(self) -> None:
+        """Delete the files of removed hosts in a process that outlives this command: a busy disk takes minutes."""
+        trash = self.root / _TRASH
+        if trash.exists():
+            script = 'setsid nice rm -rf "$0" < /dev/null > /dev/null 2>&1 &'
+            run("/bin/sh", "-c", script, str(trash))
 
     def destroy(self) -> None:
         """Remove every host and the network: no mount, process, interface, iptables rule, cgroup or directory stays."""
         for path in sorted(path for path in self.directory.glob("hosts/*") if path.is_dir()):
-            self.destroy_host(path.name)
+            with (host := Host(self, path.name)).lock():
+                host.remove()
+        self.empty_trash()
         if not self.directory.exists():
             return
         with self._lock():
@@ -243,7 +245,7 @@ class Hosts:
 
     @contextlib.contextmanager
     def _lock(self) -> collections.abc.Generator[None]:
-        """Hold what models on this machine share, subnets, and what hosts of this one do, addresses."""
+        """Hold the subnets that models on this machine share, and the addresses that hosts of this model share."""
         self.directory.mkdir(parents=True, exist_ok=True)
         network.RUN.mkdir(exist_ok=True)
         with (network.RUN / "models.lock").open("w") as file:
@@ -283,7 +285,7 @@ class Host:
 
     @property
     def wanted(self) -> bool:
-        """Whether it should run: it was started, and neither stopped nor killed since."""
+        """Whether it should run: it was started, and not killed since."""
         return (self.directory / "wanted").exists()
 
     def exists(self) -> bool:
@@ -324,12 +326,6 @@ class Host:
             (self.directory / "wanted").touch()
         self._wait_booted(None, progress, timeout)
 
-    def stop(self, *, timeout: float = STOP_TIMEOUT_S) -> None:
-        """Shut the host down in order; after `timeout` seconds switch it off."""
-        with self.lock(), _translated(self.name):
-            self._machine.shut_down(timeout)
-            files.ensure_absent(self.directory / "wanted")
-
     def kill(self) -> None:
         """Switch the host off as a power cut would: no process gets to finish."""
         with self.lock(), _translated(self.name):
@@ -363,7 +359,6 @@ class Host:
         *,
         env: collections.abc.Mapping[str, str] | None = None,
         user: str = "root",
-        cwd: str | None = None,
         **options: typing.Any,
     ) -> subprocess.Popen[typing.Any]:
         """Start a command inside the host, in all its namespaces and a clean environment.
@@ -372,7 +367,6 @@ class Host:
             argv: the command; no shell sees it.
             env: variables added to a small clean environment.
             user: the account of the host that runs it, with its groups and home.
-            cwd: its working directory in the host; `/` when absent.
             **options: `stdin`, `stdout`, `stderr`, `text` and whatever else `subprocess.Popen` takes.
 
         The command ends when the host does. To end it earlier, signal its process group (`start_new_session=True`):
@@ -389,8 +383,6 @@ class Host:
         if user != "root":
             command = ["/sbin/runuser", "-u", user, "--", *command]
             identity = {"USER": user, "LOGNAME": user, "HOME": self._home(user)}
-        if cwd is not None:
-            command = ["/usr/bin/env", "-C", cwd, *command]
         child_env = clean_env(image.host_proxies() | identity | dict(env or {}))
         return subprocess.Popen([*machine.enter(leader), *command], env=child_env, **options)
 
@@ -443,13 +435,8 @@ class Host:
             raise HostError(f"{self.name} has no account {user}")
         return home
 
-    def console(self, lines: int = 20) -> str:
-        """Return the last lines of what the host wrote on its console."""
-        path = self._machine.console
-        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) if path.exists() else ""
-
     def remove(self) -> None:
-        """Switch the host off and remove all it holds. The caller holds the lock."""
+        """Switch the host off and remove everything in it. The caller holds the lock."""
         if self.exists():
             with _translated(self.name):
                 self._machine.kill()
@@ -461,7 +448,9 @@ class Host:
             if str(mount) in _mounts_below(self.directory):
                 run("/usr/bin/umount", "--lazy", mount)
         if self.directory.exists():
-            shutil.rmtree(self.directory)
+            trash = self.hosts.root / _TRASH
+            trash.mkdir(mode=0o700, exist_ok=True)
+            self.directory.rename(trash / uuid.uuid4().hex)
         (self.hosts.directory / "hosts" / f".{self.name}.lock").unlink(missing_ok=True)
 
     # --- starting -------------------------------------------------------------------------------------------------
@@ -478,8 +467,13 @@ class Host:
         self.root.chmod(0o755)
         (self.directory / "upper").chmod(0o755)
         options = f"lowerdir={':'.join(record.layers)},upperdir={self.directory}/upper,workdir={self.directory}/work"
+        # Without syncs: databases and dpkg on eight hosts would wait for this machine's disk most of the time
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(self.directory / "work" / "work" / "incompat")  # of the last such mount
+        mount = ("/usr/bin/mount", "-t", "overlay", "overlay", "-o")
         try:
-            run("/usr/bin/mount", "-t", "overlay", "overlay", "-o", options, self.root)
+            if run(*mount, f"{options},volatile", self.root, check=False).returncode != 0:
+                run(*mount, options, self.root)
         except CommandError as e:
             raise HostError(
                 f"{self.name}: no overlay filesystem on {self.directory} ({e}); is it on ext4 or xfs?"
@@ -500,11 +494,6 @@ class Host:
         )
         self._write_gpus()
         files.ensure_file(etc / "sandbox/mock_gpus.py", _GUEST_GPUS.read_text())
-        files.ensure_file(etc / "systemd/system/sandbox-gpus.service", _GPU_UNIT)
-        wants = etc / "systemd/system/sysinit.target.wants"
-        wants.mkdir(exist_ok=True)
-        if not (wants / "sandbox-gpus.service").is_symlink():
-            (wants / "sandbox-gpus.service").symlink_to("/etc/systemd/system/sandbox-gpus.service")
 
     def _write_gpus(self) -> None:
         listing = [
@@ -532,7 +521,10 @@ class Host:
         options += [f"--bind-ro={path}" for path in record.read_only_binds if pathlib.Path(path).exists()]
         for guest, source in record.binds.items():
             if not pathlib.Path(source).exists():
-                raise HostError(f"{self.name}: {source} does not exist, so it cannot be bound into the host")
+                raise HostError(
+                    f"{self.name}: {source} does not exist, so it cannot be bound into the host; "
+                    "if its clone was deleted, ./sandboxctl destroy removes the deployment"
+                )
             options.append(f"--bind={_escape(source)}:{_escape(guest)}")
         return options
 
@@ -554,32 +546,18 @@ class Host:
                 raise HostError(f"{self.name}: did not boot: {self._machine.last_words() or 'it ended at once'}")
             now = time.monotonic()
             if now - begin > timeout:
-                remedy = watches_remedy() or f"see {self.directory}/console.log"
-                raise HostError(f"{self.name}: not up within {timeout:.0f} s ({state}); {remedy}")
+                raise HostError(
+                    f"{self.name}: not up within {timeout:.0f} s ({state}); see {self.directory}/console.log"
+                )
             if now - shown > _HEARTBEAT_S:
                 progress(f"{self.name}: booting, {now - begin:.0f} s: {state}")
                 shown = now
             time.sleep(0.1)
 
 
-def watches_remedy(proc: pathlib.Path = pathlib.Path("/proc")) -> str:
-    """Return the command to type where hosts have used up root's inotify instances, "" where there are some left.
-
-    Without one systemd stays "initializing". Kernels allow 128 by default, inotify(7); a host takes about seven.
-    """
-    limit = int((proc / "sys/fs/inotify/max_user_instances").read_text())
-    used = 0
-    for link in proc.glob("[0-9]*/fd/*"):
-        with contextlib.suppress(OSError):  # it ended meanwhile
-            used += str(link.readlink()) == "anon_inode:inotify"
-    if used < limit - 2:
-        return ""
-    return f"{used} of {limit} inotify instances are taken: sysctl -w fs.inotify.max_user_instances={4 * limit}"
-
-
 @contextlib.contextmanager
 def _translated(name: str) -> collections.abc.Generator[None]:
-    """Say of which host or model it is that the network or the machine could not be brought to order."""
+    """Name the host or model whose network or machine failed."""
     try:
         yield
     except (network.NetworkError, machine.MachineError) as e:

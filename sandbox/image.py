@@ -1,13 +1,13 @@
 """The image that every host of the sandbox boots from: made once, cached, shared read-only.
 
-An image is two directories that overlayfs stacks: `system`, a Debian with what a minimal cloud image has and a newer
-Debian's Slurm fetched, and `python`, the virtual environment that runs charm code plus pip's configuration. Each lives
-under its recipe's hash, so whatever goes in (packages, archives, CA certificates, the charms' pinned requirements)
-decides which image is used, and a build that was interrupted never counts.
+An image is two directories that overlayfs stacks: `system`, a Debian with the contents of a minimal cloud image and a
+newer Debian's Slurm downloaded, and `python`, the virtual environment that runs charm code plus pip's configuration.
+Each is named after its recipe's hash: packages, archives, CA certificates and the charms' pinned requirements decide
+which image is used, and an interrupted build never counts.
 """
 
-import ast
 import collections.abc
+import concurrent.futures
 import contextlib
 import dataclasses
 import fcntl
@@ -16,99 +16,49 @@ import hashlib
 import json
 import os
 import pathlib
+import platform
 import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
+import typing
 import urllib.parse
 
+import yaml
+
+from scripts import uv
 from slurm_ddp import files
 from slurm_ddp.run import CommandError, clean_env, last_line, run
 
 CACHE = pathlib.Path("/var/cache/slurm-ddp")
 PIP_CACHE = CACHE / "pip"
-ENVIRONMENTS = CACHE / "environments"  # what the trainer made in an earlier demo, see demo.py
+ENVIRONMENTS = CACHE / "environments"  # made by the trainer in an earlier demo, see demo.py
 GUEST_ENVIRONMENTS = pathlib.Path("/opt/sandbox/environments")
 HOSTS = pathlib.Path("/var/lib/slurm-ddp")  # models with their hosts
 VENV = pathlib.Path("/opt/sandbox/venv")  # in the guest; its python runs charms under ops.testing
 SUITE = "bookworm"
+PYTHON = "3.11"  # of that suite
 SLURM_SUITE = "trixie"
 SLURM = "24.11"
 
 Progress = collections.abc.Callable[[str], None]
 
-_REVISION = 2  # counts changes of the build steps below that the recipes cannot see
-_CHARMS = pathlib.Path(__file__).resolve().parent.parent / "charms"
+_REVISION = 4  # counts changes of the build steps below that the recipes cannot see
+_HERE = pathlib.Path(__file__).resolve().parent
+_CHARMS = _HERE.parent / "charms"
+_GUEST: dict[str, typing.Any] = yaml.safe_load((_HERE / "guest" / "image.yaml").read_text())
 _HEARTBEAT_S = 8.0
 _KEEP_S = 86_400
 _CA_BUNDLE = pathlib.Path("/etc/ssl/certs/ca-certificates.crt")
 _KEYRING = pathlib.Path("/usr/share/keyrings/debian-archive-keyring.gpg")
-_INSTALL = "DEBIAN_FRONTEND=noninteractive apt-get -y --no-install-recommends"
-_DEBS = "/var/cache/apt/archives"  # in the guest, with a list of what is there
-_PIP_CONF = pathlib.Path("/etc/pip.conf")
-_PIP_INDEX_KEYS = ("index-url", "extra-index-url", "find-links")
-_PIP_KEYS = (*_PIP_INDEX_KEYS, "trusted-host", "proxy", "timeout", "default-timeout", "retries", "no-index")
-
-# What a minimal cloud image has; charms install everything else themselves.
-_PACKAGES = (
-    "systemd", "systemd-sysv", "dbus", "libpam-systemd", "init-system-helpers",
-    "python3", "python3-venv", "ca-certificates", "apt-utils",
-    "iproute2", "iputils-ping", "netbase", "openssh-client", "curl",
-    "sudo", "procps", "psmisc", "kmod", "less", "xz-utils",
-)  # fmt: skip
-# What the stand-ins and the charms install with apt: only fetched here, so that installing needs no network.
-_DOWNLOADS = (
-    "slurmctld", "slurmd", "slurm-client", "sackd", "slurmdbd", "slurmrestd", "slurm-wlm-jwt-plugin",
-    "mariadb-server", "redis-server", "openssh-server", "openssh-sftp-server",
-    "fuse3", "nfs-common", "zstd", "rsync", "acl", "prometheus",
-)  # fmt: skip
-# The source packages that the guest takes from SLURM_SUITE: Slurm's own and what that needs.
-_SLURM_SOURCES = (
-    "slurm-wlm", "munge", "hwloc", "level-zero", "libgcrypt20", "libgpg-error", "libzstd", "openssl", "openssh",
-    "gcc-14", "glibc", "base-files", "init-system-helpers",
-)  # fmt: skip
-_MASKED = (
-    "apt-daily.timer", "apt-daily-upgrade.timer", "dpkg-db-backup.timer", "e2scrub_all.timer", "fstrim.timer",
-    "console-getty.service", "systemd-resolved.service", "e2scrub_reap.service",
-)  # fmt: skip
-_GUEST_FILES = {
-    "etc/dpkg/dpkg.cfg.d/90sandbox": (
-        "force-unsafe-io\n"
-        "path-exclude=/usr/share/doc/*\npath-include=/usr/share/doc/*/copyright\n"
-        "path-exclude=/usr/share/man/*\npath-exclude=/usr/share/locale/*\n"
-    ),
-    "etc/systemd/journald.conf.d/90-sandbox.conf": "[Journal]\nStorage=persistent\nSystemMaxUse=64M\n",
-    "etc/systemd/system.conf.d/90-sandbox.conf": "[Manager]\nDefaultTimeoutStopSec=20s\n",
-    # As udev makes it on a real machine. Bound from the host it would keep the host's mode.
-    "etc/tmpfiles.d/sandbox.conf": "c /dev/fuse 0666 root root - 10:229\n",
-    # systemd-nspawn mounts version 1's hierarchies read-only, cgroups(7); slurmd needs to write to them.
-    "etc/systemd/system/sandbox-cgroups.service": """\
-[Unit]
-Description=cgroup hierarchies that slurmd can write to
-DefaultDependencies=no
-Before=sysinit.target
-
-[Service]
-Type=oneshot
-RemainAfterExit=yes
-ExecStart=/bin/sh -c 'findmnt -rnt cgroup -o TARGET | xargs -rn1 mount -o remount,bind,rw'
-
-[Install]
-WantedBy=sysinit.target
-""",
-    "etc/sudoers.d/90-ubuntu": "ubuntu ALL=(ALL) NOPASSWD:ALL\n",
-    "etc/default/locale": "LANG=C.UTF-8\n",
-    "etc/apt/preferences.d/slurm": (
-        f"Package: *\nPin: release n={SLURM_SUITE}\nPin-Priority: 100\n\n"
-        f"Package: {' '.join(f'src:{source}' for source in _SLURM_SOURCES)}\n"
-        f"Pin: release n={SLURM_SUITE}\nPin-Priority: 900\n"
-    ),
-    # The guest's systemd does not know the newer suite's `u!`, which locks the account.
-    "etc/sysusers.d/slurm-wlm-basic-plugins.conf": "u slurm 64030\n",
-}
+_MIRROR = "http://deb.debian.org/debian"
+_ARCHIVES = (  # of a machine that is no Debian itself
+    f"{_MIRROR} {SUITE} main",
+    f"{_MIRROR} {SUITE}-updates main",
+    f"{_MIRROR}-security {SUITE}-security main",
+)
 
 
 class ImageError(Exception):
@@ -129,35 +79,31 @@ class Image:
 
 
 def ensure_image(progress: Progress) -> Image:
-    """Return the image for the present recipe; make what is missing of it.
+    """Return the image for the present recipe; build the layers that are missing.
 
     `progress` gets one line per step.
 
     Raises:
         ImageError: a tool is missing, the archive cannot be reached, or the charms' requirements contradict each other.
     """
-    for tool in ("debootstrap", "systemd-nspawn", "unshare"):
+    for tool in ("mmdebstrap", "systemd-nspawn", "unshare"):
         if shutil.which(tool, path="/usr/sbin:/usr/bin:/sbin:/bin") is None:
-            raise ImageError(f"{tool} is not installed: run scripts/setup.sh demo, or apt install {_package_of(tool)}")
-    if not _KEYRING.exists():  # debootstrap would only warn, and then verify nothing
-        raise ImageError(
-            "Debian's keys are not installed: run scripts/setup.sh demo, or apt install debian-archive-keyring"
-        )
-    for folder in (PIP_CACHE, ENVIRONMENTS):
+            raise ImageError(f"{tool} is not installed; run scripts/setup.sh demo")
+    if not _KEYRING.exists():
+        raise ImageError("Debian's keys are not installed; run scripts/setup.sh demo")
+    for folder in (PIP_CACHE, ENVIRONMENTS, images := CACHE / "images"):
         folder.mkdir(parents=True, exist_ok=True)
-    images = CACHE / "images"
-    images.mkdir(parents=True, exist_ok=True)
-    pip = _pip_settings()
+    pip = _pip_conf()
     system_recipe = _system_recipe()
-    python_recipe = _python_recipe(system_recipe, pip)
-    system, python = (images / _digest(recipe) for recipe in (system_recipe, python_recipe))
+    system, python = (images / _digest(recipe) for recipe in (system_recipe, _python_recipe(system_recipe, pip)))
     if not (system.is_dir() and python.is_dir()):
         with _build_lock(images, progress):
-            _remove_leftovers(images)
-            if not system.is_dir():
-                _build(system, progress, lambda tree: _build_system(tree, system_recipe, progress))
-            if not python.is_dir():
-                _build(python, progress, lambda tree: _build_python(tree, system, pip, progress))
+            for leftover in images.glob(".new-*"):
+                shutil.rmtree(leftover, ignore_errors=True)
+            try:
+                _build(system, python, system_recipe, pip, progress)
+            except (CommandError, subprocess.CalledProcessError) as e:
+                raise ImageError(f"image: {e}") from e
             _prune(images, {system.name, python.name})
     return Image(layers=(python / "tree", system / "tree"), read_only_binds=pip.folders)
 
@@ -167,38 +113,30 @@ def host_proxies() -> dict[str, str]:
     return {name: os.environ[name] for name in os.environ if name.lower() in ("http_proxy", "https_proxy", "no_proxy")}
 
 
-# --- recipes: everything that decides what an image holds -------------------------------------------------------------
+# --- recipes: everything that decides the contents of an image --------------------------------------------------------
 
 
 def _system_recipe() -> dict[str, object]:
-    sources = _archives()
     return {
         "revision": _REVISION,
         "suites": (SUITE, SLURM_SUITE),
-        "packages": _PACKAGES,
-        "downloads": _DOWNLOADS,
-        "masked": _MASKED,
-        "files": _GUEST_FILES,
-        "sources": sources,
+        "guest": _GUEST,
+        "script": (_HERE / "guest" / "build.sh").read_text(),
+        "sources": _archives(),
         "apt": _apt_settings(),
         "certificates": hashlib.sha256(_host_certificates()).hexdigest(),
         "environment": host_proxies(),
     }
 
 
-def _python_recipe(system_recipe: dict[str, object], pip: "_PipSettings") -> dict[str, object]:
-    requirements = {name: path.read_text() for name, path in _requirements().items()}
-    return {
-        "system": _digest(system_recipe),
-        "requirements": requirements,
-        "pip": pip.text,
-    }
+def _python_recipe(system_recipe: dict[str, object], pip: "_PipConf") -> dict[str, object]:
+    requirements = [path.read_text() for path in _requirements()]
+    return {"system": _digest(system_recipe), "requirements": requirements, "pip": pip.text}
 
 
-def _requirements() -> dict[str, pathlib.Path]:
-    """Return the pinned requirements that the environment in the guest holds: the charms' and the sandbox's own."""
-    charms = {path.parent.name: path for path in sorted(_CHARMS.glob("*/requirements.txt"))}
-    return charms | {"sandbox": pathlib.Path(__file__).parent / "guest" / "requirements.txt"}
+def _requirements() -> list[pathlib.Path]:
+    """Return the pinned requirements of the guest's environment: the charms' and the sandbox's own."""
+    return [*sorted(_CHARMS.glob("*/requirements.txt")), _HERE / "guest" / "requirements.txt"]
 
 
 def _digest(recipe: dict[str, object]) -> str:
@@ -206,27 +144,26 @@ def _digest(recipe: dict[str, object]) -> str:
 
 
 def _archives() -> list[str]:
-    """Return this machine's own Debian archives as `URI suite components`; none where it is not a Debian."""
+    """Return Debian's archives as `URI suite components`: this machine's own if it is a Debian that has the suite."""
     os_release = dict(
         line.split("=", 1) for line in pathlib.Path("/etc/os-release").read_text().splitlines() if "=" in line
     )
-    if os_release.get("ID", "").strip('"') != "debian":
-        return []
-    codename = os_release.get("VERSION_CODENAME", SUITE).strip('"')
-    listing = run(
-        "/usr/bin/apt-get", "indextargets", "--format", "$(REPO_URI)|$(RELEASE)|$(COMPONENT)", "Created-By: Packages"
-    )
     found: dict[tuple[str, str], list[str]] = {}
-    for line in listing.stdout.splitlines():
-        uri, suite, component = line.split("|")
-        base = re.fullmatch(rf"{re.escape(codename)}(-updates|-security)?", suite)
-        if base and uri.startswith(("http://", "https://")):
-            components = found.setdefault((uri, SUITE + (base.group(1) or "")), [])
-            if component not in components:
-                components.append(component)
-    if not any(suite == SUITE for _, suite in found):
-        return []
-    return [f"{uri} {suite} {' '.join(components)}" for (uri, suite), components in found.items()]
+    if os_release.get("ID", "").strip('"') == "debian":
+        codename = os_release.get("VERSION_CODENAME", SUITE).strip('"')
+        form = ("--format", "$(REPO_URI)|$(RELEASE)|$(COMPONENT)", "Created-By: Packages")
+        for line in run("/usr/bin/apt-get", "indextargets", *form).stdout.splitlines():
+            uri, suite, component = line.split("|")
+            base = re.fullmatch(rf"{re.escape(codename)}(-updates|-security)?", suite)
+            if base and uri.startswith(("http://", "https://")):
+                components = found.setdefault((uri, SUITE + (base.group(1) or "")), [])
+                if component not in components:
+                    components.append(component)
+    mirror = next((uri for uri, suite in found if suite == SUITE), None)
+    if mirror is None:
+        return [*_ARCHIVES, f"{_MIRROR} {SLURM_SUITE} main"]
+    own = [f"{uri} {suite} {' '.join(components)}" for (uri, suite), components in found.items()]
+    return [*own, f"{mirror} {SLURM_SUITE} main"]
 
 
 def _apt_settings() -> list[str]:
@@ -249,7 +186,7 @@ def _host_certificates() -> bytes:
 
 
 @dataclasses.dataclass(frozen=True)
-class _PipSettings:
+class _PipConf:
     """pip's configuration for guests: the text of their /etc/pip.conf, and this machine's folders that it names."""
 
     text: str
@@ -257,27 +194,12 @@ class _PipSettings:
 
 
 @functools.cache
-def _pip_settings() -> _PipSettings:
-    values: dict[str, list[str]] = {}
-    for line in _pip_config_list():
-        name, separator, literal = line.partition("=")
-        scope, _, key = name.strip().rpartition(".")
-        if separator and scope in ("global", "install", "user", "site", ":env:") and key in _PIP_KEYS:
-            with contextlib.suppress(ValueError, SyntaxError):
-                values[key] = str(ast.literal_eval(literal)).split()  # ":env:" comes last and wins, as in pip
-    folders = sorted({folder for key in _PIP_INDEX_KEYS for word in values.get(key, []) for folder in _folders(word)})
+def _pip_conf() -> _PipConf:
+    values = {key: words for key, words in uv.pip_settings().items() if key != "cert"}
+    folders = {folder for key in uv.INDEX_KEYS for word in values.get(key, []) for folder in _folders(word)}
     lines = ["[global]", f"cert = {_CA_BUNDLE}", f"cache-dir = {PIP_CACHE}", "disable-pip-version-check = true"]
     lines += [f"{key} = {' '.join(words)}" for key, words in sorted(values.items())]
-    return _PipSettings("\n".join(lines) + "\n", tuple(folders))
-
-
-def _pip_config_list() -> list[str]:
-    env = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
-    for python in dict.fromkeys((sys.executable, shutil.which("python3") or sys.executable, "/usr/bin/python3")):
-        listing = run(python, "-m", "pip", "config", "list", env=env, check=False)
-        if listing.returncode == 0:
-            return listing.stdout.splitlines()
-    return []
+    return _PipConf("\n".join(lines) + "\n", tuple(sorted(folders)))
 
 
 def _folders(location: str) -> list[pathlib.Path]:
@@ -311,11 +233,6 @@ def _build_lock(images: pathlib.Path, progress: Progress) -> collections.abc.Gen
         yield
 
 
-def _remove_leftovers(images: pathlib.Path) -> None:
-    for path in images.glob(".new-*"):
-        shutil.rmtree(path, ignore_errors=True)
-
-
 def _prune(images: pathlib.Path, keep: set[str]) -> None:
     """Remove layers of earlier recipes that are older than a day and that no host uses."""
     mounts = pathlib.Path("/proc/self/mounts").read_text()
@@ -326,80 +243,89 @@ def _prune(images: pathlib.Path, keep: set[str]) -> None:
             shutil.rmtree(path)
 
 
-def _build(target: pathlib.Path, progress: Progress, fill: collections.abc.Callable[[pathlib.Path], None]) -> None:
-    """Fill a directory beside `target` and rename it when it is complete."""
-    if target.is_dir():
-        return
+@contextlib.contextmanager
+def _new_layer(target: pathlib.Path, progress: Progress) -> collections.abc.Generator[pathlib.Path]:
+    """Yield a folder beside `target` for the layer's files; it gets its name when it is complete."""
     begin = time.monotonic()
     temporary = pathlib.Path(tempfile.mkdtemp(prefix=".new-", dir=target.parent))
     try:
-        (temporary / "tree").mkdir(mode=0o755)
-        fill(temporary / "tree")
         temporary.chmod(0o755)
+        (temporary / "tree").mkdir(mode=0o755)
+        yield temporary / "tree"
+        for path in temporary.iterdir():
+            if path.name != "tree":
+                shutil.rmtree(path)
         temporary.rename(target)
-    except CommandError as e:
-        raise ImageError(f"image: {e}") from e
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     progress(f"image: {target.name} ready in {time.monotonic() - begin:.0f} s")
 
 
+def _build(
+    system: pathlib.Path, python: pathlib.Path, recipe: dict[str, object], pip: _PipConf, progress: Progress
+) -> None:
+    """Build the layers; Python's packages arrive while the system unpacks."""
+    with _new_layer(python, progress) as tree, concurrent.futures.ThreadPoolExecutor(1) as pool:
+        packages = pool.submit(_install_packages, tree, pip)
+        if not system.is_dir():
+            with _new_layer(system, progress) as system_tree:
+                _build_system(system_tree, recipe, progress)
+        packages.result()
+        compile_all = ["/usr/bin/python3", "-m", "compileall", "-q", "-j", "0", f"{VENV}/lib"]
+        bind = f"--bind={tree / VENV.parent.relative_to('/')}:{VENV.parent}"
+        _step("image: compiling Python for charms", _in_guest(system / "tree", *compile_all, options=[bind]), progress)
+
+
+def _install_packages(tree: pathlib.Path, pip: _PipConf) -> None:
+    """Write the environment that `python -m venv` makes and uv fills, for the guest's Python."""
+    files.ensure_file(tree / "etc/pip.conf", pip.text)
+    venv = tree / VENV.relative_to("/")
+    site_packages = venv / "lib" / f"python{PYTHON}" / "site-packages"
+    site_packages.mkdir(parents=True)
+    (venv / "bin").mkdir()
+    (venv / "bin" / "python").symlink_to("/usr/bin/python3")
+    files.ensure_file(venv / "pyvenv.cfg", "home = /usr/bin\ninclude-system-site-packages = false\n")
+    guest = ["--python-version", PYTHON, "--python-platform", f"{platform.machine()}-manylinux_2_28"]
+    pinned = [word for path in _requirements() for word in ("-r", str(path))]
+    options = ["--cache-dir", str(CACHE / "uv"), "--target", str(site_packages), "--no-build", "--require-hashes"]
+    uv.run("pip", "install", "--quiet", *options, *guest, *pinned)
+
+
 def _build_system(tree: pathlib.Path, recipe: dict[str, object], progress: Progress) -> None:
-    archives = [line.split() for line in _archives()]
-    mirror = next((uri for uri, suite, *_ in archives if suite == SUITE), None)
-    debs = CACHE / "debs"
-    debs.mkdir(exist_ok=True)
-    bootstrap = ["debootstrap", "--variant=minbase", f"--include={','.join(_PACKAGES)}", f"--cache-dir={debs}"]
-    bootstrap += [f"--keyring={_KEYRING}", "--force-check-gpg"]
-    dpkg = "etc/dpkg/dpkg.cfg.d/90sandbox"  # before debootstrap: its dpkg obeys it too
-    files.ensure_file(tree / dpkg, _GUEST_FILES[dpkg])
-    # In a mount namespace of its own: whatever debootstrap mounts goes with it, also when it is interrupted.
-    step = ["unshare", "--mount", "--propagation=private", *bootstrap, SUITE, str(tree), *([mirror] if mirror else [])]
-    _step(f"image: debootstrap {SUITE}", step, progress, timeout_s=1800)
-    if not mirror:  # debootstrap chose one: its neighbours hold the updates and the security fixes
-        mirror = (tree / "etc/apt/sources.list").read_text().split()[1].rstrip("/")
-        security = re.sub(r"/debian$", "/debian-security", mirror)
-        archives = [[mirror, SUITE, "main"], [mirror, f"{SUITE}-updates", "main"]]
-        if security != mirror:
-            archives.append([security, f"{SUITE}-security", "main"])
-    archives.append([mirror, SLURM_SUITE, "main"])
-    files.ensure_file(tree / "etc/apt/sources.list", "".join(f"deb {' '.join(line)}\n" for line in archives))
-    files.ensure_file(tree / "etc/apt/apt.conf.d/90sandbox", "\n".join(_apt_settings()) + "\n")
-    for name, content in _GUEST_FILES.items():
+    *base, newer = (f"deb {archive}\n" for archive in _archives())
+    with tempfile.TemporaryDirectory(prefix="sandbox-image-") as scratch:
+        dpkg, preferences, sources = (pathlib.Path(scratch, name) for name in ("dpkg", "slurm", "slurm.list"))
+        dpkg.write_text("\n".join(_GUEST["dpkg"]) + "\n")
+        preferences.write_text(
+            f"Package: *\nPin: release n={SLURM_SUITE}\nPin-Priority: 100\n\n"
+            f"Package: {' '.join(f'src:{source}' for source in _GUEST['slurm-sources'])}\n"
+            f"Pin: release n={SLURM_SUITE}\nPin-Priority: 900\n"
+        )
+        sources.write_text(newer)
+        step = ["mmdebstrap", "--mode=root", "--format=directory", "--variant=minbase", f"--keyring={_KEYRING}"]
+        step += [f"--include={','.join(_GUEST['packages'])}", f"--dpkgopt={dpkg}", "--skip=cleanup/apt"]
+        step += [f"--aptopt={line}" for line in _apt_settings()]
+        # A base system of one suite; from then on Slurm's suite, too, for Slurm and the libraries that it needs
+        step += [f"--essential-hook=copy-in {preferences} /etc/apt/preferences.d"]
+        step += [f"--essential-hook=copy-in {sources} /etc/apt/sources.list.d"]
+        step += ["--essential-hook=APT_CONFIG=$MMDEBSTRAP_APT_CONFIG apt-get update"]
+        step += [SUITE, f"{tree}.merged", *map(str.strip, base)]
+        _step(f"image: mmdebstrap {SUITE}", [*_unsynced(tree), *step], progress, timeout_s=1800)
+    (tree / "etc/apt/sources.list.d/slurm.list").unlink()
+    files.ensure_file(tree / "etc/apt/sources.list", "".join((*base, newer)))
+    for name, content in _GUEST["files"].items():
         mode = 0o440 if name.startswith("etc/sudoers.d/") else 0o644
         files.ensure_file(tree / name, content, mode=mode)
     environment = "".join(f'{name}="{value}"\n' for name, value in sorted(host_proxies().items()))
     files.ensure_file(tree / "etc/environment", f"LANG=C.UTF-8\n{environment}")
     _add_certificates(tree)
     (tree / "etc/resolv.conf").unlink(missing_ok=True)
-    shutil.copyfile("/etc/resolv.conf", tree / "etc/resolv.conf")
-    # The C library that Slurm needs wants a newer base-files; its os-release stays aside, for the guest is a Debian 12.
-    # apt takes a second of processor time to read two whole suites, in each of its runs, so the guest has lists of what
-    # is fetched alone; `apt-get update` brings the others.
-    script = f"""set -e
-update-ca-certificates
-useradd --create-home --uid 1000 --shell /bin/bash --groups sudo ubuntu
-systemctl mask {" ".join(_MASKED)}
-systemctl enable systemd-networkd.service sandbox-cgroups.service
-systemctl disable systemd-networkd-wait-online.service
-systemctl set-default multi-user.target
-rm -f /etc/machine-id /var/lib/dbus/machine-id /etc/hostname
-touch /etc/machine-id
-dpkg-divert --local --no-rename --divert /usr/lib/os-release.{SLURM_SUITE} --add /usr/lib/os-release
-apt-get update
-apt-cache policy slurmctld | grep -q 'Candidate: {SLURM}' || {{ echo 'E: no Slurm {SLURM} in {SLURM_SUITE}'; exit 1; }}
-{_INSTALL} dist-upgrade
-{_INSTALL} install {" ".join(_PACKAGES)}
-apt-get clean
-{_INSTALL} --download-only install {" ".join(_DOWNLOADS)}
-cd {_DEBS}
-apt-ftparchive packages . >Packages
-rm -rf /var/lib/apt/lists/*
-echo 'deb [trusted=yes] file:{_DEBS} ./' >/etc/apt/sources.list.d/fetched.list
-apt-get -o Dir::Etc::sourcelist=/etc/apt/sources.list.d/fetched.list -o Dir::Etc::sourceparts=- update
-"""
-    _step("image: accounts, units, package downloads", _in_guest(tree, "/bin/sh", "-c", script), progress)
     files.ensure_file(tree / "etc/resolv.conf", "")  # bound over in every host
+    words = {"DOWNLOADS": _GUEST["downloads"], "MASKED": _GUEST["masked"], "SLURM": [SLURM], "SUITE": [SLURM_SUITE]}
+    variables = [f"--setenv={name}={' '.join(value)}" for name, value in words.items()]
+    script = (_HERE / "guest" / "build.sh").read_text()
+    step = _in_guest(pathlib.Path(f"{tree}.merged"), "/bin/sh", "-c", script, options=variables)
+    _step("image: accounts, units, package downloads", [*_unsynced(tree), *step], progress)
     files.ensure_file(tree / "etc/sandbox/recipe.json", json.dumps(recipe, indent=1, sort_keys=True) + "\n")
 
 
@@ -417,60 +343,20 @@ def _pem_blocks(bundle: bytes) -> list[bytes]:
     return re.findall(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", bundle, re.DOTALL)
 
 
-def _build_python(tree: pathlib.Path, system: pathlib.Path, pip: _PipSettings, progress: Progress) -> None:
-    files.ensure_file(tree / _PIP_CONF.relative_to("/"), pip.text)
-    folder = tree / "opt/sandbox/requirements"
-    folder.mkdir(parents=True)
-    requirements = _requirements()
-    for name, path in requirements.items():
-        shutil.copyfile(path, folder / f"{name}.txt")
-    pinned = " ".join(f"-r /opt/sandbox/requirements/{name}.txt" for name in requirements)
-    script = f"""set -e
-/usr/bin/python3 -m venv {VENV}
-{VENV}/bin/python -m pip install --no-compile --require-hashes {pinned}
-{VENV}/bin/python -m compileall -q {VENV}/lib
-"""
-    _in_layer("image: Python environment for charms", tree, system, script, progress, binds=[PIP_CACHE, *pip.folders])
+def _unsynced(tree: pathlib.Path) -> list[str]:
+    """Return the words before a command that work on `<tree>.merged`; its mounts go with it, also if it is killed."""
+    pathlib.Path(f"{tree}.merged").mkdir(exist_ok=True)
+    scratch = tempfile.mkdtemp(dir=tree.parent)
+    program = str(_HERE / "shell" / "unsynced.sh")
+    return ["unshare", "--mount", "--propagation=private", program, str(tree), scratch, f"{tree}.merged"]
 
 
-def _in_layer(
-    text: str,
-    tree: pathlib.Path,
-    system: pathlib.Path,
-    script: str,
-    progress: Progress,
-    *,
-    binds: collections.abc.Sequence[pathlib.Path] = (),
-) -> None:
-    """Run a script in the system, what it writes going to `tree`."""
-    merged, work = tree.parent / "merged", tree.parent / "work"
-    merged.mkdir()
-    work.mkdir()
-    mount = f"lowerdir={system / 'tree'},upperdir={tree},workdir={work}"
-    guest = _in_guest(merged, "/bin/sh", "-c", script, binds=binds)
-    # The overlay exists in a mount namespace of its own, and so never outlives the build.
-    nested = [
-        "unshare",
-        "--mount",
-        "--propagation=private",
-        "/bin/sh",
-        "-c",
-        'mount -t overlay overlay -o "$0" "$1" && shift && exec "$@"',
-    ]
-    _step(text, [*nested, mount, str(merged), *guest], progress)
-    shutil.rmtree(work, ignore_errors=True)
-    merged.rmdir()
-    for name in ("tmp", "var/tmp", "run", "root"):
-        shutil.rmtree(tree / name, ignore_errors=True)
-
-
-def _in_guest(tree: pathlib.Path, *argv: str, binds: collections.abc.Sequence[pathlib.Path] = ()) -> list[str]:
+def _in_guest(tree: pathlib.Path, *argv: str, options: collections.abc.Sequence[str] = ()) -> list[str]:
     """Return the command that runs `argv` in `tree` with this machine's network."""
-    options = ["--quiet", "--register=no", "--keep-unit", "--settings=no", "--as-pid2", "--pipe", "--timezone=off"]
-    options += ["--resolv-conf=off", "--bind-ro=/etc/resolv.conf", f"--directory={tree}"]
-    options += [f"--bind={path}" if path == PIP_CACHE else f"--bind-ro={path}" for path in binds]
-    options += [f"--setenv={name}={value}" for name, value in host_proxies().items()]
-    return ["systemd-nspawn", *options, "--", *argv]
+    nspawn = ["--quiet", "--register=no", "--keep-unit", "--settings=no", "--as-pid2", "--pipe", "--timezone=off"]
+    nspawn += ["--resolv-conf=off", "--bind-ro=/etc/resolv.conf", f"--directory={tree}", *options]
+    nspawn += [f"--setenv={name}={value}" for name, value in host_proxies().items()]
+    return ["systemd-nspawn", *nspawn, "--", *argv]
 
 
 def _step(text: str, argv: list[str], progress: Progress, *, timeout_s: float = 900) -> None:
@@ -507,10 +393,6 @@ def _step(text: str, argv: list[str], progress: Progress, *, timeout_s: float = 
 
 
 def _error_line(text: str) -> str:
-    """Return the line of a build's output that says what went wrong."""
+    """Return the first error in a build's output; the next ones follow from it."""
     lines = [line for line in text.splitlines() if re.match(r"(E:|ERROR|error:)", line.strip())]
-    return last_line("\n".join(lines) or text)
-
-
-def _package_of(tool: str) -> str:
-    return {"systemd-nspawn": "systemd-container", "unshare": "util-linux"}.get(tool, tool)
+    return last_line(lines[0] if lines else text)

@@ -1,4 +1,4 @@
-"""What a host's units ask for with juju-exec: files in the host that guest/juju_exec.py writes and waits for."""
+"""Requests of a host's units by juju-exec: files in the host that guest/juju_exec.py writes and waits for."""
 
 import contextlib
 import json

@@ -26,30 +26,8 @@ _NSPAWN_ENV = {"SYSTEMD_NSPAWN_TMPFS_TMP": "0"}  # /tmp on disk: pip unpacks gig
 _KILL_S = 30.0
 _CANNOT_END = "cannot be ended: a filesystem hangs that is no FUSE filesystem of its own; restart this computer"
 
-# The first lines let a later command tell whether the process it finds under the pid is still this one.
-# What a boot left in the machine's cgroups, such as those of slurmd's jobs, is removed before the next.
-_SUPERVISOR = f"""
-start=$(cut -d' ' -f22 /proc/$$/stat)
-echo "$$ $start $(cat /proc/sys/kernel/random/boot_id)" > "$1.new" && mv "$1.new" "$1" || exit 1
-cgroups=$2
-shift 2
-while :; do
-  for group in $cgroups; do find "$group" -mindepth 1 -type d -delete; done 2> /dev/null
-  ( for group in $cgroups; do echo 0 > "$group/cgroup.procs"; done; exec "$@" )
-  status=$?
-  [ $status = {_REBOOT_STATUS} ] || exit $status
-done
-"""
-
-# A machine's time since boot is its own: /proc/uptime and sysinfo(2), by which slurmctld knows of a node's reboot.
-# nspawn itself keeps this computer's, what it starts has the other, time_namespaces(7). Where that is not allowed (a
-# container without CAP_SYS_TIME) machines share this computer's, and look as if they had never been rebooted.
-_BOOT = """
-zero="--time --boottime=-$(cut -d. -f1 /proc/uptime)"
-/usr/bin/unshare $zero /bin/true 2> /dev/null || exec "$@"
-exec /usr/bin/unshare $zero "$@"
-"""
-_BOOTED = ["/bin/sh", "-c", _BOOT, "sandbox-boot"]
+_SHELL = pathlib.Path(__file__).resolve().parent / "shell"
+_BOOTED = [str(_SHELL / "boot.sh")]
 
 # How a command gets into a machine. Its cgroups become those of the machine's first process; where systemd keeps track
 # (cgroup v2 and v1's name=systemd) only the command itself may join, for systemd stumbles over processes from outside
@@ -98,19 +76,11 @@ class Machine(abc.ABC):
 
     @abc.abstractmethod
     def nspawn(self) -> int | None:
-        """Return the pid of its systemd-nspawn; None while there is none."""
+        """Return the pid of its systemd-nspawn; None if it does not run."""
 
     @abc.abstractmethod
-    def _end(self, connections: collections.abc.Collection[str]) -> None:
-        """End all its processes at once, and remove what the kernel keeps for them; abort the FUSE connections.
-
-        Raises:
-            MachineError: a process stays.
-        """
-
     def kill(self) -> None:
-        """End all its processes at once, and remove what the kernel keeps for them. Raises `MachineError`."""
-        self._end(self._connections())
+        """End all its processes at once, and remove the kernel's records of them. Raises `MachineError`."""
 
     def leader(self, root: pathlib.Path) -> int | None:
         """Return the pid of its first process, once that has `root` as its root."""
@@ -122,15 +92,6 @@ class Machine(abc.ABC):
                 if same and _stat(pid).get("name") == "systemd":
                     return pid
         return None
-
-    def shut_down(self, timeout: float) -> None:
-        """Shut the machine down in order; after `timeout` seconds end it at once. Raises `MachineError`."""
-        nspawn, connections = self.nspawn(), self._connections()
-        if nspawn is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(nspawn, signal.SIGTERM)
-            wait_until(lambda: not self.is_kept_running(), timeout)
-        self._end(connections | self._connections())
 
     def last_words(self) -> str:
         """Return the last line on its console."""
@@ -162,17 +123,8 @@ class _Service(Machine):
         arguments = [f"--property={value}" for value in properties]
         arguments += [f"--setenv={key}={value}" for key, value in _NSPAWN_ENV.items()]
         try:
-            run(
-                "/usr/bin/systemd-run",
-                "--quiet",
-                "--collect",
-                f"--unit={self._unit}",
-                *arguments,
-                "--",
-                *_BOOTED,
-                NSPAWN,
-                *options,
-            )
+            unit = ["--quiet", "--collect", f"--unit={self._unit}", *arguments]
+            run("/usr/bin/systemd-run", *unit, "--", *_BOOTED, NSPAWN, *options)
         except CommandError as e:
             raise MachineError(f"did not start: {e}") from e
 
@@ -183,7 +135,8 @@ class _Service(Machine):
         pid = self._show("MainPID")
         return int(pid) if pid.isdigit() and pid != "0" else None
 
-    def _end(self, connections: collections.abc.Collection[str]) -> None:
+    def kill(self) -> None:
+        connections = self._connections()
         run("/usr/bin/systemctl", "kill", "--signal=SIGKILL", self._unit, check=False)
         _abort(connections)
         try:
@@ -205,22 +158,9 @@ class _Supervised(Machine):
         files.ensure_absent(self._record)
         groups = " ".join(map(str, _make_cgroups(self._cgroup)))
         # The outer shell leaves at once, so the supervisor is nobody's child and outlives this command.
-        supervisor = ["/usr/bin/setsid", "/bin/sh", "-c", _SUPERVISOR, "sandbox-host", str(self._record), groups]
-        subprocess.run(
-            [
-                "/bin/sh",
-                "-c",
-                '"$@" < /dev/null > "$0" 2>&1 &',
-                str(self.console),
-                *supervisor,
-                *_BOOTED,
-                NSPAWN,
-                *options,
-            ],
-            env=clean_env() | _NSPAWN_ENV,
-            check=True,
-            timeout=30,
-        )
+        detached = ["/bin/sh", "-c", '"$@" < /dev/null > "$0" 2>&1 &', str(self.console), "/usr/bin/setsid"]
+        supervised = [str(_SHELL / "supervise.sh"), str(self._record), groups, *_BOOTED, NSPAWN, *options]
+        subprocess.run([*detached, *supervised], env=clean_env() | _NSPAWN_ENV, check=True, timeout=30)
         if not wait_until(self._record.exists, 10):
             raise MachineError(f"did not start: {self.last_words()}")
 
@@ -232,7 +172,8 @@ class _Supervised(Machine):
         children = _children(supervisor) if supervisor is not None else []
         return next((pid for pid in children if _stat(pid).get("name") == "systemd-nspawn"), None)
 
-    def _end(self, connections: collections.abc.Collection[str]) -> None:
+    def kill(self) -> None:
+        connections = self._connections()
         supervisor, nspawn = self._supervisor(), self.nspawn()
         inside = _children(nspawn) if nspawn is not None else []
         pids = [pid for pid in (supervisor, nspawn, *inside) if pid is not None]

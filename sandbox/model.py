@@ -206,7 +206,7 @@ def set_options(
 
 
 def parse_option(text: str, kind: str | None) -> object:
-    """Return the value that `text` stands for in an option or parameter of type `kind`; `text` where none fits."""
+    """Return the value that `text` stands for in an option or parameter of type `kind`; `text` if none fits."""
     if kind == "boolean" and text.lower() in ("true", "false"):
         return text.lower() == "true"
     try:
@@ -373,6 +373,15 @@ def _forget_applications(model: Model) -> None:
             del model.applications[app.name]
             for secret in [secret for secret in model.secrets.values() if secret.owner == f"application:{app.name}"]:
                 del model.secrets[secret.id]
+
+
+def find_relation(model: Model, first: str, second: str) -> Relation:
+    """Return the relation of two `application:endpoint`s. Raises `SandboxError` if it does not exist."""
+    ends = sorted(tuple(end.partition(":")[::2]) for end in (first, second))
+    for relation in model.relations.values():
+        if sorted(relation.ends) == ends:
+            return relation
+    raise SandboxError(f"{first} and {second} are not related")
 
 
 def remove_relation(model: Model, relation: Relation) -> None:
@@ -559,7 +568,7 @@ def _visible(model: Model, relation: Relation, unit: Unit, event: Event) -> bool
 
 
 def _container_members(model: Model, relation: Relation, unit: Unit, event: Event) -> list[str]:
-    """Return the remote unit of a container relation; none where there is none to show."""
+    """Return the remote unit of a container relation; none if there is nothing to show."""
     is_its = event.relation == relation.id
     if is_its and event.remote:
         return [event.remote]

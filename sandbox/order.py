@@ -1,4 +1,4 @@
-"""Which of the events that wait for a unit is next, and what Juju leaves open: drawn from the model's seed.
+"""Choose the next of a unit's waiting events; everything that Juju leaves open is drawn from the model's seed.
 
 Sources: Juju's uniter (internal/worker/uniter of juju/juju: resolver.go, relation/resolver.go, actions/resolver.go,
 runcommands/runcommands.go, reboot/resolver.go, operation/executor.go), and what was seen on Juju 4.0.15.
@@ -35,7 +35,7 @@ def next_event(model: Model, unit: Unit) -> Event | None:
     if not unit.started and created and waiting[0].kind not in ("storage-attached", "install"):
         return _one_of(model, unit, created)  # all of them come before leader-elected, config-changed and start
     if command is not None and not (unit.started and waiting[0].kind == "start"):
-        return command  # before all hooks but the start that tells of a reboot
+        return command  # before all hooks but the start that reports a reboot
     if waiting[0].kind in _ALONE:
         return waiting[0]
     heads: dict[int | None, Event] = {}  # the first of each relation, and the first of all others
@@ -56,7 +56,7 @@ def pause_s(attempts: int) -> float:
 
 
 def ran(model: Model, unit: Unit, *, update_status: bool = True) -> None:
-    """Count a hook of `unit`; where nothing else waits, update-status may come."""
+    """Count a hook of `unit`; if nothing else waits, update-status may come."""
     unit.ran += 1
     idle = unit.started and not unit.dying and not unit.events
     if update_status and idle and model.draw("update-status", unit.name, unit.ran) < _UPDATE_STATUS:

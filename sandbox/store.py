@@ -1,4 +1,4 @@
-"""What a model is, as data: one JSON file per model, replaced after every event, so an interrupted command resumes."""
+"""A model as data: one JSON file per model, replaced after every event, so an interrupted command resumes."""
 
 import collections.abc
 import contextlib
@@ -23,7 +23,7 @@ _ID_ALPHABET = string.digits + string.ascii_lowercase
 
 
 class SandboxError(Exception):
-    """Something that was asked for cannot be done; `str()` is one line that says what and what to do instead."""
+    """Something that was asked for cannot be done; `str()` is one line: what, and what to do instead."""
 
 
 def section(metadata: dict[str, typing.Any], name: str) -> dict[str, dict[str, typing.Any]]:
@@ -196,7 +196,7 @@ class Secret(_Record):
 
 
 class Model(_Record):
-    """Everything the sandbox knows about one deployment."""
+    """The whole state of one deployment."""
 
     name: str
     uuid: str = pydantic.Field(default_factory=lambda: str(uuid.uuid4()))
@@ -287,7 +287,7 @@ class Store:
         return self.path.exists()
 
     def load(self) -> Model:
-        """Read the model, or raise `SandboxError` when there is none."""
+        """Read the model, or raise `SandboxError` if it does not exist."""
         try:
             return Model.model_validate_json(self.path.read_bytes())
         except FileNotFoundError:
@@ -309,7 +309,7 @@ class Store:
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def log(self, unit: str, level: str, message: str) -> None:
-        """Append to what `debug-log` shows."""
+        """Append to the log that `debug-log` shows."""
         stamp = time.strftime("%H:%M:%S")
         descriptor = os.open(self.log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         with os.fdopen(descriptor, "a") as file:
@@ -323,7 +323,7 @@ class Store:
     def change(self, make: collections.abc.Callable[[], Model] | None = None) -> collections.abc.Generator[Model]:
         """Hold the model against other commands, give it out, and replace its file with what it became.
 
-        What is raised meanwhile leaves the file as it was. `make` makes a model where there is none.
+        An exception meanwhile leaves the file as it was. `make` makes a model if none exists.
         """
         if make is not None:
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -386,7 +386,7 @@ class Lock:
             self._file.close()  # it was removed while this waited
 
     def close(self, *, remove: bool = False) -> None:
-        """Release the lock, and remove its file where no command takes it again."""
+        """Release the lock, and remove its file if no command takes it again."""
         if remove:
             self._path.unlink(missing_ok=True)
         self._file.close()

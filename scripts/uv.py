@@ -46,7 +46,10 @@ def pip_settings() -> dict[str, list[str]]:
 
 
 def _config_list() -> list[str]:
-    for python in dict.fromkeys((sys.executable, shutil.which("python3") or sys.executable, "/usr/bin/python3")):
+    own = UV.with_name("python")  # its environment has a pip; the system's Python may have none
+    for python in (own, sys.executable, shutil.which("python3") or "/usr/bin/python3"):
+        if not pathlib.Path(python).exists():
+            continue
         command = [python, "-m", "pip", "config", "list"]
         listing = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
         if listing.returncode == 0:

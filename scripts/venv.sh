@@ -1,5 +1,5 @@
 #!/bin/sh
-# Make build/venvs/NAME hold exactly what the hashed requirements FILE lists, with the system's Python.
+# Make build/venvs/NAME hold exactly the hashed requirements in FILE, with the system's Python, by uv.
 #
 #   scripts/venv.sh NAME FILE        does nothing, in a moment, when the environment is up to date
 #
@@ -17,6 +17,9 @@ stamp="$("$python" -c 'import sys; print(sys.version)') $(sha256sum <"$root/$fil
 fresh() { [ "$(cat "$venv/.stamp" 2>/dev/null)" = "$stamp" ] && [ -x "$venv/bin/python" ]; }
 fresh && exit 0
 
+# uv itself comes by pip, which every Python has
+[ "$name" = uv ] || SLURM_DDP_PYTHON='' "$0" uv tests/requirements/uv.txt
+
 exec 9>"$root/build/venvs/.$name.lock"
 flock 9
 fresh && exit 0
@@ -26,8 +29,13 @@ rm -rf "$venv"
 start=$(date +%s)
 (
     set -e
-    "$python" -m venv "$venv"
-    "$venv/bin/python" -m pip --disable-pip-version-check install --progress-bar off --require-hashes --no-warn-script-location -r "$root/$file"
+    if [ "$name" = uv ]; then
+        "$python" -m venv "$venv"
+        "$venv/bin/python" -m pip --disable-pip-version-check install --progress-bar off --no-compile --require-hashes -r "$root/$file"
+    else
+        "$python" "$root/scripts/uv.py" venv --quiet --python "$python" "$venv"
+        "$python" "$root/scripts/uv.py" pip install --compile-bytecode --python "$venv/bin/python" --require-hashes -r "$root/$file"
+    fi
 ) >"$log" 2>&1 9>&- &
 pid=$!
 trap 'kill $pid 2>/dev/null; exit 130' INT TERM
@@ -39,7 +47,7 @@ while kill -0 $pid 2>/dev/null; do
 done
 if ! wait $pid; then
     tail -n 15 "$log" >&2
-    echo "$name: the environment could not be made; the whole story is in build/logs/venv-$name.log" >&2
+    echo "$name: the environment could not be made; the whole log is build/logs/venv-$name.log" >&2
     exit 1
 fi
 echo "$stamp" >"$venv/.stamp"

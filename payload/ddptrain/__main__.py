@@ -1,13 +1,8 @@
 """`python -m ddptrain`."""
 
 import atexit
-import gc
 import os
 import sys
-
-# Importing torch makes some hundred thousand objects that stay. To look through them for garbage again and again takes
-# a tenth of the start; cli.end_imports lets the search begin again, without them.
-gc.disable()
 
 _codes: list[int] = []
 

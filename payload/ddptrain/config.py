@@ -11,6 +11,7 @@ training), the defaults of the device.
 import argparse
 import collections.abc
 import dataclasses
+import operator
 import os
 import pathlib
 import typing
@@ -18,7 +19,6 @@ import typing
 from ddptrain import errors, files, markers
 
 MODELS = ("tiny", "small", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
-AUTO = "depends on the device"
 MAX_PROFILED_STEPS = 1000  # a trace of more is too large to look at
 
 TIMEOUT_MINUTES = 30.0
@@ -27,104 +27,89 @@ _TIMEOUT = (
     "how long ranks wait for one another before a hang ends the run; a checkpoint that waits for a slow filesystem, or "
     "a first compilation, must fit into it"
 )
+_PRECISION = "auto: fp32 with --deterministic, otherwise bf16 if the hardware has it"
 
 
-def _option(default: typing.Any, group: str, text: str, kind: type | None = None, **more: typing.Any) -> typing.Any:
-    return dataclasses.field(
-        default=default, metadata={"group": group, "text": text, "kind": kind or type(default), **more}
-    )
+def _option(default: typing.Any, text: str, kind: type | None = None, **more: typing.Any) -> typing.Any:
+    return dataclasses.field(default=default, metadata={"text": text, "kind": kind or type(default), **more})
+
+
+_Path = pathlib.Path
+# Each group of the help, and its first setting.
+_GROUPS = {
+    "run_dir": "run",
+    "model": "model",
+    "batch": "batch",
+    "lr": "optimiser",
+    "precision": "speed",
+    "profile": "profile",
+    "eval_rows": "checkpoints",
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
     """A training's settings. None means: not given, to be completed."""
 
-    run_dir: pathlib.Path | None = _option(
-        None, "run", "folder of the run: checkpoints, metrics, summary", pathlib.Path
-    )
-    data: pathlib.Path | None = _option(
-        None, "run", "dataset folder made by `prepare`; for fine-tuning also .jsonl", pathlib.Path
-    )
-    resume: str = _option(
-        "auto", "run", "auto: go on from the run's newest whole checkpoint; never; or a run or checkpoint folder"
-    )
-    device: str = _option(
-        "auto", "run", "auto: a GPU where torch sees one, else the CPU", choices=("auto", "cpu", "cuda")
-    )
-    seed: int = _option(42, "run", "seed of weights, order and dropout", least=0)
-    deterministic: bool = _option(False, "run", "only operations that give the same bits every time; slower on GPUs")
-    timeout_minutes: float = _option(TIMEOUT_MINUTES, "run", _TIMEOUT, least=_LEAST_TIMEOUT, most=_MOST_TIMEOUT)
-    report_json: pathlib.Path | None = _option(None, "run", "also write the summary to this file", pathlib.Path)
+    run_dir: _Path | None = _option(None, "folder of the run: checkpoints, metrics, summary", _Path)
+    data: _Path | None = _option(None, "dataset folder made by `prepare`; for fine-tuning also .jsonl", _Path)
+    resume: str = _option("auto", "auto: from the newest complete checkpoint; never; or a run or checkpoint folder")
+    device: str = _option("auto", "auto: a GPU if torch sees one, otherwise the CPU", choices=("auto", "cpu", "cuda"))
+    seed: int = _option(42, "seed of weights, order and dropout", least=0)
+    deterministic: bool = _option(False, "only operations that give the same bits every time; slower on GPUs")
+    timeout_minutes: float = _option(TIMEOUT_MINUTES, _TIMEOUT, least=_LEAST_TIMEOUT, most=_MOST_TIMEOUT)
+    report_json: _Path | None = _option(None, "also write the summary to this file", _Path)
 
-    model: str | None = _option(None, "model", "size (default: tiny on a CPU, gpt2 on a GPU)", str, choices=MODELS)
-    layers: int | None = _option(None, "model", "layers, instead of the size's", int, least=1)
-    heads: int | None = _option(None, "model", "attention heads, instead of the size's", int, least=1)
-    width: int | None = _option(None, "model", "model width, instead of the size's", int, least=1)
-    seq_len: int | None = _option(
-        None, "model", "tokens of a sequence (default: 128 on a CPU, 1024 on a GPU)", int, least=1
-    )
-    dropout: float = _option(0.0, "model", "share of activations dropped in training", least=0.0, below=1.0)
-    model_local_dir: pathlib.Path | None = _option(
-        None, "model", "fine-tune the model saved by transformers in this folder", pathlib.Path
-    )
-    tokenizer_local_dir: pathlib.Path | None = _option(
-        None, "model", "its tokenizer (default: the model's folder)", pathlib.Path
-    )
-    local_files_only: bool = _option(True, "model", "never look anything up on the network; there is no other way here")
+    model: str | None = _option(None, "size (default: tiny on a CPU, gpt2 on a GPU)", str, choices=MODELS)
+    layers: int | None = _option(None, "layers, instead of the size's", int, least=1)
+    heads: int | None = _option(None, "attention heads, instead of the size's", int, least=1)
+    width: int | None = _option(None, "model width, instead of the size's", int, least=1)
+    seq_len: int | None = _option(None, "tokens of a sequence (default: 128 on a CPU, 1024 on a GPU)", int, least=1)
+    dropout: float = _option(0.0, "share of activations dropped in training", least=0.0, below=1.0)
+    model_local_dir: _Path | None = _option(None, "fine-tune the model saved by transformers in this folder", _Path)
+    tokenizer_local_dir: _Path | None = _option(None, "its tokenizer (default: the model's folder)", _Path)
+    local_files_only: bool = _option(True, "never look anything up on the network; there is no other way here")
 
     batch: int | None = _option(
-        None, "batch", "sequences per process and forward pass (default: 16 on a CPU, 32 on a GPU)", int, least=1
+        None, "sequences per process and forward pass (default: 16 on a CPU, 32 on a GPU)", int, least=1
     )
     grad_accum: int | None = _option(
-        None, "batch", "forward passes per step (default: 1); a step has batch x ranks x grad-accum", int, least=1
+        None, "forward passes per step (default: 1); a step has batch x ranks x grad-accum", int, least=1
     )
     steps: int | None = _option(
-        None, "batch", "optimiser steps in all (default: 200 on a CPU, one pass over the data on a GPU)", int, least=1
+        None, "optimiser steps in all (default: 200 on a CPU, one pass over the data on a GPU)", int, least=1
     )
-    epochs: int | None = _option(None, "batch", "epochs in all, instead of steps", int, least=1)
+    epochs: int | None = _option(None, "epochs in all, instead of steps", int, least=1)
     epoch_steps: int | None = _option(
-        None,
-        "batch",
-        "steps of an epoch; each ends with a validation and a checkpoint (default: a pass, at most 50 / 1000)",
-        int,
-        least=1,
+        None, "steps between validations with a checkpoint (default: a pass, at most 50 / 1000)", int, least=1
     )
 
     lr: float | None = _option(
-        None, "optimiser", "peak learning rate (default: 0.003 for tiny, 0.0006; fine-tuning 0.00002)", float, above=0.0
+        None, "peak learning rate (default: 0.002 for tiny, 0.0006; fine-tuning 0.00002)", float, above=0.0
     )
-    min_lr_ratio: float = _option(0.1, "optimiser", "the cosine ends at this share of the peak", least=0.0, most=1.0)
-    warmup: int | None = _option(
-        None, "optimiser", "steps of linear warm-up (default: a tenth, at most 700)", int, least=0
-    )
-    weight_decay: float = _option(0.1, "optimiser", "AdamW's decay of matrices", least=0.0)
-    beta2: float = _option(0.95, "optimiser", "AdamW's second momentum", least=0.0, below=1.0)
-    clip: float = _option(1.0, "optimiser", "largest norm of the gradients; 0 for no clipping", least=0.0)
+    min_lr_ratio: float = _option(0.1, "the cosine ends at this share of the peak", least=0.0, most=1.0)
+    warmup: int | None = _option(None, "steps of linear warm-up (default: a fifth, from 40 to 700)", int, least=0)
+    weight_decay: float = _option(0.1, "AdamW's decay of matrices", least=0.0)
+    beta2: float = _option(0.95, "AdamW's second momentum", least=0.0, below=1.0)
+    clip: float = _option(1.0, "largest norm of the gradients; 0 for no clipping", least=0.0)
 
-    precision: str = _option(
-        "auto", "speed", "auto: bf16 where a short trial says it is quicker", choices=("auto", "bf16", "fp32")
-    )
-    compile: bool | None = _option(
-        None, "speed", "compile the model (default: on a GPU with a C compiler, not on a CPU)", bool
-    )
-    bucket_mb: int = _option(25, "speed", "DDP's bucket size", int, least=1)
+    precision: str = _option("auto", _PRECISION, choices=("auto", "bf16", "fp32"))
+    compile: bool | None = _option(None, "compile the model (default: on a GPU with a C compiler)", bool)
+    bucket_mb: int = _option(25, "DDP's bucket size", int, least=1)
 
-    profile: str | None = _option(None, "profile", "record some steps of some ranks", str, choices=("torch", "nsys"))
-    profile_ranks: str = _option("0", "profile", "ranks to record, such as 0,8")
-    profile_steps: str = _option("10-12", "profile", "first and last step to record")
+    profile: str | None = _option(None, "record some steps of some ranks", str, choices=("torch", "nsys"))
+    profile_ranks: str = _option("0", "ranks to record, such as 0,8")
+    profile_steps: str = _option("10-12", "first and last step to record")
 
-    eval_rows: int = _option(256, "checkpoints", "sequences of the fixed validation set", least=0)
-    keep_checkpoints: int = _option(2, "checkpoints", "newest ones to keep beside the best", least=2)
-    save_minutes: float = _option(
-        15.0, "checkpoints", "also save after so many minutes within an epoch; 0 for not", least=0.0
-    )
-    checkpoint_format: str = _option(
-        "torch", "checkpoints", "torch: asynchronous; dcp: torch's distributed one", choices=("torch", "dcp")
-    )
-    log_every: int = _option(10, "checkpoints", "steps between [TRAIN] lines", least=1)
+    eval_rows: int = _option(256, "sequences of the fixed validation set", least=0)
+    keep_checkpoints: int = _option(2, "newest ones to keep beside the best", least=2)
+    save_minutes: float = _option(15.0, "also save after so many minutes within an epoch; 0: never", least=0.0)
+    log_every: int = _option(10, "steps between [TRAIN] lines", least=1)
 
 
-# What a checkpoint hands on to the run that resumes it, where flags and file are silent.
+GONE = {"checkpoint_format"}  # settings in the config.json of older runs that mean nothing any more
+
+# What a checkpoint hands on to the run that resumes it, if flags and file are silent.
 INHERITED = ("model", "layers", "heads", "width", "seq_len", "dropout", "seed", "precision")
 
 _FIELDS = {field.name: field for field in dataclasses.fields(Config)}
@@ -163,23 +148,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=pathlib.Path,
         help="settings, named like the flags: a TOML file, or a run's config.json; a flag beside it wins",
     )
-    groups: dict[str, typing.Any] = {}
+    group: typing.Any = None
     for name, field in _FIELDS.items():
-        meta = field.metadata
-        group = groups.setdefault(meta["group"], parser.add_argument_group(meta["group"]))
-        text = (
-            meta["text"]
-            if field.default is None or "default" in meta["text"]
-            else f"{meta['text']} (default: {_shown(field.default)})"
-        )
-        flag = f"--{name.replace('_', '-')}"
+        meta, flag = field.metadata, f"--{name.replace('_', '-')}"
+        if name in _GROUPS:
+            group = parser.add_argument_group(_GROUPS[name])
+        default = field.default if meta["kind"] is not bool else "yes" if field.default else "no"
+        has_default = field.default is not None and "default" not in meta["text"]
+        text = f"{meta['text']} (default: {default})" if has_default else meta["text"]
         if meta["kind"] is bool:
-            group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=text)
+            group.add_argument(flag, action=argparse.BooleanOptionalAction, help=text)
         else:
-            kind = meta["kind"]
-            group.add_argument(
-                flag, type=kind, default=None, choices=meta.get("choices"), metavar=_metavar(meta), help=text
-            )
+            group.add_argument(flag, type=meta["kind"], choices=meta.get("choices"), metavar=_metavar(meta), help=text)
 
 
 def add_timeout(parser: argparse.ArgumentParser) -> None:
@@ -218,15 +198,11 @@ def from_arguments(args: argparse.Namespace) -> Config:
 
 def complete(config: Config, device: str, inherited: collections.abc.Mapping[str, typing.Any]) -> Config:
     """Return the settings without gaps, except those that only the data can fill."""
-    given = {
-        name: inherited[name]
-        for name in INHERITED
-        if name in inherited and getattr(config, name) == _FIELDS[name].default
-    }
-    config = dataclasses.replace(config, **given)
+    silent = [name for name in INHERITED if name in inherited and getattr(config, name) == _FIELDS[name].default]
+    config = dataclasses.replace(config, **{name: inherited[name] for name in silent})
     cpu = device == "cpu"
     model = config.model or ("tiny" if cpu else "gpt2")
-    lr = 2e-5 if config.model_local_dir else 3e-3 if model == "tiny" else 6e-4
+    lr = 2e-5 if config.model_local_dir else 2e-3 if model == "tiny" else 6e-4
     defaults = {
         "model": model,
         "seq_len": 128 if cpu else 1024,
@@ -235,9 +211,7 @@ def complete(config: Config, device: str, inherited: collections.abc.Mapping[str
         "lr": lr,
         "compile": not cpu,
     }
-    return dataclasses.replace(
-        config, **{name: value for name, value in defaults.items() if getattr(config, name) is None}
-    )
+    return dataclasses.replace(config, **{k: v for k, v in defaults.items() if getattr(config, k) is None})
 
 
 def as_record(config: Config) -> dict[str, typing.Any]:
@@ -251,9 +225,11 @@ def as_record(config: Config) -> dict[str, typing.Any]:
 def show(config: Config) -> None:
     """Print every setting, a line per group."""
     groups: dict[str, dict[str, typing.Any]] = {}
-    for name, field in _FIELDS.items():
+    group = ""
+    for name in _FIELDS:
+        group = _GROUPS.get(name, group)
         value = getattr(config, name)
-        groups.setdefault(field.metadata["group"], {})[name] = "-" if value is None else value
+        groups.setdefault(group, {})[name] = "-" if value is None else value
     for group, values in groups.items():
         markers.emit("CONFIG", f"{group}:", **values)
 
@@ -279,6 +255,8 @@ def _from_file(path: pathlib.Path) -> dict[str, typing.Any]:
     values: dict[str, typing.Any] = {}
     for key, value in table.items():
         name = key.replace("-", "_")
+        if name in GONE:
+            continue
         if name not in _FIELDS:
             raise errors.UserError(f"--config {path}: unknown setting {key!r}; the settings are {', '.join(_FIELDS)}")
         kind = _FIELDS[name].metadata["kind"]
@@ -300,20 +278,18 @@ def _check(name: str, value: typing.Any) -> None:
         raise errors.UserError(f"{flag}: must be one of {', '.join(meta['choices'])}")
     if isinstance(value, float) and not -1e300 < value < 1e300:
         raise errors.UserError(f"{flag}: must be a finite number")
-    rules: list[tuple[str, str, collections.abc.Callable[[typing.Any, typing.Any], bool]]] = [
-        ("least", "at least", lambda v, limit: v >= limit),
-        ("most", "at most", lambda v, limit: v <= limit),
-        ("above", "above", lambda v, limit: v > limit),
-        ("below", "below", lambda v, limit: v < limit),
-    ]
-    for rule, words, holds in rules:
+    for rule, words, holds in _RULES:
         if rule in meta and not holds(value, meta[rule]):
             raise errors.UserError(f"{flag}: must be {words} {meta[rule]}")
 
 
+_RULES = (
+    ("least", "at least", operator.ge),
+    ("most", "at most", operator.le),
+    ("above", "above", operator.gt),
+    ("below", "below", operator.lt),
+)
+
+
 def _metavar(meta: collections.abc.Mapping[str, typing.Any]) -> str | None:
     return None if "choices" in meta else {int: "N", float: "X", pathlib.Path: "PATH"}.get(meta["kind"], "TEXT")
-
-
-def _shown(value: typing.Any) -> str:
-    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)

@@ -3,8 +3,8 @@
 Two process groups: the default one moves gradients (NCCL on GPUs, gloo on CPUs), `control` (always gloo) moves
 objects and flags, along a tree, so nothing small ever waits behind a GPU. A watch thread on each rank reads one key of
 the rendezvous store: a rank that must give up writes it there, and all the others leave within seconds, whatever
-collective they are waiting in. The first one to give up tells why, in the log and in the run's files, before the others
-learn of it: what they meet then is only a consequence.
+collective they are waiting in. The first one to give up reports why, in the log and in the run's files, before the
+others learn of it: what they meet then is only a consequence.
 """
 
 # pyright: basic, reportPrivateImportUsage=false
@@ -15,7 +15,6 @@ import datetime
 import json
 import math
 import os
-import pathlib
 import signal
 import socket
 import sys
@@ -30,13 +29,13 @@ from ddptrain import config, errors, files, markers, tree
 
 INIT_TIMEOUT_S = 120
 WATCH_S = 1.0
-TELLING_S = 10.0  # how long the first rank that gives up has to tell why
+REPORT_S = 10.0  # how long the first rank that gives up has to report why
 STUCK_S = 15.0  # after SIGTERM; launchers and Slurm send SIGKILL after 30 s
-EXIT_FAILED, EXIT_USER = 1, 2
-_GPUS = "ask for as many GPUs per node as ranks"
+EXIT_FAILED = 1
+_GPUS, _LAUNCH = "ask for as many GPUs per node as ranks", "start me with torchrun or srun"
 _ABORT, _FIRST = "ddptrain/abort", "ddptrain/first"
 
-Tell = collections.abc.Callable[[Exception], None]
+Report = collections.abc.Callable[[Exception], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,41 +49,20 @@ class Place:
     launcher: str  # torchrun, srun or alone
 
 
-def _pipe() -> tuple[int, int]:
-    """Return the ends of a pipe that never makes anyone wait."""
-    return os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+class World(tree.Tree):
+    """The ranks that train together; `control` is gloo's group for what they agree on."""
 
-
-@dataclasses.dataclass
-class World:
-    """The ranks that train together."""
-
-    place: Place
-    host: str
-    device: torch.device
-    control: typing.Any  # the gloo group
-    store: typing.Any  # a client of the rendezvous store for the watch thread; None when alone
-    tell: Tell  # what the first rank that gives up does with the reason
-    members: list[dict[str, object]] = dataclasses.field(default_factory=list)  # rank, host, device; on rank 0 alone
-    stop_requested: threading.Event = dataclasses.field(default_factory=threading.Event)
-    arrivals: tuple[int, int] = dataclasses.field(default_factory=_pipe)  # the numbers of signals, as bytes
-    _watch_over: threading.Event = dataclasses.field(default_factory=threading.Event)
-    _watch: threading.Thread | None = None
-
-    @property
-    def rank(self) -> int:
-        """Return this process's rank."""
-        return self.place.rank
-
-    @property
-    def size(self) -> int:
-        """Return the number of ranks."""
-        return self.place.size
-
-    @property
-    def is_main(self) -> bool:
-        """Return whether this is rank 0."""
-        return self.place.rank == 0
+    def __init__(self, place: Place, device: torch.device, report: Report = lambda _: None) -> None:
+        super().__init__(place.rank, place.size, None)
+        self.place, self.device, self.host, self.is_main = place, device, _host(), place.rank == 0
+        self.leads_node = place.local_rank == 0  # it looks at shared files for all ranks of its node
+        self.report = report  # called by the first rank that gives up, with the reason
+        self.store: typing.Any = None  # a client of the rendezvous store for the watch thread; None when alone
+        self.members: list[dict[str, object]] = []  # rank, host, device; on rank 0 alone
+        self.stop_requested = threading.Event()
+        self.arrivals = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)  # gets the numbers of signals, as bytes
+        self._watch_over = threading.Event()
+        self._watch: threading.Thread | None = None
 
     @property
     def num_nodes(self) -> int:
@@ -92,33 +70,14 @@ class World:
         return len({member["host"] for member in self.members})
 
     @property
-    def leads_node(self) -> bool:
-        """Return whether this is the rank that looks at shared files for all ranks of its node."""
-        return self.place.local_rank == 0
-
-    def collect(self, value: object) -> list[typing.Any]:
-        """Return every rank's value, in rank order, on rank 0; an empty list elsewhere."""
-        return self._tree.gather(value)
-
-    def broadcast(self, value: typing.Any) -> typing.Any:
-        """Return rank 0's value on every rank."""
-        return self._tree.broadcast(value)
-
-    def scatter(self, values: collections.abc.Sequence[object]) -> typing.Any:
-        """Return to each rank its own of rank 0's values."""
-        return self._tree.scatter(values)
-
-    def sum(self, values: list[float]) -> list[float]:
-        """Return the sums over the ranks, in 64 bits."""
-        return self._tree.sum(values)
-
-    def barrier(self) -> None:
-        """Wait for all ranks."""
-        self._tree.sum([0.0])
+    def backend(self) -> str:
+        """Return what moves gradients."""
+        return "nccl" if self.device.type == "cuda" else "gloo"
 
     @property
-    def _tree(self) -> tree.Tree:
-        return tree.Tree(self.rank, self.size, self.control)
+    def interface(self) -> str | None:
+        """Return the network interface that the backend is told to use."""
+        return os.environ.get(f"{self.backend.upper()}_SOCKET_IFNAME")
 
     def leave_control(self) -> None:
         """Wait for all ranks and take down the group that `adopted` made.
@@ -148,8 +107,8 @@ class World:
         (failed,) = self.sum([float(own is not None)])
         if not failed:
             return
-        report = None if own is None else (self.rank, self.host, _describe(own), _may_work_again(own))
-        rank, host, text, retry = self._tree.first(report)
+        report = None if own is None else (self.rank, self.host, *files.describe(own))
+        rank, host, text, retry = self.first(report)
         if own is not None and not isinstance(own, (errors.UserError, OSError)):
             raise own
         if failed < self.size:
@@ -162,30 +121,18 @@ def place() -> Place:
     env = os.environ
     try:
         if "RANK" in env and "WORLD_SIZE" in env:
-            found = Place(
-                int(env["RANK"]),
-                int(env["WORLD_SIZE"]),
-                int(env.get("LOCAL_RANK", "0")),
-                int(env.get("LOCAL_WORLD_SIZE", "1")),
-                "torchrun",
-            )
+            local = int(env.get("LOCAL_RANK", "0")), int(env.get("LOCAL_WORLD_SIZE", "1"))
+            found = Place(int(env["RANK"]), int(env["WORLD_SIZE"]), *local, "torchrun")
         elif "SLURM_STEP_ID" in env and int(env.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
             local_size = int(env.get("SLURM_STEP_TASKS_PER_NODE", "1").split("(")[0].split(",")[0])
-            found = Place(
-                int(env["SLURM_PROCID"]),
-                int(env["SLURM_STEP_NUM_TASKS"]),
-                int(env["SLURM_LOCALID"]),
-                local_size,
-                "srun",
-            )
+            local = int(env["SLURM_LOCALID"]), local_size
+            found = Place(int(env["SLURM_PROCID"]), int(env["SLURM_STEP_NUM_TASKS"]), *local, "srun")
         else:
             return Place(0, 1, 0, 1, "alone")
     except (KeyError, ValueError) as e:
-        raise errors.UserError(f"the launcher's environment is incomplete ({e}); start me with torchrun or srun") from e
+        raise errors.UserError(f"the launcher's environment is incomplete ({e}); {_LAUNCH}") from e
     if not 0 <= found.rank < found.size:
-        raise errors.UserError(
-            f"RANK={found.rank} is not below WORLD_SIZE={found.size}; start me with torchrun or srun"
-        )
+        raise errors.UserError(f"RANK={found.rank} is not below WORLD_SIZE={found.size}; {_LAUNCH}")
     return found
 
 
@@ -195,9 +142,8 @@ def choose_device(wanted: str, local_rank: int) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         built = f"was built for CUDA {torch.version.cuda}" if torch.version.cuda else "was built for CPUs only"
-        raise errors.UserError(
-            f"--device cuda: torch {torch.__version__} sees no GPU ({built}); use --device cpu or a GPU node"
-        )
+        text = f"--device cuda: torch {torch.__version__} sees no GPU ({built}); use --device cpu or a GPU node"
+        raise errors.UserError(text)
     visible = torch.cuda.device_count()
     if visible == 1:  # srun's --gpus-per-task and --gpu-bind show each task its own one alone
         return torch.device("cuda", 0)
@@ -207,7 +153,7 @@ def choose_device(wanted: str, local_rank: int) -> torch.device:
 
 
 def _gpu_id(device: torch.device) -> str | None:
-    """Read the GPU's UUID; None for a CPU, and where torch does not know it."""
+    """Return the GPU's UUID; None for a CPU, and if torch does not know it."""
     found = getattr(torch.cuda.get_device_properties(device), "uuid", None) if device.type == "cuda" else None
     return None if found is None else str(found)
 
@@ -215,18 +161,17 @@ def _gpu_id(device: torch.device) -> str | None:
 @contextlib.contextmanager
 def joined(
     device: str,
-    run_dir: pathlib.Path | None = None,
     problem: str | None = None,
-    tell: Tell | None = None,
+    report: Report = lambda _: None,
     *,
     timeout_minutes: float = config.TIMEOUT_MINUTES,
 ) -> collections.abc.Iterator[World]:
-    """Yield the world, and take it down at the end. A rank with a `problem` tells it to all, and none enters.
+    """Yield the world, and take it down at the end. If a rank has a `problem`, all learn of it and none enters.
 
     Inside, SIGTERM, SIGINT, SIGUSR1 and SIGUSR2 set `stop_requested`. When the block raises on some ranks, the first of
-    them calls `tell` with its exception, which goes on; then the others leave, with PeerError where they can.
+    them calls `report` with its exception, which goes on; then the others leave, with PeerError if they can.
     """
-    world, store = _join(device, run_dir, problem, tell or (lambda _: None))
+    world, store = _join(device, problem, report)
     before: dict[signal.Signals, typing.Any] = {}
     arrived = -1
     try:
@@ -241,7 +186,7 @@ def joined(
         _give_up(world, e)
         raise
     except BaseException as e:
-        _tell_others(world, e)
+        _alert_others(world, e)
         raise
     else:
         _end_watch(world)
@@ -267,7 +212,8 @@ def adopted() -> World:
         raise errors.UserError(f"{here.size} ranks are not connected; call torch.distributed.init_process_group before")
     _connect_lazily()
     control = dist.new_group(backend="gloo") if here.size > 1 else None
-    world = World(here, _host(), torch.device("cpu"), control, None, lambda _: None)
+    world = World(here, torch.device("cpu"))
+    world.control = control
     world.members = world.collect({"rank": here.rank, "host": world.host})
     _listen(world)
     world._watch = threading.Thread(target=_leave_when_stuck, args=(world,), name="watch", daemon=True)
@@ -287,7 +233,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
 def _listen(world: World) -> tuple[dict[signal.Signals, typing.Any], int]:
     """Let signals ask to stop; return the handlers and the descriptor that were there before."""
-    if not _in_main_thread():
+    if threading.current_thread() is not threading.main_thread():
         return {}, -1
     before = {s: signal.signal(s, lambda *_: world.stop_requested.set()) for s in _SIGNALS}
     return before, signal.set_wakeup_fd(world.arrivals[1], warn_on_full_buffer=False)
@@ -303,23 +249,7 @@ def _leave_when_stuck(world: World) -> None:
             leave(EXIT_FAILED)
 
 
-def _in_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
-
-
-def _describe(e: Exception) -> str:
-    if isinstance(e, errors.UserError):
-        return str(e)
-    if isinstance(e, OSError) and e.errno is not None:
-        return files.explain(e)
-    return f"{type(e).__name__}: {e}"
-
-
-def _may_work_again(e: Exception) -> bool:
-    return e.retry if isinstance(e, errors.UserError) else isinstance(e, OSError)
-
-
-def _join(wanted: str, run_dir: pathlib.Path | None, problem: str | None, tell: Tell) -> tuple[World, typing.Any]:
+def _join(wanted: str, problem: str | None, report: Report) -> tuple[World, typing.Any]:
     """Return the world, once all ranks have met and watch each other, and the store to connect them by."""
     here = place()
     device = torch.device("cpu")
@@ -329,19 +259,16 @@ def _join(wanted: str, run_dir: pathlib.Path | None, problem: str | None, tell: 
         problem = problem or str(e)
     cuda = device.type == "cuda"
     name = torch.cuda.get_device_name(device) if cuda else "cpu"
-    own = {"rank": here.rank, "host": _host(), "device": name}
-    gpu = _gpu_id(device)
-    if here.size == 1:
-        store: typing.Any = dist.HashStore()
-        if problem is not None:
-            raise errors.UserError(problem)
-        members: list[dict[str, object]] = [own]
-    else:
-        store = _rendezvous(here, run_dir)
-        members = _meet(store, here, own, problem, gpu)
-    world = World(here, _host(), device, None, None, tell, members)
+    world = World(here, device, report)
+    own = {"rank": here.rank, "host": world.host, "device": name}
     if here.size > 1:
+        store: typing.Any = _rendezvous(here)
+        world.members = _meet(store, here, own, problem, _gpu_id(device))
         _start_watch(world)
+    elif problem is not None:
+        raise errors.UserError(problem)
+    else:
+        store, world.members = dist.HashStore(), [own]
     return world, store
 
 
@@ -365,18 +292,27 @@ def _connect_lazily() -> None:
     os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
 
 
-def _rendezvous(here: Place, run_dir: pathlib.Path | None) -> typing.Any:
-    timeout = datetime.timedelta(seconds=INIT_TIMEOUT_S)
+def _rendezvous(here: Place) -> typing.Any:
+    """Return the store where the ranks meet. In a job of ours all ranks know its address, under srun, too."""
+    env, timeout = os.environ, datetime.timedelta(seconds=INIT_TIMEOUT_S)
+    if here.launcher == "srun":
+        for name in ("ADDR", "PORT"):
+            known = env.get({"ADDR": "HEAD_IP", "PORT": "HEAD_PORT"}[name]) or env.get(f"MASTER_{name}")
+            if not known:
+                text = f"under srun without torchrun the ranks need MASTER_ADDR and MASTER_PORT; set MASTER_{name}"
+                raise errors.UserError(text)
+            env[f"MASTER_{name}"] = known
     try:
         if here.launcher == "torchrun":
             store, _, _ = next(iter(dist.rendezvous("env://", here.rank, here.size, timeout=timeout)))
             # A static rendezvous keeps its store when the ranks are started again (torch 2.13), and with it the
             # addresses of ranks that have ended: who reads one before its successor has written waits for ever.
-            return dist.PrefixStore(f"attempt/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-        return _publish_store(here, run_dir)
+            return dist.PrefixStore(f"attempt/{_restarts()}", store)
+        own = {"is_master": here.rank == 0, "timeout": timeout, "wait_for_workers": False}
+        return dist.TCPStore(env["MASTER_ADDR"], int(env["MASTER_PORT"]), here.size, **own)
     except (dist.DistNetworkError, dist.DistStoreError, ValueError) as e:
-        where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-        if head := os.environ.get("HEAD_NODE"):
+        where = f"{env.get('MASTER_ADDR')}:{env.get('MASTER_PORT')}"
+        if head := env.get("HEAD_NODE"):
             where += f" ({head})"
         text = f"the rendezvous at {where} failed on {_host()}: {str(e).splitlines()[0]}"
         raise errors.UserError(f"{text}; is the port reachable from there?", retry=True) from e
@@ -387,62 +323,6 @@ def _host() -> str:
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
-def _publish_store(here: Place, run_dir: pathlib.Path | None) -> typing.Any:
-    """Return the store of a step started by srun.
-
-    In a job of ours all ranks know its address. Elsewhere rank 0 opens a port of the kernel's choice and publishes it
-    in a file, which all others look for and read.
-    """
-    timeout = datetime.timedelta(seconds=INIT_TIMEOUT_S)
-    known = os.environ.get("HEAD_IP"), os.environ.get("HEAD_PORT")
-    if known[0] and known[1]:
-        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = known[0], known[1]
-        return dist.TCPStore(
-            known[0], int(known[1]), here.size, is_master=here.rank == 0, timeout=timeout, wait_for_workers=False
-        )
-    if run_dir is None:
-        raise errors.UserError(
-            "under srun without torchrun the ranks meet through a file: give --run-dir on a shared filesystem"
-        )
-    env = os.environ
-    attempt = f"{env.get('SLURM_JOB_ID')}.{env.get('SLURM_STEP_ID')}.r{env.get('SLURM_RESTART_COUNT', '0')}"
-    path = run_dir / "control" / f"{attempt}.rendezvous"
-    if here.rank == 0:
-        files.need_folder(path.parent, "--run-dir")
-        host = _own_address()
-        store = dist.TCPStore(host, 0, here.size, is_master=True, timeout=timeout, wait_for_workers=False)
-        files.write_json(path, {"host": host, "port": store.port})
-    else:
-        if not files.may_write(path.parent):  # then rank 0 says so, and publishes nothing
-            raise errors.PeerError(f"--run-dir {run_dir} cannot be written")
-        deadline = time.monotonic() + INIT_TIMEOUT_S
-        while not path.exists():
-            if time.monotonic() > deadline:
-                raise errors.UserError(
-                    f"rank 0 published no address in {path} within {INIT_TIMEOUT_S} s; is --run-dir shared?"
-                )
-            time.sleep(0.1)
-        found = files.read_json(path)
-        store = dist.TCPStore(
-            found["host"], found["port"], here.size, is_master=False, timeout=timeout, wait_for_workers=False
-        )
-    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = store.host, str(store.port)
-    return store
-
-
-def _own_address() -> str:
-    """Return the address under which other nodes reach this one: HEAD_IP when set, else that of the way to srun's host.
-
-    srun(1), SLURM_LAUNCH_NODE_IPADDR. Not what this host's name means, which may be a loopback address.
-    """
-    if given := os.environ.get("HEAD_IP"):
-        return given
-    launcher = os.environ.get("SLURM_LAUNCH_NODE_IPADDR", "127.0.0.1")
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((launcher, 9))  # connecting UDP sends nothing, it picks the route
-        return probe.getsockname()[0]
-
-
 def _meet(
     store: typing.Any, here: Place, own: dict[str, object], problem: str | None, gpu: str | None
 ) -> list[dict[str, object]]:
@@ -451,7 +331,7 @@ def _meet(
     Rank 0 returns the places, the others none: to send all of them to all would take the square of the ranks' number.
     Raises SharedError naming the absent ranks, or the first one's problem.
     """
-    prefix = f"ddptrain/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    prefix = f"ddptrain/{_restarts()}"
     store.set(f"{prefix}/rank/{here.rank}", json.dumps({**own, "problem": problem, "gpu": gpu}))
     store.add(f"{prefix}/joined", 1)
     members: list[dict[str, object]] = []
@@ -473,37 +353,34 @@ def _collect(store: typing.Any, prefix: str, size: int) -> tuple[list[dict[str, 
     while store.add(f"{prefix}/joined", 0) < size:
         if time.monotonic() > deadline:
             absent = [rank for rank in range(size) if not store.check([f"{prefix}/rank/{rank}"])]
-            shown = ", ".join(str(rank) for rank in absent[:16]) + (" ..." if len(absent) > 16 else "")
-            return (
-                [],
-                f"{len(absent)} of {size} ranks never joined within {INIT_TIMEOUT_S} s: {shown}; look at their logs",
-            )
+            some = ", ".join(str(rank) for rank in absent[:16]) + (" ..." if len(absent) > 16 else "")
+            count = f"{len(absent)} of {size} ranks never joined within {INIT_TIMEOUT_S} s"
+            return [], f"{count}: {some}; look at their logs"
         time.sleep(0.05)
     members = [json.loads(text) for text in store.multi_get([f"{prefix}/rank/{rank}" for rank in range(size)])]
-    bad = [member for member in members if member["problem"]]
-    verdict = ""
-    if bad:
-        verdict = str(bad[0]["problem"])
-        if len(bad) < size:
-            verdict = f"rank {bad[0]['rank']} on {bad[0]['host']}: {verdict}"
-    holders: dict[str, dict[str, object]] = {}
-    for member in members if not verdict else []:
-        gpu = member["gpu"]
-        if gpu is not None and (first := holders.setdefault(gpu, member)) is not member:
-            verdict = (
-                f"ranks {first['rank']} and {member['rank']} on {member['host']} have one GPU between them; {_GPUS}"
-            )
-            break
-    return [{key: member[key] for key in ("rank", "host", "device")} for member in members], verdict
+    public = [{key: member[key] for key in ("rank", "host", "device")} for member in members]
+    if bad := [member for member in members if member["problem"]]:
+        where = f"rank {bad[0]['rank']} on {bad[0]['host']}: " if len(bad) < size else ""
+        return public, f"{where}{bad[0]['problem']}"
+    holders: dict[str, int] = {}
+    for member in members:
+        if member["gpu"] is not None and (first := holders.setdefault(member["gpu"], member["rank"])) != member["rank"]:
+            pair = f"ranks {first} and {member['rank']} on {member['host']}"
+            return public, f"{pair} have one GPU between them; {_GPUS}"
+    return public, ""
+
+
+def _restarts() -> str:
+    """Return how many times torchrun has started the ranks again."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
 
 def _start_watch(world: World) -> None:
     """Start the thread that leaves when another rank gives up or the store's host is lost."""
+    timeout = datetime.timedelta(seconds=30)
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    client = dist.TCPStore(
-        address, port, is_master=False, wait_for_workers=False, timeout=datetime.timedelta(seconds=30)
-    )
-    world.store = dist.PrefixStore(f"attempt{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", client)
+    client = dist.TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timeout)
+    world.store = dist.PrefixStore(f"attempt{_restarts()}", client)
 
     def watch() -> None:
         ends_at: float | None = None
@@ -513,7 +390,7 @@ def _start_watch(world: World) -> None:
             if ends_at and time.monotonic() > ends_at and not world.stop_requested.is_set():
                 # Python's own handler has not run: the main thread stands in a collective, and SIGKILL comes next.
                 words = f"rank {world.rank} leaves: ended from outside, waiting for a rank that is lost or stuck"
-                world.tell(errors.LostError(words, retry=True))
+                world.report(errors.LostError(words, retry=True))
                 ends_at = math.inf
             try:
                 reported = world.store.check([_ABORT]) and world.store.get(_ABORT).decode()
@@ -522,7 +399,7 @@ def _start_watch(world: World) -> None:
             if reported and not world._watch_over.is_set():
                 print(f"rank {world.rank} leaves: {reported}", file=sys.stderr, flush=True)
                 if lost:  # the store's host is lost, and with it every rank that could have reported why
-                    world.tell(errors.LostError(f"a rank was lost, killed or with its host: {reported}", retry=True))
+                    world.report(errors.LostError(f"a rank was lost, killed or with its host: {reported}", retry=True))
                 leave(EXIT_FAILED)
 
     world._watch = threading.Thread(target=watch, name="watch", daemon=True)
@@ -545,12 +422,12 @@ def _end_watch(world: World) -> None:
 
 
 def _give_up(world: World, e: Exception) -> None:
-    """Tell why this rank ends, in the log and to the others. Raises PeerError when another one was first."""
+    """Report why this rank ends, in the log and to the others. Raises PeerError when another one was first."""
     world._watch_over.set()
     if (reported := _reported_by_another(world)) is not None:
         raise errors.PeerError(reported) from e
-    world.tell(e)
-    _tell_others(world, e)
+    world.report(e)
+    _alert_others(world, e)
 
 
 def _reported_by_another(world: World) -> str | None:
@@ -560,16 +437,13 @@ def _reported_by_another(world: World) -> str | None:
     try:
         if world.store.compare_set(_FIRST, "", str(world.rank)).decode() == str(world.rank):
             return None
-        world.store.wait([_ABORT], datetime.timedelta(seconds=TELLING_S))
+        world.store.wait([_ABORT], datetime.timedelta(seconds=REPORT_S))
         return world.store.get(_ABORT).decode()
-    except (
-        RuntimeError,
-        dist.DistError,
-    ):  # the store has ended, or the first rank was killed too early
+    except (RuntimeError, dist.DistError):  # the store has ended, or the first rank was killed too early
         return None
 
 
-def _tell_others(world: World, e: BaseException) -> None:
+def _alert_others(world: World, e: BaseException) -> None:
     """Write the key that makes the other ranks leave."""
     world._watch_over.set()
     if world.store is not None:
@@ -579,31 +453,26 @@ def _tell_others(world: World, e: BaseException) -> None:
                 time.sleep(2 * WATCH_S)  # this process holds the store: let the others read it
 
 
+def describe(world: World) -> dict[str, object]:
+    """Return the ranks, the device and the versions of a training, as JSON values. Rank 0 only."""
+    return {
+        "world_size": world.size,
+        "nodes": world.num_nodes,
+        "device": world.members[0]["device"],
+        "torch": torch.__version__,
+        "python": sys.version.split()[0],
+        "cuda": torch.version.cuda,
+        "backend": world.backend,
+    }
+
+
 def report_world(world: World) -> None:
     """Print `[DDP]`, `[ENV]` and one `[RANK]` line per rank."""
-    backend = "nccl" if world.device.type == "cuda" else "gloo"
-    markers.emit(
-        "DDP", world_size=world.size, nodes=world.num_nodes, backend=backend, launcher=world.place.launcher,
-        master=f"{os.environ.get('MASTER_ADDR', '-')}:{os.environ.get('MASTER_PORT', '-')}",
-        iface=os.environ.get("NCCL_SOCKET_IFNAME" if backend == "nccl" else "GLOO_SOCKET_IFNAME"),
-    )  # fmt: skip
-    markers.emit(
-        "ENV", python=sys.version.split()[0], torch=torch.__version__, cuda=torch.version.cuda or "none",
-        device=world.device.type,
-        threads=torch.get_num_threads(), job=os.environ.get("SLURM_JOB_ID"), attempt=os.environ.get("RUN_ATTEMPT_ID"),
-    )  # fmt: skip
-    if world.device.type == "cpu" and _gpus_without_torch():
-        markers.warn("ENV", "this host lists NVIDIA GPUs but torch cannot use them: training on the CPU")
-    markers.every_rank(
-        "RANK",
-        rank=world.rank,
-        local_rank=world.place.local_rank,
-        host=world.host,
-        device=world.device,
-        pid=os.getpid(),
-    )
-
-
-def _gpus_without_torch() -> bool:
-    gpus = pathlib.Path("/proc/driver/nvidia/gpus")
-    return gpus.is_dir() and any(gpus.iterdir()) and not torch.cuda.is_available()
+    meeting = f"{os.environ.get('MASTER_ADDR', '-')}:{os.environ.get('MASTER_PORT', '-')}"
+    where = {"launcher": world.place.launcher, "master": meeting, "iface": world.interface}
+    markers.emit("DDP", world_size=world.size, nodes=world.num_nodes, backend=world.backend, **where)
+    versions = {"python": sys.version.split()[0], "torch": torch.__version__, "cuda": torch.version.cuda or "none"}
+    job = {"job": os.environ.get("SLURM_JOB_ID"), "attempt": os.environ.get("RUN_ATTEMPT_ID")}
+    markers.emit("ENV", **versions, device=world.device.type, threads=torch.get_num_threads(), **job)
+    own = {"rank": world.rank, "local_rank": world.place.local_rank, "host": world.host}
+    markers.every_rank("RANK", **own, device=world.device, pid=os.getpid())

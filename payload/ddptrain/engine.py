@@ -41,22 +41,15 @@ def wrap(module: nn.Module, settings: config.Config, world: distributed.World) -
     seed_all(settings.seed, world.rank)
     wrapped = module
     if world.size > 1:
-        wanted = {
-            "device_ids": [world.device.index] if world.device.type == "cuda" else None,
-            "bucket_cap_mb": settings.bucket_mb,
-            "gradient_as_bucket_view": True,
-            "forward_sync_buffers": False,
-        }
+        ids = [world.device.index] if world.device.type == "cuda" else None
         known = inspect.signature(parallel.DistributedDataParallel).parameters
-        if "forward_sync_buffers" not in known:  # its name before torch 2.13
-            wanted["broadcast_buffers"] = wanted.pop("forward_sync_buffers")
-        wrapped = parallel.DistributedDataParallel(module, **{k: v for k, v in wanted.items() if k in known})
+        buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # since torch 2.13
+        more = {"bucket_cap_mb": settings.bucket_mb, "gradient_as_bucket_view": True, buffers: False}
+        wrapped = parallel.DistributedDataParallel(module, device_ids=ids, **more)
     if settings.compile:
-        reason = hardware.can_compile()
-        if reason:
-            markers.warn("MODEL", f"not compiled: {reason}")
-        else:
+        if not (reason := hardware.can_compile()):
             return typing.cast(nn.Module, torch.compile(wrapped))
+        markers.warn("MODEL", f"not compiled: {reason}")
     return wrapped
 
 

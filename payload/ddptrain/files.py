@@ -21,7 +21,11 @@ CHUNK_BYTES = 8 << 20
 _TRANSIENT = {errno.EIO, errno.ESTALE, errno.EAGAIN, errno.EINTR}
 _NO_DIRECTORY_SYNC = {errno.EINVAL, errno.ENOSYS, errno.EBADF, errno.ENOTSUP, errno.EACCES}
 FULL = {errno.ENOSPC, errno.EDQUOT}
+MAKE_ROOM = (
+    "make room: remove runs and checkpoints that are not needed (JuiceFS frees their space after its trash-days)"
+)
 _REMEDIES = {
+    **dict.fromkeys(FULL, MAKE_ROOM),
     **dict.fromkeys((errno.EACCES, errno.EPERM), "give user {user} the right to it, or another path"),
     errno.EROFS: "it is mounted read-only: mount it for writing, or give another path",
     **dict.fromkeys((errno.ENOTDIR, errno.EEXIST, errno.EISDIR), "a file stands for a folder, or the reverse: move it"),
@@ -36,34 +40,17 @@ _T = typing.TypeVar("_T")
 def explain(e: OSError, where: pathlib.Path | None = None) -> str:
     """Describe the failed operation, its path and the remedy in one line."""
     path = str(where or e.filename or "")
-    if e.errno in FULL:
-        remedy = make_room(pathlib.Path(path or "."))
-    else:
-        remedy = _REMEDIES.get(e.errno or 0, "look at the filesystem and its server, then run it again")
+    remedy = _REMEDIES.get(e.errno or 0, "look at the filesystem and its server, then run it again")
     what = e.strerror or str(e)
     return f"{path}{': ' if path else ''}{what}; {remedy.format(user=os.geteuid())}"
 
 
-def make_room(folder: pathlib.Path) -> str:
-    """Name the remedy for a full filesystem under a folder."""
-    kept = "; JuiceFS keeps what is removed for its volume's trash-days, and so long it takes room"
-    return f"make room: remove runs and checkpoints that are not needed{kept if _is_juicefs(folder) else ''}"
-
-
-def _is_juicefs(folder: pathlib.Path) -> bool:
-    return _filesystem(folder, pathlib.Path("/proc/self/mountinfo")).endswith("juicefs")
-
-
-def _filesystem(folder: pathlib.Path, mountinfo: pathlib.Path) -> str:
-    """Return the type of the filesystem that a folder is on, or an empty text where the system does not tell."""
-    where = folder.absolute()
-    kinds: dict[pathlib.Path, str] = {}  # of what is mounted twice the last counts
-    with contextlib.suppress(OSError):
-        for line in mountinfo.read_text(encoding="utf-8", errors="replace").splitlines():
-            before, _, after = line.partition(" - ")
-            point = before.split()[4].replace("\\040", " ")
-            kinds[pathlib.Path(point)] = after.split()[0]
-    return next((kinds[path] for path in (where, *where.parents) if path in kinds), "")
+def describe(e: Exception) -> tuple[str, bool]:
+    """Return an error in one line, and whether the same again may work, later or elsewhere."""
+    if isinstance(e, errors.UserError):
+        return str(e), e.retry
+    is_system = isinstance(e, OSError) and e.errno is not None
+    return (explain(e), True) if is_system else (f"{type(e).__name__}: {e}", isinstance(e, OSError))
 
 
 def need_folder(folder: pathlib.Path, flag: str) -> None:
@@ -159,11 +146,9 @@ def replace_link(link: pathlib.Path, target: str) -> None:
 def crc32(path: pathlib.Path) -> int:
     """Return the CRC-32 of a file's bytes."""
     value = 0
-    buffer = bytearray(CHUNK_BYTES)
-    view = memoryview(buffer)
     with path.open("rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            value = zlib.crc32(view[:count], value)
+        while chunk := file.read(CHUNK_BYTES):
+            value = zlib.crc32(chunk, value)
     return value
 
 
@@ -179,18 +164,8 @@ def retried(action: collections.abc.Callable[[], _T], *, attempts: int = 3, paus
     raise AssertionError("unreachable")
 
 
-def _nearest(path: pathlib.Path) -> pathlib.Path:
-    """Return the path, or the nearest folder above it that exists."""
-    return next(found for found in (path, *path.absolute().parents) if os.path.lexists(found))
-
-
-def may_write(folder: pathlib.Path) -> bool:
-    """Return whether this process may make files in a folder, or make the folder; nothing is tried."""
-    nearest = _nearest(folder)
-    return nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
-
-
 def free_bytes(path: pathlib.Path) -> int:
-    """Return how much an ordinary user may still write below the nearest existing folder of `path`."""
-    stats = os.statvfs(_nearest(path))
+    """Return how much an ordinary user may still write below `path`, or its nearest folder that exists."""
+    nearest = next(found for found in (path, *path.absolute().parents) if os.path.lexists(found))
+    stats = os.statvfs(nearest)
     return stats.f_bavail * stats.f_frsize

@@ -44,10 +44,8 @@ def prepare_data(settings: config.Config) -> pathlib.Path:
     if not settings.data.exists():
         raise errors.UserError(f"--data {settings.data}: no such file or folder")
     output = settings.run_dir / "tokens"
-    options = prepare.Options(
-        (str(settings.data),), output, tokenizer_local_dir=tokenizer_dir, mask_prompts=True, workers=1
-    )
-    prepare.run(options)
+    source, how = (str(settings.data),), {"mask_prompts": True, "workers": 1}
+    prepare.run(prepare.Options(source, output, tokenizer_local_dir=tokenizer_dir, **how))
     return output
 
 
@@ -58,10 +56,9 @@ def _check_tokenizer(dataset: shards.Dataset, folder: pathlib.Path) -> None:
     same = theirs["eot_id"] == own.identity.eot_id
     same &= theirs["vocab"] == own.identity.vocab if expected is None else own.encode(_PROBE).tolist() == expected
     if not same:
-        raise errors.UserError(
-            f"--data {dataset.root} was tokenised with {theirs['kind']} ({theirs['vocab']} ids), not as the model in "
-            f"{folder} was; give its text, or prepare it with --tokenizer-local-dir {folder}"
-        )
+        what = f"--data {dataset.root} was tokenised with {theirs['kind']} ({theirs['vocab']} ids)"
+        remedy = f"give its text, or prepare it with --tokenizer-local-dir {folder}"
+        raise errors.UserError(f"{what}, not as the model in {folder} was; {remedy}")
     if expected is None and theirs["sha256"] != own.identity.sha256:
         markers.warn("DATA", f"the tokenizer in {folder} has other files than the one that made {dataset.root}")
 
@@ -80,19 +77,16 @@ def model_kind(folder: pathlib.Path, dataset: shards.Dataset, settings: config.C
     except (OSError, ValueError, KeyError) as e:
         raise errors.UserError(f"--model-local-dir {folder} holds no model: {str(e).splitlines()[0]}") from e
     if dataset.vocab > described.vocab_size:
-        raise errors.UserError(
-            f"the dataset's tokenizer has {dataset.vocab} ids, the model in {folder} knows "
-            f"{described.vocab_size}; give its own --tokenizer-local-dir"
-        )
+        text = f"the dataset's tokenizer has {dataset.vocab} ids, the model in {folder} knows {described.vocab_size}"
+        raise errors.UserError(f"{text}; give its own --tokenizer-local-dir")
     longest = getattr(described, "max_position_embeddings", None)
     if longest is not None and settings.seq_len is not None and settings.seq_len > longest:
         raise errors.UserError(f"--seq-len {settings.seq_len}: the model in {folder} reads at most {longest} tokens")
 
     def build() -> nn.Module:
         try:
-            core = transformers.AutoModelForCausalLM.from_pretrained(
-                str(folder), local_files_only=True, dtype=torch.float32
-            )
+            load = transformers.AutoModelForCausalLM.from_pretrained
+            core = load(str(folder), local_files_only=True, dtype=torch.float32)
         except (OSError, ValueError, RuntimeError) as e:
             raise errors.UserError(f"--model-local-dir {folder} cannot be loaded: {str(e).splitlines()[0]}") from e
         return Wrapped(core)

@@ -1,4 +1,4 @@
-r"""The lines of a run's log that people and programs look for: `INFO:ddptrain:[TRAIN] step=10 loss=2.31`.
+r"""The lines of a run's log that people look for: `INFO:ddptrain:[TRAIN] step=10 loss=2.31`.
 
 The form is that of the Kubernetes guide's trainer, so the same `egrep "\[DDP\]|\[TRAIN\]|\[EPOCH\]|\[DONE\]"` finds
 them. A line stays under 1 KiB: `srun --label` cuts longer ones into pieces.
@@ -35,17 +35,12 @@ def setup(*, rank: int) -> None:
     _log.setLevel(logging.INFO if rank == 0 else logging.ERROR)
 
 
-def emit(marker: str, text: str = "", *, level: int = logging.INFO, **fields: typing.Any) -> None:
-    """Print `[MARKER] text key=value ...` as one line. `level=logging.ERROR` prints on every rank."""
-    parts = [f"[{marker}]", text] if text else [f"[{marker}]"]
-    parts += [f"{key}={_value(value)}" for key, value in fields.items() if value is not None]
-    line = " ".join(" ".join(parts).split())
-    if len(line.encode()) > LIMIT_BYTES:
-        line = line.encode()[: LIMIT_BYTES - 3].decode(errors="ignore") + "..."
-    _log.log(level, line)
+def emit(marker: str, text: str = "", /, **fields: typing.Any) -> None:
+    """Print `[MARKER] text key=value ...` as one line, rank 0 only."""
+    _write(logging.INFO, marker, text, fields)
 
 
-def every_rank(marker: str, text: str = "", **fields: typing.Any) -> None:
+def every_rank(marker: str, text: str = "", /, **fields: typing.Any) -> None:
     """Print the line whichever rank this is; the level is still INFO."""
     before = _log.level
     _log.setLevel(logging.INFO)
@@ -53,15 +48,23 @@ def every_rank(marker: str, text: str = "", **fields: typing.Any) -> None:
     _log.setLevel(before)
 
 
-def warn(marker: str, text: str = "", **fields: typing.Any) -> None:
+def warn(marker: str, text: str = "", /, **fields: typing.Any) -> None:
     """Print a warning, rank 0 only."""
     if _log.level <= logging.INFO:
-        emit(marker, text, level=logging.WARNING, **fields)
+        _write(logging.WARNING, marker, text, fields)
 
 
 def fatal(text: str) -> None:
     """Print the one line that says why the run ends, whichever rank this is."""
-    emit("FATAL", text, level=logging.ERROR)
+    _write(logging.ERROR, "FATAL", text, {})
+
+
+def _write(level: int, marker: str, text: str, fields: dict[str, typing.Any]) -> None:
+    parts = [f"[{marker}]", text, *(f"{key}={_value(value)}" for key, value in fields.items() if value is not None)]
+    line = " ".join(" ".join(parts).split())
+    if len(line.encode()) > LIMIT_BYTES:
+        line = line.encode()[: LIMIT_BYTES - 3].decode(errors="ignore") + "..."
+    _log.log(level, line)
 
 
 def _value(value: object) -> str:

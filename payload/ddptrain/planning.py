@@ -9,6 +9,8 @@ import math
 import pathlib
 import typing
 
+import torch
+
 from ddptrain import (
     checkpoint,
     config,
@@ -20,9 +22,12 @@ from ddptrain import (
     markers,
     model,
     sampler,
+    saver,
     shapes,
     shards,
 )
+
+_OR_NEVER = ", or start over with --resume never"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,11 +80,10 @@ class Decided:
 
 def decide(asked: config.Config, world: distributed.World) -> Decided:
     """Complete the configuration that was asked for. Raises SharedError on every rank when it cannot be done."""
-    assert asked.run_dir is not None
-    assert asked.data is not None
     run_dir = asked.run_dir
+    assert run_dir is not None
     with world.together():
-        if world.is_main or (world.leads_node and asked.checkpoint_format == "dcp"):  # which all ranks write
+        if world.is_main:
             files.need_outputs(run_dir, {"--report-json": asked.report_json})
     dataset = _open_data(asked, world)
     with world.together():
@@ -92,37 +96,27 @@ def decide(asked: config.Config, world: distributed.World) -> Decided:
         assert settings.seq_len is not None
         plan = sampler.make_plan(settings.seed, settings.seq_len, batching.global_batch, dataset.tokens("train"))
         if found:
-            plan = dataclasses.replace(
-                plan, lanes=found.meta["plan"]["lanes"], window_rows=found.meta["plan"]["window_rows"]
-            )
+            kept = {name: found.meta["plan"][name] for name in ("lanes", "window_rows")}
+            plan = dataclasses.replace(plan, **kept)
         index = sampler.Sampler(plan, dataset.splits["train"])
         schedule = make_schedule(asked, settings, index.steps_per_pass, world.device.type)
         kind = _model_kind(settings, dataset)
         if found:
             _same_training(found, kind.identity, dataset, plan)
-        extra = (
-            checkpoint.NUM_BUFFERS * 12 * kind.parameters
-            if world.is_main and settings.checkpoint_format == "torch"
-            else 0
-        )
-        if world.device.type == "cpu":
-            hardware.need_memory(kind.parameters, world.device, sharers=world.place.local_size, extra_bytes=extra)
-        else:
-            hardware.need_memory(kind.parameters, world.device, sharers=1, extra_bytes=0)
-            hardware.need_buffers(extra)
+        extra = saver.NUM_BUFFERS * 12 * kind.parameters if world.is_main else 0
+        hardware.need_memory(kind.parameters, world.device, sharers=world.place.local_size, extra_bytes=extra)
         if world.is_main:
             hardware.need_disk(run_dir, kind.parameters)
+    if world.device.type == "cuda":
+        torch.set_float32_matmul_precision("high")  # TF32
     hardware.keep_memory(world.device)
-    hardware.set_matmul(world.device, is_own=kind.identity["kind"] == "gpt")
-    settings = _choose_precision(settings, world, kind, dataset.vocab, batching)
+    settings = _choose_precision(settings, world)
     config.show(settings)
-    markers.emit(
-        "DATA", dataset=dataset.root, tokenizer=dataset.tokenizer["kind"], vocab=dataset.vocab,
-        train_tokens=dataset.tokens("train"),
-        val_tokens=dataset.tokens("val"), steps_per_pass=index.steps_per_pass, lanes=plan.lanes,
-        window_rows=plan.window_rows,
-        dropped_rows=index.rows - index.steps_per_pass * plan.global_batch,
-    )  # fmt: skip
+    text = {"dataset": dataset.root, "tokenizer": dataset.tokenizer["kind"], "vocab": dataset.vocab}
+    tokens = {f"{split}_tokens": dataset.tokens(split) for split in shards.SPLITS}
+    order = {"steps_per_pass": index.steps_per_pass, "lanes": plan.lanes, "window_rows": plan.window_rows}
+    dropped = index.rows - index.steps_per_pass * plan.global_batch
+    markers.emit("DATA", **text, **tokens, **order, dropped_rows=dropped)
     return Decided(settings, dataset, plan, batching, schedule, kind, found)
 
 
@@ -138,17 +132,14 @@ def spread(asked: config.Config, settings: config.Config, ranks: int, saved: dic
         return Batching(whole, settings.batch, settings.grad_accum)
     before = int(saved["plan"]["global_batch"])
     if asked.grad_accum is not None and whole != before:
+        product = f"--batch {settings.batch} x {ranks} ranks x --grad-accum {settings.grad_accum} is {whole} sequences"
         raise errors.UserError(
-            f"--batch {settings.batch} x {ranks} ranks x --grad-accum {settings.grad_accum} is {whole} sequences "
-            f"per step, the checkpoint's "
-            f"training has {before}; omit --grad-accum, or start anew with --resume never"
+            f"{product} per step, the checkpoint's training has {before}; omit --grad-accum{_OR_NEVER}"
         )
     if before % ranks:
         fitting = ", ".join(str(n) for n in range(1, before + 1) if before % n == 0 and abs(n - ranks) <= max(8, ranks))
-        raise errors.UserError(
-            f"the checkpoint's batch of {before} sequences is not divisible by {ranks} ranks; use one of "
-            f"{fitting} ranks"
-        )
+        what = f"the checkpoint's batch of {before} sequences is not divisible by {ranks} ranks"
+        raise errors.UserError(f"{what}; use one of {fitting} ranks")
     share = before // ranks
     micro = max(n for n in range(1, min(settings.batch, share) + 1) if share % n == 0)
     return Batching(before, micro, share // micro)
@@ -167,10 +158,9 @@ def make_schedule(asked: config.Config, settings: config.Config, steps_per_pass:
     else:
         steps = steps_per_pass if on_gpu else 200
     assert settings.lr is not None
-    warmup = settings.warmup if settings.warmup is not None else min(700, steps // 10)
-    return Schedule(
-        steps, min(epoch_steps, steps), settings.lr, settings.lr * settings.min_lr_ratio, min(warmup, steps - 1)
-    )
+    warmup = settings.warmup if settings.warmup is not None else min(700, steps // 2, max(40, steps // 5))
+    floor = settings.lr * settings.min_lr_ratio
+    return Schedule(steps, min(epoch_steps, steps), settings.lr, floor, min(warmup, steps - 1))
 
 
 def _open_data(asked: config.Config, world: distributed.World) -> shards.Dataset:
@@ -212,55 +202,29 @@ def _same_training(
     found: checkpoint.Checkpoint, identity: dict[str, typing.Any], dataset: shards.Dataset, plan: sampler.Plan
 ) -> None:
     """Raise UserError when the checkpoint belongs to another model, dataset or order."""
-    before = found.meta["model"]
+    before, data, order = found.meta["model"], found.meta["data"], dataclasses.asdict(plan)
+    problem = ""
     if before != identity:
         names = sorted(k for k in before.keys() | identity.keys() if before.get(k) != identity.get(k))
-        differences = ", ".join(f"{k} {before.get(k)} there, {identity.get(k)} here" for k in names)
-        raise errors.UserError(
-            f"{found.path} is a checkpoint of another model ({differences}); give its settings, or --resume never"
-        )
-    data = found.meta["data"]
-    if data["tokenizer"] != dataset.tokenizer:
-        raise errors.UserError(
-            f"{found.path} was trained with {data['tokenizer']['kind']} tokens (vocabulary "
-            f"{data['tokenizer']['vocab']}), --data has "
-            f"{dataset.tokenizer['kind']} ({dataset.vocab}); use a dataset prepared alike, or --resume never"
-        )
-    if data["fingerprint"] != dataset.fingerprint:
-        raise errors.UserError(
-            f"{found.path} was trained on dataset {data['name']} with other contents than --data; use that, or "
-            f"--resume never"
-        )
-    if found.meta["plan"] != dataclasses.asdict(plan):
-        names = [k for k, v in dataclasses.asdict(plan).items() if found.meta["plan"].get(k) != v]
-        raise errors.UserError(
-            f"{found.path} took the data in another order ({', '.join(names)} differ); give its settings, or "
-            f"--resume never"
-        )
+        unlike = ", ".join(f"{k} {before.get(k)} there, {identity.get(k)} here" for k in names)
+        problem = f"is a checkpoint of another model ({unlike}); give its settings"
+    elif data["tokenizer"] != dataset.tokenizer:
+        there, here = (f"{t['kind']} tokens (vocabulary {t['vocab']})" for t in (data["tokenizer"], dataset.tokenizer))
+        problem = f"was trained with {there}, --data has {here}; use a dataset prepared alike"
+    elif data["fingerprint"] != dataset.fingerprint:
+        problem = f"was trained on dataset {data['name']} with other contents than --data; use that"
+    elif found.meta["plan"] != order:
+        names = [k for k, v in order.items() if found.meta["plan"].get(k) != v]
+        problem = f"took the data in another order ({', '.join(names)} differ); give its settings"
+    if problem:
+        raise errors.UserError(f"{found.path} {problem}{_OR_NEVER}")
 
 
-def _choose_precision(
-    settings: config.Config,
-    world: distributed.World,
-    kind: model.Kind,
-    vocab: int,
-    batching: Batching,
-) -> config.Config:
-    """Return the settings with precision decided, the same on every rank: in doubt by a short trial on all of them."""
+def _choose_precision(settings: config.Config, world: distributed.World) -> config.Config:
+    """Return the settings with precision decided by the ranks' hardware, the same on every rank."""
     if settings.precision != "auto":
         return settings
-    able = world.sum([float(hardware.may_gain_by_bf16(world.device))]) == [world.size]
-    if not able or world.device.type == "cuda":
-        return dataclasses.replace(settings, precision="bf16" if able else "fp32")
-    assert settings.seq_len is not None
-    fp32_s, bf16_s = world.sum(
-        list(hardware.trial(kind.build, batching.micro_batch, settings.seq_len, vocab, world.device))
-    )
-    choice = "bf16" if hardware.prefers_bf16(fp32_s, bf16_s) else "fp32"
-    markers.emit(
-        "ENV",
-        f"precision {choice}: a trial step took so much of the processors",
-        fp32_ms=1000 * fp32_s / world.size,
-        bf16_ms=1000 * bf16_s / world.size,
-    )
-    return dataclasses.replace(settings, precision=choice)
+    able = world.sum([float(hardware.has_bf16(world.device))]) == [world.size]
+    precision = "bf16" if able and not settings.deterministic else "fp32"
+    markers.emit("ENV", f"precision {precision}", bf16_in_hardware=able, deterministic=settings.deterministic)
+    return dataclasses.replace(settings, precision=precision)

@@ -17,7 +17,6 @@ import os
 import pathlib
 import re
 import shutil
-import sys
 import threading
 import time
 import typing
@@ -25,12 +24,14 @@ import zlib
 
 import numpy as np
 
-from ddptrain import errors, files, markers, progress, shards, sources, tokenizers
+from ddptrain import errors, files, markers, shards, sources, tokenizers
 
 CODE_VERSION = 1  # raise it when the same text would become other tokens
 MASK_NOTE = "top bit set: read, not learned"
 _PART_BYTES = 64 << 20
 _SMALL_BYTES = 1 << 30
+
+Note = dict[str, typing.Any]  # of a part: its inputs and its shards
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,43 +82,30 @@ class Plan:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
-    parser.add_argument(
-        "--source", nargs="+", required=True, metavar="SRC",
-        help=f"{sources.STDLIB} (Python's own source code: needs no network), folders or files: {sources.READS}",
-    )  # fmt: skip
-    parser.add_argument("--output", type=pathlib.Path, required=True, help="folder of the dataset")
-    parser.add_argument(
-        "--tokenizer",
-        choices=("auto", "byte", "gpt2"),
-        default="auto",
-        help="auto: gpt2 from 256 MiB of text on, else byte",
-    )
-    parser.add_argument(
-        "--vocabulary", type=pathlib.Path, help="GPT-2's vocab.bpe, or its folder (default: the packaged one)"
-    )
-    parser.add_argument("--tokenizer-local-dir", type=pathlib.Path, help="folder of a tokenizer saved by transformers")
-    parser.add_argument("--workers", type=int, default=0, help="processes (default: one per core)")
-    parser.add_argument(
+    add = parser.add_argument
+    own = f"{sources.STDLIB} (Python's own source code: needs no network)"
+    add("--source", nargs="+", required=True, metavar="SRC", help=f"{own}, folders or files: {sources.READS}")
+    add("--output", type=pathlib.Path, required=True, help="folder of the dataset")
+    kinds = ("auto", "byte", "gpt2")
+    add("--tokenizer", choices=kinds, default="auto", help="auto: gpt2 from 256 MiB of text, otherwise byte")
+    add("--vocabulary", type=pathlib.Path, help="GPT-2's vocab.bpe, or its folder (default: the packaged one)")
+    add("--tokenizer-local-dir", type=pathlib.Path, help="folder of a tokenizer saved by transformers")
+    add("--workers", type=int, default=0, help="processes (default: one per core)")
+    add(
         "--task",
         metavar="K/N|slurm",
         help="do only the parts of element K of N (from 0), or of this Slurm array element",
     )
-    parser.add_argument("--finalize", action="store_true", help="do nothing but check the parts and write dataset.json")
-    parser.add_argument(
-        "--mask-prompts", action="store_true", help="learn only completions and the assistant's messages"
-    )
-    parser.add_argument(
-        "--val-share", type=float, help="share of the text held out (default: 0.01, above 1 GiB 0.0005)"
-    )
-    parser.add_argument("--part-mib", type=float, help="size of a part (default: 64, less for little text)")
+    add("--finalize", action="store_true", help="only check the parts and write dataset.json")
+    add("--mask-prompts", action="store_true", help="learn only completions and the assistant's messages")
+    add("--val-share", type=float, help="share of the text held out (default: 0.01, above 1 GiB 0.0005)")
+    add("--part-mib", type=float, help="text per part (default: depends on the amount, at most 64)")
 
 
 def check(args: argparse.Namespace) -> Options:
     """Return the options. Raises UserError naming the flag that cannot be."""
-    options = Options(
-        **{f.name: getattr(args, f.name) for f in dataclasses.fields(Options) if f.name != "source"},
-        source=tuple(args.source),
-    )
+    given: dict[str, typing.Any] = {field.name: getattr(args, field.name) for field in dataclasses.fields(Options)}
+    options = Options(**{**given, "source": tuple(args.source)})
     if options.workers < 0:
         raise errors.UserError(f"--workers {options.workers}: must not be negative")
     if options.val_share is not None and not 0 <= options.val_share < 1:
@@ -138,21 +126,18 @@ def run(options: Options) -> None:
     if options.tokenizer == "auto":  # the workers must not decide again
         options = dataclasses.replace(options, tokenizer=tokenizer.identity.kind)
     plan = make_plan(options, tokenizer.identity, total)
-    markers.emit(
-        "DATA", sources=len(plan.parts) and sum(len(p.items) for p in plan.parts), bytes=total, parts=len(plan.parts),
-        tokenizer=plan.identity.kind, vocab=plan.identity.vocab, output=options.output,
-    )  # fmt: skip
+    amount = {"sources": sum(len(part.items) for part in plan.parts), "bytes": total, "parts": len(plan.parts)}
+    kind = {"tokenizer": plan.identity.kind, "vocab": plan.identity.vocab}
+    markers.emit("DATA", **amount, **kind, output=options.output)
     (options.output / "parts").mkdir(parents=True, exist_ok=True)
     if not options.finalize:
         first, stride = _share(options.task)
         _work(options, plan, plan.parts[first::stride], tokenizer)
     if options.task is None:
         dataset = finalize(options, plan)
-        markers.emit(
-            "DONE", workload="prepare", dataset=options.output, train_tokens=dataset.tokens("train"),
-            val_tokens=dataset.tokens("val"),
-            shards=sum(len(s) for s in dataset.splits.values()), elapsed_s=time.monotonic() - began,
-        )  # fmt: skip
+        tokens = {f"{split}_tokens": dataset.tokens(split) for split in shards.SPLITS}
+        count, elapsed_s = sum(len(s) for s in dataset.splits.values()), time.monotonic() - began
+        markers.emit("DONE", workload="prepare", dataset=dataset.root, **tokens, shards=count, elapsed_s=elapsed_s)
 
 
 def make_plan(options: Options, identity: tokenizers.Identity, total: int) -> Plan:
@@ -177,27 +162,19 @@ def finalize(options: Options, plan: Plan) -> shards.Dataset:
     notes = [_valid_note(options.output, plan, part) for part in plan.parts]
     missing = [number for number, note in enumerate(notes) if note is None]
     if missing:
-        shown = ", ".join(f"{number} ({_inputs(plan.parts[number])})" for number in missing[:5])
-        more = ", ..." if len(missing) > 5 else ""
-        raise errors.UserError(
-            f"{len(missing)} of {len(notes)} parts are not done: {shown}{more}; run prepare again, it does only those"
-        )
-    done = [note for note in notes if note is not None]
-    splits = {
-        split: [entry for note in done for entry in note["shards"] if entry["split"] == split]
-        for split in shards.SPLITS
-    }
+        some = ", ".join(f"{number} ({_inputs(plan.parts[number])})" for number in missing[:5])
+        what = f"{len(missing)} of {len(notes)} parts are not done: {some}{', ...' if len(missing) > 5 else ''}"
+        raise errors.UserError(f"{what}; run prepare again, it does only those")
+    entries = [entry for note in notes if note is not None for entry in note["shards"]]
+    splits = {split: [entry for entry in entries if entry["split"] == split] for split in shards.SPLITS}
     if not splits["train"]:
-        raise errors.UserError(
-            f"--source {' '.join(options.source)}: no training text; all of it is validation or empty"
-        )
+        text = "no training text; all of it is validation or empty"
+        raise errors.UserError(f"--source {' '.join(options.source)}: {text}")
     if not splits["val"]:
         markers.warn("DATA", "no validation text: give a file named val.jsonl or val.txt, or raise --val-share")
-    _remove_strays(options.output, {entry["file"] for entries in splits.values() for entry in entries}, len(plan.parts))
-    totals = {
-        split: {key: sum(entry[key] for entry in splits[split]) for key in ("tokens", "docs")}
-        for split in shards.SPLITS
-    }
+    _remove_strays(options.output, {entry["file"] for entry in entries}, len(plan.parts))
+    keys = ("tokens", "docs")
+    totals = {split: {key: sum(entry[key] for entry in found) for key in keys} for split, found in splits.items()}
     manifest = {
         "format": shards.FORMAT,
         "name": options.output.name,
@@ -223,9 +200,7 @@ def _inputs(part: Part) -> str:
     return where + (f" and {len(part.items) - 1} more" if len(part.items) > 1 else "")
 
 
-def tokenize_part(
-    output: pathlib.Path, plan: Plan, part: Part, tokenizer: tokenizers.Tokenizer
-) -> dict[str, typing.Any]:
+def tokenize_part(output: pathlib.Path, plan: Plan, part: Part, tokenizer: tokenizers.Tokenizer) -> Note:
     """Write the part's shards and its note, and return the note."""
     tokens: dict[str, list[shards.Tokens]] = {split: [] for split in shards.SPLITS}
     docs = dict.fromkeys(shards.SPLITS, 0)
@@ -237,11 +212,8 @@ def tokenize_part(
             for piece in sources.pieces(document):
                 text = "".join(segment.text for segment in piece).encode("utf-8", errors="replace")
                 digest.update(text)
-                split = (
-                    "val"
-                    if item.validation or (not plan.has_val_files and _held_out(text, plan.val_share))
-                    else "train"
-                )
+                held_out = item.validation or (not plan.has_val_files and _held_out(text, plan.val_share))
+                split = "val" if held_out else "train"
                 if split not in fresh:
                     fresh.add(split)
                     docs[split] += 1
@@ -286,7 +258,7 @@ def _note_path(output: pathlib.Path, part: Part) -> pathlib.Path:
     return output / "parts" / f"part-{part.number:05d}.json"
 
 
-def _valid_note(output: pathlib.Path, plan: Plan, part: Part) -> dict[str, typing.Any] | None:
+def _valid_note(output: pathlib.Path, plan: Plan, part: Part) -> Note | None:
     """Return the part's note when it says what is wanted and its shards have their sizes."""
     try:
         note = files.read_json(_note_path(output, part))
@@ -307,53 +279,43 @@ def _work(options: Options, plan: Plan, parts: tuple[Part, ...], tokenizer: toke
     if not todo:
         return
     size = sum(part.num_bytes for part in todo)
-    need = int(size * (2.1 if plan.identity.kind == "byte" else 1.5))
-    if (free := files.free_bytes(options.output)) < need:
-        raise errors.UserError(
-            f"--output {options.output}: {need >> 20} MiB needed, {free >> 20} MiB free; "
-            f"{files.make_room(options.output)}"
-        )
+    need, free = int(size * (2.1 if plan.identity.kind == "byte" else 1.5)), files.free_bytes(options.output)
+    if free < need:
+        what = f"{need >> 20} MiB needed, {free >> 20} MiB free"
+        raise errors.UserError(f"--output {options.output}: {what}; {files.MAKE_ROOM}")
     (options.output / shards.MANIFEST).unlink(missing_ok=True)  # from here on the folder is no dataset
-    workers = min(options.workers or _cores(), len(todo))
-    with progress.Bar(size, "tokenising", unit="B") as bar:
-        if workers == 1:
-            _worker_tokenizer[:] = [tokenizer]
-            for part in todo:
-                _say(part, _one(options.output, plan, part), len(plan.parts), bar)
-            return
-        # A fork begins at once, with the tokenizer in its memory; beside threads it is not safe.
-        forks = sys.platform == "linux" and threading.active_count() == 1 and "torch" not in sys.modules
-        pool = concurrent.futures.ProcessPoolExecutor(
-            workers,
-            mp_context=multiprocessing.get_context("fork" if forks else "spawn"),
-            initializer=_start_worker,
-            initargs=(options, tokenizer if forks else None),
-        )
-        with pool:
-            # so that no process waits long for the last
-            biggest_first = sorted(todo, key=lambda part: part.num_bytes, reverse=True)
-            futures = {pool.submit(_one, options.output, plan, part): part for part in biggest_first}
-            try:
-                for future in concurrent.futures.as_completed(futures):
-                    _say(futures[future], future.result(), len(plan.parts), bar)
-            except concurrent.futures.BrokenExecutor as e:
-                raise errors.UserError(
-                    "a worker was killed, most likely for want of memory; use fewer --workers or a smaller --part-mib"
-                ) from e
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
+    workers = min(options.workers or len(os.sched_getaffinity(0)), len(todo))
+    if workers == 1:
+        _worker_tokenizer[:] = [tokenizer]
+        for part in todo:
+            _report(part, _tokenize(options.output, plan, part), plan)
+        return
+    pool = concurrent.futures.ProcessPoolExecutor(
+        workers, mp_context=multiprocessing.get_context("spawn"), initializer=_start_worker, initargs=(options,)
+    )
+    with pool:
+        # so that no process waits long for the last
+        biggest_first = sorted(todo, key=lambda part: part.num_bytes, reverse=True)
+        futures = {pool.submit(_tokenize, options.output, plan, part): part for part in biggest_first}
+        try:
+            for future in concurrent.futures.as_completed(futures):
+                _report(futures[future], future.result(), plan)
+        except concurrent.futures.BrokenExecutor as e:
+            text = "a worker was killed, most likely out of memory; use fewer --workers or a smaller --part-mib"
+            raise errors.UserError(text) from e
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
 _worker_tokenizer: list[tokenizers.Tokenizer] = []
 
 
-def _start_worker(options: Options, made: tokenizers.Tokenizer | None) -> None:
+def _start_worker(options: Options) -> None:
     if (parent := multiprocessing.parent_process()) is not None:
         threading.Thread(target=_end_with, args=(parent,), name="parent", daemon=True).start()
-    _worker_tokenizer[:] = [
-        made or tokenizers.make(options.tokenizer, vocabulary=options.vocabulary, local_dir=options.tokenizer_local_dir)
-    ]
+    folder = options.tokenizer_local_dir
+    _worker_tokenizer[:] = [tokenizers.make(options.tokenizer, vocabulary=options.vocabulary, local_dir=folder)]
 
 
 def _end_with(parent: multiprocessing.process.BaseProcess) -> None:
@@ -362,21 +324,13 @@ def _end_with(parent: multiprocessing.process.BaseProcess) -> None:
     os._exit(1)
 
 
-def _one(output: pathlib.Path, plan: Plan, part: Part) -> dict[str, typing.Any]:
+def _tokenize(output: pathlib.Path, plan: Plan, part: Part) -> dict[str, typing.Any]:
     return tokenize_part(output, plan, part, _worker_tokenizer[0])
 
 
-def _say(part: Part, note: dict[str, typing.Any], count: int, bar: progress.Bar) -> None:
-    tokens = sum(entry["tokens"] for entry in note["shards"])
-    bar.advance(part.num_bytes)
-    if not bar.live:
-        markers.emit(
-            "DATA", part=f"{part.number + 1}/{count}", files=len(part.items), bytes=part.num_bytes, tokens=tokens
-        )
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+def _report(part: Part, note: Note, plan: Plan) -> None:
+    tokens, number = sum(entry["tokens"] for entry in note["shards"]), f"{part.number + 1}/{len(plan.parts)}"
+    markers.emit("DATA", part=number, files=len(part.items), bytes=part.num_bytes, tokens=tokens)
 
 
 def _share(task: str | None) -> tuple[int, int]:
@@ -391,9 +345,8 @@ def _share(task: str | None) -> tuple[int, int]:
         else:
             element, count = (int(number) for number in task.split("/"))
     except (KeyError, ValueError) as e:
-        raise errors.UserError(
-            f"--task {task}: give K/N with K from 0 to N-1, or slurm inside a Slurm array job"
-        ) from e
+        text = "give K/N with K from 0 to N-1, or slurm inside a Slurm array job"
+        raise errors.UserError(f"--task {task}: {text}") from e
     if not 0 <= element < count:
         raise errors.UserError(f"--task {task}: element {element} of {count} does not exist; K goes from 0 to N-1")
     return element, count
@@ -417,9 +370,7 @@ def _remove_strays(output: pathlib.Path, wanted: set[str], parts: int) -> None:
             name = f"{folder}/{path.name}"
             number = re.fullmatch(r"part-(\d+)\.json", path.name)
             stale_note = folder == "parts" and number is not None and int(number[1]) >= parts
-            old_tmp = (
-                path.name.endswith(".tmp") and path.name.startswith(".") and time.time() - path.stat().st_mtime > 86400
-            )
+            old_tmp = path.match(".*.tmp") and time.time() - path.stat().st_mtime > 86400
             if stale_note or old_tmp or (folder != "parts" and path.suffix == ".bin" and name not in wanted):
                 path.unlink(missing_ok=True)
         if (output / folder).is_dir() and not any((output / folder).iterdir()):

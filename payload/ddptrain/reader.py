@@ -15,10 +15,7 @@ from torch import Tensor
 
 from ddptrain import crossentropy, errors, sampler, shards
 
-_BLOCK_STEPS, _BLOCK_BYTES = (
-    32,
-    8 << 20,
-)  # how many steps are gathered at once: what a step costs by itself is then small
+_BLOCK_STEPS, _BLOCK_BYTES = 32, 8 << 20  # gathered at once: the cost of a step by itself is then small
 _BLOCKS_AHEAD = 2
 
 
@@ -69,9 +66,8 @@ class Windows:
         while done < view.nbytes:
             count = os.preadv(self._fds[number], [view[done:]], offset + done)
             if count <= 0:
-                raise errors.UserError(
-                    f"shard {shard.path} ends too early; verify it with `python -m ddptrain inspect`"
-                )
+                text = f"shard {shard.path} ends too early; verify it with `python -m ddptrain inspect`"
+                raise errors.UserError(text)
             done += count
         return tokens
 

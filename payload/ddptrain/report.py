@@ -1,33 +1,24 @@
-"""What a run leaves: metrics.jsonl, summary.json, loss.png, and the outcome for the batch script."""
+"""The files of a run: metrics.jsonl, summary.json, loss.png, and the outcome for the batch script."""
 
 import collections.abc
+import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import pathlib
 import tempfile
+import threading
 import time
 import typing
 
-from ddptrain import files, markers, tracking
+from ddptrain import files, tracking
 
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
 CURVE = "loss.png"
 
 Record = dict[str, typing.Any]
-
-
-class Sink(typing.Protocol):
-    """Something that wants the metrics too: a tracking server, event files. It must never stop a training."""
-
-    def record(self, record: Record) -> None:
-        """Take one metrics record, as in metrics.jsonl."""
-        ...
-
-    def close(self, summary: Record) -> None:
-        """Take the run's summary and finish."""
-        ...
 
 
 @dataclasses.dataclass
@@ -44,9 +35,7 @@ class Summary:
     last_loss: float | None = None
     best_loss: float | None = None  # the lowest validation loss; of smoke: the lowest of an epoch
     tokens: int | None = None
-    tokens_per_second: float | None = (
-        None  # training steps only: no evaluation, no checkpoint stall, not the first step
-    )
+    tokens_per_second: float | None = None  # of training alone: no evaluation, no stall, not the first step
     samples: int | None = None
     samples_per_second: float | None = None
     elapsed_s: float = 0.0  # of this attempt
@@ -61,37 +50,39 @@ class Summary:
         return {**record, **extra}
 
 
-def open_sinks(run_dir: pathlib.Path) -> list[Sink]:
-    """Return the trackers that this run feeds beside its own files, as the environment asks for them."""
-    return [tracking.Background(target) for target in tracking.targets(run_dir, os.environ)]
-
-
 class Metrics:
-    """metrics.jsonl, one object per line: `kind` is step or eval. A resumed run goes on behind its checkpoint."""
+    """metrics.jsonl, one object per line, as docs/reference/run-directory.md describes it.
 
-    def __init__(self, run_dir: pathlib.Path, *, from_step: int, sinks: collections.abc.Sequence[Sink] = ()) -> None:
-        self.path = run_dir / METRICS
-        self.sinks = sinks
+    `start` is the first record of this attempt; `step` in it is the one to continue from: the records of later steps
+    are dropped, those of earlier attempts' starts stay.
+    """
+
+    def __init__(
+        self, run_dir: pathlib.Path, *, start: Record, sinks: collections.abc.Sequence[tracking.Background] = ()
+    ) -> None:
+        self.path, self.sinks = run_dir / METRICS, sinks
         self._last_flush = time.monotonic()
-        kept = [r for r in read_metrics(self.path) if int(r.get("step", 0)) <= from_step] if from_step else []
+        self._lock = threading.Lock()  # checkpoints are recorded from another thread
+        attempt = os.environ.get("RUN_ATTEMPT_ID")
+        own = {"kind": "start", "time": time.time(), **start} | ({"attempt": attempt} if attempt else {})
+        before = read_metrics(self.path)
+        kept = [r for r in before if r.get("kind") == "start" or int(r.get("step", 0)) <= start["step"]]
         with files.replacing(self.path) as file:
-            file.writelines(json.dumps(record).encode() + b"\n" for record in kept)
+            file.writelines(json.dumps(record).encode() + b"\n" for record in [*kept, own])
         self._file = self.path.open("a", encoding="utf-8")
 
     def add(self, record: Record) -> None:
         """Append a record. Readers elsewhere see it within some seconds."""
-        self._file.write(json.dumps(record) + "\n")
+        with self._lock:
+            self._file.write(json.dumps(record) + "\n")
         if time.monotonic() - self._last_flush > 2:
             self.flush()
         for sink in self.sinks:
-            try:
-                sink.record(record)
-            except Exception as e:  # whatever a sink may raise: tracking never stops a training
-                markers.warn("TRACK", f"{type(sink).__name__}: {e}")
+            sink.record(record)
 
     def flush(self) -> None:
-        """Hand what was written to the filesystem."""
-        with files.naming(self.path):
+        """Hand the records to the filesystem."""
+        with self._lock, files.naming(self.path):
             self._file.flush()
         self._last_flush = time.monotonic()
 
@@ -120,59 +111,57 @@ def read_metrics(path: pathlib.Path) -> list[Record]:
     return records
 
 
+def losses(records: collections.abc.Sequence[Record]) -> list[tuple[int, float]]:
+    """Return (step, training loss) of the steps that have one."""
+    return [(r["step"], r["loss"]) for r in records if r.get("kind") == "step" and r.get("loss") is not None]
+
+
 def draw_curve(records: collections.abc.Sequence[Record], path: pathlib.Path, title: str) -> None:
-    """Write the loss curve as a PNG: training loss per step, its running mean, validation loss where there is one."""
-    figure = _figure()
-    steps = [
-        (int(r["step"]), float(r["loss"])) for r in records if r.get("kind") == "step" and r.get("loss") is not None
-    ]
+    """Write the loss curve as a PNG: training loss per step, its running mean, validation loss if there is one."""
+    steps = losses(records)
     evals = [(int(r["step"]), float(r["val_loss"])) for r in records if r.get("kind") == "eval"]
-    axes = figure.subplots()
-    if steps:
-        x, y = zip(*steps, strict=True)
-        axes.plot(x, y, color="#9ecae1", linewidth=0.9, label="training loss")
-        axes.plot(x, _running_mean(y, max(1, len(y) // 40)), color="#08519c", linewidth=1.8, label="running mean")
-    if evals:
-        x, y = zip(*evals, strict=True)
-        axes.plot(x, y, color="#d94801", marker="o", linewidth=1.4, label="validation loss")
-    axes.set(xlabel="step", ylabel="cross-entropy (nats)", title=title)
-    axes.grid(alpha=0.3)
-    if steps or evals:
-        axes.legend()
-    with files.replacing(path) as file:
-        figure.savefig(file, format="png")
+    with _plot(path, xlabel="step", ylabel="cross-entropy (nats)", title=title) as axes:
+        if steps:
+            x, y = zip(*steps, strict=True)
+            axes.plot(x, y, color="#9ecae1", linewidth=0.9, label="training loss")
+            axes.plot(x, _running_mean(y, max(1, len(y) // 40)), color="#08519c", linewidth=1.8, label="running mean")
+        if evals:
+            x, y = zip(*evals, strict=True)
+            axes.plot(x, y, color="#d94801", marker="o", linewidth=1.4, label="validation loss")
 
 
 def draw_bandwidth(measured: collections.abc.Sequence[Record], path: pathlib.Path, title: str) -> None:
-    """Write the bus bandwidth of each collective by size as a PNG; `measured` is what collectives.json holds."""
-    figure = _figure()
-    axes = figure.subplots()
-    for one in measured:
-        rows = one["results"]
-        for placement, style in (("out_of_place", "--"), ("in_place", "-")):
-            points = [(row["size"], row[placement]["bus_bw"]) for row in rows if row[placement]]
-            if points:
-                x, y = zip(*points, strict=True)
-                label = f"{one['collective']} {placement.replace('_', ' ')}"
-                axes.plot(x, y, style, marker="o", markersize=3.5, label=label)
-    axes.set(xlabel="size (bytes)", ylabel="bus bandwidth (GB/s)", title=title)
-    axes.set_xscale("log", base=2)
-    axes.set_ylim(bottom=0)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
-    with files.replacing(path) as file:
-        figure.savefig(file, format="png")
+    """Write the bus bandwidth of each collective by size as a PNG; `measured` is the list in collectives.json."""
+    with _plot(path, xlabel="size (bytes)", ylabel="bus bandwidth (GB/s)", title=title) as axes:
+        for one in measured:
+            for placement, style in (("out_of_place", "--"), ("in_place", "-")):
+                points = [(row["size"], row[placement]["bus_bw"]) for row in one["results"] if row[placement]]
+                if points:
+                    x, y = zip(*points, strict=True)
+                    label = f"{one['collective']} {placement.replace('_', ' ')}"
+                    axes.plot(x, y, style, marker="o", markersize=3.5, label=label)
+        axes.set_xscale("log", base=2)
+        axes.set_ylim(bottom=0)
 
 
-def _figure() -> typing.Any:
-    """Return an empty figure that needs no display, and whose caches are in a folder that can be written."""
+@contextlib.contextmanager
+def _plot(path: pathlib.Path, **words: str) -> collections.abc.Generator[typing.Any]:
+    """Yield axes that become a PNG; no display is needed, and the caches are in a folder that can be written."""
     os.environ.setdefault("MPLCONFIGDIR", os.path.join(tempfile.gettempdir(), f"ddptrain-matplotlib-{os.getuid()}"))  # noqa: PTH118
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import figure
 
-    return figure.Figure(figsize=(8, 4.5), dpi=110, layout="constrained")
+    drawing: typing.Any = figure.Figure(figsize=(8, 4.5), dpi=110, layout="constrained")
+    axes = drawing.subplots()
+    yield axes
+    axes.set(**words)
+    axes.grid(alpha=0.3)
+    if axes.has_data():
+        axes.legend(fontsize=8)
+    with files.replacing(path) as file:
+        drawing.savefig(file, format="png")
 
 
 def write_summary(run_dir: pathlib.Path, summary: Summary) -> None:
@@ -180,8 +169,15 @@ def write_summary(run_dir: pathlib.Path, summary: Summary) -> None:
     files.write_json(run_dir / SUMMARY, summary.as_record())
 
 
+def write_report(path: pathlib.Path, summary: Summary) -> None:
+    """Write the file of --report-json: the figures of the Kubernetes guide's trainer, and the summary."""
+    rate = summary.tokens_per_second or summary.samples_per_second
+    figures = {"world_size": summary.world_size, "tokens": summary.tokens or summary.samples, "tokens/s": rate}
+    files.write_json(path, {**figures, "elapsed": summary.elapsed_s, **summary.as_record()})
+
+
 def write_failure(run_dir: pathlib.Path, workload: str, error: str, *, world_size: int) -> None:
-    """Tell in summary.json that the run failed, why, and how far it had come. A finished run stays finished.
+    """Record in summary.json that the run failed, why, and how far it had come. A finished run stays finished.
 
     Whatever rank fails may call it: the facts come from the run's files, the last attempt's summary among them.
     """
@@ -191,9 +187,10 @@ def write_failure(run_dir: pathlib.Path, workload: str, error: str, *, world_siz
     except (OSError, ValueError):
         before = {}
     records = read_metrics(run_dir / METRICS)
-    steps = [r for r in records if r.get("kind") == "step"]
+    steps: list[Record] = [r for r in records if r.get("kind") == "step"]
     evals = [float(r["val_loss"]) for r in records if r.get("kind") == "eval" and r.get("val_loss") is not None]
-    reached = int(steps[-1]["step"]) if steps else 0
+    first, last = (steps[0], steps[-1]) if steps else ({}, {})
+    reached = int(last.get("step") or 0)
     if before.get("state") == "done" and reached <= int(before.get("steps") or 0):
         return  # it was done, and nothing came after: a mistake on the command line does not change that
     latest = run_dir / "latest"
@@ -204,11 +201,11 @@ def write_failure(run_dir: pathlib.Path, workload: str, error: str, *, world_siz
         world_size=world_size,
         ranks=[],
         steps=reached,
-        first_loss=steps[0].get("loss") if steps else None,
-        last_loss=steps[-1].get("loss") if steps else None,
+        first_loss=first.get("loss"),
+        last_loss=last.get("loss"),
         best_loss=min(evals, default=None),
-        tokens=steps[-1].get("tokens") if steps else None,
-        tokens_per_second=steps[-1].get("tokens_per_second") if steps else None,
+        tokens=last.get("tokens"),
+        tokens_per_second=last.get("tokens_per_second"),
         checkpoint=str(run_dir / latest.readlink()) if latest.is_symlink() else None,
         extra={"error": error, "run_dir": str(run_dir)},
     )
@@ -216,7 +213,7 @@ def write_failure(run_dir: pathlib.Path, workload: str, error: str, *, world_siz
 
 
 def has_failed(run_dir: pathlib.Path, *, since: float) -> bool:
-    """Tell whether a rank has recorded since a time why the run failed."""
+    """Return whether a rank has recorded since a time why the run failed."""
     path = run_dir / SUMMARY
     try:
         return path.stat().st_mtime >= since and files.read_json(path).get("state") == "failed"
@@ -225,9 +222,9 @@ def has_failed(run_dir: pathlib.Path, *, since: float) -> bool:
 
 
 def write_outcome(run_dir: pathlib.Path | None, outcome: str, **facts: object) -> None:
-    """Tell the batch script how the attempt ended: one line of JSON in control/<attempt>.outcome. Rank 0 only.
+    """Report to the batch script how the attempt ended, in control/<attempt>.outcome. Rank 0 only.
 
-    The exit code cannot say it: torchrun turns every worker's code into 1.
+    The exit code cannot: torchrun turns every worker's code into 1.
     """
     attempt = os.environ.get("RUN_ATTEMPT_ID")
     if run_dir is None or not attempt:
@@ -236,11 +233,5 @@ def write_outcome(run_dir: pathlib.Path | None, outcome: str, **facts: object) -
 
 
 def _running_mean(values: collections.abc.Sequence[float], window: int) -> list[float]:
-    out: list[float] = []
-    total = 0.0
-    for i, value in enumerate(values):
-        total += value
-        if i >= window:
-            total -= values[i - window]
-        out.append(total / min(i + 1, window))
-    return out
+    sums = [0.0, *itertools.accumulate(values)]
+    return [(sums[i] - sums[max(0, i - window)]) / min(i, window) for i in range(1, len(sums))]

@@ -81,11 +81,9 @@ class Sampler:
         self.rows_per_lane_step = plan.global_batch // plan.lanes
         self.steps_per_pass = self.rows // plan.lanes // self.rows_per_lane_step
         if not self.steps_per_pass:
-            raise errors.UserError(
-                f"the training split has {self.rows} sequences of {plan.seq_len} tokens, one step takes "
-                f"{plan.global_batch}: "
-                "lower --batch, --grad-accum or --seq-len, or prepare more text"
-            )
+            what = f"the training split has {self.rows} sequences of {plan.seq_len} tokens"
+            remedy = "lower --batch, --grad-accum or --seq-len, or prepare more text"
+            raise errors.UserError(f"{what}, one step takes {plan.global_batch}: {remedy}")
 
     def block(self, step: int, count: int, first: int, last: int) -> list[Strip]:
         """Return where samples [first, last) of global steps [step, step + count) lie; all of them in one pass."""

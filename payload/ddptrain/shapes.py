@@ -6,30 +6,11 @@ Standard library only: `ddp plan` loads this file on hosts without torch.
 import dataclasses
 
 PAD_VOCABULARY_TO = 64  # a multiple of 64 lets matrix units work on whole tiles
-# Dense bf16 peaks in FLOP/s, from NVIDIA's data sheets. The first name that is among the device's words counts; what is
-# called like a card but is not it ("RTX 4090 Laptop GPU", "RTX A4000") has no peak here.
-_PEAK_FLOPS: tuple[tuple[str, float], ...] = (
-    ("B200", 2250e12),
-    ("GB200", 2500e12),
-    ("GH200", 989.4e12),
-    ("H200 NVL", 835.5e12),
-    ("H200", 989.4e12),
-    ("H100 PCIe", 756.5e12),
-    ("H100 NVL", 835.5e12),
-    ("H100", 989.4e12),
-    ("A100", 312e12),
-    ("L40S", 362e12),
-    ("A40", 149.7e12),
-    ("A30", 165e12),
-    ("A10G", 70e12),
-    ("A10", 125e12),
-    ("L40", 181.05e12),
-    ("L4", 121e12),
-    ("RTX 6000 Ada", 364.2e12),
-    ("RTX A6000", 154.8e12),
-    ("4090", 165.2e12),
-    ("3090", 71e12),
-)
+# Dense bf16 peaks in TFLOP/s, from NVIDIA's data sheets. The first name that is among the device's words counts; cards
+# with a longer name ("RTX 4090 Laptop GPU", "RTX A4000") have no peak here.
+_PEAKS = """B200 2250, GB200 2500, GH200 989.4, H200 NVL 835.5, H200 989.4, H100 PCIe 756.5, H100 NVL 835.5, H100 989.4,
+A100 312, L40S 362, A40 149.7, A30 165, A10G 70, A10 125, L40 181.05, L4 121, RTX 6000 Ada 364.2, RTX A6000 154.8,
+4090 165.2, 3090 71"""
 SIZES: dict[str, tuple[int, int, int]] = {  # layers, heads, width
     "tiny": (4, 4, 128),  # 0.8 M parameters: seconds on a laptop's core
     "small": (6, 6, 384),  # 10.7 M
@@ -76,4 +57,7 @@ def peak_flops(gpu: str) -> float | None:
     """Return a GPU's dense bf16 peak in FLOP/s by its name or GRES type; None if it is not known."""
     words = gpu.lower().replace("-", " ").replace("_", " ").replace("rtx", "rtx ").split()  # a GRES type may be rtx4090
     name = f" {' '.join(words)} "
-    return next((peak for part, peak in _PEAK_FLOPS if f" {part.lower()} " in name and " laptop " not in name), None)
+    for part, _, peak in (entry.strip().lower().rpartition(" ") for entry in _PEAKS.split(",")):
+        if f" {part} " in name and " laptop " not in name:
+            return float(peak) * 1e12
+    return None

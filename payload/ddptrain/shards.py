@@ -100,9 +100,8 @@ def read_header(path: pathlib.Path) -> Shard:
         raise ShardError(f"{path} is not a token shard (llm.c format); prepare the dataset again")
     shard = Shard(path, int(header[2]), _KINDS[int(header[0])][1])
     if size != shard.size_bytes:
-        raise ShardError(
-            f"shard {path} has {size} bytes, its header says {shard.size_bytes}; prepare the dataset again"
-        )
+        text = f"shard {path} has {size} bytes, its header says {shard.size_bytes}"
+        raise ShardError(f"{text}; prepare the dataset again")
     return shard
 
 
@@ -112,10 +111,8 @@ def open_dataset(root: pathlib.Path) -> Dataset:
     for shard in (shard for split in SPLITS for shard in dataset.splits[split]):
         found = read_header(shard.path)
         if (found.tokens, found.dtype) != (shard.tokens, shard.dtype):
-            raise ShardError(
-                f"shard {shard.path} holds {found.tokens} tokens ({found.dtype}), {MANIFEST} says {shard.tokens} "
-                f"({shard.dtype}); prepare it again"
-            )
+            held, said = (f"{one.tokens} tokens ({one.dtype})" for one in (found, shard))
+            raise ShardError(f"shard {shard.path} holds {held}, {MANIFEST} says {said}; prepare it again")
     return dataset
 
 
@@ -132,9 +129,8 @@ def _described(root: pathlib.Path) -> Dataset:
     try:
         manifest = files.read_json(path)
     except FileNotFoundError as e:
-        raise ShardError(
-            f"--data {root} has no {MANIFEST}: it is no dataset, or `prepare` has not finished there"
-        ) from e
+        text = f"--data {root} has no {MANIFEST}: it is no dataset, or `prepare` has not finished there"
+        raise ShardError(text) from e
     except (OSError, ValueError) as e:
         raise ShardError(f"{path} cannot be read: {e}; prepare the dataset again") from e
     if manifest.get("format") != FORMAT:
@@ -156,11 +152,9 @@ def damaged(dataset: Dataset) -> list[str]:
     found: list[str] = []
     for shard in (shard for split in SPLITS for shard in dataset.splits[split]):
         try:
-            if files.crc32(shard.path) == shard.crc32:
-                continue
-            found.append(
-                f"shard {shard.path} is corrupted: its CRC-32 is not the manifest's; prepare the dataset again"
-            )
+            if files.crc32(shard.path) != shard.crc32:
+                what = f"shard {shard.path} is corrupted: its CRC-32 is not the manifest's"
+                found.append(f"{what}; prepare the dataset again")
         except OSError as e:
             found.append(f"shard {files.explain(e, shard.path)}")
     return found

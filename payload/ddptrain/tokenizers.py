@@ -146,14 +146,12 @@ class HfTokenizer:
         try:
             self.core: typing.Any = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
         except (OSError, ValueError, KeyError) as e:
-            raise errors.UserError(
-                f"--tokenizer-local-dir {folder} holds no tokenizer: {str(e).splitlines()[0]}"
-            ) from e
+            text = f"--tokenizer-local-dir {folder} holds no tokenizer: {str(e).splitlines()[0]}"
+            raise errors.UserError(text) from e
         end = self.core.eos_token_id
         if end is None:
-            raise errors.UserError(
-                f"the tokenizer in {folder} has no end-of-text token; set eos_token in its configuration"
-            )
+            text = f"the tokenizer in {folder} has no end-of-text token; set eos_token in its configuration"
+            raise errors.UserError(text)
         digest = hashlib.sha256()
         for path in sorted(folder.iterdir()):
             if path.is_file() and path.suffix in {".json", ".txt", ".model", ".bpe", ".jinja"}:
@@ -172,9 +170,8 @@ def need_transformers(flag: str) -> typing.Any:
     try:
         import transformers  # pyright: ignore[reportMissingImports] - an optional extra
     except ImportError as e:
-        raise errors.UserError(
-            f"{flag} needs the package transformers, which is not installed: pip install transformers"
-        ) from e
+        text = f"{flag} needs the package transformers, which is not installed: pip install transformers"
+        raise errors.UserError(text) from e
     return transformers
 
 
@@ -186,13 +183,11 @@ def make(
         return HfTokenizer(local_dir)
     if kind == "byte" or (kind == "auto" and text_bytes < AUTO_GPT2_BYTES):
         return ByteTokenizer()
-    if importlib.util.find_spec("tiktoken") is None:
-        if kind == "auto":
-            return ByteTokenizer()
-        raise errors.UserError(
-            "--tokenizer gpt2 needs the package tiktoken, which is not installed; use --tokenizer byte"
-        )
-    return Gpt2Tokenizer(vocabulary)
+    if importlib.util.find_spec("tiktoken") is not None:
+        return Gpt2Tokenizer(vocabulary)
+    if kind == "auto":
+        return ByteTokenizer()
+    raise errors.UserError("--tokenizer gpt2 needs the package tiktoken, which is not installed; use --tokenizer byte")
 
 
 def _gpt2_merges(vocabulary: pathlib.Path | None) -> str:

@@ -1,8 +1,8 @@
 """MLflow and TensorBoard, beside metrics.jsonl, which is the record. Neither may stop or slow a training.
 
-Every sink works in a thread of its own with a bounded queue: what a dead or slow server cannot take is dropped and
-counted, and the end of a training waits for it only some seconds. Rank 0 alone tracks. A run has one MLflow run, whose
-id is kept in the run's `tracking.json`, so that a resumed training goes on with it.
+Each has a thread with a bounded queue: the records that a dead or slow server cannot take are dropped and counted, and
+the end of a training waits for it only some seconds. Rank 0 alone tracks. A run has one MLflow run: its id is kept in
+the run's `tracking.json`, so that a resumed training continues it.
 """
 
 # pyright: basic
@@ -30,26 +30,10 @@ _STATES = {"done": "FINISHED", "failed": "FAILED", "preempted": "SCHEDULED"}
 _PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "5", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
 
 
-class Target(typing.Protocol):
-    """Where records go; called by one thread only."""
-
-    def open(self) -> None:
-        """Connect."""
-        ...
-
-    def send(self, records: list[Record]) -> None:
-        """Take records."""
-        ...
-
-    def close(self, summary: Record | None) -> None:
-        """Finish."""
-        ...
-
-
 class Background:
-    """A sink (see report.Sink) that hands everything to a target in a thread."""
+    """Hands records to an MLflow or TensorBoard from a thread of its own."""
 
-    def __init__(self, target: Target, *, close_s: float = CLOSE_S) -> None:
+    def __init__(self, target: typing.Any, *, close_s: float = CLOSE_S) -> None:
         self.name = type(target).__name__
         self.dropped = 0
         self._target, self._close_s = target, close_s
@@ -160,12 +144,7 @@ class MLflow:
         from mlflow import entities  # pyright: ignore[reportMissingImports] - only where tracking is asked for
 
         now = int(time.time() * 1000)
-        metrics = [
-            entities.Metric(name, float(value), now, int(record.get("step", 0)))
-            for record in records
-            for name, value in record.items()
-            if name not in ("step", "kind") and isinstance(value, int | float) and not isinstance(value, bool)
-        ]
+        metrics = [entities.Metric(name, float(value), now, step) for step, name, value in _numbers(records)]
         for at in range(0, len(metrics), 1000):
             self._client.log_batch(self._run_id, metrics=metrics[at : at + 1000])
 
@@ -203,10 +182,8 @@ class TensorBoard:
 
     def send(self, records: list[Record]) -> None:
         """Write the numbers of the records."""
-        for record in records:
-            for name, value in record.items():
-                if name not in ("step", "kind") and isinstance(value, int | float) and not isinstance(value, bool):
-                    self._writer.add_scalar(name, value, int(record.get("step", 0)))
+        for step, name, value in _numbers(records):
+            self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
     def close(self, summary: Record | None) -> None:
@@ -215,9 +192,23 @@ class TensorBoard:
         self._writer.close()
 
 
-def targets(run_dir: pathlib.Path, env: collections.abc.Mapping[str, str]) -> list[Target]:
+def _numbers(records: list[Record]) -> collections.abc.Iterator[tuple[int, str, float]]:
+    """Yield (step, name, value) of the figures in the records."""
+    for record in records:
+        for name, value in record.items():
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if is_number and name not in ("step", "total_steps", "time"):
+                yield int(record.get("step", 0)), name, value
+
+
+def connect(run_dir: pathlib.Path) -> list[Background]:
+    """Return the trackers that the environment asks for."""
+    return [Background(target) for target in targets(run_dir, os.environ)]
+
+
+def targets(run_dir: pathlib.Path, env: collections.abc.Mapping[str, str]) -> list[MLflow | TensorBoard]:
     """Make the trackers that the environment asks for: MLFLOW_TRACKING_URI, DDPTRAIN_TENSORBOARD=1."""
-    found: list[Target] = []
+    found: list[MLflow | TensorBoard] = []
     if uri := env.get(URI, "").strip():
         found.append(MLflow(run_dir, store_uri(uri)))
     if env.get(TENSORBOARD) == "1":
@@ -231,7 +222,6 @@ def store_uri(uri: str) -> str:
     if "://" in path:
         return uri.rstrip("/")
     store = f"sqlite:///{pathlib.Path(path).absolute() / 'mlflow.db'}"
-    markers.emit(
-        "TRACK", f"MLflow keeps no runs in plain files since 3.13: {uri} becomes {store}; for many writers use a server"
-    )
+    why = "MLflow keeps no runs in plain files since 3.13"
+    markers.emit("TRACK", f"{why}: {uri} becomes {store}; for many writers use a server")
     return store

@@ -32,13 +32,12 @@ from ddptrain import (
     model,
     planning,
     profiling,
-    progress,
     reader,
     report,
     resume,
-    sampler,
+    saver,
     shapes,
-    shards,
+    tracking,
 )
 
 _DIVERGED = "lower --lr, or use --precision fp32, and resume"
@@ -62,11 +61,7 @@ def run(asked: config.Config, world: distributed.World) -> str:
     began = time.perf_counter()
     distributed.report_world(world)
     decided = planning.decide(asked, world)
-    training = Training(
-        settings=decided.settings, world=world, dataset=decided.dataset, plan=decided.plan, batching=decided.batching,
-        schedule=decided.schedule, kind=decided.kind,
-    )  # fmt: skip
-    with training:
+    with Training(decided, world) as training:
         if decided.found:
             training.resume(decided.found)
         return training.run(began)
@@ -75,39 +70,34 @@ def run(asked: config.Config, world: distributed.World) -> str:
 class Training:
     """The model, its optimiser and everything around the loop; a context manager."""
 
-    def __init__(
-        self, *, settings: config.Config, world: distributed.World, dataset: shards.Dataset, plan: sampler.Plan,
-        batching: planning.Batching, schedule: planning.Schedule, kind: model.Kind,
-    ) -> None:  # fmt: skip
-        self.settings, self.world, self.dataset, self.plan = settings, world, dataset, plan
-        self.batching, self.schedule, self.identity = batching, schedule, kind.identity
-        assert settings.run_dir is not None
-        self.run_dir: pathlib.Path = settings.run_dir
+    def __init__(self, decided: planning.Decided, world: distributed.World) -> None:
+        self.settings, self.dataset, self.plan = decided.settings, decided.dataset, decided.plan
+        self.batching, self.schedule, self.identity = decided.batching, decided.schedule, decided.kind.identity
+        self.world = world
+        assert self.settings.run_dir is not None
+        self.run_dir: pathlib.Path = self.settings.run_dir
         self.progress = Progress()
         self._set_modes()
-        self.core = kind.build().to(world.device)
+        self.core = decided.kind.build().to(world.device)
         self.parameters = model.num_parameters(self.core)
-        self.optimizer = engine.make_optimizer(self.core, settings, world.device)
-        self.ddp = engine.wrap(self.core, settings, world)
-        self.autocast = settings.precision == "bf16"
-        self.saver: checkpoint.Saver | None = None
+        self.optimizer = engine.make_optimizer(self.core, self.settings, world.device)
+        self.ddp = engine.wrap(self.core, self.settings, world)
+        self.autocast = self.settings.precision == "bf16"
+        self.saver: saver.Saver | None = None
         self.metrics: report.Metrics | None = None
-        self.mask_bit = reader.mask_bit(dataset)
-        self.take_val = reader.fixed_rows(dataset, "val", plan.seq_len, settings.eval_rows)
+        self.mask_bit = reader.mask_bit(self.dataset)
+        self.take_val = reader.fixed_rows(self.dataset, "val", self.plan.seq_len, self.settings.eval_rows)
         self.resumed_from: str | None = None
         self.gpu_use = hardware.GpuUse(world.device)
         self.train_s = 0.0  # time in training steps, the first one of the attempt not counted
         self.train_tokens = 0
-        self.last_checkpoint: str | None = None
+        self.step_tokens = self.batching.global_batch * self.plan.seq_len
 
     def __enter__(self) -> "Training":
-        if self.world.is_main and self.settings.checkpoint_format == "torch":
-            self.saver = checkpoint.Saver(
-                self.run_dir,
-                keep=self.settings.keep_checkpoints,
-                attempt=resume.attempt_id(),
-                pin=self.world.device.type == "cuda",
-            )
+        if self.world.is_main:
+            kept = {"keep": self.settings.keep_checkpoints, "pin": self.world.device.type == "cuda"}
+            attempt = resume.attempt_id()
+            self.saver = saver.Saver(self.run_dir, attempt=attempt, on_saved=self._record_saved, **kept)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -115,110 +105,78 @@ class Training:
             self.saver.close()
 
     def resume(self, found: checkpoint.Checkpoint) -> None:
-        """Take over a checkpoint: rank 0 reads it, the others receive it."""
+        """Continue from a checkpoint: rank 0 reads it, the others receive it."""
         world = self.world
         engine.fill_optimizer(self.optimizer)
-        if found.meta["format"] == "dcp":
-            checkpoint.load_dcp(found.path, self.core, self.optimizer)
-        with world.together():
-            if world.is_main and found.meta["format"] == "torch":
-                self.core.load_state_dict(checkpoint.load(found.path, "model"))
-                self.optimizer.load_state_dict(checkpoint.load(found.path, "optimizer"))
-        if world.size > 1 and found.meta["format"] == "torch":
-            engine.broadcast_state(self.core, self.optimizer)
         is_exact = found.meta["world_size"] == world.size
         rngs: list[checkpoint.State] = []
         with world.together():
-            if world.is_main and is_exact:
-                rngs = checkpoint.load_random_states(found.path, world.size)
+            if world.is_main:
+                checkpoint.restore(found, self.core, self.optimizer)
+                rngs = checkpoint.load_random_states(found.path, world.size) if is_exact else []
+        if world.size > 1:
+            engine.broadcast_state(self.core, self.optimizer)
         if is_exact:
             checkpoint.restore_random_states(world.scatter(rngs))
         else:
             engine.seed_all(self.settings.seed + found.step, world.rank)
         self.progress = Progress(**found.meta["progress"])
-        self.resumed_from = self.last_checkpoint = str(found.path)
-        markers.emit(
-            "CKPT", resumed=found.path, step=found.step, saved_by_ranks=found.meta["world_size"], ranks=world.size,
-            exact=is_exact,
-        )  # fmt: skip
+        self.resumed_from = str(found.path)
+        ranks = {"saved_by_ranks": found.meta["world_size"], "ranks": world.size, "exact": is_exact}
+        markers.emit("CKPT", resumed=found.path, step=found.step, **ranks)
 
     def run(self, began: float) -> str:
-        """Run the steps that are left; write what people and the batch script want to know."""
+        """Run the steps that are left; write the files that people and the batch script read."""
         world, schedule = self.world, self.schedule
         if world.is_main:
             files.write_json(self.run_dir / "config.json", config.as_record(self.settings))
-            self.metrics = report.Metrics(
-                self.run_dir, from_step=self.progress.step, sinks=report.open_sinks(self.run_dir)
-            )
-        flops = self._flops_per_token()
-        markers.emit(
-            "MODEL", **{k: v for k, v in self.identity.items() if k != "kind"}, kind=self.identity["kind"],
-            parameters=self.parameters,
-            precision=self.settings.precision, mflop_per_token=flops / 1e6,
-        )  # fmt: skip
-        markers.emit(
-            "TRAIN", steps=schedule.steps, epoch_steps=schedule.epoch_steps, global_batch=self.batching.global_batch,
-            micro_batch=self.batching.micro_batch, grad_accum=self.batching.accumulate,
-            tokens_per_step=self._tokens_per_step(),
-            from_step=self.progress.step,
-        )  # fmt: skip
+            start = {"step": self.progress.step, "total_steps": schedule.steps, **distributed.describe(world)}
+            self.metrics = report.Metrics(self.run_dir, start=start, sinks=tracking.connect(self.run_dir))
+        about = {"parameters": self.parameters, "mflop_per_token": self._flops_per_token() / 1e6}
+        markers.emit("MODEL", **self.identity, precision=self.settings.precision, **about)
+        b = self.batching
+        steps = {"steps": schedule.steps, "epoch_steps": schedule.epoch_steps, "from_step": self.progress.step}
+        batch = {"global_batch": b.global_batch, "micro_batch": b.micro_batch, "grad_accum": b.accumulate}
+        markers.emit("TRAIN", **steps, **batch, tokens_per_step=self.step_tokens)
         state = resume.DONE if self.progress.step >= schedule.steps else self._loop()
         if self.saver is not None:
             self.saver.wait()
-            self.last_checkpoint = self.saver.last or self.last_checkpoint
-        if world.is_main:
-            self._conclude(state, began, flops)
+            self._conclude(state, began, self.saver)
         return state
 
     def _loop(self) -> str:
-        world, schedule, progress_ = self.world, self.schedule, self.progress
-        first = progress_.step
-        pending_losses: list[Tensor] = []
-        pending_norms: list[Tensor] = []
-        pending_learned: list[bool] = []
+        world, schedule = self.world, self.schedule
+        first = self.progress.step
+        pending: list[tuple[Tensor, Tensor, bool]] = []  # of each step since the ranks last agreed
         agreement = resume.Agreement(world, at_most=self.settings.log_every)
         since, last_save = time.perf_counter(), time.monotonic()
-        bar = progress.Bar(schedule.steps, "training", unit="step", start=first, enabled=world.is_main)
-        data = reader.Reader(
-            self.dataset,
-            self.plan,
-            rank=world.rank,
-            size=world.size,
-            start=first,
-            stop=schedule.steps,
-            device=world.device,
-        )
+        span = {"rank": world.rank, "size": world.size, "start": first, "stop": schedule.steps}
+        data = reader.Reader(self.dataset, self.plan, **span, device=world.device)
         self.core.train()
-        with data, bar, self._recorder() as recorder:
+        with data, self._recorder() as recorder:
             for step in range(first + 1, schedule.steps + 1):
                 recorder.before(step)
-                loss, norm, learned = self._step(data.next(), lr=schedule.lr(step - 1))
+                pending.append(self._step(data.next(), lr=schedule.lr(step - 1)))
                 recorder.after(step)
-                pending_losses.append(loss)
-                pending_norms.append(norm)
-                pending_learned.append(learned)
                 if step == first + 1 and self.saver is not None:
-                    self.saver.prepare(self.core.state_dict(), self.optimizer.state_dict())
+                    self.saver.prepare(checkpoint.state_of(self.core, self.optimizer))
                 at_end = schedule.ends_epoch(step)
                 if not agreement.is_due() and not at_end:
                     continue
 
-                mean = torch.stack(pending_losses).double().tolist()  # on a GPU, here the CPU waits for it
-                norms = torch.stack(pending_norms).tolist()
+                losses, norms, learned = zip(*pending, strict=True)
+                own = torch.stack(losses).double().tolist()  # on a GPU, here the CPU waits for it
+                norms = torch.stack(norms).tolist()
                 # Such a gradient has spoilt the weights already, though the loss before it was fine.
-                mean = [loss if math.isfinite(norm) else math.nan for loss, norm in zip(mean, norms, strict=True)]
+                own = [loss if math.isfinite(norm) else math.nan for loss, norm in zip(own, norms, strict=True)]
                 now = time.perf_counter()
                 elapsed, since = now - since, now
-                save_due = (
-                    self.settings.save_minutes > 0 and time.monotonic() - last_save > 60 * self.settings.save_minutes
-                )
-                stop, (save, *sums) = agreement.reach(elapsed, [float(world.is_main and save_due), *mean])
-                losses = [v / world.size if learned else None for v, learned in zip(sums, pending_learned, strict=True)]
-                self._record(step, losses, norms, elapsed, counted=step - len(mean) >= first + 1)
-                bar.advance(len(losses), "" if progress_.last_loss is None else f"loss {progress_.last_loss:.3f}")
-                pending_losses.clear()
-                pending_norms.clear()
-                pending_learned.clear()
+                save_s = 60 * self.settings.save_minutes
+                save_due = world.is_main and 0 < save_s < time.monotonic() - last_save
+                stop, (save, *sums) = agreement.reach(elapsed, [float(save_due), *own])
+                means = [v / world.size if counts else None for v, counts in zip(sums, learned, strict=True)]
+                self._record(step, means, norms, elapsed, counted=step - len(pending) > first)
+                pending.clear()
 
                 if at_end:
                     self._end_epoch(step)
@@ -275,7 +233,7 @@ class Training:
         """
         parts, size = self.batching.accumulate, self.world.size
         if self.mask_bit is None:
-            return [1 / parts] * parts, float(self._tokens_per_step())
+            return [1 / parts] * parts, float(self.step_tokens)
         counts = reader.num_learned(rows_BT1, self.mask_bit).view(parts, -1).sum(dim=1).tolist()
         (learned,) = self.world.sum([float(sum(counts))])
         return [count * size / max(1.0, learned) for count in counts], learned
@@ -283,63 +241,56 @@ class Training:
     def _record(
         self, step: int, losses: list[float | None], norms: list[float], elapsed: float, *, counted: bool
     ) -> None:
-        """Take note of the steps since the last sync; a step that nothing was learnt in has no loss."""
-        p, tokens = self.progress, self._tokens_per_step()
-        bad = next((i for i, loss in enumerate(losses) if loss is not None and not math.isfinite(loss)), None)
-        if bad is not None:
-            at = step - len(losses) + 1 + bad
-            raise errors.SharedError(
-                f"the loss is {losses[bad]}, the gradients' norm {norms[bad]} at step {at}; {_DIVERGED}"
-            )
+        """Record the steps up to `step`, one for each loss; a step that had nothing to learn has none."""
+        p, tokens, total = self.progress, self.step_tokens, self.schedule.steps
+        begin = step - len(losses) + 1
+        for number, (loss, norm) in enumerate(zip(losses, norms, strict=True), start=begin):
+            if loss is not None and not math.isfinite(loss):
+                what = f"the loss is {loss}, the gradients' norm {norm} at step {number}"
+                raise errors.SharedError(f"{what}; {_DIVERGED}")
         rate = len(losses) * tokens / elapsed
+        mfu = self._mfu(rate)
         if counted:
             self.train_s += elapsed
             self.train_tokens += len(losses) * tokens
-        for i, (loss, norm) in enumerate(zip(losses, norms, strict=True)):
-            number = step - len(losses) + 1 + i
+        for number, (loss, norm) in enumerate(zip(losses, norms, strict=True), start=begin):
             p.first_loss = loss if p.first_loss is None else p.first_loss
             p.last_loss = p.last_loss if loss is None else loss
             p.step, p.tokens = number, p.tokens + tokens
-            lr = self.schedule.lr(number - 1)
+            epoch = self.schedule.epoch(number)
+            figures = {"loss": loss, "lr": self.schedule.lr(number - 1), "grad_norm": norm, "tokens_per_second": rate}
             if self.metrics is not None:
-                used = self._used() if number == step else {}
-                self.metrics.add({
-                    "kind": "step", "step": number, "epoch": self.schedule.epoch(number), "loss": loss, "lr": lr,
-                    "grad_norm": norm,
-                    "tokens": p.tokens, "tokens_per_second": rate, "time": time.time(), **used,
-                })  # fmt: skip
-            if number == 1 or number % self.settings.log_every == 0 or number == self.schedule.steps:
-                markers.emit(
-                    "TRAIN", step=f"{number}/{self.schedule.steps}", epoch=self.schedule.epoch(number), loss=loss,
-                    lr=lr, grad_norm=norm,
-                    tokens_per_second=rate, mfu=self._mfu(rate), memory_mib=self._memory_mib(),
-                )  # fmt: skip
+                more = ({} if mfu is None else {"mfu": mfu}) | (self._use() if number == step else {})
+                place = {"step": number, "total_steps": total, "epoch": epoch, "tokens": p.tokens}
+                self.metrics.add({"kind": "step", **place, **figures, "time": time.time(), **more})
+            if number in (1, total) or number % self.settings.log_every == 0:
+                use = {"mfu": mfu, "memory_mib": self._memory_mib()}
+                markers.emit("TRAIN", step=f"{number}/{total}", epoch=epoch, **figures, **use)
         if self.metrics is not None:
             self.metrics.flush()
 
+    def _record_saved(self, record: dict[str, typing.Any]) -> None:
+        if self.metrics is not None:
+            self.metrics.add(record)
+            self.metrics.flush()
+
     def _end_epoch(self, step: int) -> None:
-        p = self.progress
+        p, epoch = self.progress, self.schedule.epoch(step)
         began = time.perf_counter()
         p.val_loss = self.evaluate()
-        if p.val_loss is not None and not math.isfinite(p.val_loss):  # to go on from such weights would be no use
+        if p.val_loss is not None and not math.isfinite(p.val_loss):  # such weights are of no use to go on from
             raise errors.SharedError(f"the validation loss is {p.val_loss} at step {step}; {_DIVERGED}")
         is_best = p.val_loss is not None and (p.best_loss is None or p.val_loss < p.best_loss)
         if is_best:
             p.best_loss, p.best_step = p.val_loss, step
-        epochs = self.schedule.epoch(self.schedule.steps)
+        figures = {"val_loss": p.val_loss, "perplexity": None if p.val_loss is None else perplexity(p.val_loss)}
         if self.metrics is not None and p.val_loss is not None:
-            self.metrics.add({
-                "kind": "eval", "step": step, "epoch": self.schedule.epoch(step), "val_loss": p.val_loss,
-                "perplexity": perplexity(p.val_loss),
-                "tokens": p.tokens, "time": time.time(),
-            })  # fmt: skip
+            place = {"step": step, "epoch": epoch, "tokens": p.tokens}
+            self.metrics.add({"kind": "eval", **place, **figures, "time": time.time()})
             self.metrics.flush()
-        markers.emit(
-            "EPOCH", epoch=f"{self.schedule.epoch(step)}/{epochs}", step=step, train_loss=p.last_loss,
-            val_loss=p.val_loss,
-            perplexity=perplexity(p.val_loss) if p.val_loss is not None else None, best=is_best,
-            eval_s=time.perf_counter() - began,
-        )  # fmt: skip
+        place = {"epoch": f"{epoch}/{self.schedule.epoch(self.schedule.steps)}", "step": step}
+        eval_s = time.perf_counter() - began
+        markers.emit("EPOCH", **place, train_loss=p.last_loss, **figures, best=is_best, eval_s=eval_s)
         self._save(step, ends_epoch=True, is_best=is_best)
 
     @torch.no_grad()
@@ -372,41 +323,31 @@ class Training:
         """Write a checkpoint; every rank hands over its random states."""
         name = checkpoint.name_of(self.schedule.epoch(step), step, ends_epoch=ends_epoch)
         rngs = self.world.collect(checkpoint.random_states())
-        if self.settings.checkpoint_format == "dcp":
-            self.last_checkpoint = checkpoint.save_dcp(
-                self.run_dir, name, attempt=resume.attempt_id(), module=self.core, optimizer=self.optimizer,
-                meta=self._meta(), rngs=rngs,
-                world=self.world, is_best=is_best, keep=self.settings.keep_checkpoints,
-            )  # fmt: skip
-        elif self.saver is not None:
-            self.saver.save(
-                name, self.core.state_dict(), self.optimizer.state_dict(), self._meta(), rngs, is_best=is_best
-            )
+        if self.saver is not None:
+            state = checkpoint.state_of(self.core, self.optimizer)
+            self.saver.save(name, state, self._meta(), rngs, is_best=is_best)
 
     def _meta(self) -> dict[str, typing.Any]:
+        data = self.dataset
         return {
-            "format": self.settings.checkpoint_format,
+            "format": checkpoint.DCP,
             "step": self.progress.step,
             "epoch": self.schedule.epoch(self.progress.step),
             "world_size": self.world.size,
             "progress": dataclasses.asdict(self.progress),
             "plan": dataclasses.asdict(self.plan),
             "model": self.identity,
-            "data": {
-                "name": self.dataset.name,
-                "fingerprint": self.dataset.fingerprint,
-                "tokenizer": self.dataset.tokenizer,
-            },
+            "data": {"name": data.name, "fingerprint": data.fingerprint, "tokenizer": data.tokenizer},
             "config": config.as_record(self.settings),
             "torch": torch.__version__,
             "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
 
-    def _conclude(self, state: str, began: float, flops: float) -> None:
+    def _conclude(self, state: str, began: float, saved: saver.Saver) -> None:
         """Write summary, curve and outcome. Rank 0 only."""
         assert self.metrics is not None
         p = self.progress
-        facts = {"step": p.step, "loss": p.last_loss, "checkpoint": self.last_checkpoint}
+        facts = {"step": p.step, "loss": p.last_loss, "checkpoint": saved.last or self.resumed_from}
         self.metrics.close()
         if state == resume.PREEMPTED:  # printed before the rest, which may be cut short
             report.write_outcome(self.run_dir, state, **facts)
@@ -415,47 +356,44 @@ class Training:
         rate = self.train_tokens / self.train_s if self.train_s else None
         if state == resume.DONE and isinstance(self.core, finetune.Wrapped):
             finetune.export(self.core, self.settings, self.run_dir / "model")
-        stalls = self.saver.stall_s if self.saver else []
+        losses: dict[str, typing.Any] = {"first_loss": p.first_loss, "last_loss": p.last_loss, "best_loss": p.best_loss}
         summary = report.Summary(
-            workload=self.identity["kind"], state=state, nodes=self.world.num_nodes, world_size=self.world.size,
+            workload=self.identity["kind"],
+            state=state,
+            nodes=self.world.num_nodes,
+            world_size=self.world.size,
             ranks=self.world.members,
-            steps=p.step, first_loss=p.first_loss, last_loss=p.last_loss, best_loss=p.best_loss, tokens=p.tokens,
+            steps=p.step,
+            **losses,
+            tokens=p.tokens,
             tokens_per_second=rate,
-            elapsed_s=time.perf_counter() - began, checkpoint=self.last_checkpoint,
+            elapsed_s=time.perf_counter() - began,
+            checkpoint=facts["checkpoint"],
             loss_png=str(curve) if curve else None,
             extra={
-                "val_loss": p.val_loss, "best_step": p.best_step, "parameters": self.parameters,
+                "val_loss": p.val_loss,
+                "best_step": p.best_step,
+                "parameters": self.parameters,
                 "precision": self.settings.precision,
-                "mfu": self._mfu(rate) if rate else None, "flops_per_token": flops, "resumed_from": self.resumed_from,
-                "checkpoint_stall_s": max(stalls) if stalls else None, "run_dir": str(self.run_dir),
+                "mfu": self._mfu(rate) if rate else None,
+                "flops_per_token": self._flops_per_token(),
+                "resumed_from": self.resumed_from,
+                "checkpoint_stall_s": max(saved.stall_s, default=None),
+                "run_dir": str(self.run_dir),
                 "data": str(self.dataset.root),
             },
-        )  # fmt: skip
+        )
         report.write_summary(self.run_dir, summary)
         for sink in self.metrics.sinks:
             with contextlib.suppress(Exception):  # the run is over, and its own files are written
                 sink.close(summary.as_record())
         if self.settings.report_json is not None:
-            figures = {
-                "world_size": self.world.size,
-                "tokens": p.tokens,
-                "elapsed": summary.elapsed_s,
-                "tokens/s": rate,
-            }
-            files.write_json(self.settings.report_json, {**figures, **summary.as_record()})
+            report.write_report(self.settings.report_json, summary)
         if state == resume.DONE:
-            markers.emit(
-                "RESULT", first_loss=p.first_loss, last_loss=p.last_loss, val_loss=p.val_loss, best_loss=p.best_loss,
-                tokens=p.tokens,
-                tokens_per_second=rate, mfu=summary.extra["mfu"], curve=curve,
-            )  # fmt: skip
-            markers.emit(
-                "DONE",
-                workload=self.identity["kind"],
-                steps=p.step,
-                checkpoint=self.last_checkpoint,
-                elapsed_s=summary.elapsed_s,
-            )
+            figures = {"val_loss": p.val_loss, "tokens": p.tokens, "tokens_per_second": rate}
+            markers.emit("RESULT", **losses, **figures, mfu=summary.extra["mfu"], curve=curve)
+            end = {"steps": p.step, "checkpoint": facts["checkpoint"], "elapsed_s": summary.elapsed_s}
+            markers.emit("DONE", workload=self.identity["kind"], **end)
             report.write_outcome(self.run_dir, state, **facts)
 
     def _draw_curve(self, metrics: pathlib.Path) -> pathlib.Path | None:
@@ -474,11 +412,8 @@ class Training:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
             torch.backends.cudnn.benchmark = False
-        # The weights are the same on every rank; engine.wrap seeds anew, so that each rank's dropout is its own.
+        # The weights are the same on every rank; engine.wrap seeds again, so that each rank's dropout is its own.
         engine.seed_all(self.settings.seed, 0)
-
-    def _tokens_per_step(self) -> int:
-        return self.batching.global_batch * self.plan.seq_len
 
     def _flops_per_token(self) -> float:
         if isinstance(self.core, model.GPT):
@@ -490,7 +425,7 @@ class Training:
         peak = hardware.peak_flops(self.world.device)
         return tokens_per_second * self._flops_per_token() / (peak * self.world.size) if peak else None
 
-    def _used(self) -> dict[str, float]:
+    def _use(self) -> dict[str, float]:
         """Measure this rank's use of memory and GPU, for metrics.jsonl."""
         percent = self.gpu_use.percent()
         return {"memory_mib": self._memory_mib()} | ({} if percent is None else {"gpu_percent": percent})

@@ -34,25 +34,30 @@ def children(rank: int, size: int) -> list[range]:
 class Tree:
     """All ranks of a group whose backend is gloo. Every rank calls the same method in the same order."""
 
-    def __init__(self, rank: int, size: int, group: typing.Any) -> None:
-        self.rank, self.size, self._group = rank, size, group
+    def __init__(self, rank: int, size: int, control: typing.Any) -> None:
+        self.rank, self.size = rank, size
+        self.control: typing.Any = control
         self._children = children(rank, size)
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        self.sum([0.0])
 
     def sum(self, values: collections.abc.Sequence[float]) -> list[float]:
         """Return the sums over the ranks, in 64 bits, the same on every rank."""
         total = torch.tensor(values, dtype=torch.float64)
         part = torch.empty_like(total)
         for below in self._children:
-            dist.recv(part, below[0], group=self._group)
+            dist.recv(part, below[0], group=self.control)
             total += part
         if self.rank:
-            dist.send(total, parent(self.rank), group=self._group)
-            dist.recv(total, parent(self.rank), group=self._group)
+            dist.send(total, parent(self.rank), group=self.control)
+            dist.recv(total, parent(self.rank), group=self.control)
         for below in reversed(self._children):
-            dist.send(total, below[0], group=self._group)
+            dist.send(total, below[0], group=self.control)
         return total.tolist()
 
-    def gather(self, value: object) -> list[typing.Any]:
+    def collect(self, value: object) -> list[typing.Any]:
         """Return every rank's value, in rank order, on rank 0; an empty list elsewhere."""
         found = [value]
         for below in self._children:
@@ -63,7 +68,7 @@ class Tree:
         return []
 
     def first(self, value: object) -> typing.Any:
-        """Return the value of the lowest rank that has one, on every rank; None where no rank has."""
+        """Return the value of the lowest rank that has one, on every rank; None if no rank has."""
         for below in self._children:
             other = self._receive(below[0])
             value = other if value is None else value
@@ -89,14 +94,14 @@ class Tree:
 
     def _send(self, value: object, to: int) -> None:
         data = pickle.dumps(value)
-        dist.send(torch.tensor([len(data)]), to, group=self._group)
-        dist.send(_as_tensor(bytearray(data)), to, group=self._group)
+        dist.send(torch.tensor([len(data)]), to, group=self.control)
+        dist.send(_as_tensor(bytearray(data)), to, group=self.control)
 
     def _receive(self, sender: int) -> typing.Any:
         size = torch.empty(1, dtype=torch.int64)
-        dist.recv(size, sender, group=self._group)
+        dist.recv(size, sender, group=self.control)
         data = bytearray(int(size))
-        dist.recv(_as_tensor(data), sender, group=self._group)
+        dist.recv(_as_tensor(data), sender, group=self.control)
         return pickle.loads(data)  # noqa: S301 - of another rank of this job
 
 

@@ -120,22 +120,22 @@ def _breed(unit: str, source: str, answers: typing.TextIO, connection: typing.Te
 
 
 def _serve(request: Json, answers: typing.TextIO) -> None:
-    def say(kind: str, **fields: typing.Any) -> None:
+    def send(kind: str, **fields: typing.Any) -> None:
         answers.write(json.dumps({"kind": kind, **fields}) + "\n")
         answers.flush()
 
     try:
-        result = _dispatch(request, say)
+        result = _dispatch(request, send)
     except BaseException as e:  # the one place where a hook's failure becomes an answer
         cause = e.__cause__ or e
         result = {"ok": False, "error": f"{type(cause).__name__}: {cause}", "trace": traceback.format_exc()}
-    say("result", **result)
+    send("result", **result)
 
 
-def _dispatch(request: Json, say: typing.Callable[..., None]) -> Json:
+def _dispatch(request: Json, send: typing.Callable[..., None]) -> Json:
     charm_root, charm = _load_charm(request["unit"], request["source"])
     reboots: list[str] = []
-    _patch_backend(say, reboots, request["unit"] if request["deleted"] else None)
+    _patch_backend(send, reboots, request["unit"] if request["deleted"] else None)
     _patch_departing(request["event"])
     app, number = request["unit"].split("/")
     context = _Context(
@@ -202,27 +202,27 @@ class _Context(testing.Context[ops.CharmBase]):
         return location
 
 
-def _patch_backend(say: typing.Callable[..., None], reboots: list[str], deleted: str | None) -> None:
-    """Make Scenario's model backend do what Juju does where the two differ, and show progress while a hook runs.
+def _patch_backend(send: typing.Callable[..., None], reboots: list[str], deleted: str | None) -> None:
+    """Make Scenario's model backend act as Juju does, and send progress while a hook runs.
 
     `deleted` is the name of a unit that the controller does not know any more: it sets no status.
     """
     backend = scenario.mocking._MockModelBackend
     status_set, secret_set, resource_get = backend.status_set, backend.secret_set, backend.resource_get
 
-    def shown_status_set(self: typing.Any, status: typing.Any, message: str = "", *, is_app: bool = False) -> None:
+    def sent_status_set(self: typing.Any, status: typing.Any, message: str = "", *, is_app: bool = False) -> None:
         if deleted:
             raise ops.ModelError(f'ERROR unit "{deleted}" not found')
         status_set(self, status, message, is_app=is_app)
         if not is_app:
-            say("status", status=status, message=message)
+            send("status", status=status, message=message)
 
-    def shown_action_log(self: typing.Any, message: str) -> None:
+    def sent_action_log(self: typing.Any, message: str) -> None:
         self._context.action_logs.append(message)
-        say("action-log", message=message)
+        send("action-log", message=message)
 
-    def shown_log(_: typing.Any, level: str, message: str) -> None:
-        say("log", level=level, message=message)
+    def sent_log(_: typing.Any, level: str, message: str) -> None:
+        send("log", level=level, message=message)
 
     def changed_secret_set(self: typing.Any, id: str, *, content: dict[str, str] | None = None, **rest: typing.Any):  # noqa: A002
         # Juju 3.6 makes no new revision of equal content (storing its checksum); Scenario does
@@ -245,9 +245,9 @@ def _patch_backend(say: typing.Callable[..., None], reboots: list[str], deleted:
         if now:
             raise _Reboot
 
-    backend.status_set = shown_status_set
-    backend.action_log = shown_action_log
-    backend.juju_log = shown_log
+    backend.status_set = sent_status_set
+    backend.action_log = sent_action_log
+    backend.juju_log = sent_log
     backend.secret_set = changed_secret_set
     backend.resource_get = found_resource_get
     backend.reboot = reboot

@@ -19,7 +19,6 @@ import uuid
 AGENTS = pathlib.Path("/var/lib/juju/agents")
 REQUESTS = pathlib.Path("/var/lib/sandbox/juju-exec")  # emptied at each boot
 _UNIT = re.compile(r"[a-z][a-z0-9]*(?:-[a-z0-9]*[a-z][a-z0-9]*)*/(?:0|[1-9]\d*)")
-_TAG = re.compile(r"unit-(.+)-(0|[1-9]\d*)")
 _POLL_S = 0.3
 
 
@@ -40,28 +39,13 @@ def parse(words: list[str]) -> str:
     context = os.environ.get("JUJU_CONTEXT_ID", "")
     if context:
         raise ExecError(f"juju-exec cannot be called from within a hook, have context {json.dumps(context)}", 2)
-    if words[:1] == ["-u"]:
-        words = words[1:]
-        if not words:
-            raise ExecError("option needs an argument: -u", 2)
-    elif words and words[0].startswith("-"):
-        raise ExecError(f"the sandbox plays no option of juju-exec but -u: {words[0]}", 2)
-    elif not words:
-        raise ExecError("missing unit-name", 2)
-    name, *commands = words
-    tag = _TAG.fullmatch(name)
-    unit = f"{tag[1]}/{tag[2]}" if tag else name
-    if not _UNIT.fullmatch(unit):
-        raise ExecError(f"{json.dumps(name)} is not a valid tag", 2)
-    if not commands:
-        raise ExecError("missing commands", 2)
+    unit, *commands = [*(words[1:] if words[:1] == ["-u"] else words), ""]
     folder = AGENTS / f"unit-{unit.replace('/', '-')}"
-    if not folder.is_dir():
+    if _UNIT.fullmatch(unit) and not folder.is_dir():
         raise ExecError(not_found(unit), 1)
     hook = f"JUJU_DISPATCH_PATH=hooks/update-status {folder}/charm/dispatch"
-    given = commands[0] if len(commands) == 1 else shlex.join(commands)
-    if given != hook:
-        raise ExecError(f"the sandbox runs nothing with juju-exec but {hook!r}: {given!r}", 2)
+    if not _UNIT.fullmatch(unit) or commands[:-1] != [hook]:
+        raise ExecError(f"the sandbox plays juju-exec [-u] UNIT {hook!r} alone, not {shlex.join(words)!r}", 2)
     return unit
 
 

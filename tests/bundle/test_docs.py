@@ -92,7 +92,7 @@ def test_commands_of_the_sandbox_exist(page: pathlib.Path):
     source = (rules.ROOT / "sandbox" / "cli.py").read_text()
     known = {
         name.rstrip("_").replace("_", "-")
-        for name in re.findall(r"@cli\.command\([^)]*\)(?:\n.*?)*?\ndef (\w+)\(", source)
+        for name in re.findall(r"@(?:cli\.command|_change)\([^)]*\)(?:\n.*?)*?\ndef (\w+)\(", source)
     }
     assert set(re.findall(r"\./sandboxctl ([a-z][a-z-]+)", page.read_text())) <= known
 

@@ -119,7 +119,7 @@ def site(cluster: Cluster, tmp_path: pathlib.Path) -> typing.Iterator[Site]:
             OVERLAY.format(proxy=PROXY, app=APP, gateway=gateway, redis=redis.port, s3=bucket.server.port, mp=MP)
         )
         try:
-            cluster.ok("deploy", str(REPOSITORY / "bundle.yaml"), "--overlay", str(overlay), timeout=1200)
+            cluster.ok("deploy", "--once", str(REPOSITORY / "bundle.yaml"), "--overlay", str(overlay), timeout=1200)
         finally:
             overlay.unlink()
         content = found.content(servers.PASSWORD, bucket.access_key, bucket.secret_key)

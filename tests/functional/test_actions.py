@@ -40,7 +40,6 @@ class Refused(typing.NamedTuple):
 
 
 NO_SMI = r"there is no /usr/bin/nvidia-smi on this machine.*"
-NO_NVML = r"there is no libnvidia-ml\.so\.1 on this machine: install libnvidia-compute .*"
 TABLE: dict[tuple[str, str], Good | Refused | str] = {
     (TRAINER, "list-runs"): Good(results={"runs": r"(?s).*tour-b .*COMPLETED.*tour-a .*COMPLETED.*"}),
     (TRAINER, "show-run"): Good(("run=tour-a",), {"state": "COMPLETED", "curve-text": r"(?s).*step"}),
@@ -94,7 +93,7 @@ TABLE: dict[tuple[str, str], Good | Refused | str] = {
     (GPU, "detect"): Good(results={"source": "/proc/driver/nvidia", "count": "1"}),
     (GPU, "show-gres"): Good(results={"registered": "gpu:mock_gpu:1", "lines-live": "true"}),
     (GPU, "accept-gpus"): Good(results={"registered": "gpu:mock_gpu:1"}),
-    (GPU, "health-check"): Refused((), NO_NVML),
+    (GPU, "health-check"): Refused((), NO_SMI),
     (GPU, "upgrade-driver"): Refused(("wait=0",), r"branch: driver=keep names none; .*"),
     (GPU, "reset-gpu"): Refused(("gpu=0000:99:00.0",), r"gpu: no card at 0000:99:00\.0; there is 0000:81:00\.0"),
     (GPU, "set-mig"): Refused(("gpu=all", "profiles=3g.20gb", "wait=5"), NO_SMI),

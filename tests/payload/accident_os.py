@@ -7,7 +7,9 @@ import io
 import os
 import typing
 
-_open, _os_open = io.open, os.open
+from ddptrain import checkpoint
+
+_open, _os_open, _new = io.open, os.open, checkpoint.Counted.__init__
 
 
 def refuse(path: typing.Any) -> None:
@@ -28,5 +30,12 @@ def created(path, flags, *args, **kwargs):
     return _os_open(path, flags, *args, **kwargs)
 
 
+def counted(self, path, mode):
+    if any(letter in mode for letter in os.environ["FAIL_MODE"]):
+        refuse(path)
+    _new(self, path, mode)
+
+
+checkpoint.Counted.__init__ = typing.cast(typing.Any, counted)
 io.open = builtins.open = opened
 os.open = created

@@ -19,6 +19,7 @@ KINDS = {
     "missing": shards.ShardError("--data /data: no such folder"),
 }
 _step, _print, _init = train.Training._step, shards.fingerprint, torch.distributed.init_process_group
+_world = distributed.World.__init__
 
 
 def is_victim() -> bool:
@@ -37,6 +38,11 @@ def fingerprint(root):
     return _print(root)
 
 
+def lead_node(self, *args, **kwargs):
+    _world(self, *args, **kwargs)
+    self.leads_node = True
+
+
 def init_process_group(*args, **kwargs):
     if is_victim() and os.environ["RAISE_WHAT"] == "joining":
         raise KINDS["joining"]
@@ -47,4 +53,4 @@ torch.distributed.init_process_group = init_process_group
 train.Training._step = step
 shards.fingerprint = fingerprint
 if os.environ["RAISE_WHAT"] == "missing":
-    setattr(distributed.World, "leads_node", True)  # noqa: B010 - a property
+    distributed.World.__init__ = lead_node

@@ -31,21 +31,13 @@ def torchrun(
     num: int, *args: object, timeout: float = 240, flags: tuple[str, ...] = (), accident: str | None = None, **env: str
 ) -> ranks.Result:
     """Run `ddptrain` under the real torchrun, or the module of this folder that runs it with an accident."""
-    launch = [
-        "-m",
-        "torch.distributed.run",
-        f"--nproc-per-node={num}",
-        "--master-addr=127.0.0.1",
-        f"--master-port={ranks.free_port()}",
-        *flags,
-    ]
-    kept = {
-        k: v for k, v in os.environ.items() if k in {"PATH", "HOME", "LANG", "TMPDIR", "PYTHONPATH", "OMP_NUM_THREADS"}
-    }
-    with subprocess.Popen(
-        [sys.executable, *launch, "-m", accident or "ddptrain", *(str(a) for a in args)], env={**kept, "PYTHONUNBUFFERED": "1", **env},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    ) as process:  # fmt: skip
+    module, variables = ranks.parse(accident)
+    place = ["--master-addr=127.0.0.1", f"--master-port={ranks.free_port()}"]
+    launch = ["-m", "torch.distributed.run", f"--nproc-per-node={num}", *place, *flags, "-m", module or "ddptrain"]
+    names = {"PATH", "HOME", "LANG", "TMPDIR", "PYTHONPATH", "OMP_NUM_THREADS"}
+    env = {**{k: v for k, v in os.environ.items() if k in names}, "PYTHONUNBUFFERED": "1", **variables, **env}
+    argv, pipe = [sys.executable, *launch, *ranks.words(args)], subprocess.PIPE
+    with subprocess.Popen(argv, env=env, stdout=pipe, stderr=subprocess.STDOUT, text=True) as process:
         try:
             output, _ = process.communicate(timeout=timeout)
         except BaseException:  # too late, or interrupted
@@ -57,16 +49,20 @@ def torchrun(
     return ranks.Result([process.returncode], output)
 
 
-def losses(run_dir: pathlib.Path) -> dict[int, float]:
-    """Return the training loss of each step in metrics.jsonl."""
+def figures(run_dir: pathlib.Path, name: str, kind: str = "step") -> dict[int, float]:
+    """Return a figure of each record of a kind in metrics.jsonl, by step."""
     records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return {r["step"]: r["loss"] for r in records if r["kind"] == "step"}
+    return {r["step"]: r[name] for r in records if r["kind"] == kind}
+
+
+def losses(run_dir: pathlib.Path) -> dict[int, float]:
+    """Return the training loss of each step."""
+    return figures(run_dir, "loss")
 
 
 def val_losses(run_dir: pathlib.Path) -> dict[int, float]:
-    """Return the validation loss of each evaluation in metrics.jsonl."""
-    records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return {r["step"]: r["val_loss"] for r in records if r["kind"] == "eval"}
+    """Return the validation loss of each evaluation."""
+    return figures(run_dir, "val_loss", "eval")
 
 
 def prose(paragraphs: int, seed: int = 1) -> str:
@@ -95,18 +91,5 @@ def text_dir(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 def dataset(text_dir: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """A byte-level dataset of that text."""
     output = tmp_path_factory.mktemp("data") / "words"
-    ranks.succeed(
-        1,
-        "prepare",
-        "--source",
-        text_dir,
-        "--output",
-        output,
-        "--tokenizer",
-        "byte",
-        "--part-mib",
-        "0.03",
-        "--workers",
-        1,
-    )
+    ranks.succeed(1, "prepare --source", text_dir, "--output", output, "--tokenizer byte --part-mib 0.03 --workers 1")
     return output

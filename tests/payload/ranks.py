@@ -18,26 +18,18 @@ import socket
 import sys
 import tempfile
 import time
+import traceback
+import typing
 
 import torch
 
-from ddptrain import cli
+from ddptrain import cli, distributed
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(
-    [
-        "numpy",
-        "torch",
-        "ddptrain.cli",
-        "ddptrain.train",
-        "ddptrain.smoke",
-        "ddptrain.collectives",
-        "matplotlib.figure",
-        "matplotlib.backends.backend_agg",
-        "torch.distributed.checkpoint.state_dict",
-        "transformers.models.gpt2.modeling_gpt2",
-    ]
-)
+PRELOADED = """numpy torch ddptrain.cli ddptrain.train ddptrain.smoke ddptrain.collectives torch.distributed.checkpoint
+fsspec.core matplotlib.figure matplotlib.backends.backend_agg transformers.models.gpt2.modeling_gpt2
+transformers.trainer"""
+CONTEXT.set_forkserver_preload([str(name) for name in PRELOADED.split()])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +54,7 @@ class Result:
         return [line.split(":[FATAL] ", 1)[1] for line in self.output.splitlines() if ":[FATAL] " in line]
 
 
+SCRIPT = "accident_script"  # the accident that runs the script which the arguments begin with
 _LIMIT_S = 200.0  # for a run on a busy machine
 _given: set[int] = set()
 
@@ -78,20 +71,22 @@ def free_port() -> int:
 
 
 def run(ranks: int, *args: object, timeout: float = _LIMIT_S, accident: str | None = None, **env: str) -> Result:
-    """Run the command on so many ranks; `accident` names a module of this folder to import in each first."""
+    """Run the command on so many ranks.
+
+    `accident` names a module of this folder to import in each first, and may add variables of its own: `name A=1`.
+    """
+    accident, variables = parse(accident)
     _await_server()
     began = time.monotonic()
-    meeting = {
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-    }
+    meeting = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+    meeting |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     with tempfile.NamedTemporaryFile("w+", suffix=".log") as log:
         processes = []
         for rank in range(ranks):
             place = {**meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {}
-            process = CONTEXT.Process(target=_rank, args=([str(a) for a in args], {**place, **env}, log.name, accident))
+            process = CONTEXT.Process(
+                target=_rank, args=(words(args), {**place, **variables, **env}, log.name, accident)
+            )
             process.start()
             processes.append(process)
         late = []
@@ -125,6 +120,27 @@ def succeed(ranks: int, *args: object, accident: str | None = None, **env: str) 
     return result
 
 
+def train(size: int, data: pathlib.Path, run_dir: pathlib.Path, *args: object, **more: typing.Any) -> Result:
+    """Run a training."""
+    return run(size, "train --data", data, "--run-dir", run_dir, *args, **more)
+
+
+def trained(size: int, data: pathlib.Path, run_dir: pathlib.Path, *args: object, **more: typing.Any) -> Result:
+    """Run a training that must end well."""
+    return succeed(size, "train --data", data, "--run-dir", run_dir, *args, **more)
+
+
+def parse(accident: str | None) -> tuple[str | None, dict[str, str]]:
+    """Return the module and the variables of an accident."""
+    name, *settings = (accident or "").split() or [""]
+    return name or None, dict(typing.cast(tuple[str, str], setting.split("=", 1)) for setting in settings)
+
+
+def words(args: tuple[object, ...]) -> list[str]:
+    """Return a command line of words, paths and texts of several words."""
+    return [word for arg in args for word in (arg.split() if isinstance(arg, str) else [str(arg)])]
+
+
 def _rank(argv: list[str], env: dict[str, str], log: str, accident: str | None) -> None:
     for name in [n for n in os.environ if n.startswith(("SLURM", "RANK", "WORLD", "MASTER", "RUN_", "STOP_"))]:
         del os.environ[name]
@@ -135,10 +151,21 @@ def _rank(argv: list[str], env: dict[str, str], log: str, accident: str | None) 
     sys.stdout = os.fdopen(1, "w", buffering=1)
     sys.stderr = os.fdopen(2, "w", buffering=1)
     torch.set_num_threads(1)
-    if accident:
-        importlib.import_module(accident)
-    code = cli.main(argv)
+    cli._GRACE_S, distributed.WATCH_S = 0.1, 0.2  # nobody ends a rank for another's sake here
+    sys.argv = ["ddptrain", *argv]
+    code = 0
+    try:
+        if accident:
+            importlib.import_module(accident)
+        if accident != SCRIPT:
+            code = cli.main(argv)
+    except SystemExit as e:
+        code = int(e.code or 0)
+    except Exception:  # of a script
+        traceback.print_exc()
+        code = 1
     sys.stdout.flush()
+    sys.stderr.flush()
     os._exit(code)
 
 

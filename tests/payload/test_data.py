@@ -28,9 +28,13 @@ def make_dataset(root: pathlib.Path, counts: list[int], *, vocab: int = 60000, m
     val = [{"split": "val", "file": "val/shard-00000.bin", "docs": 1, **facts}]
     identity = tokenizers.Identity("test", vocab, 0, "0")
     manifest = {
-        "format": 1, "name": "test", "tokenizer": identity.as_record(), "dtype": dtype, "masked": masked,
+        "format": 1,
+        "name": "test",
+        "tokenizer": identity.as_record(),
+        "dtype": dtype,
+        "masked": masked,
         "splits": {"train": entries, "val": val},
-    }  # fmt: skip
+    }
     files.write_json(root / "dataset.json", manifest)
     return shards.open_dataset(root)
 
@@ -111,7 +115,7 @@ def test_a_bad_manifest_is_named(tmp_path: pathlib.Path, content: str | None, wo
 
 @pytest.mark.parametrize(
     ("says", "instead", "words"),
-    [('"tokens": 3000', '"tokens": 2999', "2999 (<u2)"), ('"<u2"', '"<u4"', "3000 (<u4)")],
+    [('"tokens": 3000', '"tokens": 2999', "2999 tokens (<u2)"), ('"<u2"', '"<u4"', "3000 tokens (<u4)")],
 )
 def test_a_manifest_that_says_other_than_the_shard_is_named(
     tmp_path: pathlib.Path, says: str, instead: str, words: str

@@ -9,7 +9,7 @@ import pytest
 import ranks
 import torch
 
-from ddptrain import config, finetune, prepare
+from ddptrain import checkpoint, config, finetune, prepare
 from ddptrain import tokenizers as payload_tokenizers
 
 tokenizers = pytest.importorskip("tokenizers", reason="the optional extra transformers is not installed")
@@ -23,8 +23,11 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     core.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = tokenizers.decoders.ByteLevel()
     trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=400, special_tokens=["<end>"], initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(), show_progress=False
-    )  # fmt: skip
+        vocab_size=400,
+        special_tokens=["<end>"],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
     core.train_from_iterator([conftest.prose(50)], trainer)
     fast = transformers.PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<end>")
     fast.save_pretrained(folder)
@@ -44,30 +47,23 @@ def conversations(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
         lines = []
         for n in range(count):
             word = words[n % len(words)]
-            lines.append([
-                {"text": f"say {word} and {word} again"},
-                {"prompt": f"repeat {word}: ", "completion": f"{word} {word} {word}"},
-                {"messages": [{"role": "user", "content": f"repeat {word}"}, {"role": "assistant", "content": f"{word} {word}"}]},
-            ][n % 3])  # fmt: skip
+            lines.append(
+                [
+                    {"text": f"say {word} and {word} again"},
+                    {"prompt": f"repeat {word}: ", "completion": f"{word} {word} {word}"},
+                    {
+                        "messages": [
+                            {"role": "user", "content": f"repeat {word}"},
+                            {"role": "assistant", "content": f"{word} {word}"},
+                        ]
+                    },
+                ][n % 3]
+            )
         (folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
 
 
-FLAGS = (
-    "--seq-len",
-    32,
-    "--batch",
-    4,
-    "--epoch-steps",
-    10,
-    "--lr",
-    0.003,
-    "--precision",
-    "fp32",
-    "--eval-rows",
-    32,
-    "--local-files-only",
-)
+FLAGS = "--seq-len 32 --batch 4 --epoch-steps 10 --lr 0.003 --precision fp32 --eval-rows 32 --local-files-only".split()
 
 
 @pytest.fixture(scope="module")
@@ -75,9 +71,7 @@ def tuned(
     model_dir: pathlib.Path, conversations: pathlib.Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[pathlib.Path, ranks.Result]:
     run_dir = tmp_path_factory.mktemp("tuned") / "run"
-    result = ranks.succeed(
-        2, "train", "--data", conversations, "--run-dir", run_dir, "--model-local-dir", model_dir, *FLAGS, "--steps", 30
-    )  # fmt: skip
+    result = ranks.trained(2, conversations, run_dir, "--model-local-dir", model_dir, *FLAGS, "--steps 30")
     return run_dir, result
 
 
@@ -97,9 +91,10 @@ def test_the_tuned_model_loads_in_transformers_and_is_the_last_checkpoint(
 ):
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tuned[0] / "model", local_files_only=True)
     before = transformers.AutoModelForCausalLM.from_pretrained(model_dir, local_files_only=True)
-    saved = torch.load(tuned[0] / "latest" / "rank-0000" / "model.pt")
     name = "transformer.h.0.attn.c_attn.weight"
-    assert torch.equal(loaded.state_dict()[name], saved[f"core.{name}"])
+    saved = torch.empty_like(loaded.state_dict()[name])
+    checkpoint.read_into(tuned[0] / "latest", {"model": {f"core.{name}": saved}})
+    assert torch.equal(loaded.state_dict()[name], saved)
     assert not torch.equal(loaded.state_dict()[name], before.state_dict()[name])
     assert transformers.AutoTokenizer.from_pretrained(tuned[0] / "model", local_files_only=True)("again").input_ids
 
@@ -110,21 +105,11 @@ def test_it_resumes(
     conversations: pathlib.Path,
     tmp_path: pathlib.Path,
 ):
-    arguments = (
-        "train",
-        "--data",
-        conversations,
-        "--run-dir",
-        tmp_path / "run",
-        "--model-local-dir",
-        model_dir,
-        *FLAGS,
-        "--steps",
-        30,
-    )
-    ranks.run(2, *arguments, accident="accident_kill", DIE_AT="13", DIE_RANK="1")
-    ranks.succeed(2, *arguments)
-    assert conftest.losses(tmp_path / "run") == conftest.losses(tuned[0])
+    run_dir = tmp_path / "run"
+    arguments = (2, conversations, run_dir, "--model-local-dir", model_dir, *FLAGS, "--steps 30")
+    ranks.train(*arguments, accident="accident_kill DIE_AT=13 DIE_RANK=1")
+    ranks.trained(*arguments)
+    assert conftest.losses(run_dir) == conftest.losses(tuned[0])
 
 
 @pytest.mark.parametrize(
@@ -140,18 +125,8 @@ def test_it_resumes(
 def test_what_cannot_be_is_one_line(
     model_dir: pathlib.Path, conversations: pathlib.Path, tmp_path: pathlib.Path, flags: list[str], words: str
 ):
-    base = [
-        "--data",
-        conversations,
-        "--run-dir",
-        tmp_path / "run",
-        "--model-local-dir",
-        model_dir,
-        *FLAGS,
-        "--steps",
-        3,
-    ]
-    result = ranks.run(2, "train", *base, *flags)
+    more = ("--model-local-dir", model_dir, *FLAGS, "--steps 3", *flags)
+    result = ranks.train(2, conversations, tmp_path / "run", *more)
     assert result.codes == [2, 2], result.output
     (line,) = result.fatal()
     assert words in line
@@ -161,10 +136,8 @@ def test_what_cannot_be_is_one_line(
 def test_a_dataset_of_another_tokenizer_is_refused(
     model_dir: pathlib.Path, text_dir: pathlib.Path, tmp_path: pathlib.Path, kind: str, ids: int
 ):
-    ranks.succeed(1, "prepare", "--source", text_dir, "--output", tmp_path / "d", "--tokenizer", kind, "--workers", 1)
-    result = ranks.run(
-        1, "train", "--data", tmp_path / "d", "--run-dir", tmp_path / "run", "--model-local-dir", model_dir, *FLAGS
-    )
+    ranks.succeed(1, "prepare --source", text_dir, "--output", tmp_path / "d", "--tokenizer", kind, "--workers 1")
+    result = ranks.train(1, tmp_path / "d", tmp_path / "run", "--model-local-dir", model_dir, *FLAGS)
     (line,) = result.fatal()
     assert f"was tokenised with {kind} ({ids} ids)" in line
     assert f"--tokenizer-local-dir {model_dir}" in line

@@ -4,7 +4,6 @@
 import collections.abc
 import contextlib
 import dataclasses
-import itertools
 import json
 import math
 import pathlib
@@ -26,21 +25,21 @@ from ddptrain import (
     reader,
     resume,
     sampler,
+    saver,
     shapes,
     shards,
     train,
 )
 
 STEPS = (
-    "--layers", 2, "--heads", 2, "--width", 32, "--seq-len", 32, "--precision", "fp32", "--eval-rows", 16,
-    "--log-every", 1, "--warmup", 2, "--steps", 6, "--epoch-steps", 6, "--lr", 0.01,
-)  # fmt: skip
+    "--layers 2 --heads 2 --width 32 --seq-len 32 --precision fp32 --eval-rows 16 --log-every 1 --warmup "
+    "2 --steps 6 --epoch-steps 6 --lr 0.01"
+).split()
 
 
 def norms(run_dir: pathlib.Path) -> dict[int, float]:
     """Return the gradients' norm of each step."""
-    records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return {r["step"]: r["grad_norm"] for r in records if r["kind"] == "step"}
+    return conftest.figures(run_dir, "grad_norm")
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +52,7 @@ def unlike(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
         lines.append(json.dumps({"prompt": prompt, "completion": conftest.prose(1, seed=n + 1)[: (11 * n) % 60]}))
     (folder / "train.jsonl").write_text("\n".join(lines))
     flags = ("--tokenizer", "byte", "--workers", 1, "--mask-prompts", "--val-share", 0.1)
-    ranks.succeed(1, "prepare", "--source", folder / "train.jsonl", "--output", folder / "d", *flags)
+    ranks.succeed(1, "prepare --source", folder / "train.jsonl", "--output", folder / "d", *flags)
     return folder / "d"
 
 
@@ -66,7 +65,7 @@ def test_a_step_is_the_mean_over_its_tokens_however_it_is_spread(
     spread = {"one": (1, 8, 1), "passes": (1, 2, 4), "ranks": (2, 2, 2)}
     for name, (size, batch, accumulate) in spread.items():
         flags = ("--batch", batch, "--grad-accum", accumulate)
-        ranks.succeed(size, "train", "--data", data, "--run-dir", tmp_path / name, *STEPS, *flags)
+        ranks.trained(size, data, tmp_path / name, *STEPS, *flags)
     for figures in (conftest.losses, norms, conftest.val_losses):
         wanted = figures(tmp_path / "one")
         assert len(set(wanted.values())) == len(wanted) > 0
@@ -79,10 +78,8 @@ def test_a_step_with_nothing_to_learn_has_no_loss_and_breaks_nothing(tmp_path: p
     prompts = [{"prompt": conftest.prose(4, seed=n), "completion": conftest.prose(1, seed=n)[:40]} for n in range(40)]
     (tmp_path / "train.jsonl").write_text("\n".join(json.dumps(prompt) for prompt in prompts))
     flags = ("--tokenizer", "byte", "--workers", 1, "--mask-prompts", "--val-share", 0.1)
-    ranks.succeed(1, "prepare", "--source", tmp_path / "train.jsonl", "--output", tmp_path / "d", *flags)
-    result = ranks.succeed(
-        2, "train", "--data", tmp_path / "d", "--run-dir", tmp_path / "run", *STEPS, "--batch", 1, "--steps", 40
-    )
+    ranks.succeed(1, "prepare --source", tmp_path / "train.jsonl", "--output", tmp_path / "d", *flags)
+    result = ranks.trained(2, tmp_path / "d", tmp_path / "run", *STEPS, "--batch 1 --steps 40")
     losses = conftest.losses(tmp_path / "run")
     learned = [loss for loss in losses.values() if loss is not None]
     assert list(losses) == list(range(1, 41))
@@ -108,13 +105,16 @@ def build(
             shape = shapes.Shape(1, 2, 16, 16, 320, float(str(more.get("dropout", 0.0))))
             given = config.Config(run_dir=tmp_path, data=dataset, precision="fp32", lr=0.01, seq_len=16, eval_rows=8)
             settings = config.complete(dataclasses.replace(given, **more), "cpu", {})  # pyright: ignore[reportArgumentType]
-            training = train.Training(
-                settings=settings, world=world, dataset=opened,
+            decided = planning.Decided(
+                settings=settings,
+                dataset=opened,
                 plan=sampler.make_plan(1, 16, 4, opened.tokens("train")),
                 batching=planning.Batching(4, 4 // accumulate, accumulate),
                 schedule=planning.Schedule(steps, epoch_steps, 0.01, 0.001, 0),
                 kind=model.Kind({"kind": "gpt"}, shapes.count(shape), lambda: model.GPT(shape)),
-            )  # fmt: skip
+                found=None,
+            )
+            training = train.Training(decided, world)
             return stack.enter_context(training)
 
         yield make
@@ -163,14 +163,13 @@ def test_each_step_takes_its_own_rate_and_says_it(
         train.Training, "_step", lambda self, rows, *, lr: (taken.append(lr), step(self, rows, lr=lr))[1]
     )
     training.run(0.0)
-    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert taken == [training.schedule.lr(step) for step in range(5)]
-    assert [r["lr"] for r in records if r["kind"] == "step"] == taken
+    assert list(conftest.figures(tmp_path, "lr").values()) == taken
 
 
 def test_gradients_are_exchanged_in_the_last_pass_only(build: collections.abc.Callable[..., train.Training]):
     training = build(accumulate=4)
-    training.world = dataclasses.replace(training.world, place=distributed.Place(0, 2, 0, 2, "torchrun"))
+    training.world = distributed.World(distributed.Place(0, 2, 0, 2, "torchrun"), torch.device("cpu"))
     calls: list[str] = []
 
     class Ddp(torch.nn.Module):
@@ -192,17 +191,18 @@ def test_gradients_are_exchanged_in_the_last_pass_only(build: collections.abc.Ca
 def test_an_evaluation_changes_nothing(build: collections.abc.Callable[..., train.Training]):
     training = build(dropout=0.5)
     training._step(rows(training), lr=0.01)
-    before = [t.clone() for t in checkpoint._tensors([training.core.state_dict(), training.optimizer.state_dict()])]
+    tensors = saver.tensors(checkpoint.state_of(training.core, training.optimizer))
+    before = [tensor.clone() for tensor in tensors]
     states = checkpoint.random_states()
     found = {training.evaluate() for _ in range(3)}
-    after = [*checkpoint._tensors([training.core.state_dict(), training.optimizer.state_dict()])]
     assert len(found) == 1, "no dropout, and the same rows each time"
     assert training.core.training
-    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(before, tensors, strict=True))
     assert all(p.grad is None for p in training.core.parameters())
-    for a, b in zip(checkpoint._tensors(states), checkpoint._tensors(checkpoint.random_states()), strict=True):
-        assert torch.equal(a, b)
-    assert states["python"] == checkpoint.random_states()["python"]
+    after = checkpoint.random_states()
+    assert torch.equal(states["torch"], after["torch"])
+    assert torch.equal(states["numpy"][1], after["numpy"][1])
+    assert states["python"] == after["python"]
 
 
 def test_only_an_improvement_is_the_best(
@@ -234,10 +234,7 @@ def test_the_last_epoch_may_be_short(build: collections.abc.Callable[..., train.
     assert training.run(0.0) == resume.DONE
     assert list(conftest.val_losses(tmp_path)) == [3, 6, 7]
     assert checkpoint.verify(tmp_path / "epoch-0003").step == 7
-    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [(r["step"], r["epoch"]) for r in records if r["kind"] == "step"] == [
-        (1, 1), (2, 1), (3, 1), (4, 2), (5, 2), (6, 2), (7, 3)
-    ]  # fmt: skip
+    assert conftest.figures(tmp_path, "epoch") == {1: 1, 2: 1, 3: 1, 4: 2, 5: 2, 6: 2, 7: 3}
 
 
 def test_the_schedule_at_its_edges():
@@ -258,12 +255,12 @@ def test_the_schedule_at_its_edges():
 @pytest.mark.parametrize(
     ("given", "device", "wanted"),
     [
-        ({}, "cpu", (200, 50, 20)),
-        ({"steps": 3}, "cpu", (3, 3, 0)),
+        ({}, "cpu", (200, 50, 40)),
+        ({"steps": 3}, "cpu", (3, 3, 1)),
         ({"steps": 1, "warmup": 9}, "cpu", (1, 1, 0)),
-        ({"epochs": 2}, "cpu", (160, 80, 16)),
-        ({"epochs": 2, "epoch_steps": 7}, "cpu", (14, 7, 1)),
-        ({}, "cuda", (80, 80, 8)),
+        ({"epochs": 2}, "cpu", (160, 80, 40)),
+        ({"epochs": 2, "epoch_steps": 7}, "cpu", (14, 7, 7)),
+        ({}, "cuda", (80, 80, 40)),
         ({"steps": 10_000}, "cuda", (10_000, 80, 700)),
     ],
 )
@@ -272,36 +269,6 @@ def test_a_schedules_gaps_are_filled_from_the_data(given: dict[str, int], device
     found = planning.make_schedule(asked, config.complete(asked, device, {}), 80, device)
     assert (found.steps, found.epoch_steps, found.warmup) == wanted
     assert found.floor == pytest.approx(0.1 * found.peak)
-
-
-def test_a_resumed_runs_metrics_are_complete_and_say_nothing_twice(dataset: pathlib.Path, tmp_path: pathlib.Path):
-    """Killed at step 13, its line cut short; it goes on behind step 10, and its lines of 11 and 12 are removed."""
-    run = (
-        "train",
-        "--data",
-        dataset,
-        "--run-dir",
-        tmp_path / "run",
-        *STEPS,
-        "--batch",
-        4,
-        "--steps",
-        20,
-        "--epoch-steps",
-        5,
-    )
-    ranks.run(2, *run, accident="accident_kill", DIE_AT="13", DIE_RANK="1")
-    path = tmp_path / "run" / "metrics.jsonl"
-    path.write_bytes(path.read_bytes() + b'{"kind": "step", "step": 13, "lo')
-    assert '"step": 12' in path.read_text()
-    ranks.succeed(2, *run)
-    records = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [r["step"] for r in records if r["kind"] == "step"] == list(range(1, 21))
-    assert [r["step"] for r in records if r["kind"] == "eval"] == [5, 10, 15, 20]
-    assert [r["step"] for r in records] == sorted(r["step"] for r in records)
-    tokens = [r["tokens"] for r in records if r["kind"] == "step"]
-    assert tokens == [step * 8 * 32 for step in range(1, 21)]
-    assert all(a["time"] <= b["time"] for a, b in itertools.pairwise(records))
 
 
 def test_the_optimiser_decays_matrices_and_nothing_else(build: collections.abc.Callable[..., train.Training]):

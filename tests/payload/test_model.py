@@ -1,18 +1,13 @@
 """The model's short cuts: what they compute is what the plain form computes."""
 
 # pyright: basic, reportPrivateImportUsage=false
-import collections.abc
-import pathlib
-import subprocess
-import sys
-import textwrap
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from ddptrain import crossentropy, hardware, model, shapes
+from ddptrain import crossentropy, model, shapes
 
 B, T, C, V = 4, 300, 16, 5000
 
@@ -115,68 +110,3 @@ def test_attention_drops_weights_only_when_asked_to():
     ones = torch.ones(2, 1, 16, 4)
     torch.testing.assert_close(model._whole_attention(ones, ones, ones, 0.0), ones)
     assert not torch.allclose(model._whole_attention(ones, ones, ones, 0.5), ones)
-
-
-AMD = "vendor_id\t: AuthenticAMD\nflags\t\t: fpu avx2 avx512f avx512_bf16\n"
-
-
-@pytest.mark.parametrize(
-    ("cpuinfo", "wanted"),
-    [
-        (AMD, True),
-        (AMD.replace("AuthenticAMD", "GenuineIntel"), False),
-        (AMD.replace("avx512f ", ""), False),
-        ("", False),
-    ],
-)
-def test_onednn_multiplies_on_amd_with_avx512(cpuinfo: str, wanted: bool, tmp_path: pathlib.Path):
-    path = tmp_path / "cpuinfo"
-    path.write_text(cpuinfo)
-    assert hardware._is_amd_with_avx512(path) is wanted
-    assert not hardware._is_amd_with_avx512(tmp_path / "none")
-
-
-@pytest.fixture
-def matmul() -> collections.abc.Iterator[None]:
-    """Leave the setting of the process as it was."""
-    before = torch.get_float32_matmul_precision()
-    yield
-    torch.set_float32_matmul_precision(before)
-
-
-@pytest.mark.parametrize(
-    ("is_own", "error", "chosen"), [(True, 1e-6, "medium"), (True, 1e-2, "highest"), (False, 1e-6, "highest")]
-)
-def test_products_that_round_to_bf16_are_refused(
-    is_own: bool, error: float, chosen: str, matmul: None, monkeypatch: pytest.MonkeyPatch
-):
-    torch.set_float32_matmul_precision("highest")
-    monkeypatch.setattr(hardware, "_is_amd_with_avx512", lambda _: True)
-    monkeypatch.setattr(hardware, "_matmul_error", lambda: error)
-    hardware.set_matmul(torch.device("cpu"), is_own=is_own)
-    assert torch.get_float32_matmul_precision() == chosen
-
-
-def test_the_error_of_a_product_tells_fp32_from_bf16(matmul: None):
-    torch.set_float32_matmul_precision("highest")
-    assert hardware._matmul_error() < hardware._FP32_ERROR
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert hardware._matmul_error() > hardware._FP32_ERROR
-
-
-@pytest.mark.parametrize("keeps", [False, True])
-def test_memory_that_is_freed_is_kept_for_the_next_step(keeps: bool):
-    program = f"""
-        import resource, torch
-        from ddptrain import hardware
-        if {keeps}:
-            hardware.keep_memory(torch.device("cpu"))
-        for round in range(25):
-            if round == 20:  # the heap has grown by then to what its alignment wants
-                before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-            torch.ones(12 << 20)  # 48 MiB
-        print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-    """
-    argv = [sys.executable, "-c", textwrap.dedent(program)]
-    done = subprocess.run(argv, capture_output=True, text=True, check=True)
-    assert (int(done.stdout) < 100) == keeps, done.stdout

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import ranks
 
 from ddptrain import precheck
 
@@ -36,7 +37,6 @@ def test_it_says_what_the_command_itself_would(tmp_path: pathlib.Path, words: li
     command, *rest = [word.format(tmp=tmp_path) for word in words]
     problem = precheck.check(command, rest)
     assert problem is not None
-    argv = [sys.executable, "-m", "ddptrain", command, *rest]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 2
-    assert f"[FATAL] {problem.partition('; see')[0]}" in done.stdout + done.stderr
+    result = ranks.run(1, command, *rest)
+    assert result.codes == [2]
+    assert result.fatal()[0].startswith(problem.partition("; see")[0])

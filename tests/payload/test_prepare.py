@@ -60,11 +60,11 @@ def test_every_document_arrives_whole(tmp_path: pathlib.Path, text_dir: pathlib.
 
 def test_workers_array_elements_and_one_process_give_the_same_bytes(tmp_path: pathlib.Path, text_dir: pathlib.Path):
     small = ("prepare", "--source", text_dir, "--tokenizer", "byte", "--part-mib", "0.03")
-    ranks.succeed(1, *small, "--output", tmp_path / "one", "--workers", 1)
-    ranks.succeed(1, *small, "--output", tmp_path / "two", "--workers", 2)
+    ranks.succeed(1, *small, "--output", tmp_path / "one", "--workers 1")
+    ranks.succeed(1, *small, "--output", tmp_path / "two", "--workers 2")
     for element in (2, 0, 1):
         array = {"SLURM_ARRAY_TASK_ID": str(element + 5), "SLURM_ARRAY_TASK_MIN": "5", "SLURM_ARRAY_TASK_COUNT": "3"}
-        ranks.succeed(1, *small, "--output", tmp_path / "array", "--workers", 1, "--task", "slurm", **array)
+        ranks.succeed(1, *small, "--output", tmp_path / "array", "--workers 1 --task slurm", **array)
         assert not (tmp_path / "array" / "dataset.json").exists()
     ranks.succeed(1, *small, "--output", tmp_path / "array", "--finalize")
     assert len(contents(tmp_path / "one")) > 3
@@ -284,9 +284,14 @@ def test_the_three_shapes_of_json_lines_and_their_masks(tmp_path: pathlib.Path):
 
 @pytest.mark.parametrize(
     ("line", "words"),
-    [("{", "is not JSON"), ("[1]", "expected an object"), ('{"prompt": "x"}', "expected an object"), ('{"text": 3}', "expected an object"),
-     ('{"messages": ["x"]}', '"role" and "content"')],
-)  # fmt: skip
+    [
+        ("{", "is not JSON"),
+        ("[1]", "expected an object"),
+        ('{"prompt": "x"}', "expected an object"),
+        ('{"text": 3}', "expected an object"),
+        ('{"messages": ["x"]}', '"role" and "content"'),
+    ],
+)
 def test_a_bad_line_is_named(tmp_path: pathlib.Path, line: str, words: str):
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "fine"}\n' + line + "\n")
@@ -461,8 +466,11 @@ def test_inspect_finds_a_corrupted_shard_and_names_it(tmp_path: pathlib.Path, te
 
 
 AWKWARD = hypothesis.strategies.text(
-    hypothesis.strategies.sampled_from("ab Z'st09.,-_<|\t\n\r\x0b\x0c\x1c\x1f\x00\x7f\x85\xa0\u2009\u2028\u3000é日ß²Ⅷ٣\u2019\u0301\U0001f600"), max_size=60
-)  # fmt: skip
+    hypothesis.strategies.sampled_from(
+        "ab Z'st09.,-_<|\t\n\r\x0b\x0c\x1c\x1f\x00\x7f\x85\xa0\u2009\u2028\u3000é日ß²Ⅷ٣\u2019\u0301\U0001f600"
+    ),
+    max_size=60,
+)
 
 
 @hypothesis.settings(max_examples=400, deadline=None)
@@ -484,18 +492,3 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch):
     text = " ".join(conftest.WORDS) + " " + "x" * 100
     assert gpt2.encode(text).tolist() == gpt2._core.encode_ordinary(text)
     assert len(gpt2._known) == 10
-
-
-def test_forked_workers_give_the_bytes_of_one(tmp_path: pathlib.Path, text_dir: pathlib.Path):
-    """A process without threads forks its workers; the other tests' processes have threads and spawn them."""
-    code = "import sys; from ddptrain import cli; sys.exit(cli.main(sys.argv[1:]))"
-    for workers in (1, 2):
-        argv = [
-            sys.executable, "-W", "error", "-c", code, "prepare", "--source", text_dir, "--tokenizer", "gpt2",
-            "--part-mib", "0.03", "--output", tmp_path / str(workers), "--workers", str(workers),
-        ]  # fmt: skip
-        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=200)
-        assert done.returncode == 0, done.stderr
-        assert done.stderr == ""
-    assert len(contents(tmp_path / "1")) > 3
-    assert contents(tmp_path / "1") == contents(tmp_path / "2")

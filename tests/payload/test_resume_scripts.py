@@ -25,24 +25,20 @@ KINDS = pytest.mark.parametrize("kind", SCRIPTS)
 
 
 class Job:
-    """Attempts at one run of a script of the page, on two ranks under the real torchrun."""
+    """Attempts at one run of a script of the page, on two ranks."""
 
     def __init__(self, kind: str, folder: pathlib.Path) -> None:
         self.kind, self.script, self.run_dir = kind, folder / "train.py", folder / "run"
         self.stop_file = folder / "stop"
         self.script.write_text(SCRIPTS[kind])
 
-    def start(self, attempt: str, **env: str) -> ranks.Result:
-        """Run the script to its end, `DO=` with an accident."""
+    def start(self, attempt: str, *, launched: bool = False, **env: typing.Any) -> ranks.Result:
+        """Run the script to its end, `DO=` with an accident, under torchrun or as forked ranks, which is quicker."""
         self.stop_file.unlink(missing_ok=True)
-        job: dict[str, typing.Any] = {
-            "RUN_DIR": str(self.run_dir),
-            "RUN_ATTEMPT_ID": attempt,
-            "STOP_FILE": str(self.stop_file),
-        }
-        return conftest.torchrun(
-            2, self.script, accident="accident_script", **{"DO": "nothing", "AT": "0", "CUDA_VISIBLE_DEVICES": "", **job, **env}
-        )  # fmt: skip
+        job = {"RUN_DIR": str(self.run_dir), "RUN_ATTEMPT_ID": attempt, "STOP_FILE": str(self.stop_file)}
+        run = conftest.torchrun if launched else ranks.run
+        env = {"DO": "nothing", "AT": "0", "CUDA_VISIBLE_DEVICES": "", **job, **env}
+        return run(2, self.script, accident=ranks.SCRIPT, **env)
 
     def finish(self, attempt: str) -> ranks.Result:
         """Run the script, which must be done at its end."""
@@ -91,7 +87,7 @@ def test_asked_to_stop_it_saves_and_the_rest_is_the_same_bit_for_bit(
     kind: str, do: str, rank: str, whole: collections.abc.Callable[[str], Job], tmp_path: pathlib.Path
 ):
     job = Job(kind, tmp_path)
-    stopped = job.start("7.r0", DO=do, AT="5", AT_RANK=rank)
+    stopped = job.start("7.r0", launched=rank == "1", DO=do, AT="5", AT_RANK=rank)
     assert stopped.returncode == 0, stopped.output
     record = job.outcome("7.r0")
     assert record["outcome"] == "preempted"
@@ -165,16 +161,20 @@ def test_ranks_that_are_not_connected_are_refused(tmp_path: pathlib.Path):
 
 
 STUCK = """
-import os, signal, threading, time
+import os, pathlib, signal, threading, time
 import torch
 from torch import distributed as dist
 from ddptrain import distributed, resume
 distributed.STUCK_S = 1.0
 dist.init_process_group("gloo")
 run = resume.Run()
+pid = torch.tensor([os.getpid()])
+dist.broadcast(pid, 0)
 if run.rank == 1:
-    time.sleep(600)
-threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    while pathlib.Path(f"/proc/{int(pid)}").exists():
+        time.sleep(0.1)
+    os._exit(3)
+threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
 dist.all_reduce(torch.zeros(1))
 """
 
@@ -183,20 +183,14 @@ def test_a_rank_that_waits_for_a_stuck_one_ends_when_it_is_asked_to(tmp_path: pa
     """Python's handler does not run there, and without one of its own the signal would have ended it."""
     job = Job("plain", tmp_path)
     job.script.write_text(STUCK)
-    result = conftest.torchrun(
-        2, job.script, accident="accident_script", flags=("--shutdown-timeout=1",), DO="", AT="0"
-    )
-    assert result.returncode != 0
+    result = job.start("7.r0")
+    assert result.codes == [1, 3], result.output
     assert "rank 0 leaves: asked to end while it waits" in result.output
 
 
-def test_outside_of_a_job_one_process_saves_below_the_current_directory(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-):
-    for name in (resume.RUN_DIR, resume.ATTEMPT, resume.STOP_FILE):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.chdir(tmp_path)
-    code = """
+ALONE = """
+import os
+os.chdir("{folder}")
 from ddptrain import resume
 run = resume.Run()
 print(run.step, run.resumed, run.attempt, run.restarts)
@@ -207,15 +201,21 @@ for step in range(run.step + 1, 4):
         (folder / "notes" / "step").write_text(str(step))
 run.done(step=3)
 """
+
+
+def alone(script: pathlib.Path, code: str, **env: typing.Any) -> ranks.Result:
+    script.write_text(code)
+    return ranks.run(1, script, accident=ranks.SCRIPT, DO="nothing", AT="0", RANK="0", WORLD_SIZE="1", **env)
+
+
+def test_outside_of_a_job_one_process_saves_below_the_current_directory(tmp_path: pathlib.Path):
     for expected in ("0 None", f"3 {tmp_path}/run/epoch-0000-step-000003"):
-        out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
-        assert f"{expected} local 0" in out
+        result = alone(tmp_path / "train.py", ALONE.format(folder=tmp_path))
+        assert f"{expected} local 0" in result.output
     assert (tmp_path / "run" / "latest" / "rank-0000" / "notes" / "step").read_text() == "3"
     assert len(list((tmp_path / "run").glob("epoch-*"))) == 2
-    command = [sys.executable, "-m", "ddptrain", "inspect"]
     for path in ("run", "run/latest"):
-        done = subprocess.run([*command, path], check=False, capture_output=True, text=True)
-        assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "verified: whole"), done.stdout + done.stderr
+        assert ranks.succeed(1, "inspect", tmp_path / path).output.splitlines()[-1] == "verified: whole"
 
 
 @pytest.mark.parametrize(
@@ -259,11 +259,9 @@ def test_quick_steps_agree_seldom_and_slow_ones_each_time(monkeypatch: pytest.Mo
         assert world.sums == agreements
 
 
-def test_keep_must_leave_one_when_a_save_fails(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv(resume.RUN_DIR, str(tmp_path))
-    code = "from ddptrain import resume; resume.Run(keep=1)"
-    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
-    assert f"{errors.__name__}.SharedError: keep=1: must be at least 2" in done.stderr
+def test_keep_must_leave_one_when_a_save_fails(tmp_path: pathlib.Path):
+    result = alone(tmp_path / "train.py", "from ddptrain import resume; resume.Run(keep=1)", RUN_DIR=str(tmp_path))
+    assert f"{errors.__name__}.SharedError: keep=1: must be at least 2" in result.output
 
 
 THREADS = """
@@ -284,7 +282,13 @@ def test_at_its_end_no_thread_of_the_control_group_is_left(tmp_path: pathlib.Pat
     script = tmp_path / "train.py"
     script.write_text(THREADS)
     done = conftest.torchrun(
-        2, script, accident="accident_script", DO="nothing", AT="0", RUN_DIR=str(tmp_path / "run"), RUN_ATTEMPT_ID="1.r0"
-    )  # fmt: skip
+        2,
+        script,
+        accident="accident_script",
+        DO="nothing",
+        AT="0",
+        RUN_DIR=str(tmp_path / "run"),
+        RUN_ATTEMPT_ID="1.r0",
+    )
     assert done.returncode == 0, done.output
     assert done.output.count("loops=2\n") == 2, done.output  # each rank has those of its own default group

@@ -4,9 +4,6 @@
 import json
 import pathlib
 import re
-import socket
-import subprocess
-import sys
 
 import conftest
 import pytest
@@ -53,14 +50,9 @@ def test_it_learns_and_says_so(smoke: tuple[pathlib.Path, ranks.Result]):
 
 
 def test_two_ranks_get_the_message_that_one_alone_gets_by_torchrun_too():
-    result = conftest.torchrun(2, "smoke", "--classes", 1)
+    result = conftest.torchrun(2, "smoke --classes 1")
     assert result.returncode != 0
     assert result.fatal() == ["--classes 1: must be at least 2"]
-
-
-def test_without_a_launcher_it_is_a_world_of_one():
-    result = ranks.succeed(1, "smoke", "--samples", 300, "--epochs", 1)
-    assert result.marked("DDP")[0]["world_size"] == "1"
 
 
 @pytest.mark.parametrize(
@@ -78,51 +70,38 @@ def test_what_cannot_be_is_one_line(flags: list[str], words: str):
     assert words in line
 
 
-def test_under_srun_without_torchrun_the_ranks_meet_through_the_run_directory(tmp_path: pathlib.Path):
-    logs = as_by_srun(tmp_path, SLURM_JOB_ID="12")
-    assert "launcher=srun" in logs[0].read_text()
-    assert (tmp_path / "run" / "control" / "12.0.r0.rendezvous").exists()
-
-
-def test_under_srun_in_a_job_of_ours_the_ranks_know_where_they_meet(tmp_path: pathlib.Path):
+@pytest.mark.parametrize("names", [("HEAD_IP", "HEAD_PORT"), ("MASTER_ADDR", "MASTER_PORT")])
+def test_under_srun_the_ranks_meet_where_the_job_says(names: tuple[str, str], tmp_path: pathlib.Path):
     """No file: 8,000 ranks would look for it ten times a second."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    logs = as_by_srun(tmp_path, SLURM_JOB_ID="13", HEAD_IP="127.0.0.1", HEAD_PORT=str(port))
-    assert f"master=127.0.0.1:{port}" in logs[0].read_text()
-    assert not list(tmp_path.rglob("*.rendezvous"))
+    port = ranks.free_port()
+    codes, logs = as_by_srun(tmp_path, **dict(zip(names, ("127.0.0.1", str(port)), strict=True)))
+    assert codes == [0, 0], logs
+    assert "launcher=srun" in logs[0]
+    assert f"master=127.0.0.1:{port}" in logs[0]
+    assert (tmp_path / "run" / "summary.json").exists()
 
 
-def as_by_srun(tmp_path: pathlib.Path, **variables: str) -> list[pathlib.Path]:
-    """Run two ranks to a good end with srun's own variables, no MASTER_ADDR; return their logs."""
+def test_under_srun_without_a_place_to_meet_each_rank_names_what_is_missing(tmp_path: pathlib.Path):
+    codes, logs = as_by_srun(tmp_path)
+    assert codes == [2, 2]
+    assert all("set MASTER_ADDR" in log for log in logs)
+
+
+def as_by_srun(tmp_path: pathlib.Path, **variables: str) -> tuple[list[int | None], list[str]]:
+    """Run two ranks with srun's own variables; return their exit codes and logs."""
     processes = []
     logs = [tmp_path / f"{rank}.log" for rank in range(2)]
-    for rank in range(2):
-        env = {
-            "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NUM_NODES": "1",
-            "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank), **variables,
-        }  # fmt: skip
-        logs[rank].touch()
+    for rank, log in enumerate(logs):
+        step = {"SLURM_JOB_ID": "12", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}
+        own = {"SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}
+        log.touch()
         argv = ["smoke", "--run-dir", str(tmp_path / "run")]
-        processes.append(ranks.CONTEXT.Process(target=ranks._rank, args=(argv, env, str(logs[rank]), None)))
+        args = (argv, {**step, **own, **variables}, str(log), None)
+        processes.append(ranks.CONTEXT.Process(target=ranks._rank, args=args))
         processes[-1].start()
     for process in processes:
         process.join(60)
-    assert [process.exitcode for process in processes] == [0, 0], [log.read_text() for log in logs]
-    return logs
-
-
-def test_the_ranks_address_is_that_of_the_way_to_sruns_host_and_no_name_is_looked_up(monkeypatch: pytest.MonkeyPatch):
-    def refuse(*_: object) -> str:
-        raise AssertionError("a name was looked up")
-
-    monkeypatch.setattr(distributed.socket, "gethostbyname", refuse)
-    monkeypatch.delenv("HEAD_IP", raising=False)
-    monkeypatch.setenv("SLURM_LAUNCH_NODE_IPADDR", "127.0.0.9")
-    assert distributed._own_address() == "127.0.0.1"
-    monkeypatch.setenv("HEAD_IP", "10.0.0.4")
-    assert distributed._own_address() == "10.0.0.4"
+    return [process.exitcode for process in processes], [log.read_text() for log in logs]
 
 
 def test_a_rendezvous_that_fails_names_both_nodes_by_what_slurm_calls_them(monkeypatch: pytest.MonkeyPatch):
@@ -135,25 +114,6 @@ def test_a_rendezvous_that_fails_names_both_nodes_by_what_slurm_calls_them(monke
 
     monkeypatch.setattr(distributed.dist, "rendezvous", fail)
     with pytest.raises(errors.UserError) as caught:
-        distributed._rendezvous(distributed.Place(1, 2, 0, 1, "torchrun"), None)
+        distributed._rendezvous(distributed.Place(1, 2, 0, 1, "torchrun"))
     where = "the rendezvous at 127.0.0.1:9 (slurmd-0) failed on slurmd-1"
     assert str(caught.value).startswith(f"{where}: The client socket has timed out after 120000ms; is the port")
-
-
-@pytest.mark.parametrize(
-    "argv",
-    [["smoke", "--samples", "8"], ["prepare", "--source", "{here}", "--output", "{tmp}/d"], ["inspect", "{tmp}"]],
-)
-def test_garbage_is_searched_for_again_but_not_among_the_imports(tmp_path: pathlib.Path, argv: list[str]):
-    (tmp_path / "metrics.jsonl").touch()
-    argv = [word.format(tmp=tmp_path, here=__file__) for word in argv]
-    code = f"""
-import gc, runpy, sys
-sys.argv = ["ddptrain", *{argv!r}]
-try:
-    runpy.run_module("ddptrain", run_name="__main__", alter_sys=True)
-except SystemExit as e:
-    print("ended", e.code, gc.isenabled(), gc.get_freeze_count() > 10_000)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=True)
-    assert done.stdout.splitlines()[-1] == "ended 0 True True", done.stdout + done.stderr

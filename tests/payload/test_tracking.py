@@ -12,7 +12,7 @@ import typing
 
 import pytest
 
-from ddptrain import report, tracking
+from ddptrain import tracking
 
 Record = dict[str, typing.Any]
 
@@ -110,7 +110,7 @@ def test_a_path_becomes_an_sqlite_store_with_the_reason_logged(caplog: pytest.Lo
 def test_without_the_packages_a_training_goes_on(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(__import__("sys").modules, "mlflow", None)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", str(tmp_path / "store"))
-    (sink,) = report.open_sinks(tmp_path)
+    (sink,) = tracking.connect(tmp_path)
     sink.record({"step": 1, "loss": 1.0})
     sink.close({})
     assert not (tmp_path / "tracking.json").exists()

@@ -1,10 +1,15 @@
 """What the tests of the sandbox share: a model without hosts, and one on hosts that are folders."""
 
 import pathlib
+import sys
 
 import pytest
 from folder_hosts import Bench
 from world import World
+
+STANDINS = pathlib.Path(__file__).resolve().parents[2] / "sandbox" / "standins"
+sys.path[:0] = [str(STANDINS)]
+sys.path[:0] = [str(STANDINS / name / "src") for name in ("slurmctld", "slurmd", "sackd", "slurmdbd", "mysql")]
 
 
 @pytest.fixture

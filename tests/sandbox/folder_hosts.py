@@ -45,7 +45,11 @@ class TheCharm(ops.CharmBase):
             framework.observe(self.on.hold_action, self._on_action)
         framework.observe(self.on.collect_unit_status, self._on_collect)
 
+        self.waits = ROOM / f"waits-{{self.unit.name.replace('/', '-')}}"  # the name of a status
+
     def _on_hook(self, event):
+        if event.handle.kind == "update_status" and (ROOM / "time-heals").exists():
+            self.waits.unlink(missing_ok=True)
         with (ROOM / "hooks").open("a") as file:
             file.write(f"{{self.unit.name}} {{event.handle.kind}}\\n")
         if self.config.get("slow") and event.handle.kind == "config_changed":
@@ -55,7 +59,8 @@ class TheCharm(ops.CharmBase):
             raise RuntimeError("as asked")
 
     def _on_collect(self, event):
-        event.add_status(ops.ActiveStatus())
+        name = self.waits.read_text() if self.waits.exists() else "active"
+        event.add_status(ops.StatusBase.from_name(name, ""))
 
     def _on_action(self, event):
         event.log("waits")
@@ -69,14 +74,20 @@ if __name__ == "__main__":
 """
 ACTIONS = {"wait": {"parallel": True}, "hold": {}}
 SERVER: dict[str, typing.Any] = {
-    "name": "server", "type": "charm", "actions": ACTIONS, "provides": {"api": {"interface": "http"}},
+    "name": "server",
+    "type": "charm",
+    "actions": ACTIONS,
+    "provides": {"api": {"interface": "http"}},
     "config": {"options": {"slow": {"type": "boolean", "default": False}, "n": {"type": "int"}}},
-}  # fmt: skip
+}
 AGENT: dict[str, typing.Any] = {
-    "name": "agent", "type": "charm", "subordinate": True, "actions": ACTIONS,
+    "name": "agent",
+    "type": "charm",
+    "subordinate": True,
+    "actions": ACTIONS,
     "config": {"options": {"slow": {"type": "boolean", "default": False}, "n": {"type": "int"}}},
     "requires": {"juju-info": {"interface": "juju-info", "scope": "container"}, "api": {"interface": "http"}},
-}  # fmt: skip
+}
 
 
 class FolderHost:

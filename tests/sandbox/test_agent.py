@@ -7,6 +7,11 @@ import sys
 import typing
 
 import pytest
+import yaml
+from world import World
+
+from sandbox import model as rules
+from sandbox.store import Event
 
 CHARM = """
 import ops
@@ -98,25 +103,9 @@ class Agent:
             stderr=subprocess.DEVNULL,
             text=True,
         )
-        self.state: Json = {
-            "address": "10.0.0.5",
-            "cidr": "10.0.0.0/24",
-            "bindings": ["juju-info"],
-            "config": {},
-            "leader": True,
-            "relations": [],
-            "secrets": [],
-            "storages": [["data", 3]],
-            "resources": {},
-            "ports": [],
-            "status": ["unknown", ""],
-            "app_status": ["unknown", ""],
-            "version": "",
-            "planned_units": 1,
-            "deferred": [],
-            "stored": [],
-            "model": {"name": "m", "uuid": "00000000-0000-4000-8000-000000000000"},
-        }
+        self.world = World()
+        self.world.add("thing", yaml.safe_load(METADATA), units=2)
+        self.state: Json = {}  # overrides the model's
 
     def write(self, name: str, code: str) -> pathlib.Path:
         """Return the folder of a charm with this code."""
@@ -130,15 +119,12 @@ class Agent:
         self, kind: str, *, unit: str = "thing/0", deleted: bool = False, **event: typing.Any
     ) -> tuple[Json, list[Json]]:
         """Return the result and the messages before it."""
-        request = {
-            "unit": unit,
-            "source": str(self.source),
-            "machine_id": "0",
-            "principal": None,
-            "event": {"kind": kind, **event},
-            "deleted": deleted,
-            "state": self.state,
-        }
+        described = Event(kind=kind, sequence=0, **event)
+        target = self.world.model.units[unit]
+        request = rules.describe(
+            self.world.model, target, described, source=str(self.source), cidr="10.0.0.0/24", resources={}
+        )
+        request |= {"deleted": deleted, "state": request["state"] | self.state}
         assert self.process.stdin and self.process.stdout
         self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
@@ -255,8 +241,16 @@ def test_reboot_now_ends_the_hook_and_reboot_after_does_not(agent: Agent):
 
 @pytest.mark.parametrize("departing", ["thing/0", "web/1"])
 def test_a_unit_reads_which_unit_leaves_be_it_itself(agent: Agent, departing: str):
-    relation = {"id": 4, "endpoint": "server", "type": "regular", "local_app_data": {}, "local_unit_data": {},
-                "remote_app": "web", "remote_app_data": {}, "remote_units_data": {"1": {}}}  # fmt: skip
+    relation = {
+        "id": 4,
+        "endpoint": "server",
+        "type": "regular",
+        "local_app_data": {},
+        "local_unit_data": {},
+        "remote_app": "web",
+        "remote_app_data": {},
+        "remote_units_data": {"1": {}},
+    }
     agent.state["relations"] = [relation]
     result, _ = agent.run("relation-departed", relation=4, remote="web/1", departing=departing)
     assert result["ok"], result
@@ -265,8 +259,17 @@ def test_a_unit_reads_which_unit_leaves_be_it_itself(agent: Agent, departing: st
 
 def test_equal_content_makes_no_revision(agent: Agent):
     identifier = "secret:" + "a" * 20
-    secret = {"id": identifier, "owner": "app", "label": None, "description": None, "tracked_revision": 2,
-              "latest_revision": 3, "tracked_content": {"key": "old"}, "latest_content": {"key": "new"}, "grants": {}}  # fmt: skip
+    secret = {
+        "id": identifier,
+        "owner": "app",
+        "label": None,
+        "description": None,
+        "tracked_revision": 2,
+        "latest_revision": 3,
+        "tracked_content": {"key": "old"},
+        "latest_content": {"key": "new"},
+        "grants": {},
+    }
     agent.state["secrets"] = [secret]
     result, _ = agent.run("secret-changed", secret=identifier)
     assert result["ok"], result
@@ -280,7 +283,7 @@ def test_an_action_streams_its_log_and_finds_its_storage(agent: Agent):
     assert [line["message"] for line in messages if line["kind"] == "action-log"] == ["first"]
     assert result["action"]["failure"] is None
     assert result["action"]["results"]["text"] == "hi"
-    assert result["action"]["results"]["place"] == str(agent.root / "disk" / "data-3")
+    assert result["action"]["results"]["place"] == str(agent.root / "disk" / "data-0")
     assert "tool" in result["action"]["results"]["resource"]
 
 

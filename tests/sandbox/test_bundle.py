@@ -4,6 +4,7 @@ import pathlib
 import typing
 
 import pytest
+import yaml
 
 from sandbox import bundle as bundles
 from sandbox.store import SandboxError
@@ -73,34 +74,15 @@ def test_paths_are_relative_to_the_file_that_names_them(tmp_path: pathlib.Path):
     bundles.check(bundle, METADATA)
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("port: 8080", "prot: 8080", "bundle.yaml line 8: server: no option 'prot': did you mean 'port'?"),
-        ("port: 8080", "port: many", "bundle.yaml line 8: server: option 'port' is a int, not 'many'"),
-        ("port: 8080", "port: true", "bundle.yaml line 8: server: option 'port' is a int, not True"),
-        ("server:api, client:api", "server:apy, client:api", "bundle.yaml line 15: server has no endpoint 'apy': did you mean 'api'?"),
-        ("server:api, client:api", "server, client:api", "bundle.yaml line 15: relation ['server', 'client:api']: name the endpoint of server (juju-info, api)"),
-        ("server:api, client:api", "sever:api, client:api", "bundle.yaml line 15: relation ['sever:api', 'client:api']: no application 'sever': did you mean 'server'?"),
-        ("server:api, client:api", "server:api, client:db", "bundle.yaml line 15: server:api speaks http, client:db speaks sql: they cannot be related"),
-        ("server:juju-info]", "client:juju-info]\n  - [client:api, client:api]", "bundle.yaml line 17: client:api and client:api both require http: one must provide, one require"),
-        ("    num_units: 2", "    num_unit: 2", "bundle.yaml line 11: application 'client': unknown key 'num_unit': did you mean 'num_units'?"),
-        ("    num_units: 2", "    expose: false", "bundle.yaml line 10: client: num_units must be a number from 0 to 64"),
-        ("charm: ./dist/agent.charm", "charm: ./dist/agent.charm\n    num_units: 1", "bundle.yaml line 14: agent is subordinate: it has no num_units"),
-        ("name: test", "name: test\nmachines: {0: {}}", "bundle.yaml line 2: the sandbox gives every unit a host of its own: no machines section"),
-        ("name: test", "nmae: test", "bundle.yaml line 1: unknown key 'nmae': did you mean 'name'?"),
-        ("  client:\n", "  server:\n", "bundle.yaml line 9: 'server' is given twice"),
-        ("[server:api, client:api]", "[server:api, client:api", "bundle.yaml line 16: not YAML: expected ',' or ']', but got '['"),
-        ("[server:api, client:api]", "server:api", "bundle.yaml line 15: a relation is a list of two application:endpoint"),
-        ("name: test\napplications:", "name: test\napplications: [x]\nvariables:", "bundle.yaml line 2: applications is a mapping"),
-        ("    options:\n      port: 8080", "    options: 5", "bundle.yaml line 7: application 'server': options is a mapping"),
-    ],
-)  # fmt: skip
-def test_a_mistake_is_reported_with_its_line(tmp_path: pathlib.Path, old: str, new: str, message: str):
-    assert old in BUNDLE
+MISTAKES: list[dict[str, str]] = yaml.safe_load((pathlib.Path(__file__).parent / "mistakes.yaml").read_text())
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake["new"])
+def test_a_mistake_is_reported_with_its_line(tmp_path: pathlib.Path, mistake: dict[str, str]):
+    assert mistake["old"] in BUNDLE
     with pytest.raises(bundles.BundleError) as error:
-        bundles.check(load(tmp_path, BUNDLE.replace(old, new, 1)), METADATA)
-    assert str(error.value) == message
+        bundles.check(load(tmp_path, BUNDLE.replace(mistake["old"], mistake["new"], 1)), METADATA)
+    assert str(error.value) == mistake["message"]
 
 
 @pytest.mark.parametrize(

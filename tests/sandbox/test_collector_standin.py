@@ -54,8 +54,12 @@ def machine(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 
     etc, dashboards = tmp_path / "etc", tmp_path / "dashboards"
     for name, value in {
-        "run": run, "ETC": etc, "_RULES": etc / "rules", "DASHBOARDS": dashboards, "DEFAULTS": tmp_path / "defaults",
-    }.items():  # fmt: skip
+        "run": run,
+        "ETC": etc,
+        "_RULES": etc / "rules",
+        "DASHBOARDS": dashboards,
+        "DEFAULTS": tmp_path / "defaults",
+    }.items():
         monkeypatch.setattr(prometheus, name, value)
     monkeypatch.setattr(prometheus.apt, "ensure_packages", lambda names: ran.append(f"apt {' '.join(names)}"))
     declared = yaml.safe_load((STANDIN / "charmcraft.yaml").read_text())
@@ -113,12 +117,6 @@ def test_what_is_published_no_more_goes(machine: Machine, tmp_path: pathlib.Path
     assert [path.name for path in machine.dashboards.iterdir()] == ["proxy-3-0.json"]
 
 
-def test_a_charm_that_has_published_nothing_yet(machine: Machine):
-    relation = testing.SubordinateRelation("cos-agent", remote_app_name="trainer")
-    assert machine.run(machine.ctx.on.relation_joined(relation, remote_unit=0), relation).unit_status == ACTIVE
-    assert scraped(machine) == []
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -139,13 +137,6 @@ def test_rules_that_prometheus_refuses_are_blocked(machine: Machine, tmp_path: p
     machine.refusal.append("promtool exited 1: could not parse expression")
     out = machine.run(machine.ctx.on.update_status(), published(tmp_path))
     assert out.unit_status == testing.BlockedStatus("promtool exited 1: could not parse expression")
-
-
-@pytest.mark.parametrize("endpoint", ["metrics-endpoint", "send-remote-write", "grafana-dashboards-provider"])
-def test_other_relations_are_refused_by_name(machine: Machine, endpoint: str):
-    state = testing.State(relations=[testing.Relation(endpoint)])
-    out = machine.ctx.run(machine.ctx.on.update_status(), state)
-    assert out.unit_status == testing.BlockedStatus(f"the sandbox does not play the relation {endpoint}: remove it")
 
 
 @pytest.mark.parametrize("event", ["stop", "remove"])

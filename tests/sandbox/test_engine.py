@@ -7,7 +7,7 @@ import pathlib
 import time
 
 import pytest
-from folder_hosts import AGENT, SERVER, Bench
+from folder_hosts import Bench
 
 from sandbox import model as rules
 from sandbox.engine import Engine, Progress
@@ -81,19 +81,6 @@ def test_a_parallel_action_runs_beside_a_plain_one_of_another_unit(bench: Bench)
     assert holding.end()["results"] == waiting.end()["results"] == {"done": "yes"}
 
 
-def test_an_action_changes_nothing_that_others_changed_meanwhile(bench: Bench):
-    waiting = bench.act("agent/0", "wait")
-    bench.config("server", n="7")
-    with bench.engine() as engine, engine.change() as model:
-        rules.add_user_secret(model, "mine", {"key": "value"})
-    (bench.room / "go").write_text("")
-    waiting.end()
-    model = bench.store.load()
-    assert model.applications["server"].options == {"n": 7}
-    assert [secret.name for secret in model.secrets.values()] == ["mine"]
-    assert model.units["agent/0"].events == []
-
-
 def test_two_commands_share_the_work_and_each_ends_when_all_is_done(bench: Bench):
     commands = [bench.begin(lambda engine, n=n: _configure(engine, n)) for n in range(3)]
     for command in commands:
@@ -136,20 +123,6 @@ def test_a_unit_in_error_gets_its_hook_again_and_nothing_else(bench: Bench):
     assert bench.hooks()[-1] == "server/0 update_status"
 
 
-def test_a_failed_hook_is_skipped_by_resolved(bench: Bench):
-    (bench.room / "fail-server-0-config_changed").write_text("")
-    bench.config("server", n="1")
-    before = bench.hooks()
-    with bench.engine() as engine:
-        with engine.change() as model:
-            rules.resolve(model, model.units["server/0"], retry=False)
-        engine.settle()
-        assert engine.errors() == []
-        with pytest.raises(SandboxError, match=r"^unit 'server/0' is not in an error state$"), engine.change() as model:
-            rules.resolve(model, model.units["server/0"], retry=True)
-    assert bench.hooks().count("server/0 config_changed") == before.count("server/0 config_changed")
-
-
 def test_a_hook_killed_by_a_reboot_runs_again_from_its_start_and_then_start(bench: Bench):
     slow = bench.begin(_slow)
     bench.wait("began")
@@ -183,34 +156,6 @@ def test_the_action_of_a_command_that_was_killed_is_dropped_and_its_hook_runs_ag
     log = "\n".join(bench.store.log_lines())
     assert "server/0 WARNING action hold was interrupted: no command waits for it" in log
     assert "agent/0 WARNING config-changed was interrupted: it runs again" in log
-
-
-def test_a_subordinate_removed_with_the_other_end_is_deleted_behind_its_last_relation_hook(bench: Bench):
-    with bench.engine() as engine:
-        with engine.change() as model:
-            bench.add(model, {**SERVER, "subordinate": True, "requires": AGENT["requires"] | {"api": {"interface": "x"}},
-                              "provides": {"feed": {"interface": "http"}}}, "half")  # fmt: skip
-            rules.relate(model, "half:juju-info", "server:juju-info")
-            rules.relate(model, "half:feed", "agent:api")
-        engine.settle()
-        bench.clear()
-        with engine.change() as model:
-            rules.remove_applications(model, ["agent", "half"])
-        engine.settle()
-        assert engine.errors() == []
-        assert list(engine.model.applications) == ["server"]
-    ran = [line for line in bench.hooks() if line.startswith("agent")]
-    assert sorted(ran) == ["agent/0 api_relation_broken", "agent/0 api_relation_departed"]
-    assert 'ERROR unit "agent/0" not found' in "\n".join(bench.store.log_lines())
-
-
-def test_a_subordinate_removed_alone_gets_stop_and_remove(bench: Bench):
-    with bench.engine() as engine:
-        with engine.change() as model:
-            rules.remove_applications(model, ["agent"])
-        engine.settle()
-        assert list(engine.model.applications) == ["server"]
-    assert bench.hooks()[-2:] == ["agent/0 stop", "agent/0 remove"]
 
 
 def test_a_model_that_is_destroyed_ends_the_other_commands(bench: Bench):

@@ -46,24 +46,8 @@ def test_only_the_first_unit_leads_and_peers_meet(world: World):
     assert world.ran.index("server/0 cluster-relation-joined server/1") > world.ran.index("server/1 start")
 
 
-def test_units_that_meet_get_joined_before_changed_on_both_sides(world: World):
-    world.add("server", SERVER)
-    world.add("client", CLIENT, units=2)
-    rules.relate(world.model, "server:api", "client:api")
-    world.settle()
-    for here, there in (("server/0", "client/1"), ("client/1", "server/0")):
-        joined = world.ran.index(f"{here} api-relation-joined {there}")
-        assert world.ran[joined:].count(f"{here} api-relation-changed {there}") == 1
-        assert f"{here} api-relation-changed {there}" not in world.ran[:joined]
-    assert "client/0 api-relation-joined client/1" not in world.ran
-
-
 def test_written_data_wakes_the_other_side_once_and_nobody_else(world: World):
-    world.add("server", SERVER, units=2)
-    world.add("client", CLIENT)
-    rules.relate(world.model, "server:api", "client:api")
-    world.settle()
-    world.ran.clear()
+    world.pair(servers=2)
 
     def write(event: Event, state: dict[str, typing.Any], result: dict[str, typing.Any]) -> None:
         for relation in state["relations"]:
@@ -77,17 +61,6 @@ def test_written_data_wakes_the_other_side_once_and_nobody_else(world: World):
     rules.enqueue(world.model, world.model.units["server/0"], "update-status")
     world.settle()
     assert world.ran[2:] == ["server/0 update-status"], "the same data again wakes nobody"
-
-
-def test_only_the_leader_writes_application_data(world: World):
-    world.add("server", SERVER, units=2)
-    world.add("client", CLIENT)
-    relation = rules.relate(world.model, "server:api", "client:api")
-    world.answers["server"] = lambda event, state, result: (
-        result["relations"].get(str(relation.id), {}).update(app={"by": "leader" if state["leader"] else "follower"})
-    )
-    world.settle()
-    assert relation.app_data["server"] == {"by": "leader"}
 
 
 def test_data_written_before_the_scope_is_entered_is_seen_on_joining(world: World):
@@ -129,7 +102,7 @@ def test_a_subordinate_is_born_with_its_principal_and_sees_only_that_one(world: 
     assert "agent/0 juju-info-relation-joined server/1" not in world.ran
 
 
-def test_removing_a_unit_ends_its_subordinates_first_and_tells_the_others(world: World):
+def test_removing_a_unit_ends_its_subordinates_first_and_departs_from_the_others(world: World):
     world.add("server", SERVER, units=2)
     world.add("client", CLIENT)
     rules.add_application(world.model, app("agent", AGENT))
@@ -151,9 +124,7 @@ def test_removing_a_unit_ends_its_subordinates_first_and_tells_the_others(world:
 
 
 def test_removing_a_relation_breaks_it_and_takes_its_subordinates(world: World):
-    world.add("server", SERVER)
-    rules.add_application(world.model, app("agent", AGENT))
-    relation = rules.relate(world.model, "agent:juju-info", "server:juju-info")
+    relation = world.agents()
     world.settle()
     world.ran.clear()
     rules.remove_relation(world.model, relation)
@@ -210,9 +181,7 @@ def test_no_event_shows_a_relation_whose_relation_broken_ran(world: World, is_co
     server = world.model.units["server/0"]
 
     def seen() -> set[int]:
-        event = Event(kind="update-status", sequence=0)
-        request = rules.describe(world.model, server, event, source="/c", cidr="", resources={})
-        return {one["id"] for one in request["state"]["relations"]}
+        return {one["id"] for one in world.state(server)["relations"]}
 
     assert relation.id in seen()
     rules.remove_applications(world.model, ["client"])
@@ -239,9 +208,16 @@ def secret_world(world: World) -> typing.Any:
         own = [secret for secret in result["secrets"] if secret["owner"] == "app"]
         if not own:
             own = [
-                {"id": "secret:" + "a" * 20, "owner": "app", "label": "l", "description": None, "tracked_revision": 1,
-                 "latest_revision": 1, "grants": {}}
-            ]  # fmt: skip
+                {
+                    "id": "secret:" + "a" * 20,
+                    "owner": "app",
+                    "label": "l",
+                    "description": None,
+                    "tracked_revision": 1,
+                    "latest_revision": 1,
+                    "grants": {},
+                }
+            ]
             result["secrets"] += own
         own[0].update(latest_content=dict(content), grants={str(relation.id): ["client"]})
 
@@ -251,10 +227,7 @@ def secret_world(world: World) -> typing.Any:
 
 
 def secrets_of(world: World, unit: str) -> list[dict[str, typing.Any]]:
-    target = world.model.units[unit]
-    event = Event(kind="update-status", sequence=0)
-    request = rules.describe(world.model, target, event, source="/c", cidr="", resources={})
-    return request["state"]["secrets"]
+    return world.state(unit)["secrets"]
 
 
 def test_a_secret_is_seen_where_it_was_granted_and_nowhere_else(world: World):
@@ -299,8 +272,7 @@ def test_what_others_changed_while_a_hook_ran_is_kept(world: World):
     leader, follower = world.model.units["server/0"], world.model.units["server/1"]
     relation.app_data["server"] = {"port": "80", "old": "x"}
     event = rules.request_action(world.model, follower, "dump", {"path": "/x"})
-    request = rules.describe(world.model, follower, event, source="/c", cidr="", resources={})
-    given = copy.deepcopy(request["state"])
+    given = copy.deepcopy(world.state(follower, event))
     content["password"] = "two"
     rules.enqueue(world.model, leader, "update-status")
     world.step(leader)
@@ -312,13 +284,18 @@ def test_what_others_changed_while_a_hook_ran_is_kept(world: World):
     world.model.secrets[new.id] = new
     leader.dying = True
     result: dict[str, typing.Any] = {
-        "status": ["active", "acted"], "app_status": ["unknown", ""], "version": "", "ports": [], "deferred": [],
-        "stored": [], "secrets": copy.deepcopy(given["secrets"]),
+        "status": ["active", "acted"],
+        "app_status": ["unknown", ""],
+        "version": "",
+        "ports": [],
+        "deferred": [],
+        "stored": [],
+        "secrets": copy.deepcopy(given["secrets"]),
         "relations": {
             str(one["id"]): {"app": dict(one["local_app_data"]), "unit": one["local_unit_data"] | {"up": "yes"}}
             for one in given["relations"]
         },
-    }  # fmt: skip
+    }
     result["relations"][str(relation.id)]["app"]["host"] = "a"
     rules.apply(world.model, follower, event, given, result)
     assert follower.status.message == "acted"
@@ -368,18 +345,6 @@ def test_a_wrong_option_is_named_and_nothing_changes(world: World, option: str, 
     assert server.options == {}
 
 
-def test_setting_what_is_set_wakes_nobody(world: World):
-    server = world.add("server", SERVER)
-    world.settle()
-    world.ran.clear()
-    rules.set_options(world.model, server, {"port": "80"})
-    world.settle()
-    assert world.ran == []
-    rules.set_options(world.model, server, {"port": "81", "fast": "true"})
-    world.settle()
-    assert world.ran == ["server/0 config-changed"]
-
-
 def test_an_option_is_set_back_to_its_default_or_to_none(world: World):
     server = world.add("server", SERVER)
     secret = rules.add_user_secret(world.model, "mine", {"key": "v"})
@@ -415,12 +380,6 @@ def test_the_controller_refuses_wrong_parameters_by_name(
     with pytest.raises(SandboxError) as error:
         rules.action_params(server, action, values)
     assert str(error.value) == message
-
-
-def test_parameters_take_the_type_that_the_charm_declares(world: World):
-    server = world.add("server", SERVER)
-    assert rules.action_params(server, "dump", {"path": "10:00"}) == {"path": "10:00", "lines": 5}
-    assert rules.action_params(server, "dump", {"path": "true", "lines": "7"}) == {"path": "true", "lines": 7}
 
 
 def test_a_limited_endpoint_takes_no_second_relation(world: World):

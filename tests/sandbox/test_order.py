@@ -112,11 +112,7 @@ def test_update_status_comes_between_other_hooks_with_some_seeds():
 
 def test_relation_departed_of_a_removed_unit_comes_at_once_or_late():
     def see(world: Hostile) -> str:
-        world.add("server", SERVER)
-        world.add("client", CLIENT, units=2)
-        relation = rules.relate(world.model, "server:api", "client:api")
-        world.settle()
-        world.ran.clear()
+        relation = world.pair(clients=2)
         server = world.model.units["server/0"]
         rules.remove_unit(world.model, world.model.units["client/1"])
         world.settle()
@@ -137,11 +133,7 @@ def test_relation_departed_of_a_removed_unit_comes_at_once_or_late():
 def test_a_late_relation_departed_comes_before_the_relation_breaks():
     for seed in range(30):
         world = Hostile(seed)
-        world.add("server", SERVER)
-        world.add("client", CLIENT)
-        relation = rules.relate(world.model, "server:api", "client:api")
-        world.settle()
-        world.ran.clear()
+        relation = world.pair()
         rules.remove_unit(world.model, world.model.units["client/0"])
         world.settle()
         rules.remove_relation(world.model, relation)
@@ -152,10 +144,7 @@ def test_a_late_relation_departed_comes_before_the_relation_breaks():
 
 def test_what_a_removed_unit_wrote_is_read_until_its_relation_departed():
     world = Hostile(0)
-    world.add("server", SERVER)
-    world.add("client", CLIENT)
-    relation = rules.relate(world.model, "server:api", "client:api")
-    world.settle()
+    relation = world.pair()
     relation.unit_data["client/0"] = {"port": "80"}
     rules.remove_unit(world.model, world.model.units["client/0"])
     world.settle()
@@ -174,11 +163,7 @@ def test_what_a_removed_unit_wrote_is_read_until_its_relation_departed():
 def test_a_unit_in_error_gets_its_hook_again_and_actions_and_keeps_the_units_that_left():
     """As on Juju 4.0.15: a server that refuses to go because of its clients sees them for ever."""
     world = Hostile(1)
-    world.add("server", SERVER)
-    world.add("client", CLIENT)
-    relation = rules.relate(world.model, "server:api", "client:api")
-    world.settle()
-    world.ran.clear()
+    relation = world.pair()
     server = world.model.units["server/0"]
     world.fails.add("server/0 storage-detaching")
     rules.remove_applications(world.model, ["client", "server"])
@@ -187,8 +172,7 @@ def test_a_unit_in_error_gets_its_hook_again_and_actions_and_keeps_the_units_tha
     assert list(world.model.units) == ["server/0"]
     assert world.of("server/0") == ["storage-detaching failed", "action dump", *["storage-detaching failed"] * 2]
     assert server.members[relation.id] == ["client/0"]
-    request = rules.describe(world.model, server, server.events[0], source="/c", cidr="", resources={})
-    (seen,) = [seen for seen in request["state"]["relations"] if seen["id"] == relation.id]
+    (seen,) = [seen for seen in world.state(server, server.events[0])["relations"] if seen["id"] == relation.id]
     assert list(seen["remote_units_data"]) == ["0"], "relation.units does not shrink"
     world.fails.clear()
     world.ran.clear()
@@ -261,11 +245,11 @@ def test_after_a_reboot_a_subordinate_meets_a_principal_of_another_machine():
     world.settle()
     hooks = [hook for hook in world.of(agent.name) if hook.startswith("juju-info")]
     assert hooks == [
-        "juju-info-relation-created", "juju-info-relation-joined store/0", "juju-info-relation-changed store/0",
-    ]  # fmt: skip
-    event = Event(kind="update-status", sequence=10**6)
-    request = rules.describe(world.model, agent, event, source="/c", cidr="", resources={})
-    seen = {seen["remote_app"]: seen for seen in request["state"]["relations"] if seen["endpoint"] == "juju-info"}
+        "juju-info-relation-created",
+        "juju-info-relation-joined store/0",
+        "juju-info-relation-changed store/0",
+    ]
+    seen = {seen["remote_app"]: seen for seen in world.state(agent)["relations"] if seen["endpoint"] == "juju-info"}
     assert list(seen) == ["server", "store"]
     assert list(seen["store"]["remote_units_data"]) == ["0"]
     assert not any(line.split()[0] in ("server/0", "store/0") and "juju-info" in line for line in world.ran)
@@ -336,8 +320,12 @@ def test_a_subordinate_removed_with_the_other_end_of_a_relation_gets_neither_sto
     world.requests.clear()
     rules.remove_applications(world.model, ["half", "agent"])
     world.settle()
-    hooks = ["api-relation-broken", "api-relation-departed half/0", "juju-info-relation-broken",
-             "juju-info-relation-departed server/0"]  # fmt: skip
+    hooks = [
+        "api-relation-broken",
+        "api-relation-departed half/0",
+        "juju-info-relation-broken",
+        "juju-info-relation-departed server/0",
+    ]
     assert sorted(world.of("agent/0")) == hooks
     deleted = [request["deleted"] for request in world.requests if request["unit"] == "agent/0"]
     assert deleted == [False, False, False, True], "the last one sets no status any more"
@@ -345,32 +333,12 @@ def test_a_subordinate_removed_with_the_other_end_of_a_relation_gets_neither_sto
     assert {app for relation in world.model.relations.values() for app, _ in relation.ends} == {"server", "store"}
 
 
-def test_a_subordinate_removed_alone_gets_stop_and_remove():
-    world = Hostile(0)
-    world.subordinates()
-    rules.remove_applications(world.model, ["agent"])
-    world.settle()
-    for unit in ("agent/0", "agent/1", "agent/2"):
-        assert world.of(unit)[-2:] == ["stop", "remove"]
-    assert list(world.model.applications) == ["server", "store"]
-
-
-def test_removing_a_principal_application_removes_what_is_on_its_machines():
-    world = Hostile(0)
-    world.subordinates()
-    rules.remove_applications(world.model, ["server"])
-    world.settle()
-    assert list(world.model.units) == ["store/0", "agent/2"]
-    assert list(world.model.applications) == ["store", "agent"]
-    with pytest.raises(SandboxError, match=r"^application 'server' not found"):
-        rules.remove_applications(world.model, ["store", "server"])
-    assert not world.model.applications["store"].dying
-
-
 HOST: dict[str, typing.Any] = {"name": "host", "provides": {"slot": {"interface": "http", "scope": "container"}}}
 GUEST: dict[str, typing.Any] = {
-    "name": "guest", "subordinate": True, "requires": {"slot": {"interface": "http", "scope": "container"}},
-}  # fmt: skip
+    "name": "guest",
+    "subordinate": True,
+    "requires": {"slot": {"interface": "http", "scope": "container"}},
+}
 
 
 def test_a_principal_sees_the_subordinate_that_its_last_hooks_are_about():

@@ -4,7 +4,7 @@ import copy
 import typing
 
 from sandbox import model as rules
-from sandbox.store import Application, Model, Unit
+from sandbox.store import Application, Event, Model, Relation, Unit
 
 SERVER: dict[str, typing.Any] = {
     "name": "server",
@@ -54,6 +54,27 @@ class World:
         for _ in range(units):
             rules.add_unit(self.model, application).address = f"10.0.0.{len(self.model.units)}"
         return application
+
+    def pair(self, servers: int = 1, clients: int = 1) -> Relation:
+        """Return the relation of servers and clients that met; none of their hooks counts."""
+        self.add("server", SERVER, servers)
+        self.add("client", CLIENT, clients)
+        relation = rules.relate(self.model, "server:api", "client:api")
+        self.settle()
+        self.ran.clear()
+        return relation
+
+    def agents(self, servers: int = 1) -> Relation:
+        """Return the relation of servers and their subordinates."""
+        self.add("server", SERVER, servers)
+        rules.add_application(self.model, app("agent", AGENT))
+        return rules.relate(self.model, "agent:juju-info", "server:juju-info")
+
+    def state(self, unit: Unit | str, event: Event | None = None) -> dict[str, typing.Any]:
+        """Return a unit's view of the model in a hook."""
+        target = self.model.units[unit] if isinstance(unit, str) else unit
+        event = event or Event(kind="update-status", sequence=10**6)
+        return rules.describe(self.model, target, event, source="/c", cidr="", resources={})["state"]
 
     def settle(self) -> None:
         for _ in range(1000):

@@ -2,30 +2,23 @@
 
 import collections.abc
 import dataclasses
-import time
 import typing
 
 import pydantic
 
 from controller import gres_lines
-from driver import plan, upgrade
+from driver import plan
 from driver.state import DriverError
-from maintenance import hold, mig, reset
+from maintenance import hold, mig, reset, upgrade
 from node import compute, health_check, registration
 from node.machine import Machine
+from slurm_ddp import apt
 from slurm_ddp.charm import Action, ActionError, Log, Parameters, Results
 from slurm_ddp.run import CommandError
 from slurm_ddp.slurm import nodes
 
 # What fails an action with one line and no traceback.
-FAILURES = (
-    health_check.MonitorError,
-    DriverError,
-    hold.HoldError,
-    nodes.NodeError,
-    CommandError,
-)
-_POLL_S = 10.0
+FAILURES = (health_check.MonitorError, DriverError, hold.HoldError, nodes.NodeError, apt.AptError, CommandError)
 _Wait = typing.Annotated[int, pydantic.Field(ge=0, le=3600)]  # seconds
 
 
@@ -46,30 +39,17 @@ class Unit:
         return self.machine().node
 
 
-class _HealthCheck(Parameters, frozen=True):
-    dcgm: bool | None = None
-
-
 class _UpgradeDriver(Parameters, frozen=True):
     branch: plan.Branch | None = None
     version: str | None = None
-    drain_timeout: int = pydantic.Field(default=upgrade.DAY_S, ge=0, le=7 * upgrade.DAY_S)  # seconds
+    drain: bool = False
     wait: _Wait = 600
-    cancel: bool = False
 
     @pydantic.field_validator("version")
     @classmethod
     def _is_version(cls, value: str | None) -> str | None:
         if value is not None and not plan.VERSION.fullmatch(value):
             raise ValueError(f"{value!r:.60} is not a driver version such as 580.173.02")
-        return value
-
-    @pydantic.field_validator("cancel")
-    @classmethod
-    def _installs_nothing(cls, value: bool, info: pydantic.ValidationInfo) -> bool:
-        others = [name for name in ("branch", "version") if info.data.get(name) is not None]
-        if value and others:
-            raise ValueError(f"true contradicts {others[0]}, since it installs nothing: omit one of them")
         return value
 
 
@@ -90,11 +70,10 @@ def _show_gres(unit: Unit, _: Parameters, _log: Log) -> Results:
     return gres_lines.summary() if unit.is_controller and not unit.is_compute else compute.summary(unit.machine())
 
 
-def _health_check(unit: Unit, wanted: _HealthCheck, _log: Log) -> Results:
+def _health_check(unit: Unit, _: Parameters, _log: Log) -> Results:
     node, config = unit.node(), unit.machine().config
     config.check()
-    dcgm = config.health_dcgm if wanted.dcgm is None else wanted.dcgm
-    return health_check.check(node, dcgm=dcgm, xids=config.health_xids)
+    return health_check.check(node, xids=config.health_xids)
 
 
 def _accept_gpus(unit: Unit, _: Parameters, _log: Log) -> Results:
@@ -107,30 +86,11 @@ def _accept_gpus(unit: Unit, _: Parameters, _log: Log) -> Results:
 
 
 def _upgrade_driver(unit: Unit, wanted: _UpgradeDriver, log: Log) -> Results:
-    node = unit.node()
-    if wanted.cancel:
-        done = upgrade.cancel()
-        unit.reconcile()
-        return {"result": "cancelled", "detail": done}
-    spec = plan.narrowed(plan.spec(unit.config), wanted.branch, wanted.version, upgrade.facts().branch)
-    running = upgrade.begin(node, spec, patience_s=wanted.drain_timeout)
-    if running is None:
-        return {"result": "up-to-date", "driver": upgrade.facts().loaded or ""}
-    log(reported := running.text)
-    end = time.monotonic() + wanted.wait
-    while True:
-        unit.reconcile()
-        running = upgrade.Upgrade.load()
-        if running is None:
-            return {"result": "done", "driver": upgrade.facts().loaded or ""}
-        if running.failed:
-            raise ActionError(running.text)
-        if running.text != reported:
-            log(reported := running.text)
-        if running.step == "reboot" or time.monotonic() >= end:
-            result = "reboot" if running.step == "reboot" else "waiting"
-            return {"result": result, "driver": running.plan.version, "detail": running.text}
-        time.sleep(_POLL_S)
+    def run(node: str | None) -> Results:
+        spec = plan.narrowed(plan.spec(unit.config), wanted.branch, wanted.version, upgrade.present_branch())
+        return upgrade.upgrade(spec, node, wanted.wait, log, drain=wanted.drain)
+
+    return _on_cards(unit, run)
 
 
 def _reset_gpu(unit: Unit, wanted: _ResetGpu, log: Log) -> Results:
@@ -142,7 +102,7 @@ def _set_mig(unit: Unit, wanted: _SetMig, log: Log) -> Results:
 
 
 def _on_cards(unit: Unit, run: collections.abc.Callable[[str | None], Results]) -> Results:
-    """Run it, and register the node anew, however it ended."""
+    """Run it, and register the node again, however it ended."""
     node = unit.node()
     try:
         results = run(node)
@@ -151,14 +111,14 @@ def _on_cards(unit: Unit, run: collections.abc.Callable[[str | None], Results]) 
             unit.reconcile()
     held = hold.Hold.load()
     if held is not None:
-        results.setdefault("detail", f"{held.node} stays drained until it is registered anew: see show-gres")
+        results.setdefault("detail", f"{held.node} stays drained until it is registered again: see show-gres")
     return results
 
 
 ACTIONS: dict[str, Action[Unit]] = {
     "detect": Action(Parameters, _detect),
     "show-gres": Action(Parameters, _show_gres),
-    "health-check": Action(_HealthCheck, _health_check),
+    "health-check": Action(Parameters, _health_check),
     "accept-gpus": Action(Parameters, _accept_gpus),
     "upgrade-driver": Action(_UpgradeDriver, _upgrade_driver),
     "reset-gpu": Action(_ResetGpu, _reset_gpu),

@@ -8,7 +8,6 @@ import ops
 import actions
 import settings
 from controller import gres_lines
-from driver import upgrade
 from maintenance import work
 from node import compute, watch
 from node import machine as machines
@@ -16,9 +15,11 @@ from node.registration import Progress
 from relations import collector
 from relations import gres as endpoints
 from relations.gres import COMPUTE, CONTROLLER, GRES, NODE_GRES
+from slurm_ddp import wake
 from slurm_ddp.charm import Level, Status, action_name, is_principal, run_action
 from slurm_ddp.interfaces import slurm_gres
 
+_AGAIN_S = 30  # until a unit looks again that waits for what Juju has no event for
 _NO_ROLE = Status(Level.BLOCKED, "integrate compute with slurmd:juju-info or controller with slurmctld:juju-info")
 
 
@@ -63,26 +64,19 @@ class SlurmGpuCharm(ops.CharmBase):
         """Move this unit to its desired state, whichever event woke it."""
         self._note_end(event)
         if self._is_compute() and not endpoints.is_leaving(event, self.unit):
-            self._reconcile_compute(may_reboot=not isinstance(event, ops.ActionEvent))
+            self._reconcile_compute()
         if self._is_controller() and self.unit.is_leader():
             self._reconcile_controller(event)
         if isinstance(event, ops.UpgradeCharmEvent):
             watch.renew()
 
-    def _reconcile_compute(self, *, may_reboot: bool) -> None:
-        pending = work.resume_pending()
-        if pending is work.Pending.REBOOT and may_reboot:
-            upgrade.count_reboot()
-            self.unit.reboot()
-        if pending in {work.Pending.WAIT, work.Pending.REBOOT}:
+    def _reconcile_compute(self) -> None:
+        if not work.prepare(self.config):
             return
-        if pending is work.Pending.REGISTER:
-            self._machine = None
         self._publish()
         self.progress = compute.ensure(self.machine, owner=self.unit.name)
         self._publish()  # a Gres that is registered now may need fewer lines
-        if work.complete_pending(self.machine.node, self.config, self.progress):
-            self._reconcile_compute(may_reboot=may_reboot)
+        work.complete(self.machine, self.config, self.progress)
 
     def _reconcile_controller(self, event: ops.EventBase) -> None:
         departing = event.departing_unit if isinstance(event, ops.RelationDepartedEvent) else None
@@ -103,7 +97,7 @@ class SlurmGpuCharm(ops.CharmBase):
         """Leave the machine as Slurm can use it without this charm.
 
         Juju was seen to delete a unit right behind `relation-broken` with its principal, so everything is done there;
-        `stop` and `remove` do it again where they come.
+        `stop` and `remove` do it again if they come.
         """
         if isinstance(event, ops.RelationBrokenEvent) and not is_principal(event.relation.app.name):
             self._note_end(event)
@@ -131,12 +125,14 @@ class SlurmGpuCharm(ops.CharmBase):
             related = self._has(NODE_GRES)
             look = functools.partial(compute.status, self.machine, related=related, progress=self.progress)
             found.append(work.verdict(self.config, look))
-            waits = compute.awaits_drain(self.machine, self.progress)
-            watch.note(self.unit.name, waits=found[-1].level == Level.WAITING or waits, node=self.machine.node)
+            if found[-1].level == Level.WAITING or compute.awaits_drain(self.machine, self.progress):
+                watch.look()
+                wake.later(self.unit.name, self.charm_dir, _AGAIN_S)
         if self._is_controller():
             view = self._view or gres_lines.view() if self.unit.is_leader() else None
             found.append(gres_lines.status(view, related=self._has(GRES)))
-            watch.note(self.unit.name, waits=found[-1].level == Level.WAITING)
+            if found[-1].level == Level.WAITING:
+                wake.later(self.unit.name, self.charm_dir, _AGAIN_S)
         for status in found or [_NO_ROLE]:
             event.add_status(ops.StatusBase.from_name(status.level, status.text))
 

@@ -25,7 +25,7 @@ from slurm_ddp.slurm import nodes
 _LOG_S = 6.0
 # Why a node is held, by the kind of the hold, which its reason begins with
 _REASONS = {"gpu-health": "health", hold.DRIVER: "driver", hold.MIG: "mig", hold.RESET: "reset"}
-_OTHERS = ("mount-keeper ",)  # a drain of shared-filesystem-client's, which has a metric of its own
+_OTHERS = ("mount-keeper ",)  # a drain of shared-filesystem-client's, which has its own metric
 
 
 def ensure(
@@ -78,14 +78,7 @@ def cards(aliases: str) -> collections.abc.Iterator[core.Metric]:
 
 
 def xids(option: str) -> collections.abc.Iterator[core.Metric]:
-    """Count the Xids that the kernel logged since the machine's boot, by what the health check makes of them.
-
-    Args:
-        option: the option health-xids.
-
-    Raises:
-        CommandError: the log could not be read.
-    """
+    """Count the Xids that the kernel logged since the machine's boot, by their level under the option health-xids."""
     argv = (health.JOURNALCTL, "-k", "-b", "-q", "--no-pager", "-o", "cat", "-g", "NVRM: Xid")
     done = run(*argv, timeout=_LOG_S, check=False)
     if done.returncode not in (0, 1) or done.stderr.strip():  # 1: no such line

@@ -1,1 +1,1 @@
-"""What the stand-ins for upstream's Slurm charms share: statuses and deferral, databags, Slurm's files and commands."""
+"""The common part of the stand-ins for upstream's Slurm charms: statuses, deferral, databags, files, commands."""

@@ -79,14 +79,14 @@ def leader_only(
 
 
 def wait_unless(event: ops.EventBase, holds: bool, message: str) -> None:
-    """Defer the event and wait where the condition does not hold. Raises `Stop`."""
+    """Defer the event and wait if the condition does not hold. Raises `Stop`."""
     if not holds:
         event.defer()
         raise Stop(ops.WaitingStatus(message))
 
 
 def block_unless(event: ops.EventBase, holds: bool, message: str) -> None:
-    """Defer the event and block where the condition does not hold. Raises `Stop`."""
+    """Defer the event and block if the condition does not hold. Raises `Stop`."""
     if not holds:
         event.defer()
         raise Stop(ops.BlockedStatus(message))

@@ -37,7 +37,7 @@ class OptionsRefused(Exception):
 
 
 class Editor(typing.Protocol[M]):
-    """What slurmutils' editors have in common."""
+    """The common interface of slurmutils' editors."""
 
     def dump(self, obj: M, /, file: pathlib.Path, *, mode: int, user: str, group: str) -> None: ...  # noqa: D102
     def load(self, file: pathlib.Path, /) -> M: ...  # noqa: D102
@@ -56,7 +56,7 @@ class ConfigFile(typing.Generic[M]):
     mode: int = 0o644
 
     def exists(self) -> bool:
-        """Return whether the file is there."""
+        """Return whether the file exists."""
         return self.path.exists()
 
     def load(self) -> M:
@@ -72,7 +72,7 @@ class ConfigFile(typing.Generic[M]):
         return self.editor.edit(self.path, mode=self.mode, user=self.owner, group=self.owner)
 
     def create(self) -> None:
-        """Write the file anew as it is, empty where it is missing."""
+        """Write the file again as it is, empty if it is missing."""
         with self.edit():
             pass
 

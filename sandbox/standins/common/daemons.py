@@ -1,4 +1,4 @@
-"""What the charms of Slurm's daemons have in common: installation, keys, the controller's databag, the status."""
+"""The common part of the charms of Slurm's daemons: installation, keys, the controller's databag, the status."""
 
 import collections.abc
 import contextlib
@@ -20,7 +20,7 @@ class Daemon(charm.Standin):
 
     @contextlib.contextmanager
     def installing(self, event: ops.InstallEvent) -> collections.abc.Generator[None]:
-        """Install the daemon before the block; where that or the block fails, defer the event. Raises `Stop`."""
+        """Install the daemon before the block; if that or the block fails, defer the event. Raises `Stop`."""
         self.unit.status = ops.MaintenanceStatus(f"installing {self.daemon.name}")
         try:
             self.daemon.install()
@@ -31,7 +31,7 @@ class Daemon(charm.Standin):
             raise charm.Stop(ops.BlockedStatus(f"{self.daemon.name} was not installed: {e}")) from e
 
     def install(self, event: ops.InstallEvent) -> None:
-        """Install the daemon. Where that fails, defer the event and block. Raises `Stop`."""
+        """Install the daemon. If that fails, defer the event and block. Raises `Stop`."""
         with self.installing(event):
             pass
 
@@ -40,11 +40,11 @@ class Daemon(charm.Standin):
         """Look at the status only: what died is not started."""
 
     def block_unless_installed(self, event: ops.EventBase) -> None:
-        """Defer the event and block where the daemon is not installed. Raises `Stop`."""
+        """Defer the event and block if the daemon is not installed. Raises `Stop`."""
         charm.block_unless(event, self.daemon.is_installed(), f"{self.daemon.name} is not installed")
 
     def failed(self, what: str, error: Exception) -> charm.Stop:
-        """Log the error; return what ends the handler with a status that says what the daemon was not."""
+        """Log the error; return what ends the handler with a status that names the failure."""
         logger.error("%s", error)
         text = f"{self.daemon.name} was not {what}; see juju debug-log: {error}"
         return charm.Stop(ops.BlockedStatus(text[:200]))
@@ -69,7 +69,7 @@ class Daemon(charm.Standin):
     def read_controller(self, event: ops.RelationChangedEvent, *keys: str) -> wire.ControllerData | None:
         """Take the controller's key and return what it published, None before it published anything.
 
-        Where one of `keys` is missing the event is deferred. Raises `Stop`.
+        If one of `keys` is missing the event is deferred. Raises `Stop`.
         """
         if not event.relation.data[event.relation.app]:
             return None
@@ -79,12 +79,3 @@ class Daemon(charm.Standin):
         data = wire.read_controller(self, event.relation)
         self.daemon.set_auth_key(data.auth_key, data.auth_key_id)
         return data
-
-    def take_auth_key(self, event: ops.SecretChangedEvent) -> bool:
-        """Take the new revision of the key of auth/slurm; return whether the event is about that. Raises `Stop`."""
-        self.block_unless_installed(event)
-        if event.secret.label != wire.AUTH_LABEL:
-            return False
-        content = event.secret.get_content(refresh=True)
-        self.daemon.set_auth_key(content["key"], content["keyid"])
-        return True

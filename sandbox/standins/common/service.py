@@ -11,7 +11,6 @@ import pathlib
 import secrets
 import shlex
 import shutil
-import typing
 import uuid
 
 import dotenv
@@ -35,7 +34,7 @@ class SlurmError(Exception):
 
 
 def systemctl(*arguments: str, check: bool = True) -> Completed:
-    """Run systemctl. Raises `CommandError` where it fails and `check` is set."""
+    """Run systemctl. Raises `CommandError` if it fails and `check` is set."""
     return run("/usr/bin/systemctl", *arguments, timeout=_PATIENCE_S, check=check)
 
 
@@ -90,7 +89,7 @@ class Service:
         systemctl("disable", self.name)
 
     def version(self) -> str:
-        """Return the version of the installed package. Raises `CommandError` where there is none."""
+        """Return the version of the installed package. Raises `CommandError` if it is missing."""
         return run("/usr/bin/dpkg-query", "--show", "--showformat=${Version}", self.name).stdout
 
     def is_installed(self) -> bool:
@@ -112,7 +111,7 @@ class Service:
         systemctl("disable", self.name)
 
     def reconfigure(self) -> None:
-        """Start the daemon, now and at boot. Raises `SlurmError` where systemd cannot."""
+        """Start the daemon, now and at boot. Raises `SlurmError` if systemd cannot."""
         try:
             self.enable_and_restart()
         except CommandError as e:
@@ -162,39 +161,16 @@ class Service:
         """Where auth/jwt finds its key."""
         return ETC / "jwt_hs256.key"
 
-    def auth_keys(self) -> list[dict[str, str]]:
-        """Return the keys of auth/slurm, the newest last. Raises `SlurmError` for a file that cannot be read."""
-        try:
-            keys: typing.Any = json.loads(self.auth_key_path.read_text())["keys"]
-        except FileNotFoundError:
-            return []
-        except (OSError, ValueError, TypeError, KeyError) as e:
-            raise SlurmError(f"{self.auth_key_path} cannot be read: {e}") from e
-        if not isinstance(keys, list):
-            raise SlurmError(f"{self.auth_key_path}: keys is no list")
-        return typing.cast(list[dict[str, str]], keys)
-
     def set_auth_key(self, key: str, identifier: str) -> None:
-        """Make this the only key of auth/slurm. Raises ValueError where a part is empty."""
-        self._write_auth_keys([_entry(key, identifier)])
-
-    def add_auth_key(self, key: str, identifier: str) -> None:
-        """Add a key to auth/slurm's; the others stay valid. Raises ValueError where a part is empty."""
-        self._write_auth_keys([*self.auth_keys(), _entry(key, identifier)])
-
-    def keep_newest_auth_key(self) -> None:
-        """Remove all keys of auth/slurm but the newest. Raises `SlurmError` where there is none."""
-        keys = self.auth_keys()
-        if not keys:
-            raise SlurmError(f"{self.auth_key_path} holds no key")
-        self._write_auth_keys(keys[-1:])
+        """Make this the key of auth/slurm. Raises ValueError if a part is empty."""
+        if not key or not identifier:
+            raise ValueError("the key of auth/slurm or its identifier is empty")
+        entry = {"alg": "HS256", "kty": "oct", "kid": identifier, "k": key}
+        self._write(self.auth_key_path, json.dumps({"keys": [entry]}))
 
     def set_jwt_key(self, key: str) -> None:
         """Make this the key of auth/jwt."""
         self._write(self.jwt_key_path, key)
-
-    def _write_auth_keys(self, keys: list[dict[str, str]]) -> None:
-        self._write(self.auth_key_path, json.dumps({"keys": keys}))
 
     def _write(self, path: pathlib.Path, text: str) -> None:
         files.ensure_file(path, text, mode=0o600)
@@ -209,12 +185,6 @@ def new_auth_key() -> dict[str, str]:
 def new_jwt_key() -> dict[str, str]:
     """Return the content of the secret with a fresh key for auth/jwt, an RSA key in PEM."""
     return {"key": run("/usr/bin/openssl", "genrsa", "-traditional", "2048").stdout}
-
-
-def _entry(key: str, identifier: str) -> dict[str, str]:
-    if not key or not identifier:
-        raise ValueError("the key of auth/slurm or its identifier is empty")
-    return {"alg": "HS256", "kty": "oct", "kid": identifier, "k": key}
 
 
 def _words(name: str, value: str | bool) -> list[str]:

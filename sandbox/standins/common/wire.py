@@ -17,7 +17,7 @@ SLURMRESTD_PORT = 6820
 
 @dataclasses.dataclass(frozen=True)
 class ControllerData:
-    """What slurmctld publishes: controllers for sackd and slurmd, the JWT key for slurmdbd, slurmconfig for slurmrestd.
+    """Data of slurmctld: controllers for sackd and slurmd, the JWT key for slurmdbd, slurmconfig for slurmrestd.
 
     Attributes:
         auth_key: empty in the databag; filled from the secret by `read_controller`.

@@ -3,25 +3,23 @@
 import pathlib
 
 import pytest
-import real_slurm
 from machine_double import MachineDouble
 from slurm_double import SlurmDouble
 
 from controller import gres_lines
 from driver import install as driver_install
 from driver import state as driver_state
-from driver import upgrade as driver_upgrade
 from gpu import detect as gpu_detect
 from gpu import gres_check, gres_conf
 from gpu import pci as gpu_pci
-from maintenance import mig, reset
+from maintenance import mig, reset, services, upgrade
 from node import compute, health_check, node_state, slurmd_options, slurmd_unit
 from node import hold as node_hold
 from node import machine as machines
 from node import watch as node_watch
 from scripts import health as gpu_health
 from scripts import mig as gpu_mig
-from slurm_ddp import apt, files, readiness, systemd
+from slurm_ddp import apt, files, readiness, systemd, wake
 from slurm_ddp.run import CommandError, Completed
 from slurm_ddp.slurm import nodes
 
@@ -31,32 +29,21 @@ ask_nvml = gpu_detect.run_probe  # which no test runs without saying so
 WITH_GPU = OPTIONS.replace("features=slurmd", "features=slurmd gres=gpu:mock_gpu:1")
 
 
-@pytest.fixture(scope="session")
-def slurm_tree(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """The folder of a real Slurm's tree, for `real_slurm.inside`."""
-    if missing := real_slurm.lacks():
-        pytest.fail(missing, pytrace=False)
-    return real_slurm.unpack(tmp_path_factory.mktemp("slurm"))
-
-
 @pytest.fixture(autouse=True)
 def paths(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
     """Move every path that the charm touches under a temporary folder, and return that."""
     for name in ("etc/default", "etc/slurm", "run/slurm/conf", "dev", "proc", "sys", "var"):
         (tmp_path / name).mkdir(parents=True)
     moved = {
-        slurmd_options: {"PATH": "etc/default/slurmd", "SLURM_CONF": "etc/slurm/slurm.conf"},
+        slurmd_options: {"PATH": "etc/default/slurmd"},
+        services: {"STOPPED": "var/slurm-gpu/stopped-units", "PERSISTENCED_PROGRAM": "usr/bin/nvidia-persistenced"},
         node_state: {"STATE_DIR": "var/slurm-gpu"},
         slurmd_unit: {"DRAINED_ENV": "var/slurm-gpu/held-options", "PUSHED": "run/slurm/conf/gres.conf"},
         driver_install: {
             "NOUVEAU": "etc/modprobe.d/slurm-gpu-nouveau.conf",
             "HELD": "var/slurm-gpu/held-packages",
-            "STOPPED": "var/slurm-gpu/stopped-units",
-            "UNATTENDED": "etc/apt/apt.conf.d/51-slurm-gpu",
-            "PERSISTENCED_PROGRAM": "usr/bin/nvidia-persistenced",
             "NVIDIA_MODPROBE": "usr/bin/nvidia-modprobe",
             "NVIDIA_SMI": "usr/bin/nvidia-smi",
-            "PASSWD": "etc/passwd",
             "PROC_MODULES": "proc/modules",
             "UPDATE_INITRAMFS": "usr/sbin/update-initramfs",
         },
@@ -67,9 +54,6 @@ def paths(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
             "RUNFILE": "usr/bin/nvidia-uninstall",
         },
         compute: {"OWNER": "var/slurm-gpu/compute"},
-        machines: {
-            "SHARED": "var/slurm-gpu/shared",
-        },
         gres_lines: {
             "OWNER": "var/slurm-gpu/controller",
             "LIVE": "var/slurm-gpu/live",
@@ -77,12 +61,10 @@ def paths(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
         },
         gpu_health: {
             "HOLD": "var/slurm-gpu/holds/gpu-health.json",
-            "OPTIONS": "var/slurm-gpu/health-options",
             "STATE": "var/slurm-gpu/health.json",
         },
         health_check: {
             "PROGRAM": "usr/local/sbin/gpu-health",
-            "NVML_PROGRAM": "usr/local/sbin/gpu-nvml",
             "NVIDIA_SMI": "usr/bin/nvidia-smi",
         },
         mig: {"PROGRAM": "usr/local/sbin/gpu-mig"},
@@ -92,23 +74,20 @@ def paths(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
             "CONFIG": "var/slurm-gpu/node.json",
             "PCI": "sys/bus/pci/devices",
             "PROC_GPUS": "proc/driver/nvidia/gpus",
-            "JUJU_EXEC": "usr/bin/juju-exec",
         },
         gpu_mig: {"LAYOUTS": "var/slurm-gpu/mig.json"},
         gres_conf: {"PATH": "etc/slurm/gres.conf"},
         systemd: {"UNIT_DIR": "etc/systemd/system"},
         readiness: {"DIRECTORY": "var/needs"},
+        wake: {"JUJU_EXEC": "usr/bin/juju-exec"},
         gpu_detect: {"NVIDIA_MODPROBE": "usr/bin/nvidia-modprobe"},
     }
     for module, names in moved.items():
         for name, path in names.items():
             monkeypatch.setattr(module, name, tmp_path / path)
-    monkeypatch.setattr(
-        node_watch, "_CONTROLLERS", (tmp_path / "etc/slurm/slurm.conf", tmp_path / "etc/slurm/gres.conf")
-    )
     monkeypatch.setattr(machines, "PLUGIN_DIRS", (tmp_path / "plugins",))
     roots = gpu_detect.Roots(proc=tmp_path / "proc", sys=tmp_path / "sys", dev=tmp_path / "dev")
-    for module in (machines, driver_upgrade):
+    for module in (machines, reset, upgrade):
         monkeypatch.setattr(module, "ROOTS", roots)
     monkeypatch.setattr(driver_state, "LIBRARY_DIRS", (tmp_path / "lib",))
     owner = tmp_path.owner()
@@ -120,7 +99,7 @@ def paths(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
 def slurm(paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> SlurmDouble:
     """Return the Slurm that answers this test's commands. No test runs a real one by accident."""
     double = SlurmDouble(slurmd_options.PATH, slurmd_unit.DRAINED_ENV)
-    for module in (nodes, slurmd_unit, systemd, gres_check):
+    for module in (nodes, systemd, gres_check):
         monkeypatch.setattr(module, "run", double.run)
     now = [0.0]
     monkeypatch.setattr(nodes.time, "monotonic", lambda: now[0])

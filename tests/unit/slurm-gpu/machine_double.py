@@ -43,10 +43,8 @@ class MachineDouble:
         self.held: set[str] = set()
         self.loaded: str | None = None
         self.signer = "Canonical Ltd. Kernel Module Signing"
-        self.dkms_signer = ""
         self.broken = False  # dpkg was interrupted
         self.in_use = False  # the module cannot be unloaded
-        self.refuses_modules = False  # Secure Boot
         self.also_removes: list[str] = []
         self.active: set[str] = set()
         self.enabled: set[str] = set()
@@ -69,7 +67,7 @@ class MachineDouble:
         """Boot the newest kernel, or this one."""
         if release:
             self.add_kernel(release)
-        self.kernel = release or driver_state.newest_kernel(self.kernel)
+        self.kernel = release or driver_state._newest_kernel(self.kernel)
         (self.root / "proc/sys/kernel").mkdir(parents=True, exist_ok=True)
         (self.root / "proc/sys/kernel/osrelease").write_text(f"{self.kernel}\n")
         (self.root / "proc/sys/kernel/random").mkdir(parents=True, exist_ok=True)
@@ -79,7 +77,7 @@ class MachineDouble:
             nouveau.rmdir()
         self.active = {"slurmd.service"} & self.active
         self._load(None)
-        if not nouveau.exists() and not self.refuses_modules:
+        if not nouveau.exists():
             self._load(self.module_version(self.kernel))
         if "nvidia-fabricmanager" in self.active or self.fabric_version() == self.loaded is not None:
             self.active.add(driver_state.FABRIC)
@@ -129,15 +127,15 @@ class MachineDouble:
             if re.fullmatch(rf"linux-modules-nvidia-(\d+)(-server)?(-open)?-{re.escape(kernel)}", name):
                 common = re.sub(r"linux-modules-nvidia-(\d+(?:-server)?).*", r"nvidia-kernel-common-\1", name)
                 return apt.upstream(self.installed[common])
-        for name in ("nvidia-kernel-dkms", "nvidia-open-kernel-dkms", *self.installed):
-            if re.fullmatch(r"nvidia-(open-kernel-|kernel-)?dkms.*", name) and name in self.installed:
+        for name in self.installed:
+            if name.startswith("nvidia-dkms-"):
                 return apt.upstream(self.installed[name]) if f"linux-headers-{kernel}" in self.installed else None
         return None
 
     def library_version(self) -> str | None:
         """Return the version of the user space."""
         for name in self.installed:
-            if re.fullmatch(r"libnvidia-compute-\d+(-server)?|libnvidia-ml1", name):
+            if re.fullmatch(r"libnvidia-compute-\d+(-server)?", name):
                 return apt.upstream(self.installed[name])
         return None
 
@@ -163,8 +161,12 @@ class MachineDouble:
         answer = self._answer(shlex.join(words), words)
         if check and answer.returncode:
             message = answer.stderr.strip() or answer.stdout.strip()
-            raise CommandError(f"{words[0]} exited {answer.returncode}: {message}", returncode=answer.returncode,
-                               stdout=answer.stdout, stderr=answer.stderr)  # fmt: skip
+            raise CommandError(
+                f"{words[0]} exited {answer.returncode}: {message}",
+                returncode=answer.returncode,
+                stdout=answer.stdout,
+                stderr=answer.stderr,
+            )
         return answer
 
     def _answer(self, command: str, words: list[str]) -> Completed:
@@ -173,6 +175,9 @@ class MachineDouble:
         match words:
             case ["/usr/bin/apt-cache", *_]:
                 return Completed(*real_apt.run(words, self.offers, self.installed, self.held))
+            case ["/usr/bin/dpkg-query", "-W", "-f", "${db:Status-Status} ${Package}\\n", *patterns]:
+                status = "unpacked" if self.broken else "installed"
+                return Completed(0, "".join(f"{status} {n}\n" for n in self.installed if _matches(n, patterns)), "")
             case ["/usr/bin/dpkg-query", "-W", "-f", "${db:Status-Status} ${Package} ${Version}\\n", *patterns]:
                 rows = [f"installed {n} {v}\n" for n, v in self.installed.items() if _matches(n, patterns)]
                 return Completed(0 if rows else 1, "".join(rows), "")
@@ -192,16 +197,11 @@ class MachineDouble:
             case ["/usr/bin/od", "-An", "-tx1", "-N4", path]:
                 lost = pathlib.Path(path).read_text() == "lost"
                 return Completed(0, " ff ff ff ff\n" if lost else " de 10 30 23\n", "")
-            case ["/usr/bin/grep", "-ac", "SW_MNG", path]:
-                count = pathlib.Path(path).read_text().count("SW_MNG")
-                return Completed(0 if count else 1, f"{count}\n", "")
             case [program, "--version"] if program.endswith("nv-fabricmanager"):
                 return Completed(0, f"Fabric Manager version is : {self.fabric_version()}\n", "")
             case ["/usr/sbin/rmmod", name]:
                 return self._rmmod(name)
             case ["/usr/sbin/modprobe", "nvidia" | "nvidia-uvm"]:
-                if self.refuses_modules:
-                    return Completed(1, "", "modprobe: ERROR: could not insert 'nvidia': Key was rejected by service\n")
                 self._load(self.module_version(self.kernel))
                 return Completed(0, "", "")
             case [program, *order] if program.endswith("nvidia-smi"):
@@ -249,12 +249,11 @@ class MachineDouble:
             self._show_library()
 
     def _modinfo(self, kernel: str, name: str) -> Completed:
-        assert name in driver_state.MODULES
+        assert name in driver_state._MODULES
         version = self.module_version(kernel)
         if version is None or name != "nvidia":
             return Completed(1, "", f"modinfo: ERROR: Module {name} not found.\n")
-        dkms = any("dkms" in package for package in self.installed)
-        signer = self.dkms_signer if dkms else self.signer
+        signer = "" if any(package.startswith("nvidia-dkms-") for package in self.installed) else self.signer
         return Completed(
             0, f"filename: /lib/modules/{kernel}/nvidia.ko\nversion:        {version}\nsigner:         {signer}\n", ""
         )
@@ -284,7 +283,10 @@ class MachineDouble:
                 if unit == driver_state.FABRIC and self.fabric_version() != self.loaded:
                     return Completed(1, "", "Job for nvidia-fabricmanager.service failed\n")
                 self.active.add(unit)
-            case ["daemon-reload"] | ["disable", "--now", _] | ["reset-failed", _] | ["start", "--no-block", _]:
+            case ["disable", "--now", unit]:
+                self.active.discard(unit)
+                self.enabled.discard(unit)
+            case ["daemon-reload"] | ["reset-failed", _] | ["start", "--no-block", _]:
                 pass
             case ["try-restart", "--no-block", _]:
                 pass
@@ -329,6 +331,11 @@ class MachineDouble:
         for path in directory.glob("libnvidia-ml.so*"):
             path.unlink()
         version = self.library_version()
+        smi = self.root / "usr/bin/nvidia-smi"
+        smi.parent.mkdir(parents=True, exist_ok=True)
+        smi.unlink(missing_ok=True)
+        if any(name.startswith("nvidia-utils-") for name in self.installed):
+            smi.touch()
         if version:
             (directory / f"libnvidia-ml.so.{version}").touch()
             (directory / "libnvidia-ml.so.1").symlink_to(f"libnvidia-ml.so.{version}")

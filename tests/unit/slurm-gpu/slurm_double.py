@@ -58,12 +58,10 @@ class SlurmDouble:
         self.ended: list[str] = []  # jobs that an order ended
         self.log: list[str] = []  # orders that change something
         self.lives: int | None = None  # the number of commands after which the hook is killed
-        self.version = "slurm-wlm 24.11.5"
         self.reconfigured = 0
         self.boot_time = "None"  # as slurmd reported when it registered last
         self.booted = "None"  # as it will say
         self.types = "gpu"
-        self.health_program = "(null)"
         self.printed: str | None = None  # what `slurmd -G` prints instead of the right lines
         self.made_with = ""  # the Gres of the record, where that is shown no more
 
@@ -155,8 +153,6 @@ class SlurmDouble:
         return "+".join([base, *(flag for flag in order if flag in flags)])
 
     def _answer(self, command: str) -> Completed:
-        if command == "/usr/sbin/slurmd -V":
-            return Completed(0, f"{self.version}\n", "")
         if command.startswith("/usr/sbin/slurmd -G -f "):
             return Completed(0, "", self._print_gres(pathlib.Path(command.rpartition(" ")[2])))
         if command.startswith("/usr/bin/systemctl "):
@@ -166,8 +162,7 @@ class SlurmDouble:
         if command == f"/usr/bin/squeue --noheader --nodelist {self.name} --format %i":
             return Completed(0, "".join(f"{job}\n" for job in self.jobs), "")
         if command == "/usr/bin/scontrol show config":
-            settings = f"GresTypes               = {self.types}\nHealthCheckProgram      = {self.health_program}\n"
-            return Completed(0, settings, "")
+            return Completed(0, f"GresTypes               = {self.types}\n", "")
         if command == f"/usr/bin/scontrol show node {self.name} -o":
             return self._show()
         if command.startswith("/usr/bin/scontrol show node "):

@@ -95,10 +95,6 @@ def configured(slurm: SlurmDouble) -> SlurmDouble:
     return slurm
 
 
-def test_the_charm_stays_small():
-    assert len(pathlib.Path(charm.__file__).read_text().splitlines()) < 200
-
-
 def test_what_waits_or_reads_holds_up_no_hook():
     actions = yaml.safe_load((ROOT / "charmcraft.yaml").read_text())["actions"]
     assert {name for name, action in actions.items() if not action.get("parallel")} == {"accept-gpus"}
@@ -126,87 +122,6 @@ def test_a_compute_node_reaches_the_same_state_on_every_event(
     assert set(registered.log) <= {"daemon-reload"}  # a unit that waits has something that wakes it
     assert shared(again, relation) == shared(out, relation)
     assert again.unit_status == ACTIVE
-
-
-def test_a_compute_node_waits_for_the_controller(ctx: testing.Context[charm.SlurmGpuCharm], registered: SlurmDouble):
-    for relation in (node_gres({"autodetect": "off", "applied": []}), node_gres({"autodetect": "off"})):
-        out = run_compute(ctx, "node-gres:changed", relation)
-        assert out.unit_status == AWAITS
-        assert shared(out, relation)["awaits"] is True
-    assert registered.record == Record("")
-
-
-def test_an_answer_that_is_not_json_counts_as_none(ctx: testing.Context[charm.SlurmGpuCharm], registered: SlurmDouble):
-    slurmd_unit.PUSHED.write_text("AutoDetect=off\n")
-    relation = dataclasses.replace(node_gres(), remote_app_data={"applied": "{"})
-    assert run_compute(ctx, "node-gres:changed", relation).unit_status == AWAITS
-
-
-def test_a_compute_node_without_a_gres_lines(ctx: testing.Context[charm.SlurmGpuCharm], registered: SlurmDouble):
-    out = ctx.run(ctx.on.update_status(), testing.State(relations=[COMPUTE]))
-    assert out.unit_status == BY_DETECTION
-    slurmd_unit.PUSHED.write_text("AutoDetect=off\n")
-    registered.record = Record("")
-    out = ctx.run(ctx.on.update_status(), testing.State(relations=[COMPUTE]))
-    assert out.unit_status == ops.BlockedStatus(
-        "slurmd does not find these GPUs by itself: integrate node-gres with slurm-gpu on slurmctld"
-    )
-
-
-def test_a_node_whose_gpus_slurmd_finds_waits_for_nobody(
-    ctx: testing.Context[charm.SlurmGpuCharm], registered: SlurmDouble
-):
-    for answer in (None, {"autodetect": "nvidia", "applied": []}):
-        relation = node_gres(answer)
-        out = run_compute(ctx, "node-gres:changed", relation)
-        assert out.unit_status == BY_DETECTION
-        assert shared(out, relation) == {"node": "slurmd-0", "gres": "gpu:mock_gpu:1", "lines": [], "awaits": False}
-
-
-def test_a_machine_without_gpus(ctx: testing.Context[charm.SlurmGpuCharm], slurm: SlurmDouble):
-    slurmd_options.PATH.write_text(OPTIONS)
-    relation = node_gres()
-    out = run_compute(ctx, "start", relation)
-    assert out.unit_status == ops.ActiveStatus("no NVIDIA GPU on this machine")
-    assert shared(out, relation) == {"node": "slurmd-0", "gres": "", "lines": [], "awaits": False}
-    assert set(slurm.log) == {"daemon-reload"}
-
-
-def test_a_node_with_jobs(ctx: testing.Context[charm.SlurmGpuCharm], registered: SlurmDouble, mock_gpu: pathlib.Path):
-    registered.jobs = ["7"]
-    out = run_compute(ctx, "node-gres:changed", node_gres(applied(mock_gpu)))
-    text = "slurmd-0 is drained: waiting for 1 job before its GPUs are registered"
-    assert out.unit_status == ops.WaitingStatus(text)
-    registered.end_jobs()
-    assert run_compute(ctx, "update_status", node_gres(applied(mock_gpu))).unit_status == ACTIVE
-
-
-def test_the_controller_relation_may_break(ctx: testing.Context[charm.SlurmGpuCharm], registered: SlurmDouble):
-    slurmd_unit.PUSHED.write_text("AutoDetect=off\n")
-    relation = node_gres({"autodetect": "off", "applied": []})
-    out = ctx.run(ctx.on.relation_broken(relation), testing.State(relations=[COMPUTE, relation]))
-    assert isinstance(out.unit_status, ops.BlockedStatus)
-
-
-@pytest.mark.parametrize("endpoint", ["compute", "node-gres"])
-def test_a_unit_that_leaves_changes_nothing_on_its_way(
-    ctx: testing.Context[charm.SlurmGpuCharm],
-    registered: SlurmDouble,
-    mock_gpu: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
-    endpoint: str,
-):
-    relation = node_gres(applied(mock_gpu))
-    run_compute(ctx, "start", relation)
-    registered.devices = 0  # the controller dropped the lines
-    registered.register()
-    registered.log.clear()
-    if endpoint == "node-gres":  # Scenario can only name a remote unit as the departing one
-        itself = property(lambda event: event.framework.model.unit)
-        monkeypatch.setattr(ops.RelationDepartedEvent, "departing_unit", itself)
-    target = COMPUTE if endpoint == "compute" else relation
-    ctx.run(ctx.on.relation_departed(target), testing.State(relations=[COMPUTE, relation]))
-    assert set(registered.log) <= {"daemon-reload"}  # a unit that waits has something that wakes it
 
 
 @pytest.mark.parametrize("event", ["broken", "stop", "remove"])
@@ -342,42 +257,6 @@ def test_the_controller_reaches_the_same_state_on_every_event(
     assert (gres_conf.PATH.read_text(), configured.reconfigured) == (text, 1)
 
 
-def test_a_controller_without_nodes(controller: testing.Context[charm.SlurmGpuCharm], configured: SlurmDouble):
-    gres_conf.PATH.write_text("AutoDetect=nvidia\n")
-    state = testing.State(leader=True, relations=[CONTROLLER])
-    out = controller.run(controller.on.update_status(), state)
-    assert out.unit_status == ops.BlockedStatus("integrate gres with node-gres of the slurm-gpu on slurmd")
-    relation = gres()
-    out = controller.run(
-        controller.on.relation_created(relation), dataclasses.replace(state, relations=[CONTROLLER, relation])
-    )
-    assert out.unit_status == ops.ActiveStatus("no node needs lines in gres.conf (AutoDetect=nvidia)")
-    assert out.get_relation(relation.id).local_app_data == {"autodetect": '"nvidia"', "applied": "[]"}
-    assert gres_conf.PATH.read_text() == "AutoDetect=nvidia\n"
-    assert configured.log == []
-
-
-def test_before_slurmctld_is_set_up(controller: testing.Context[charm.SlurmGpuCharm], slurm: SlurmDouble):
-    relation = gres(says(0))
-    state = testing.State(leader=True, relations=[CONTROLLER, relation])
-    out = controller.run(controller.on.relation_changed(relation, remote_unit=0), state)
-    assert out.unit_status == ops.WaitingStatus("waiting for slurmctld to be set up")
-    assert out.get_relation(relation.id).local_app_data == {}
-    assert not gres_conf.PATH.exists()
-
-
-def test_slurmctld_that_does_not_answer(controller: testing.Context[charm.SlurmGpuCharm], configured: SlurmDouble):
-    configured.answering = False
-    relation = gres(says(0))
-    state = testing.State(leader=True, relations=[CONTROLLER, relation])
-    out = controller.run(controller.on.relation_changed(relation, remote_unit=0), state)
-    assert out.unit_status == ops.WaitingStatus(
-        "waiting for slurmctld to read gres.conf "
-        "(reconfigure: slurm_x error: Unable to contact slurm controller (connect failure))"
-    )
-    assert out.get_relation(relation.id).local_app_data == {"autodetect": '"off"', "applied": "null"}
-
-
 def test_only_the_leader_writes(controller: testing.Context[charm.SlurmGpuCharm], configured: SlurmDouble):
     relation = gres(says(0))
     state = testing.State(leader=False, relations=[CONTROLLER, relation])
@@ -420,78 +299,6 @@ def test_the_lines_of_a_node_that_slurm_still_has_stay(
     assert "slurmd-0" not in gres_conf.PATH.read_text()
 
 
-def test_a_unit_that_takes_over_a_node_takes_over_its_lines(
-    controller: testing.Context[charm.SlurmGpuCharm], configured: SlurmDouble
-):
-    configured.record = Record("gpu:mock_gpu:1")
-    relation = gres(says(0))
-    state = testing.State(leader=True, relations=[CONTROLLER, relation])
-    controller.run(controller.on.relation_changed(relation, remote_unit=0), state)
-    controller.run(controller.on.update_status(), testing.State(leader=True, relations=[CONTROLLER, gres()]))
-    assert "NodeName=slurmd-0 " in gres_conf.PATH.read_text()
-    again = dataclasses.replace(
-        relation, remote_units_data={9: gres(NodeGres(node="slurmd-0", lines=())).remote_units_data[0]}
-    )
-    controller.run(controller.on.update_status(), testing.State(leader=True, relations=[CONTROLLER, again]))
-    text = gres_conf.PATH.read_text()
-    assert "slurm-gpu/9 slurmd-0 " in text
-    assert "NodeName=" not in text
-    assert "slurm-gpu/0 " not in text
-
-
-def test_a_node_that_departs(controller: testing.Context[charm.SlurmGpuCharm], configured: SlurmDouble):
-    relation = gres(says(0), says(1))
-    state = testing.State(leader=True, relations=[CONTROLLER, relation])
-    controller.run(controller.on.relation_changed(relation, remote_unit=0), state)
-    out = controller.run(controller.on.relation_departed(relation, remote_unit=1, departing_unit=1), state)
-    assert out.unit_status == ops.ActiveStatus("gres.conf has lines of 1 GPU on 1 node")
-    assert "slurmd-1" not in gres_conf.PATH.read_text()
-    assert out.get_relation(relation.id).local_app_data["applied"] == json.dumps([says(0).digest])
-
-
-def test_a_relation_that_breaks_takes_its_nodes_along(
-    controller: testing.Context[charm.SlurmGpuCharm], configured: SlurmDouble
-):
-    gpus, others = gres(says(0)), gres(says(7), app="other")
-    state = testing.State(leader=True, relations=[CONTROLLER, gpus, others])
-    out = controller.run(controller.on.update_status(), state)
-    assert out.get_relation(gpus.id).local_app_data["applied"] == json.dumps([says(0).digest])
-    assert out.get_relation(others.id).local_app_data["applied"] == json.dumps([says(7).digest])
-    out = controller.run(controller.on.relation_broken(gpus), state)
-    assert out.unit_status == ops.ActiveStatus("gres.conf has lines of 1 GPU on 1 node")
-    assert "slurmd-0" not in gres_conf.PATH.read_text()
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        {"node": '"slurmd-0"', "lines": '["Name=gpu\\nNodeName=slurmd-1 Name=gpu"]'},
-        {"node": '"a b"'},
-        {"node": "{"},
-        {"node": '"slurmd-0"', "lines": '"Name=gpu"'},
-    ],
-)
-def test_a_databag_that_cannot_be_used(
-    controller: testing.Context[charm.SlurmGpuCharm], configured: SlurmDouble, data: dict[str, str]
-):
-    relation = gres(data, says(1))
-    state = testing.State(leader=True, relations=[CONTROLLER, relation])
-    out = controller.run(controller.on.relation_changed(relation, remote_unit=0), state)
-    assert out.unit_status == ops.BlockedStatus(
-        "cannot use the lines of slurm-gpu/0: refresh slurm-gpu to one revision on all machines"
-    )
-    rows = [row for row in gres_conf.PATH.read_text().splitlines() if not row.startswith("#")]
-    assert rows == ["NodeName=slurmd-1 AutoDetect=off Name=gpu Type=mock_gpu File=/dev/nvidia0 Flags=nvidia_gpu_env"]
-
-
-def test_two_units_that_claim_one_node(controller: testing.Context[charm.SlurmGpuCharm], configured: SlurmDouble):
-    relation = gres(says(0), says(0))
-    state = testing.State(leader=True, relations=[CONTROLLER, relation])
-    out = controller.run(controller.on.relation_changed(relation, remote_unit=0), state)
-    text = "slurm-gpu/0 and slurm-gpu/1 both say they are node slurmd-0: remove one"
-    assert out.unit_status == ops.BlockedStatus(text)
-
-
 def test_the_two_roles_settle_with_each_other(
     ctx: testing.Context[charm.SlurmGpuCharm],
     controller: testing.Context[charm.SlurmGpuCharm],
@@ -515,42 +322,6 @@ def test_the_two_roles_settle_with_each_other(
     assert registered.record == Record("gpu:mock_gpu:1")
 
 
-def test_removing_the_last_controller_unit(controller: testing.Context[charm.SlurmGpuCharm], configured: SlurmDouble):
-    relation = gres(says(0))
-    state = testing.State(leader=True, relations=[CONTROLLER, relation])
-    controller.run(controller.on.update_status(), state)
-    controller.run(controller.on.remove(), testing.State(planned_units=1))
-    assert gres_conf.PATH.exists()
-    controller.run(controller.on.update_status(), state)
-    controller.run(controller.on.remove(), testing.State(planned_units=0))
-    assert gres_conf.PATH.read_text() == ""
-
-
-def test_detect(ctx: testing.Context[charm.SlurmGpuCharm], registered: SlurmDouble):
-    ctx.run(ctx.on.action("detect"), testing.State(relations=[COMPUTE]))
-    assert ctx.action_results == {
-        "source": "/proc/driver/nvidia",
-        "count": "1",
-        "gpus": '[{"name": "Mock GPU", "bus_id": "0000:01:00.0", "minor": 0, "vendor": "nvidia", "mig": false}]',
-        "note": "NVML Shared Library Not Found",
-    }
-    assert set(registered.log) <= {"daemon-reload"}  # a unit that waits has something that wakes it
-
-
-def test_detect_nothing(ctx: testing.Context[charm.SlurmGpuCharm]):
-    ctx.run(ctx.on.action("detect"), testing.State(relations=[COMPUTE]))
-    assert ctx.action_results == {"source": "the PCI bus and /proc/driver/nvidia", "count": "0", "gpus": "[]"}
-
-
-def test_show_gres_on_a_node(ctx: testing.Context[charm.SlurmGpuCharm], registered: SlurmDouble):
-    off = node_gres({"autodetect": "off", "applied": []})
-    ctx.run(ctx.on.action("show-gres"), testing.State(relations=[COMPUTE, off]))
-    assert ctx.action_results is not None
-    assert ctx.action_results["wanted"] == "gpu:mock_gpu:1"
-    assert ctx.action_results["lines-live"] == "false"
-    assert set(registered.log) <= {"daemon-reload"}  # a unit that waits has something that wakes it
-
-
 def test_show_gres_on_the_controller(controller: testing.Context[charm.SlurmGpuCharm], configured: SlurmDouble):
     relation = gres(says(0))
     state = testing.State(leader=True, relations=[CONTROLLER, relation])
@@ -563,45 +334,3 @@ def test_show_gres_on_the_controller(controller: testing.Context[charm.SlurmGpuC
         "autodetect": "off",
         "gres-conf": gres_conf.PATH.read_text(),
     }
-
-
-def test_an_alias_is_registered(
-    ctx: testing.Context[charm.SlurmGpuCharm], registered: SlurmDouble, mock_gpu: pathlib.Path
-):
-    relation = node_gres()
-    config: dict[str, str | int | float | bool] = {"gpu-type-alias": "mock_gpu=mock"}
-    out = run_compute(ctx, "config_changed", relation, config=config)
-    assert (shared(out, relation)["gres"], shared(out, relation)["lines"]) == ("gpu:mock:1", []), "part of the name"
-    config = {"gpu-type-alias": "mock_gpu=big"}
-    out = run_compute(ctx, "config_changed", relation, config=config)
-    assert shared(out, relation)["gres"] == "gpu:big:1"
-    assert shared(out, relation)["lines"] == [
-        f"AutoDetect=nvidia Name=gpu Type=big File={mock_gpu} Flags=nvidia_gpu_env"
-    ]
-
-
-def test_an_alias_in_capitals_is_refused_by_name(
-    ctx: testing.Context[charm.SlurmGpuCharm], registered: SlurmDouble, mock_gpu: pathlib.Path
-):
-    relation = node_gres()
-    out = run_compute(ctx, "config_changed", relation, config={"gpu-type-alias": "mock_gpu=Mock"})
-    assert out.unit_status == ops.BlockedStatus(
-        "gpu-type-alias: 'Mock' is no type: small letters, digits and _ . + - only"
-    )
-    assert shared(out, relation) == {}
-    assert set(registered.log) == {"daemon-reload"}
-
-
-def test_checking_the_health_of_a_machine_without_a_driver(
-    ctx: testing.Context[charm.SlurmGpuCharm], registered: SlurmDouble
-):
-    with pytest.raises(testing.ActionFailed) as caught:
-        ctx.run(ctx.on.action("health-check"), testing.State(relations=[COMPUTE, node_gres()]))
-    assert caught.value.message.startswith("there is no ")
-
-
-def test_a_health_setting_that_is_none_is_refused_by_name(
-    ctx: testing.Context[charm.SlurmGpuCharm], registered: SlurmDouble
-):
-    out = run_compute(ctx, "config_changed", node_gres(), config={"health-check": "always"})
-    assert out.unit_status == ops.BlockedStatus("health-check: 'always' is none of auto, on, off, slurm")

@@ -13,14 +13,12 @@ from slurm_double import Record, SlurmDouble
 
 import settings
 from gpu import detect as gpu_detect
-from gpu import gres_conf
 from gpu.detect import NvmlAnswer
-from node import compute, node_state, registration, slurmd_options, slurmd_unit
+from node import compute, slurmd_options, slurmd_unit
 from node import machine as machines
 from slurm_ddp.charm import Level, Status
 from slurm_ddp.interfaces.slurm_gres import ControllerGres, NodeGres
 from slurm_ddp.run import CommandError
-from slurm_ddp.slurm import nodes
 
 LINE = "Name=gpu Type=mock_gpu File={} Flags=nvidia_gpu_env"
 ACTIVE = "gpu:mock_gpu:1 on slurmd-0 (from /proc/driver/nvidia; {})"
@@ -43,17 +41,6 @@ def test_a_machine_without_gpus(slurm: SlurmDouble):
     assert offer() == NodeGres(node="slurmd-0", gres="", lines=(), awaits=False)
     assert slurm.log == []
     assert slurmd_options.PATH.read_text() == OPTIONS
-
-
-def test_a_machine_without_gpus_before_slurmd(slurm: SlurmDouble):
-    assert hook() == Status(Level.ACTIVE, "no NVIDIA GPU on this machine")
-    assert offer() is None
-
-
-def test_a_gpu_before_slurmd_is_set_up(slurm: SlurmDouble, mock_gpu: pathlib.Path):
-    assert hook() == Status(Level.WAITING, "waiting for slurmd to be set up")
-    assert offer() is None
-    assert slurm.log == []
 
 
 def test_a_node_that_lost_its_gpus(slurm: SlurmDouble):
@@ -80,14 +67,6 @@ def test_a_node_waits_for_lines_that_it_needs(registered: SlurmDouble):
     registered.log.clear()
     assert hook(live()) == Status(Level.ACTIVE, BY_LINES)
     assert registered.log == []
-
-
-def test_lines_that_arrive_while_a_hook_runs_count_in_the_next(registered: SlurmDouble):
-    machine = machines.look(answer=OFF)
-    progress = roles.ensure(machine, OFF)
-    slurmd_unit.PUSHED.write_text("".join(f"{line}\n" for line in pushed_lines()))
-    assert roles.status(machine, OFF, progress=progress) == AWAITS
-    assert hook(OFF) == Status(Level.ACTIVE, BY_LINES)
 
 
 def pushed_lines() -> list[str]:
@@ -118,12 +97,6 @@ def test_a_node_that_needs_lines_without_a_gres_lines(registered: SlurmDouble):
 def test_slurmd_finds_the_gpus_by_itself(registered: SlurmDouble):
     assert hook(related=False) == Status(Level.ACTIVE, BY_DETECTION)
     assert registered.record == Record("gpu:mock_gpu:1")
-
-
-def test_a_fetched_gres_conf_without_detection_counts_before_an_answer(registered: SlurmDouble):
-    slurmd_unit.PUSHED.write_text("# nothing\n")
-    assert hook(None) == AWAITS
-    assert hook(live()).level == Level.ACTIVE
 
 
 def test_lines_that_are_not_needed_go_before_slurmd_registers_anew(
@@ -255,16 +228,6 @@ def test_the_line_of_a_lost_card_goes(registered: SlurmDouble, paths: pathlib.Pa
     assert registered.record == Record("gpu:mock_gpu:1")
 
 
-def test_a_driver_that_was_removed_takes_its_lines_along(
-    registered: SlurmDouble, paths: pathlib.Path, mock_gpu: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-):
-    assert hook(live()).level == Level.ACTIVE
-    published = offer(OFF)
-    mock_gpu.unlink()
-    monkeypatch.setattr(gpu_detect, "run_probe", lambda: NvmlAnswer(error="GPU is lost", broken=True))
-    assert offer(OFF, published=published) == NodeGres(node="slurmd-0", gres="", lines=(), awaits=False)
-
-
 @pytest.mark.parametrize("state", ["drain", "down", "fail"])
 def test_the_status_is_never_active_over_a_node_that_takes_no_jobs(registered: SlurmDouble, state: str):
     assert hook().level == Level.ACTIVE
@@ -272,13 +235,6 @@ def test_the_status_is_never_active_over_a_node_that_takes_no_jobs(registered: S
     how = {"drain": "drained", "down": "down", "fail": "failing"}[state]
     text = f"slurmd-0 takes no jobs: {how} (bad fan); scontrol update nodename=slurmd-0 state=resume ends that"
     assert hook() == Status(Level.BLOCKED, text)
-
-
-def test_a_machine_without_gpus_whose_node_is_drained(slurm: SlurmDouble):
-    slurmd_options.PATH.write_text(OPTIONS)
-    slurm.register()
-    slurm.run("/usr/bin/scontrol", "update", "nodename=slurmd-0", "state=drain", "reason=bad fan")
-    assert hook().text.startswith("slurmd-0 takes no jobs: drained (bad fan)")
 
 
 LOW = "Low RealMemory (reported:900 < 100.00% of configured:4000)"
@@ -323,16 +279,6 @@ def test_the_status_of_a_machine_without_gpus_is_that_of_its_node(
     assert found.text.startswith(text)
 
 
-def test_a_controller_that_fails_on_a_machine_without_gpus(slurm: SlurmDouble, monkeypatch: pytest.MonkeyPatch):
-    slurmd_options.PATH.write_text(OPTIONS)
-
-    def fail(name: str) -> None:
-        raise nodes.NodeError(f"show node {name}: Unspecified error")
-
-    monkeypatch.setattr(nodes, "show", fail)
-    assert hook() == Status(Level.BLOCKED, "show node slurmd-0: Unspecified error; see journalctl -u slurmd")
-
-
 def test_detection_by_nvml_needs_its_plugin(
     registered: SlurmDouble, paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -358,74 +304,6 @@ def test_the_options_are_right_before_slurmd_registers(slurm: SlurmDouble, mock_
     slurm.log.clear()
     assert hook(related=False) == Status(Level.ACTIVE, BY_DETECTION)
     assert slurm.log == []
-
-
-def test_a_node_that_waits_for_jobs(registered: SlurmDouble):
-    registered.jobs = ["7"]
-    text = "slurmd-0 is drained: waiting for 1 job before its GPUs are registered"
-    assert hook(live()) == Status(Level.WAITING, text)
-    machine = machines.look()
-    assert roles.status(machine, live()) == Status(Level.WAITING, text)
-    registered.end_jobs()
-    assert hook(live()).level == Level.ACTIVE
-
-
-def test_a_node_that_slurm_refuses(registered: SlurmDouble):
-    registered.devices = 0
-    text = "Slurm refuses slurmd-0: gres/gpu count reported lower than configured (0 < 1)"
-    assert hook(live()) == Status(Level.BLOCKED, text)
-
-
-def test_a_slurmd_that_does_not_come_back(registered: SlurmDouble):
-    registered.registers = False
-    text = "slurmd did not register slurmd-0 again within 30 s; see journalctl -u slurmd"
-    assert hook(live()) == Status(Level.BLOCKED, text)
-
-
-def test_a_slurmd_that_was_not_started(slurm: SlurmDouble, mock_gpu: pathlib.Path):
-    slurmd_options.PATH.write_text(OPTIONS)
-    slurm.slurmd_active = False
-    assert hook(live()) == Status(Level.WAITING, "waiting for slurmd to register slurmd-0")
-
-
-def test_a_slurmd_that_stopped(registered: SlurmDouble):
-    assert hook(live()).level == Level.ACTIVE
-    registered.slurmd_active = False
-    assert hook(live()) == Status(Level.WAITING, "waiting for slurmd to run on slurmd-0")
-
-
-def test_a_status_without_a_reconcile_says_what_follows(registered: SlurmDouble):
-    verdict = roles.status(machines.look(answer=OFF), live())
-    assert verdict == Status(Level.WAITING, "slurmd-0 has Gres=(none); gpu:mock_gpu:1 follows with the next event")
-
-
-def test_cards_without_a_driver(slurm: SlurmDouble, paths: pathlib.Path):
-    slurmd_options.PATH.write_text(OPTIONS)
-    add_pci(paths, "0000:01:00.0")
-    text = "1 NVIDIA GPU has no driver: set driver=580 (or another branch), or install one and reboot this machine"
-    assert hook() == Status(Level.BLOCKED, text)
-    assert offer() is None
-    assert slurm.log == []
-
-
-def test_a_driver_that_fails_changes_nothing(registered: SlurmDouble, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(gpu_detect, "run_probe", lambda: NvmlAnswer(error="GPU is lost", broken=True))
-    assert hook(ControllerGres()) == Status(Level.BLOCKED, "NVML: GPU is lost; reboot this machine")
-    assert offer() is None
-    assert registered.log == []
-
-
-def test_mig_changes_nothing(registered: SlurmDouble, paths: pathlib.Path):
-    (paths / "proc/driver/nvidia/capabilities/gpu0/mig/gi1").mkdir(parents=True)
-    text = "GPU 0000:01:00.0 is in MIG mode, whose instances only NVML tells: install libnvidia-ml.so.1"
-    assert hook(ControllerGres()) == Status(Level.BLOCKED, text)
-    assert registered.log == []
-
-
-def test_options_in_another_form(slurm: SlurmDouble, mock_gpu: pathlib.Path):
-    slurmd_options.PATH.write_text("SLURMD_OPTIONS=--conf 'cpus=2\n")
-    text = f"{slurmd_options.PATH}: a quote in SLURMD_OPTIONS is not closed"
-    assert hook() == Status(Level.BLOCKED, text)
 
 
 def test_device_files_are_waited_for(registered: SlurmDouble, mock_gpu: pathlib.Path):
@@ -454,36 +332,15 @@ def test_what_an_administrator_added_to_the_gres_stays(registered: SlurmDouble):
     assert registered.record.gres == "gpu:mock_gpu:1,nic:2"
 
 
-def test_a_slurmd_with_its_own_files(slurm: SlurmDouble, mock_gpu: pathlib.Path):
-    slurmd_options.SLURM_CONF.write_text("ClusterName=x\n")
-    gres_conf.PATH.write_text("# mine\n")
-    slurmd_options.PATH.write_text(OPTIONS.replace(" --conf-server ctl:6817", ""))
-    slurm.register()
-    text = ACTIVE.format("lines in this node's gres.conf")
-    slurm.jobs = ["7"]
-    hook()
-    assert gres_conf.PATH.read_text() == "# mine\n"
-    slurm.end_jobs()
-    assert hook() == Status(Level.ACTIVE, text)
-    assert gres_conf.PATH.read_text().splitlines()[::3] == ["# mine", *pushed_lines()]
-    assert slurm.record == Record("gpu:mock_gpu:1")
-    slurm.log.clear()
-    assert hook() == Status(Level.ACTIVE, text)
-    assert slurm.log == []
-    compute.release(owner="slurm-gpu/0")
-    assert gres_conf.PATH.read_text() == "# mine\n"
-
-
 def test_a_node_that_stands_in_slurm_conf(slurm: SlurmDouble, mock_gpu: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(machines.socket, "gethostname", lambda: "slurmd-0.example")
-    slurmd_options.SLURM_CONF.write_text("NodeName=slurmd-0 Gres=gpu:2\n")
-    slurm.options = slurmd_options.SLURM_CONF
+    slurmd_options.PATH.write_text("SLURMD_OPTIONS=-N slurmd-0 --conf-server ctl:6817\n")
     slurm.record = Record("gpu:2", flags=set())
     slurm.register = lambda: None  # pyright: ignore[reportAttributeAccessIssue] - there is no --conf to read
     text = "slurm.conf has Gres=gpu:2 for slurmd-0: set Gres=gpu:mock_gpu:1 there"
     assert hook() == Status(Level.BLOCKED, text)
     slurm.record = Record("gpu:mock_gpu:1", flags=set())
-    assert hook() == Status(Level.ACTIVE, ACTIVE.format("lines in this node's gres.conf"))
+    assert hook() == Status(Level.ACTIVE, BY_DETECTION)
 
 
 def test_leaving_a_node_that_needs_the_controllers_lines(registered: SlurmDouble, paths: pathlib.Path):
@@ -521,51 +378,6 @@ def test_the_summary(registered: SlurmDouble, mock_gpu: pathlib.Path):
         "lines-live": "true",
         "found-by": "from /proc/driver/nvidia; lines in the controller's gres.conf",
     }
-
-
-def test_the_summary_of_a_machine_without_anything(slurm: SlurmDouble):
-    assert roles.summary(machines.look(), None) == {"lines-live": "true"}
-
-
-def test_the_summary_says_why_it_is_short(registered: SlurmDouble):
-    registered.answering = False
-    problem = "show node slurmd-0: slurm_x error: Unable to contact slurm controller (connect failure)"
-    assert roles.summary(machines.look(), None)["problem"] == problem
-
-
-def test_slurmd_waits_for_this_machines_devices(registered: SlurmDouble, mock_gpu: pathlib.Path):
-    hook(live())
-    assert (node_state.STATE_DIR / "devices").read_text() == f"{mock_gpu}\n"
-
-
-def test_a_local_slurmd_that_does_not_start_is_reported(
-    slurm: SlurmDouble, mock_gpu: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-):
-    slurmd_options.SLURM_CONF.touch()
-    slurmd_options.PATH.write_text(OPTIONS.replace(" --conf-server ctl:6817", ""))
-
-    def fails() -> None:
-        raise CommandError("systemctl exited 1: Job for slurmd.service failed")
-
-    monkeypatch.setattr(slurmd_unit, "restart_if_active", fails)
-    progress = roles.ensure(machines.look(), None)
-    assert progress == registration.Progress(
-        registration.Stage.FAILED, "systemctl exited 1: Job for slurmd.service failed"
-    )
-    compute.release(owner="slurm-gpu/0")  # as in the remove hook
-    assert not compute.OWNER.exists()
-
-
-def test_a_damaged_local_file_is_reported(slurm: SlurmDouble, mock_gpu: pathlib.Path):
-    slurmd_options.SLURM_CONF.touch()
-    slurmd_options.PATH.write_text(OPTIONS.replace(" --conf-server ctl:6817", ""))
-    gres_conf.PATH.write_text("# BEGIN slurm-gpu\n")
-    progress = roles.ensure(machines.look(), None)
-    assert progress is not None
-    assert progress.stage is registration.Stage.FAILED
-    assert "do not pair up" in progress.detail
-    compute.release(owner="slurm-gpu/0")
-    assert gres_conf.PATH.read_text() == "# BEGIN slurm-gpu\n"
 
 
 def test_a_driver_that_hangs_while_files_are_made(mock_gpu: pathlib.Path, monkeypatch: pytest.MonkeyPatch):

@@ -9,7 +9,6 @@ import shutil
 import time
 import typing
 
-import ops
 import pytest
 import yaml
 from conftest import OPTIONS
@@ -21,8 +20,9 @@ import charm
 import orders
 from controller import gres_lines as controller_lines
 from gpu import gres_conf
+from node import health_check, slurmd_options
 from node import resume as bring_up
-from node import slurmd_options
+from node import watch as node_watch
 from slurm_ddp.interfaces.slurm_gres import NodeGres
 
 ROOT = pathlib.Path(charm.__file__).resolve().parents[1]
@@ -31,11 +31,11 @@ AUTODETECT = "AutoDetect=nvidia\n"
 ADMIN = "maintenance until noon"
 # What names a time, or what a unit saw that waits
 PASSING = (
-    "var/slurm-gpu/waits-*",
     "proc/sys/kernel/random/boot_id",
     "proc/uptime",
     "var/slurm-gpu/holds/lock",
     "var/slurm-gpu/driver-refused.json",
+    "var/slurm-gpu/health.json",
 )
 
 
@@ -180,10 +180,12 @@ class Compute(orders.Unit):
             if slurm.record is not None and slurm.record.reason == ADMIN:  # a hook may have put it back, see as_found
                 self.resume()
             self.emit(name)
+            node_watch.Watch().step()  # as the service does at once
             slurm.end_jobs()
         self.hand_out()
         for name in ("node-gres changed", "update_status"):
             self.emit(name)
+            node_watch.Watch().step()
         relation = self.relation("node-gres")
         return {
             "status": self.state.unit_status,
@@ -293,7 +295,7 @@ def test_every_order_of_a_compute_node_ends_in_the_same_state(
 ):
     clock = orders.Clock(monkeypatch)
     monkeypatch.setattr(bring_up, "UPTIME", paths / "proc/uptime")
-    monkeypatch.setattr(ops.Unit, "reboot", lambda unit: None)
+    monkeypatch.setattr(health_check, "check", lambda *_, **__: {"result": "ok"})  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     slurmd_options.PATH.write_text(OPTIONS)
     node.add_card(CARDS[1])
     node.install_driver("535", "535.288.01")

@@ -8,14 +8,11 @@ import roles
 from conftest import OPTIONS
 from slurm_double import SlurmDouble
 
-import settings
-from node import compute, health_check, slurmd_options
+from node import health_check, slurmd_options
 from node import machine as machines
 from scripts import health as gpu_health
-from scripts import nvml
 from slurm_ddp import systemd, watchdog
 from slurm_ddp.run import CommandTimeout, Completed
-from slurm_ddp.slurm import advice as slurm_advice
 
 
 @pytest.fixture
@@ -72,37 +69,12 @@ def test_where_there_is_no_timer(orders: list[str], node: str | None, setting: s
     assert len(orders) == count
 
 
-def test_a_driver_without_nvidia_smi_is_checked_through_its_library(orders: list[str], paths: pathlib.Path):
-    """As upstream's slurmd leaves it: nvidia-headless-no-dkms, which has no nvidia-smi."""
-    health_check.ensure("slurmd-0", "auto", has_gpus=True)
-    assert orders == []
-    (paths / "lib").mkdir()
-    (paths / "lib/libnvidia-ml.so.1").touch()
-    health_check.ensure("slurmd-0", "auto", has_gpus=True)
-    assert orders[-1] == "enable --now gpu-health.timer"
-    assert health_check.problem("on") is None
-    assert health_check.NVML_PROGRAM.parent == health_check.PROGRAM.parent, "where gpu-health looks for it"
-    assert health_check.NVML_PROGRAM.name == gpu_health.NVML_PROGRAM
-    assert health_check.NVML_PROGRAM.stat().st_mode & 0o777 == 0o755
-    health_check.ensure_absent()
-    assert not health_check.NVML_PROGRAM.exists()
-
-
-def test_a_setting_that_is_none_or_cannot_be(smi: pathlib.Path):
-    assert [health_check.problem(setting) for setting in ("auto", "on", "off")] == [None, None, None]
-    smi.unlink()
-    assert health_check.problem("auto") is None
-    nothing = "there is no libnvidia-ml.so.1 on this machine: install libnvidia-compute of exactly the driver's version"
-    assert health_check.problem("on") == f"health-check=on cannot ask the driver: {nothing}"
-
-
 def test_an_action_looks_and_says(monkeypatch: pytest.MonkeyPatch, smi: pathlib.Path):
     seen: list[tuple[str, ...]] = []
     findings = [{"level": "drain", "check": "ecc", "text": "1 error", "gpu": "0000:01:00.0"}]
     answer = {"result": "drain", "findings": findings, "did": "", "seconds": 0.4}
 
     def run(*argv: str, **_: object) -> Completed:
-        assert pathlib.Path(argv[2]).with_name("gpu-nvml").read_bytes() == watchdog.pack(pathlib.Path(nvml.__file__))
         assert pathlib.Path(argv[2]).read_bytes() == watchdog.pack(pathlib.Path(gpu_health.__file__))
         seen.append(argv[:2] + argv[3:])
         return Completed(1, json.dumps(answer), "")
@@ -128,7 +100,7 @@ def test_an_action_that_hangs_or_has_no_nvidia_smi(monkeypatch: pytest.MonkeyPat
     with pytest.raises(health_check.MonitorError, match="no answer within 70 s"):
         health_check.check("n0")
     smi.unlink()
-    with pytest.raises(health_check.MonitorError, match=r"there is no libnvidia-ml.so.1 on this machine: install"):
+    with pytest.raises(health_check.MonitorError, match=r"there is no /usr/bin/nvidia-smi on this machine: install"):
         health_check.check("n0")
 
 
@@ -142,65 +114,15 @@ def test_an_unfit_node_is_the_status(slurm: SlurmDouble, mock_gpu: pathlib.Path)
     assert (verdict.level, verdict.text) == ("blocked", text)
 
 
-def test_a_setting_that_is_none_changes_nothing(slurm: SlurmDouble, mock_gpu: pathlib.Path):
-    slurmd_options.PATH.write_text(OPTIONS)
-    slurm.register()
-    machine = machines.look(settings.Config(health_check="sometimes"))
-    assert machine.problem == "health-check: 'sometimes' is none of auto, on, off, slurm"
-    assert roles.ensure(machine, None) is None
-    assert slurm.log == []
-
-
 def test_more_to_look_at_is_in_the_unit(orders: list[str], smi: pathlib.Path):
-    health_check.ensure("n0", "on", has_gpus=True, dcgm=True, xids=" +109,-74 ")
+    health_check.ensure("n0", "on", has_gpus=True, xids=" +109,-74 ")
     unit = (systemd.UNIT_DIR / "gpu-health.service").read_text()
-    assert unit.count(' check --act --json --node n0 "--dcgm" "--xids=+109 -74"\n') == 1
-
-
-@pytest.mark.parametrize("has_gpus", [True, False])
-@pytest.mark.parametrize("setting", ["auto", "slurm"])
-def test_where_slurm_runs_the_check_there_is_no_timer(
-    orders: list[str], smi: pathlib.Path, slurm: SlurmDouble, setting: str, has_gpus: bool
-):
-    health_check.ensure("n0", "auto", has_gpus=True)
-    assert orders[-1] == "enable --now gpu-health.timer"
-    slurm.health_program = str(health_check.PROGRAM)
-    health_check.ensure("n0", setting, has_gpus=has_gpus, xids="+109")
-    assert "disable --now gpu-health.timer" in orders
-    assert health_check.PROGRAM.stat().st_mode & 0o777 == 0o755
-    assert gpu_health.OPTIONS.read_text() == "--xids=+109\n"
-    count = len(orders)
-    health_check.ensure("n0", setting, has_gpus=has_gpus, xids="+109")
-    assert len(orders) == count
-    assert health_check.problem(setting) is None
-    health_check.ensure_absent()
-    assert not gpu_health.OPTIONS.exists()
-
-
-def test_never_both(smi: pathlib.Path, slurm: SlurmDouble):
-    command = slurm_advice.slurm_conf(health_check.HEALTH_CHECK)
-    assert health_check.problem("slurm") == f"health-check=slurm needs it in Slurm: {command}"
-    slurm.health_program = str(health_check.PROGRAM)
-    assert health_check.problem("slurm") is None
-    problem = health_check.problem("on")
-    assert problem is not None
-    assert problem.startswith("health-check=on contradicts HealthCheckProgram=")
-    slurm.answering = False  # nobody knows
-    assert health_check.problem("slurm") is None
-    slurm.answering = True
-    slurm.health_program = "/usr/sbin/nhc"  # another check goes well with the timer
-    assert health_check.problem("on") is None
-
-
-@pytest.mark.parametrize("text", ["109", "+x", "+74 -74"])
-def test_xids_that_are_none_are_refused_by_name(text: str):
-    with pytest.raises(ValueError, match=r"^health-xids: "):
-        settings.Config(health_xids=text).check()
+    assert unit.count(' check --act --json --node n0 "--xids=+109 -74"\n') == 1
 
 
 def test_a_card_that_is_unfit_is_reported_without_what_is_only_odd(monkeypatch: pytest.MonkeyPatch, smi: pathlib.Path):
     def run(*argv: str, **_: object) -> Completed:
-        assert argv[-1] == "--dcgm"
+        assert argv[-1] == "n0"
         findings = [
             {"level": "drain", "text": "recovery action Reset", "gpu": "0000:01:00.0"},
             {"level": "warn", "text": "hot", "gpu": ""},
@@ -208,7 +130,7 @@ def test_a_card_that_is_unfit_is_reported_without_what_is_only_odd(monkeypatch: 
         return Completed(1, json.dumps({"result": "drain", "findings": findings, "seconds": 1}), "")
 
     monkeypatch.setattr(health_check, "run", run)
-    assert health_check.unfit("n0", dcgm=True) == ["recovery action Reset 0000:01:00.0"]
+    assert health_check.unfit("n0") == ["recovery action Reset 0000:01:00.0"]
 
     def hangs(*argv: str, **_: object) -> Completed:
         raise CommandTimeout("python3: no answer within 70 s")
@@ -217,10 +139,3 @@ def test_a_card_that_is_unfit_is_reported_without_what_is_only_odd(monkeypatch: 
     assert health_check.unfit("n0") == ["gpu-health: python3: no answer within 70 s"]
     smi.unlink()
     assert health_check.unfit("n0") == []
-
-
-def test_nothing_is_left_behind(orders: list[str], smi: pathlib.Path):
-    health_check.ensure("slurmd-0", "auto", has_gpus=True)
-    compute.release(owner="slurm-gpu/0")  # no card was ever registered here
-    assert not health_check.PROGRAM.exists()
-    assert not (systemd.UNIT_DIR / "gpu-health.timer").exists()

@@ -48,11 +48,6 @@ def test_eight_h100_behind_switches():
     assert slurm_gres.NodeGres(node="n", gres=plan.gres, lines=plan.lines).lines == plan.lines
 
 
-def test_without_nvml_there_are_no_links():
-    plan = gres.plan(h100s(links=False), conf(2, 56, 2), topology(2, 56, 2))
-    assert plan.lines[4] == "Name=gpu Type=nvidia_h100_80gb_hbm3 File=/dev/nvidia4 Cores=56-111 Flags=nvidia_gpu_env"
-
-
 def test_four_a100_with_direct_links_keep_nvmls_order():
     gpus = [
         Gpu("NVIDIA A100-SXM4-40GB", f"0000:0{i}:00.0", 3 - i, links=tuple(-1 if i == j else 2 for j in range(4)))
@@ -85,11 +80,6 @@ def test_two_whole_sockets_of_four_are_no_whole_socket():
     assert "Cores=" not in plan.lines[0]
 
 
-def test_all_cores_are_fine():
-    gpu = Gpu("NVIDIA H200", "0000:00:00.0", 0, cpus=numbers("0-7"))
-    assert "Cores=0-3" in gres.plan(detection(gpu), conf(2, 2, 2), topology(2, 2, 2)).lines[0]
-
-
 @pytest.mark.parametrize(
     "settings",
     [conf(4, 28, 2), conf(2, 28, 2), {"socketsperboard": "two"}, conf(2, 56, 2) | {"boards": "2"}],
@@ -98,11 +88,6 @@ def test_cores_are_left_out_where_the_node_is_described_otherwise(settings: dict
     plan = gres.plan(h100s(links=False), settings, topology(2, 56, 2))
     assert not any("Cores=" in line for line in plan.lines)
     assert plan.notes == ("no Cores: the node's --conf describes other sockets and cores than this machine has",)
-
-
-def test_a_conf_that_names_sockets_or_nothing():
-    for settings in ({"sockets": "2", "corespersocket": "56"}, {}):
-        assert "Cores=0-55" in gres.plan(h100s(links=False), settings, topology(2, 56, 2)).lines[0]
 
 
 def test_cores_are_left_out_when_one_card_does_not_tell():
@@ -190,7 +175,7 @@ def test_a_card_in_mig_mode_beside_a_whole_one_has_no_links():
             "GPU 0000:1b:00.0 is in MIG mode without instances: make some (nvidia-smi mig -cgi ... -C) or run "
             "nvidia-smi -i 0000:1b:00.0 -mig 0",
         ),
-        ("proc", "GPU 0000:1b:00.0 is in MIG mode, whose instances only NVML tells: install libnvidia-ml.so.1"),
+        ("proc", "GPU 0000:1b:00.0 is in MIG mode, whose instances only NVML reports: install libnvidia-ml.so.1"),
     ],
 )
 def test_mig_without_instances_is_refused_in_words(source: str, text: str):
@@ -291,10 +276,3 @@ def test_reading_the_topology(paths: pathlib.Path):
     assert found is not None
     assert sum(map(len, found)) == 8
     assert found[1][0] == {4, 12}
-
-
-@pytest.mark.parametrize(
-    ("numbers_", "text"), [([], ""), ([3], "3"), ([0, 1, 2, 3, 8], "0-3,8"), ([5, 4, 4, 1], "1,4-5")]
-)
-def test_ranges(numbers_: list[int], text: str):
-    assert gres.ranges(numbers_) == text

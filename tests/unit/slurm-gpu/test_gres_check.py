@@ -4,14 +4,9 @@ import pathlib
 import re
 
 import pytest
-import roles
-from conftest import OPTIONS
 from slurm_double import SlurmDouble
 
-import settings
 from gpu import gres, gres_check
-from node import compute, slurmd_options
-from node import machine as machines
 from slurm_ddp.run import CommandTimeout
 
 SETTINGS = {"cpus": "2", "boards": "1", "corespersocket": "2", "realmemory": "4000", "gres": "gpu:old:1"}
@@ -74,11 +69,6 @@ def test_slurmd_prints_a_device_whose_cores_it_calls_invalid(slurm: SlurmDouble,
     assert ask() == "slurmd -G: Invalid GRES data for gpu, Cores=0-1"
 
 
-def test_mig_is_printed_with_all_its_files(slurm: SlurmDouble):
-    slurm.printed = RECORD.format("a100_3g.20gb", "/dev/nvidia0,/dev/c12,/dev/c13", "0-1", "(null)", "")
-    assert ask(MIG) is None
-
-
 @pytest.mark.parametrize(
     ("printed", "problem"),
     [
@@ -95,15 +85,6 @@ def test_mig_is_printed_with_all_its_files(slurm: SlurmDouble):
 def test_slurmds_own_detection(slurm: SlurmDouble, printed: str, problem: str | None):
     slurm.printed = printed
     assert ask(detects=True) == problem
-
-
-def test_detected_cores_that_the_controller_would_refuse(slurm: SlurmDouble):
-    """Half a socket, as on machines with several NUMA nodes in one; our own lines leave the cores out."""
-    slurm.printed = DETECTED.replace("Cores=0-1", "Cores=0")
-    assert ask(("Name=gpu Type=h100 File=/dev/nvidia0",), detects=True) == (
-        "Slurm would refuse n0: gres/gpu GRES core specification 0 for node n0 doesn't match socket boundaries. "
-        "(Socket 0 is cores 0-1)"
-    )
 
 
 @pytest.mark.parametrize("printed", ["", "slurmd-n0: fatal: Unable to find the user\n"])
@@ -141,23 +122,3 @@ def test_what_slurmd_is_given(monkeypatch: pytest.MonkeyPatch):
     assert seen["cgroup.conf"] == "CgroupPlugin=disabled\n"
     ask(detects=True)
     assert seen["gres.conf"] == "AutoDetect=nvidia\n"
-
-
-def test_a_difference_is_the_status_and_nothing_is_touched(slurm: SlurmDouble, mock_gpu: pathlib.Path):
-    slurmd_options.PATH.write_text(OPTIONS)
-    slurm.register()
-    slurm.printed = RECORD.format("other", mock_gpu, "0-1", "-1", "")
-    machine = machines.look()
-    assert machine.problem == f"slurmd -G: {mock_gpu} has Type=other, not mock_gpu"
-    assert roles.ensure(machine) is None
-    assert compute.offer(machine) is None
-    assert slurm.log == []
-    assert slurmd_options.PATH.read_text() == OPTIONS
-
-
-def test_an_alias_that_is_none_is_the_status(slurm: SlurmDouble, mock_gpu: pathlib.Path):
-    slurmd_options.PATH.write_text(OPTIONS)
-    machine = machines.look(settings.Config(gpu_type_alias="mock_gpu=Mock GPU"))
-    assert machine.problem == "gpu-type-alias: 'Mock GPU' is no type: small letters, digits and _ . + - only"
-    assert roles.ensure(machine) is None
-    assert slurm.log == []

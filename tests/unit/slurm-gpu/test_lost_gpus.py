@@ -15,9 +15,8 @@ from slurm_double import SlurmDouble
 import charm
 from gpu import detect as gpu_detect
 from gpu.detect import NvmlAnswer
-from node import compute, node_state, resume, slurmd_options
-from node import machine as machines
-from node import watch as node_watch
+from node import node_state, resume, slurmd_options
+from slurm_ddp import wake
 from slurm_ddp.charm import Level, Status
 from slurm_ddp.interfaces.slurm_gres import NodeGres
 
@@ -77,13 +76,6 @@ def test_a_lost_card_drains_the_node_and_its_return_resumes_it(node: SlurmDouble
     assert (node.jobs, node.ended, node.state()) == (["7"], [], "MIXED+DYNAMIC_NORM")
 
 
-def test_all_cards_lost(node: SlurmDouble, paths: pathlib.Path):
-    lose(paths, 0, 1)
-    loss = "0 of 2 GPUs found, 0000:1b:00.0, 0000:9d:00.0 missing"
-    assert hook().text.startswith(loss)
-    assert orders(node) == [f"/usr/bin/scontrol update nodename=slurmd-0 state=drain 'reason=slurm-gpu: {loss}'"]
-
-
 def test_a_driver_that_broke(node: SlurmDouble, monkeypatch: pytest.MonkeyPatch):
     broken = NvmlAnswer(error="Driver/library version mismatch", broken=True)
     monkeypatch.setattr(gpu_detect, "run_probe", lambda: broken)
@@ -106,15 +98,6 @@ def test_what_an_administrator_set_stays(node: SlurmDouble, paths: pathlib.Path,
     hook()
     assert orders(node) == []
     assert node.record.reason == "replaced by ops"
-
-
-def test_a_controller_that_is_silent_is_reported_later(node: SlurmDouble, paths: pathlib.Path):
-    lose(paths, 1)
-    node.answering = False
-    assert hook() == STATUS
-    node.answering = True
-    assert hook() == STATUS
-    assert orders(node) == [DRAIN]
 
 
 def test_a_card_that_moved_or_was_added_is_not_lost(node: SlurmDouble, paths: pathlib.Path):
@@ -142,16 +125,13 @@ def stamp(seconds: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + seconds))
 
 
-@pytest.mark.parametrize("between", [[], ["show-gres"]], ids=["", "an action in between"])
 @pytest.mark.parametrize("answers", [False, True])
 def test_a_card_that_is_missing_after_a_reboot_is_named_as_soon_as_slurmd_registered(
-    node: SlurmDouble, paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch, answers: bool, between: list[str]
+    node: SlurmDouble, paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch, answers: bool
 ):
     """The start hook runs before slurmd; without it scontrol has no slurm.conf, unless the node has its own."""
     woken: list[object] = []
-    monkeypatch.setattr(node_watch, "wake", woken.append)
-    node_watch.JUJU_EXEC.parent.mkdir(parents=True, exist_ok=True)
-    node_watch.JUJU_EXEC.touch()
+    monkeypatch.setattr(wake, "later", lambda unit, *_: woken.append(unit))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     (paths / "proc/uptime").write_text("60.00 100.00\n")
     monkeypatch.setattr(resume, "UPTIME", paths / "proc/uptime")
     node.booted = stamp(-86400)
@@ -162,25 +142,14 @@ def test_a_card_that_is_missing_after_a_reboot_is_named_as_soon_as_slurmd_regist
     node.devices = 1
     node.slurmd_active, node.answering = False, answers
     blocked = ops.BlockedStatus(STATUS.text)
-    for event in ("start", *between):
-        assert run_event(event) == blocked
-    watch = node_watch.Watch()
-    wait = watch.step()
-    assert (wait is not None, woken) == (True, [])
+    assert (run_event("start"), woken) == (blocked, ["slurm-gpu/0"])
+    assert (run_event("show-gres"), woken) == (blocked, ["slurm-gpu/0"])
     node.slurmd_active = node.answering = True
     node.register()
     assert node.record is not None
     assert node.record.reason == "gres/gpu count reported lower than configured (1 < 2)"
-    for _ in range(6):  # the controller is asked every five seconds
-        time.sleep(wait or 0.0)
-        wait = watch.step()
-    assert woken == ["slurm-gpu/0"]
     assert run_event("update_status") == blocked
     assert (node.record.reason, node.maintained) == (f"slurm-gpu: {LOSS}", ["slurm-gpu-slurmd-0"])
-    watch.step()
-    run_event("show-gres")
-    for _ in range(100):
-        time.sleep(watch.step() or 0.0)
     assert woken == ["slurm-gpu/0"], "the hold is kept without hooks"
 
 
@@ -203,18 +172,6 @@ def test_accepting_nothing_is_refused(node: SlurmDouble, paths: pathlib.Path):
         run_accept()
     assert caught.value.message == "no NVIDIA GPU on this machine"
     assert (node_state.STATE_DIR / node_state.CARDS).exists()
-
-
-@pytest.mark.parametrize("text", ["", "null", "{}", "["])
-def test_a_damaged_memory_is_no_loss(node: SlurmDouble, paths: pathlib.Path, text: str):
-    (node_state.STATE_DIR / node_state.CARDS).write_text(text)
-    assert machines.lost(machines.look()) is None
-
-
-def test_a_charm_that_goes_forgets_the_cards(node: SlurmDouble):
-    assert (node_state.STATE_DIR / node_state.CARDS).exists()
-    compute.release(owner="slurm-gpu/0")
-    assert not (node_state.STATE_DIR / node_state.CARDS).exists()
 
 
 def test_upstreams_idle_brings_no_job_to_a_node_that_lost_a_card(node: SlurmDouble, paths: pathlib.Path):

@@ -14,18 +14,14 @@ from slurm_double import SlurmDouble
 import charm
 import fake_exporter
 import metrics
-from controller import gres_lines
 from fake_exporter import FakeExporter
 from gpu import detect as gpu_detect
 from gpu import gres_conf
-from maintenance import hold
-from node import hold as node_hold
-from node import machine as machines
 from node import slurmd_options
 from scripts import health
 from slurm_ddp import records, systemd
 from slurm_ddp.interfaces.slurm_gres import NodeGres
-from slurm_ddp.run import CommandError, Completed
+from slurm_ddp.run import Completed
 from slurm_ddp.slurm import nodes
 
 ROOT = pathlib.Path(charm.__file__).resolve().parents[1]
@@ -52,34 +48,6 @@ def test_a_node_with_its_gpu(mock_gpu: pathlib.Path):
     assert samples(metrics.cards("")) == {"gpus_expected[mock_gpu]": 1, "gpus_detected[mock_gpu]": 1}
 
 
-def test_a_gpu_that_is_lost(mock_gpu: pathlib.Path, paths: pathlib.Path):
-    slurmd_options.PATH.write_text(WITH_GPU.replace("mock_gpu:1", "mock_gpu:2"))
-    assert samples(metrics.cards("")) == {"gpus_expected[mock_gpu]": 2, "gpus_detected[mock_gpu]": 1}
-    (paths / "proc/driver/nvidia/gpus/0000:01:00.0/information").unlink()
-    (paths / "proc/driver/nvidia/gpus/0000:01:00.0").rmdir()
-    assert samples(metrics.cards("")) == {"gpus_expected[mock_gpu]": 2, "gpus_detected[mock_gpu]": 0}
-
-
-def test_gpus_that_the_driver_cannot_give_to_jobs_are_not_there(
-    mock_gpu: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-):
-    slurmd_options.PATH.write_text(WITH_GPU)
-    dead = gpu_detect.NvmlAnswer(error="GPU is lost", broken=True)
-    monkeypatch.setattr(gpu_detect, "run_probe", lambda: dead)
-    assert samples(metrics.cards(""))["gpus_detected[mock_gpu]"] == 0
-
-
-def test_an_alias_counts_for_its_type(mock_gpu: pathlib.Path):
-    slurmd_options.PATH.write_text(WITH_GPU.replace("mock_gpu", "big"))
-    found = samples(metrics.cards("mock_gpu=big"))
-    assert found == {"gpus_expected[big]": 1, "gpus_detected[big]": 1}
-
-
-def test_gpus_that_are_registered_without_a_type(mock_gpu: pathlib.Path):
-    slurmd_options.PATH.write_text(WITH_GPU.replace("gpu:mock_gpu:1", "gpu:2"))
-    assert samples(metrics.cards("")) == {"gpus_expected[gpu]": 2, "gpus_detected[gpu]": 1}
-
-
 def test_mig_instances_count_by_profile_and_type(monkeypatch: pytest.MonkeyPatch):
     instances = tuple(gpu_detect.Instance(profile, (1, 2)) for profile in ("1g.5gb", "1g.5gb", "3g.20gb"))
     card = gpu_detect.Gpu("NVIDIA A100-SXM4-40GB", "0000:01:00.0", 0, mig=True, instances=instances)
@@ -93,23 +61,12 @@ def test_mig_instances_count_by_profile_and_type(monkeypatch: pytest.MonkeyPatch
     assert sorted(detected.values()) == [1, 2]
 
 
-def test_a_node_before_upstreams_charm_set_it_up():
-    assert samples(metrics.cards("")) == {}
-
-
 @pytest.mark.parametrize(("reason", "ok"), [("", 1), ("gpu-health: Xid 79", 0)])
 def test_the_last_health_check(reason: str, ok: int):
     health.STATE.parent.mkdir(parents=True, exist_ok=True)
     health.STATE.write_text(records.text(health.State(reason=reason)))
     os.utime(health.STATE, (1000, 1000))
     assert samples(metrics.cards("")) == {"gpu_health_ok": ok, "gpu_health_check_timestamp_seconds": 1000}
-
-
-def test_a_state_of_the_check_that_cannot_be_read_is_a_failure():
-    health.STATE.parent.mkdir(parents=True, exist_ok=True)
-    health.STATE.write_text("{")
-    with pytest.raises(ValueError, match="Expecting"):
-        samples(metrics.cards(""))
 
 
 def log(monkeypatch: pytest.MonkeyPatch, text: str, returncode: int = 0, stderr: str = "") -> None:
@@ -143,18 +100,6 @@ def test_xids_count_by_number_and_what_the_check_makes_of_them(
     assert samples(metrics.xids(option)) == wanted
 
 
-def test_a_log_without_xids(monkeypatch: pytest.MonkeyPatch):
-    log(monkeypatch, "", returncode=1)
-    assert samples(metrics.xids("")) == {}
-
-
-@pytest.mark.parametrize(("returncode", "stderr"), [(1, "No journal files were found."), (2, "")])
-def test_a_log_that_cannot_be_read_is_a_failure(monkeypatch: pytest.MonkeyPatch, returncode: int, stderr: str):
-    log(monkeypatch, "", returncode, stderr)
-    with pytest.raises(CommandError, match=f"journalctl exited {returncode}"):
-        samples(metrics.xids(""))
-
-
 @pytest.fixture
 def registered(slurm: SlurmDouble) -> SlurmDouble:
     slurmd_options.PATH.write_text(OPTIONS)
@@ -166,10 +111,6 @@ def held() -> set[str]:
     found = samples(metrics.holds())
     assert list(found) == [f"node_held[{reason}]" for reason in sorted(REASONS)]
     return {reason for reason in REASONS if found[f"node_held[{reason}]"] == 1}
-
-
-def test_a_node_in_service(registered: SlurmDouble):
-    assert held() == set()
 
 
 @pytest.mark.parametrize(
@@ -189,19 +130,6 @@ def test_a_drain_by_its_reason(registered: SlurmDouble, reason: str, why: set[st
     assert held() == why
 
 
-@pytest.mark.parametrize(
-    ("kind", "why"), [("gpu-health", "health"), (hold.DRIVER, "driver"), (hold.MIG, "mig"), (hold.RESET, "reset")]
-)
-def test_a_hold_counts_also_while_its_drain_is_ended(registered: SlurmDouble, kind: str, why: str):
-    node_hold.DIRECTORY.mkdir(parents=True)
-    (node_hold.DIRECTORY / f"{kind}.json").write_text(json.dumps({"node": "slurmd-0", "reason": f"{kind}: x"}))
-    assert held() == {why}
-
-
-def test_a_machine_without_a_node():
-    assert held() == set()
-
-
 # --- the controller role ----------------------------------------------------------------------------------------------
 
 
@@ -219,12 +147,6 @@ def test_the_nodes_in_gres_conf(monkeypatch: pytest.MonkeyPatch):
     }
     gres_conf.write(gres_conf.GresConf().with_entries(entries))
     assert samples(metrics.controller_lines()) == {"controller_gres_nodes": 2}
-
-
-def test_a_controller_that_does_not_run_is_a_failure(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(systemd, "is_active", lambda name: False)
-    with pytest.raises(CommandError, match=f"{gres_lines.SLURMCTLD} does not run"):
-        samples(metrics.controller_lines())
 
 
 # --- the relation -----------------------------------------------------------------------------------------------------
@@ -258,13 +180,6 @@ def test_each_role_has_its_sources(
     assert [source.name for source in metrics.sources(served.serving["slurm-gpu/0"])] == names
 
 
-def test_the_options_reach_the_service(ctx: testing.Context[charm.SlurmGpuCharm], served: FakeExporter):
-    config = {"gpu-type-alias": "nvidia_h100=h100", "health-xids": "+109"}
-    ctx.run(ctx.on.config_changed(), testing.State(relations=[COMPUTE, COLLECTOR], config=config))
-    settings = served.serving["slurm-gpu/0"]
-    assert (settings["aliases"], settings["xids"]) == ("nvidia_h100=h100", "+109")
-
-
 def test_the_service_goes_with_the_relation_and_with_the_unit(
     ctx: testing.Context[charm.SlurmGpuCharm], served: FakeExporter
 ):
@@ -275,22 +190,3 @@ def test_the_service_goes_with_the_relation_and_with_the_unit(
         assert served.serving
         ctx.run(happened, state)
         assert served.serving == {}
-
-
-def test_without_a_collector_the_status_is_the_same(ctx: testing.Context[charm.SlurmGpuCharm], served: FakeExporter):
-    alone = ctx.run(ctx.on.update_status(), testing.State(relations=[COMPUTE]))
-    assert served.serving == {}
-    related = ctx.run(ctx.on.update_status(), testing.State(relations=[COMPUTE, COLLECTOR]))
-    assert related.unit_status == alone.unit_status
-
-
-def test_the_machines_own_tree_is_asked(monkeypatch: pytest.MonkeyPatch):
-    asked: list[object] = []
-
-    def detect(roots: object) -> gpu_detect.Detection:
-        asked.append(roots)
-        return gpu_detect.Detection("none")
-
-    monkeypatch.setattr(gpu_detect, "detect", detect)
-    samples(metrics.cards(""))
-    assert asked == [machines.ROOTS]

@@ -9,14 +9,14 @@ import pytest
 from machine_double import MachineDouble, MigCard
 from slurm_double import Killed, Record, SlurmDouble
 
-from driver import upgrade as driver_upgrade
 from maintenance import hold as gpu_hold
 from maintenance import mig as maintenance_mig
 from maintenance import reset as maintenance_reset
 from maintenance import work
+from node import machine as machines
 from node import registration
 from scripts import mig as gpu_mig
-from scripts.mig import MigError, RebootNeeded, check, parse
+from scripts.mig import MigError, parse
 from slurm_ddp import watchdog
 from slurm_ddp.charm import ActionError, Level, Status
 from slurm_ddp.slurm import nodes
@@ -49,6 +49,14 @@ def mig(paths: pathlib.Path, node: MachineDouble) -> MachineDouble:
 def set_mig(profiles: str, gpu: str = BUS, log: list[str] | None = None, node: str | None = NAME) -> dict[str, str]:
     report = log.append if log is not None else lambda _: None  # pyright: ignore[reportUnknownLambdaType]
     return maintenance_mig.set_layout(gpu, profiles, node, 60, report)
+
+
+def hook() -> bool:
+    """Run a hook that registers the node."""
+    may_register = work.prepare({})
+    if may_register:
+        work.complete(machines.look(), {}, DONE)
+    return may_register
 
 
 @pytest.mark.parametrize(
@@ -87,55 +95,6 @@ def test_what_is_no_layout(text: str):
         parse(text)
 
 
-@pytest.mark.parametrize(
-    ("name", "fits", "words"),
-    [
-        (A100, "3g.20gb,3g.20gb", None),
-        (A100, "4g.20gb,3g.20gb", None),
-        (A100, "4g.20gb,2g.10gb,1g.5gb", None),
-        (A100, "3g.20gb,2g.10gb,1g.5gb,1g.5gb", None),
-        (A100, "1g.5gb x7", None),
-        (A100, "1g.5gb x6,1g.5gb+me", None),
-        (A100, "1g.10gb x4", None),
-        (A100, "7g.40gb", None),
-        (A100, "3g.20gb,3g.20gb,1g.5gb", "do not fit beside each other"),
-        (A100, "4g.20gb,4g.20gb", "8 compute slices do not fit"),
-        (A100, "7g.40gb,1g.5gb", "8 compute slices"),
-        (A100, "2g.10gb x4", "8 compute slices"),
-        (A100, "3g.20gb,2g.10gb,2g.10gb", None),
-        (A100, "1g.10gb x5", "do not fit beside"),
-        (A100, "1g.5gb+me,1g.5gb+me", "media engines for one"),
-        (A100, "3g.40gb", "has no 3g.40gb, only 1g.5gb"),
-        ("NVIDIA A100-SXM4-80GB", "3g.40gb x2", None),
-        ("NVIDIA A100 80GB PCIe", "3g.20gb", "has no 3g.20gb"),
-        ("NVIDIA H100 80GB HBM3", "1g.10gb x7", None),
-        ("NVIDIA H100 NVL", "3g.47gb x2", None),
-        ("NVIDIA H200", "3g.71gb x2", None),
-        ("NVIDIA B200", "7g.180gb", None),
-        ("NVIDIA A30", "2g.12gb x2", None),
-        ("NVIDIA A30", "1g.6gb x5", "5 compute slices"),
-        ("NVIDIA A30", "4g.24gb,1g.6gb", "5 compute slices"),
-        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "1g.24gb x4", None),
-        ("NVIDIA Next 9000", "3g.999gb", None),  # the card has the last word
-    ],
-)
-def test_what_fits(name: str, fits: str, words: str | None):
-    if words is None:
-        check(name, parse(fits))
-        return
-    with pytest.raises(MigError) as caught:
-        check(name, parse(fits))
-    assert words in str(caught.value)
-    assert str(caught.value).startswith("profiles: ")
-
-
-def test_every_kind_takes_its_largest_and_its_smallest():
-    for kind in gpu_mig.KINDS:
-        names = list(kind.profiles)
-        assert gpu_mig._fits([kind.profiles[names[-1]]], frozenset(range(kind.memory)))
-        assert gpu_mig._fits([kind.profiles[names[0]]] * kind.slices, frozenset(range(kind.memory)))
-
-
 def test_a_card_is_cut(mig: MachineDouble, paths: pathlib.Path):
     log: list[str] = []
     assert set_mig("1g.5gb,3g.20gb", log=log) == {"result": "done", "layout": "1g.5gb, 3g.20gb", "gpus": BUS}
@@ -147,41 +106,23 @@ def test_a_card_is_cut(mig: MachineDouble, paths: pathlib.Path):
     assert "Before=slurmd.service" in unit
     assert "slurm-gpu-mig.service" in mig.enabled
     assert "DRAIN" in mig.slurm.state()  # until it is registered anew
-    assert work.resume_pending() is work.Pending.REGISTER
-    work.complete_pending(NAME, {}, DONE)
+    hook()
     assert mig.slurm.record == Record("")
     mig.smi.log.clear()
     assert set_mig("3g.20gb,1g.5gb")["result"] in {"unchanged", "done"}
     assert not any("-dgi" in line for line in mig.smi.log)
 
 
-def test_a_card_is_cut_otherwise_and_made_whole(mig: MachineDouble, paths: pathlib.Path):
-    set_mig("3g.20gb x2")
-    work.complete_pending(NAME, {}, DONE)
-    set_mig("7g.40gb")
-    work.complete_pending(NAME, {}, DONE)
-    assert mig.smi.cards[BUS].instances == ["7g.40gb"]
-    set_mig("off")
-    assert (mig.smi.cards[BUS].enabled, mig.smi.cards[BUS].instances) == (False, [])
-    assert gpu_mig.load() == {BUS: ()}  # a boot keeps it whole
-
-
-def test_a_card_that_wants_a_reset(mig: MachineDouble):
-    mig.smi.needs_reset = True
-    set_mig("3g.20gb x2")
-    assert f"-r -i {BUS}" in mig.smi.log
-    assert mig.smi.cards[BUS].instances == ["3g.20gb", "3g.20gb"]
-
-
 def test_a_card_that_wants_a_reboot(mig: MachineDouble):
     mig.smi.needs_reset = mig.smi.needs_reboot = True
-    assert set_mig("3g.20gb x2") == {
-        "result": "reboot",
-        "detail": f"{BUS} switches MIG on only with a reboot, which comes with the next event",
-    }
-    text = "slurmd-0 is drained for gpu-mig: this machine reboots with the next event"
-    assert work.verdict({}, lambda: ACTIVE) == Status(Level.WAITING, text)
-    assert work.resume_pending() is work.Pending.REBOOT
+    detail = f"{BUS} switches MIG on only with a reboot: reboot this machine"
+    assert set_mig("3g.20gb x2") == {"result": "reboot", "detail": detail}
+    blocked = Status(Level.BLOCKED, "slurmd-0 is drained for gpu-mig: reboot this machine")
+    assert work.verdict({}, lambda: ACTIVE) == blocked
+    mig.slurm.answering = False
+    assert not hook()
+    mig.slurm.answering = True
+    assert not hook()
     assert "DRAIN" in mig.slurm.state()
     mig.reboot()
     text = "slurmd-0 is drained for gpu-mig: its state is restored with the next event"
@@ -192,14 +133,13 @@ def test_a_card_that_wants_a_reboot(mig: MachineDouble):
     mig.smi.needs_reset = mig.smi.needs_reboot = False
     assert gpu_mig.main(["apply"]) == 0  # the unit
     assert mig.smi.cards[BUS].instances == ["3g.20gb", "3g.20gb"]
-    assert work.resume_pending() is work.Pending.REGISTER
-    work.complete_pending(NAME, {}, DONE)
+    assert hook()
     assert mig.slurm.record == Record("")
     assert work.verdict({}, lambda: ACTIVE) is ACTIVE
 
 
 @pytest.mark.parametrize("order", ["resume", "drain"])
-def test_no_reboot_of_a_node_that_another_took_back(mig: MachineDouble, order: str):
+def test_a_node_that_another_took_back_waits_for_no_reboot(mig: MachineDouble, order: str):
     mig.smi.needs_reset = mig.smi.needs_reboot = True
     set_mig("3g.20gb x2")
     if order == "resume":
@@ -207,41 +147,15 @@ def test_no_reboot_of_a_node_that_another_took_back(mig: MachineDouble, order: s
     else:
         nodes.drain(NAME, "bad fan")
     mig.slurm.jobs = ["7"]
-    assert work.resume_pending() is work.Pending.NONE
+    assert hook()
     assert gpu_hold.Hold.load() is None
     assert mig.slurm.record is not None
     assert (mig.slurm.jobs, mig.slurm.record.reason) == (["7"], "" if order == "resume" else "bad fan")
 
 
-def test_no_reboot_while_jobs_run_or_slurm_is_silent(mig: MachineDouble):
-    mig.smi.needs_reset = mig.smi.needs_reboot = True
-    set_mig("3g.20gb x2")
-    mig.slurm.jobs = ["7"]
-    assert work.resume_pending() is work.Pending.WAIT
-    mig.slurm.answering = False
-    assert work.resume_pending() is work.Pending.WAIT
-    mig.slurm.answering, mig.slurm.jobs = True, []
-    assert work.resume_pending() is work.Pending.REBOOT
-
-
-def test_no_reboot_into_a_kernel_without_the_driver(mig: MachineDouble):
-    mig.smi.needs_reset = mig.smi.needs_reboot = True
-    mig.install_driver("535", "535.288.01")
-    set_mig("3g.20gb x2")
-    mig.add_kernel("6.8.0-139-generic")
-    assert work.resume_pending() is work.Pending.WAIT
-    shown = work.verdict({}, lambda: ACTIVE)
-    assert (shown.level, shown.text.partition(":")[0]) == (
-        Level.BLOCKED, "kernel 6.8.0-139-generic, which boots next, has no nvidia module"
-    )  # fmt: skip
-    modules = "linux-modules-nvidia-535-server-open-6.8.0-139-generic"
-    mig.installed[modules] = mig.offers[modules][0][0]
-    assert work.resume_pending() is work.Pending.REBOOT
-
-
 def test_what_the_card_refuses_leaves_it_as_it_was(mig: MachineDouble):
     set_mig("3g.20gb x2")
-    work.complete_pending(NAME, {}, DONE)
+    hook()
     mig.smi.refuses = {"2g.10gb"}
     with pytest.raises(ActionError, match=r"profiles: .*Insufficient Resources"):
         set_mig("4g.20gb,2g.10gb")
@@ -254,7 +168,7 @@ def test_all_cards_or_none(mig: MachineDouble, node: MachineDouble):
     node.smi.cards[other] = MigCard(A100)
     assert set_mig("1g.5gb x7", "all")["gpus"] == f"{BUS}, {other}"
     assert [len(card.instances) for card in node.smi.cards.values()] == [7, 7]
-    work.complete_pending(NAME, {}, DONE)
+    hook()
     node.smi.cards[other].instances = []
     node.smi.cards[other].enabled = node.smi.cards[other].pending = False
     node.smi.refuses = {"3g.20gb"}
@@ -267,8 +181,6 @@ def test_all_cards_or_none(mig: MachineDouble, node: MachineDouble):
 @pytest.mark.parametrize(
     ("gpu", "profiles", "words"),
     [
-        (BUS, "3g.40gb", "profiles: NVIDIA A100-SXM4-40GB has no 3g.40gb"),
-        (BUS, "3g.20gb x3", "profiles: 9 compute slices"),
         (BUS, "half", "profiles: 'half' is not a profile"),
         ("0000:ff:00.0", "3g.20gb", f"gpu: no card at 0000:ff:00.0; there is {BUS}"),
         ("0", "3g.20gb", "gpu: '0' is not a bus id such as 0000:1b:00.0"),
@@ -292,32 +204,6 @@ def test_cards_without_mig(mig: MachineDouble):
     assert not gpu_mig.apply(gpu_mig.cards()[0], ())
 
 
-def test_without_nvidia_smi(mig: MachineDouble, paths: pathlib.Path):
-    (paths / "usr/bin/nvidia-smi").unlink()
-    with pytest.raises(
-        ActionError, match="NVML alone cannot do it: install nvidia-smi of exactly the driver's version"
-    ):
-        set_mig("off")
-
-
-def test_a_driver_that_hangs(mig: MachineDouble):
-    mig.hanging.add("nvidia-smi")
-    with pytest.raises(ActionError, match="no answer within"):
-        set_mig("off")
-
-
-def test_jobs_that_stay_keep_their_node(mig: MachineDouble):
-    mig.slurm.jobs = ["7"]
-    log: list[str] = []
-    with pytest.raises(ActionError, match="1 job still ran on slurmd-0 after 60 s, so nothing was done"):
-        set_mig("3g.20gb x2", log=log)
-    assert log == ["slurmd-0 is drained: waiting for 1 job"]
-    assert mig.slurm.state() == "MIXED+DYNAMIC_NORM"
-    assert mig.slurm.ended == []
-    assert mig.smi.log == []
-    assert gpu_hold.Hold.load() is None
-
-
 def test_an_interruption_at_every_command_is_finished(mig: MachineDouble, slurm: SlurmDouble):
     for lives in range(100):
         mig.smi.cards = {BUS: MigCard(A100, True, True, ["3g.20gb", "3g.20gb"])}
@@ -331,8 +217,7 @@ def test_an_interruption_at_every_command_is_finished(mig: MachineDouble, slurm:
             died = True
         slurm.lives = None
         for _ in range(3):
-            assert work.resume_pending() in {work.Pending.REGISTER, work.Pending.NONE}
-            work.complete_pending(NAME, {}, DONE)
+            hook()
         assert slurm.record == Record("")
         now = sorted(mig.smi.cards[BUS].instances)
         wanted = gpu_mig.load().get(BUS)
@@ -343,18 +228,6 @@ def test_an_interruption_at_every_command_is_finished(mig: MachineDouble, slurm:
             break
     else:
         pytest.fail("it never got through")
-
-
-def test_an_upgrade_goes_first(mig: MachineDouble, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(driver_upgrade.Upgrade, "load", object)
-    with pytest.raises(ActionError, match="a driver upgrade is under way"):
-        set_mig("3g.20gb x2")
-    assert mig.slurm.log == []
-
-
-def test_no_slurmd_no_drain(mig: MachineDouble):
-    mig.slurm.answering = False
-    assert set_mig("3g.20gb x2", node=None)["result"] == "done"
 
 
 # The program.
@@ -381,19 +254,6 @@ def test_a_file_that_cannot_be_read(mig: MachineDouble, text: str, capsys: pytes
     assert gpu_mig.main(["apply"]) == 1
     assert capsys.readouterr().err.startswith("gpu-mig: ")
     assert mig.smi.log == []
-
-
-def test_an_interrupted_destruction_is_finished(mig: MachineDouble):
-    mig.smi.cards[BUS] = MigCard(A100, True, True, ["3g.20gb"], compute=False)
-    gpu_mig.apply(gpu_mig.cards()[0], ("7g.40gb",))
-    assert mig.smi.cards[BUS].instances == ["7g.40gb"]
-
-
-def test_a_card_that_only_a_reboot_switches_is_reported(mig: MachineDouble):
-    mig.smi.needs_reset = mig.smi.needs_reboot = True
-    gpu_mig.LAYOUTS.write_text(json.dumps({BUS: ["3g.20gb"]}))
-    with pytest.raises(RebootNeeded):
-        gpu_mig.apply_all()
 
 
 def test_it_runs_alone(tmp_path: pathlib.Path):

@@ -56,14 +56,6 @@ def test_upstreams_idle_starts_no_job_and_the_node_is_held_again(node: SlurmDoub
     assert node_hold.keep() == []
 
 
-def test_without_the_reservation_the_job_would_have_started(node: SlurmDouble):
-    """What the double does by itself, so that the test before cannot pass for nothing."""
-    nodes.drain(NAME, REASON)
-    node.waiting = ["7"]
-    node.upstream_sets_idle()
-    assert node.jobs == ["7"]
-
-
 def test_upstreams_down_takes_the_reason_away(node: SlurmDouble):
     hold(node)
     node.upstream_sets_idle()
@@ -91,14 +83,6 @@ def test_an_administrators_own_drain_stays_and_the_node_stays_held(node: SlurmDo
     assert node.record is not None
     assert node.record.reason == "smoke"
     assert node.maintained
-
-
-def test_looking_again_changes_nothing(node: SlurmDouble):
-    hold(node)
-    node.log.clear()
-    for _ in range(3):
-        node_hold.keep()
-    assert node.log == []
 
 
 @pytest.fixture
@@ -166,18 +150,6 @@ def test_a_reservation_that_the_nodes_state_does_not_show_yet_is_not_taken_for_e
     assert node.maintained == ["slurm-gpu-slurmd-0"]
 
 
-def test_it_is_prolonged_before_it_ends(node: SlurmDouble, monkeypatch: pytest.MonkeyPatch):
-    hold(node)
-    node.log.clear()
-    real = time.time
-    monkeypatch.setattr(node_hold.time, "time", lambda: real() + node_hold.LASTS_S * 0.6)
-    node_hold.keep()
-    assert node.log == ["/usr/bin/scontrol update reservationname=slurm-gpu-slurmd-0 endtime=now+3600"]
-    node.log.clear()
-    node_hold.keep()
-    assert node.log == []
-
-
 def test_a_node_without_a_record_is_left_until_it_has_one(node: SlurmDouble):
     hold(node)
     node.maintained.clear()
@@ -208,13 +180,6 @@ def test_two_grounds(node: SlurmDouble):
     assert node.maintained, "the other ground is still there"
     assert [one.kind for one in node_hold.held()] == ["gpu-health"]
     node_hold.end("gpu-health")
-    assert node.maintained == []
-
-
-def test_a_record_that_cannot_be_read_holds_nothing(node: SlurmDouble):
-    hold(node)
-    (node_hold.DIRECTORY / "gpu-mig.json").write_text("{")
-    assert node_hold.keep() == []
     assert node.maintained == []
 
 

@@ -1,24 +1,23 @@
-"""What happens on a node without Juju: a rebooted one takes jobs, a hold is kept up, a waiting unit is woken."""
+"""What happens on a node without Juju: a rebooted one takes jobs, a hold is kept up."""
 
-import itertools
 import pathlib
 import subprocess
 import sys
 import time
 
 import pytest
-from conftest import OPTIONS, WITH_GPU
+from conftest import WITH_GPU
 from slurm_double import SlurmDouble
 
 from maintenance import hold as gpu_hold
-from node import health_check, node_state, resume, slurmd_options, slurmd_unit
+from node import health_check, node_state, resume, slurmd_options
 from node import hold as node_hold
 from node import watch as node_watch
 from slurm_ddp import readiness, systemd
 from slurm_ddp.run import Completed
 from slurm_ddp.slurm import nodes
 
-NAME, UNIT, CLIENT = "slurmd-0", "slurm-gpu/0", "shared-filesystem-client/2"
+NAME, CLIENT = "slurmd-0", "shared-filesystem-client/2"
 RESUMED = "/usr/bin/scontrol update nodename=slurmd-0 state=resume"
 SOURCES = pathlib.Path(node_watch.__file__).parents[1]
 LIBRARY = pathlib.Path(readiness.__file__).parents[1]
@@ -104,21 +103,6 @@ def test_it_waits_for_the_mount_without_asking_the_controller(node: SlurmDouble,
     assert node.log == [RESUMED]
 
 
-def test_units_are_woken_while_a_mount_is_missing(node: SlurmDouble, asked: list[float], woken: list[str]):
-    """The unit on slurmctld, or this node's own, may wait for something else than that mount."""
-    readiness.tell(CLIENT, ready=False)
-    node.register()
-    node_watch.note(UNIT, waits=True, node=NAME)
-    watch = node_watch.Watch()
-    asked.clear()
-    assert passes(watch, 30) == [1.0] * 30
-    assert woken == []
-    assert len(set(asked)) <= 7, "every five seconds"
-    slurmd_unit.PUSHED.write_text("AutoDetect=nvidia\n")
-    assert passes(watch, 6) == [1.0] * 6
-    assert len(woken) == 1
-
-
 def test_a_hold_is_kept_up_while_a_mount_is_missing(node: SlurmDouble):
     readiness.tell(CLIENT, ready=False)
     node.register()
@@ -128,66 +112,6 @@ def test_a_hold_is_kept_up_while_a_mount_is_missing(node: SlurmDouble):
     nodes.time.sleep(1)
     assert watch.step() == 5.0
     assert "DRAIN" in node.state()
-
-
-@pytest.mark.parametrize("change", [{}, {"rebooted": False, "new": True}], ids=["rebooted", "new"])
-def test_a_job_that_completes_on_a_node_that_is_down_is_waited_for(node: SlurmDouble, change: dict[str, bool]):
-    configure(**change)
-    node.register()
-    assert node.record is not None
-    if change:
-        node.record.reason = resume.NEW
-    node.record.flags.add("COMPLETING")
-    node.jobs = ["7"]
-    node.log.clear()
-    watch = node_watch.Watch()
-    assert passes(watch, 2) == [2.0, 5.0]
-    assert (node.log, node.state()) == ([], "DOWN+COMPLETING+DYNAMIC_NORM")
-    node.jobs = []
-    assert passes(watch, 1) == [15.0], "its processes are still being ended"
-    node.record.flags.discard("COMPLETING")
-    assert passes(watch, 1) == [None]
-    assert node.log == [RESUMED]
-
-
-def test_a_job_that_completes_on_a_node_that_others_marked_down_is_not_waited_for(node: SlurmDouble):
-    node.register()
-    node.set_down("bad memory")
-    node.jobs = ["7"]
-    node.log.clear()
-    assert passes(node_watch.Watch(), 1) == [None]
-    assert node.log == []
-
-
-@pytest.mark.parametrize(
-    ("state", "reason"),
-    [("down", "bad memory"), ("drain", "Node unexpectedly rebooted"), ("fail", "x"), ("down", "'n/a'")],
-)
-def test_what_others_ordered_stays(node: SlurmDouble, state: str, reason: str):
-    node.register()
-    node.run("/usr/bin/scontrol", "update", f"nodename={NAME}", f"state={state}", f"reason={reason}")
-    node.log.clear()
-    before = node.state()
-    assert passes(node_watch.Watch(), 1) == [None]
-    assert (node.log, node.state()) == ([], before)
-
-
-def test_a_new_node_takes_jobs_only_where_that_is_asked_for(node: SlurmDouble):
-    node.register()
-    node.run("/usr/bin/scontrol", "update", f"nodename={NAME}", "state=down", "reason='n/a'")
-    configure(new=True)
-    node.log.clear()
-    assert passes(node_watch.Watch(), 1) == [None]
-    assert node.log == [RESUMED]
-
-
-@pytest.mark.parametrize("option", [{"rebooted": False}, {"rebooted": False, "new": True}])
-def test_the_option_leaves_a_rebooted_node_to_people(node: SlurmDouble, option: dict[str, bool]):
-    configure(**option)
-    node.register()
-    node.log.clear()
-    assert passes(node_watch.Watch(), 1) == [None]
-    assert node.log == []
 
 
 def test_a_node_that_shows_other_gpus_stays_down(node: SlurmDouble, paths: pathlib.Path):
@@ -214,17 +138,6 @@ def test_unfit_cards_keep_it_down_and_are_looked_at_again(node: SlurmDouble, mon
     watch = node_watch.Watch()
     assert passes(watch, 2) == [60.0, None]
     assert node.log == [RESUMED]
-
-
-def test_checks_that_passed_before_slurmd_registered_are_not_made_again_at_once(
-    node: SlurmDouble, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(health_check, "unfit", lambda *_, **__: [])  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
-    configure(checks_health=True)
-    node.register()
-    assert node.record is not None
-    node.record.flags.add("INVALID_REG")
-    assert passes(node_watch.Watch(), 1) == [60.0]
 
 
 @pytest.mark.parametrize("journal", node_watch.JOURNALS)
@@ -254,115 +167,6 @@ def test_a_hold_is_kept_up_for_as_long_as_it_lasts(node: SlurmDouble):
     assert node.jobs == ["7"]
 
 
-@pytest.fixture
-def woken(paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Record the arguments of juju-exec."""
-    orders: list[str] = []
-    node_watch.JUJU_EXEC.parent.mkdir(parents=True, exist_ok=True)
-    node_watch.JUJU_EXEC.touch()
-
-    def run(*argv: object, **_: object) -> Completed:
-        assert argv[:4] == ("/usr/bin/systemd-run", "--no-block", "--collect", "--quiet")
-        orders.append(" ".join(str(word) for word in argv[4:]))
-        return Completed(0, "", "")
-
-    monkeypatch.setattr(node_watch, "run", run)
-    return orders
-
-
-def test_a_unit_that_waits_is_woken_when_what_it_saw_changes(node: SlurmDouble, woken: list[str]):
-    configure(rebooted=False)
-    node.jobs = ["7"]
-    node_watch.note(UNIT, waits=True, node=NAME)
-    watch = node_watch.Watch()
-    assert passes(watch, 4) == [5.0] * 4
-    assert woken == []
-    node.end_jobs()
-    assert watch.step() is None
-    dispatch = SOURCES.parent / "dispatch"
-    assert woken == [f"{node_watch.JUJU_EXEC} -u {UNIT} JUJU_DISPATCH_PATH=hooks/update-status {dispatch}"]
-    assert watch.step() is None, "the hook says anew whether the unit waits"
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda slurm: setattr(slurm, "slurmd_active", False),
-        lambda slurm: setattr(slurm, "answering", False),
-        lambda slurm: setattr(slurm, "record", None),
-        lambda slurm: slurm.set_down("x"),
-        lambda slurm: setattr(slurm.record, "gres", ""),
-        lambda slurm: slurmd_options.PATH.write_text(OPTIONS),
-        lambda slurm: slurmd_unit.PUSHED.write_text("AutoDetect=nvidia\n"),
-    ],
-    ids=["slurmd", "controller", "registered", "down", "gres", "options", "lines"],
-)
-def test_each_thing_that_a_status_waits_for_wakes_its_unit(node: SlurmDouble, woken: list[str], change: object):
-    configure(rebooted=False)
-    node_watch.note(UNIT, waits=True, node=NAME)
-    watch = node_watch.Watch()
-    assert watch.step() == 5.0
-    change(node)  # pyright: ignore[reportCallIssue, reportUnknownVariableType]
-    nodes.time.sleep(5)
-    watch.step()
-    assert len(woken) == 1
-
-
-def test_a_unit_that_waits_is_woken_now_and_then_though_nothing_seems_to_change(node: SlurmDouble, woken: list[str]):
-    """A turn of another node, a reboot that is due: what no look at this node shows."""
-    configure(rebooted=False)
-    watch = node_watch.Watch()
-    at: list[float] = []
-    for _ in range(400):
-        node_watch.note(UNIT, waits=True, node=NAME)
-        before = len(woken)
-        wait = watch.step()
-        if len(woken) > before:
-            at.append(nodes.time.monotonic())
-        nodes.time.sleep(wait or 5.0)
-    gaps = [round(b - a, -1) for a, b in itertools.pairwise(at)]
-    assert gaps[:3] == [60.0, 120.0, 300.0]
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda slurm: setattr(slurm, "answering", True),
-        lambda slurm: setattr(slurm, "slurmctld_active", False),
-    ],
-    ids=["answers", "daemon"],
-)
-def test_the_controllers_unit_is_woken_too(slurm: SlurmDouble, woken: list[str], change: object):
-    """The role on slurmctld waits for slurmctld to be set up, or to read gres.conf. There is no node."""
-    slurm.answering = False
-    node_watch.note("slurm-gpu-controller/0", waits=True)
-    assert (systemd.UNIT_DIR / node_watch.UNIT).exists()
-    watch = node_watch.Watch()
-    assert watch.step() == 5.0
-    change(slurm)  # pyright: ignore[reportCallIssue, reportUnknownVariableType]
-    nodes.time.sleep(5)
-    assert watch.step() is None
-    assert [command.split()[2] for command in woken] == ["slurm-gpu-controller/0"]
-
-
-def test_units_of_one_machine_are_woken_each_for_itself(node: SlurmDouble, woken: list[str]):
-    configure(rebooted=False)
-    node_watch.note(UNIT, waits=True, node=NAME)
-    node_watch.note("slurm-gpu-controller/0", waits=True)
-    node.jobs = ["7"]
-    watch = node_watch.Watch()
-    assert watch.step() == 5.0, "the other one waits on"
-    assert [command.split()[2] for command in woken] == [UNIT]
-
-
-def test_a_unit_that_waits_for_nothing_costs_nothing(node: SlurmDouble, woken: list[str]):
-    configure(rebooted=False)
-    node_watch.note(UNIT, waits=True, node=NAME)
-    node_watch.note(UNIT, waits=False)
-    assert node_watch.Watch().step() is None
-    assert woken == []
-
-
 def test_the_units(node: SlurmDouble):
     service = (systemd.UNIT_DIR / node_watch.UNIT).read_text()
     assert f"ExecStart=/usr/bin/python3 -s -B {SOURCES}/node/watch.py\n" in service
@@ -381,8 +185,12 @@ def test_the_service_runs_with_the_standard_library_alone(tmp_path: pathlib.Path
     code = "import node.watch, sys; print([m for m in ('pydantic', 'ops', 'yaml') if m in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-S", "-s", "-c", code],
-        env={"PYTHONPATH": f"{SOURCES}:{LIBRARY}"}, cwd=tmp_path, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        env={"PYTHONPATH": f"{SOURCES}:{LIBRARY}"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert done.stdout == "[]\n"
 
 
@@ -395,11 +203,7 @@ def test_registration_journal_names():
     assert node_hold.WATCH == node_watch.UNIT
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"node": 5}', '{"unit": null}', '{"unit": "a/0", "saw": []}'])
-def test_records_that_cannot_be_read_count_as_none(node: SlurmDouble, woken: list[str], text: str):
-    configure()
-    node_watch.note(UNIT, waits=True, node=NAME)
-    for path in (node_watch.CONFIG, *node_watch.STATE_DIR.glob("waits-*")):
-        path.write_text(text)
+@pytest.mark.parametrize("text", ["{", "[]", '{"node": 5}'])
+def test_a_record_that_cannot_be_read_counts_as_none(node: SlurmDouble, text: str):
+    node_watch.CONFIG.write_text(text)
     assert node_watch.Watch().step() is None
-    assert woken == []

@@ -1,38 +1,93 @@
-"""What is asked of NVML, with a library in its place that has cards, and refuses as NVML does."""
+"""What is asked of NVML, with cards in its place that refuse as NVML does."""
 
 import collections.abc
+import ctypes
 import json
+import types
 import typing
 
+import pynvml  # pyright: ignore[reportMissingTypeStubs]
 import pytest
-from nvml_double import LOST, Card, Library
 
-from gpu import nvml
-from scripts import nvml as gpu_nvml
+from scripts import nvml
 
-
-def card(name: str, minor: int, bus_id: str, **more: object) -> Card:
-    return {"name": name, "minor": minor, "bus": bus_id.encode(), **more}
+Card = dict[str, typing.Any]
+Probe = collections.abc.Callable[..., dict[str, typing.Any]]
+INVALID, NOT_SUPPORTED, NOT_FOUND, LOST = 2, 3, 6, 15
 
 
-def probed(*cards: Card) -> dict[str, typing.Any]:
-    library = Library(list(cards))
-    with nvml.opened(library) as opened:
-        answer = gpu_nvml.probe(opened)
-    assert library.is_shut
-    return answer
+def card(name: str, minor: int, bus: str, **more: typing.Any) -> Card:
+    return {"name": name, "minor": minor, "bus": bus, **more}
 
 
-def printed(
-    library: Library, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> collections.abc.Mapping[str, typing.Any]:
-    monkeypatch.setattr(nvml.ctypes, "CDLL", lambda _: library)
-    assert gpu_nvml.main(["gpus"]) == 0
-    return json.loads(capsys.readouterr().out)
+def needed(value: typing.Any, code: int = NOT_SUPPORTED) -> typing.Any:
+    if value is None:
+        raise pynvml.NVMLError(code)
+    return value
 
 
-def test_one_card():
-    assert probed(card("Quadro RTX 6000", 0, "00000000:1B:00.0", cpus=(0, 1, 64, 70))) == {
+class Nvml:
+    """nvidia-ml-py's functions, without their prefix. A device is its card."""
+
+    def __init__(self, cards: collections.abc.Sequence[Card], init: int = 0) -> None:
+        self.cards, self.init, self.is_shut = cards, init, False
+
+    def Init(self) -> None:  # noqa: N802 - NVML's names, here and below
+        if self.init:
+            raise pynvml.NVMLError(self.init)
+
+    def Shutdown(self) -> None:  # noqa: N802
+        self.is_shut = True
+
+    def DeviceGetHandleByIndex(self, i: int) -> Card:  # noqa: N802
+        return needed(self.cards[i] if "lost" not in self.cards[i] else None, LOST)
+
+    def DeviceGetCpuAffinity(self, device: Card, words: int) -> typing.Any:  # noqa: N802
+        mask = (ctypes.c_ulonglong * words)()
+        for cpu in needed(device.get("cpus", (0, 1))):
+            mask[cpu // 64] |= 1 << cpu % 64
+        return mask
+
+    def DeviceGetNvLinkState(self, device: Card, link: int) -> bool:  # noqa: N802
+        lanes = needed(device.get("lanes"))
+        return needed(lanes[link] is not None if link < len(lanes) else None, INVALID)
+
+    def functions(self) -> dict[str, collections.abc.Callable[..., typing.Any]]:
+        pci = types.SimpleNamespace
+        plain: dict[str, collections.abc.Callable[..., typing.Any]] = {
+            "DeviceGetCount": lambda: len(self.cards),
+            "SystemGetDriverVersion": lambda: "580.159.04",
+            "DeviceGetName": lambda device: device["name"],
+            "DeviceGetMinorNumber": lambda device: device["minor"],
+            "DeviceGetUUID": lambda device: f"GPU-{device['minor']}",
+            "DeviceGetPciInfo": lambda device: pci(busId=device["bus"].encode()),
+            "DeviceGetMemoryInfo": lambda device: pci(total=80 << 30),
+            "DeviceGetMigMode": lambda device: needed([1, 1] if "instances" in device else None),
+            "DeviceGetMaxMigDeviceCount": lambda device: 7,
+            "DeviceGetMigDeviceHandleByIndex": lambda device, i: needed(device["instances"].get(i), NOT_FOUND),
+            "DeviceGetGpuInstanceId": lambda device: device["gi"],
+            "DeviceGetComputeInstanceId": lambda device: 0,
+            "DeviceGetNvLinkRemotePciInfo": lambda device, link: pci(busId=device["lanes"][link].encode()),
+        }
+        names = ("Init", "Shutdown", "DeviceGetHandleByIndex", "DeviceGetCpuAffinity", "DeviceGetNvLinkState")
+        return plain | {name: getattr(self, name) for name in names}
+
+
+@pytest.fixture
+def probe(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Probe:
+    def run(*cards: Card, init: int = 0) -> dict[str, typing.Any]:
+        library = Nvml(cards, init)
+        for name, function in library.functions().items():
+            monkeypatch.setattr(pynvml, f"nvml{name}", function)
+        assert nvml.main() == 0
+        assert library.is_shut == (not init)
+        return json.loads(capsys.readouterr().out)
+
+    return run
+
+
+def test_one_card(probe: Probe):
+    assert probe(card("Quadro RTX 6000", 0, "00000000:1B:00.0", cpus=(0, 1, 64, 70))) == {
         "driver": "580.159.04",
         "gpus": [
             {
@@ -50,50 +105,38 @@ def test_one_card():
     }
 
 
-def test_links_between_cards_are_counted_lane_by_lane():
+def test_links_between_cards_are_counted_lane_by_lane(probe: Probe):
     ids = [f"00000000:0{i}:00.0" for i in range(4)]
-    cards = [
-        card(
-            "NVIDIA A100-SXM4-40GB",
-            3 - i,
-            ids[i],
-            lanes=[ids[j].lower().encode() for j in range(4) if j != i for _ in "ab"],
-        )
-        for i in range(4)
-    ]
-    gpus = probed(*cards)["gpus"]
+    lanes = [[ids[j] for j in range(4) if j != i for _ in "ab"] for i in range(4)]
+    gpus = probe(*(card("NVIDIA A100-SXM4-40GB", 3 - i, ids[i], lanes=lanes[i]) for i in range(4)))["gpus"]
     assert [gpu["links"] for gpu in gpus] == [[-1, 2, 2, 2], [2, -1, 2, 2], [2, 2, -1, 2], [2, 2, 2, -1]]
     assert [gpu["minor"] for gpu in gpus] == [3, 2, 1, 0]
 
 
-def test_links_to_a_switch_and_links_that_are_down_count_for_nothing():
-    switch = b"00000000:C0:00.0"
+def test_links_to_a_switch_and_links_that_are_down_are_not_counted(probe: Probe):
+    switch = "00000000:C0:00.0"
     cards = [card("NVIDIA H100 80GB HBM3", i, f"00000000:0{i}:00.0", lanes=(switch, None, switch)) for i in range(2)]
-    assert [gpu["links"] for gpu in probed(*cards)["gpus"]] == [[-1, 0], [0, -1]]
+    assert [gpu["links"] for gpu in probe(*cards)["gpus"]] == [[-1, 0], [0, -1]]
 
 
-def test_what_a_card_does_not_support_is_left_out():
-    (gpu,) = probed(card("Tesla T4", 0, "00000000:01:00.0", cpus=None, instances={}))["gpus"]
+def test_what_a_card_does_not_support_is_left_out(probe: Probe):
+    (gpu,) = probe(card("Tesla T4", 0, "00000000:01:00.0", cpus=None, instances={}))["gpus"]
     assert (gpu["cpus"], gpu["mig"], gpu["instances"]) == (None, True, [])
 
 
 @pytest.mark.parametrize(("code", "broken"), [(9, False), (12, False), (18, True), (999, True)])
-def test_nvml_that_does_not_start(
-    code: int, broken: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    assert printed(Library([], init=code), monkeypatch, capsys) == {"error": f"error {code}", "broken": broken}
+def test_nvml_that_does_not_start(probe: Probe, code: int, broken: bool):
+    assert probe(init=code) == {"error": str(pynvml.NVMLError(code)), "broken": broken}
 
 
-def test_nvml_that_fails_half_way(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    for library in (Library([], count=LOST), Library([card("A", 0, "0", lost=True)])):
-        assert printed(library, monkeypatch, capsys) == {"error": f"error {LOST}", "broken": True}
-        assert library.is_shut
+def test_nvml_that_fails_half_way(probe: Probe):
+    assert probe(card("A", 0, "0", lost=True)) == {"error": "GPU is lost", "broken": True}
 
 
-def test_mig_instances_are_listed_in_order_whatever_holes_there_are():
+def test_mig_instances_are_listed_in_order_whatever_gaps_there_are(probe: Probe):
     instances = {i: card(f"NVIDIA H100 80GB HBM3 MIG {i}g.20gb", 7 + i, "", gi=i) for i in (1, 2)}
-    (gpu,) = probed(card("NVIDIA H100 80GB HBM3", 0, "00000000:01:00.0", instances=instances))["gpus"]
+    (gpu,) = probe(card("NVIDIA H100 80GB HBM3", 0, "00000000:01:00.0", instances=instances))["gpus"]
     assert gpu["instances"] == [
-        {"name": "NVIDIA H100 80GB HBM3 MIG 1g.20gb", "gpu_instance": 1, "compute_instance": 0, "uuid": "GPU-8"},
-        {"name": "NVIDIA H100 80GB HBM3 MIG 2g.20gb", "gpu_instance": 2, "compute_instance": 0, "uuid": "GPU-9"},
+        {"profile": "1g.20gb", "gpu_instance": 1, "compute_instance": 0, "uuid": "GPU-8"},
+        {"profile": "2g.20gb", "gpu_instance": 2, "compute_instance": 0, "uuid": "GPU-9"},
     ]

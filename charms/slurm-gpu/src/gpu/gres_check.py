@@ -1,7 +1,6 @@
-"""Let slurmd itself read a node's gres.conf before Slurm is touched: `slurmd -G` on a configuration aside.
+"""Let slurmd itself read a node's gres.conf before Slurm is touched: `slurmd -G` on a separate configuration.
 
-It needs no controller, opens nothing but the files it is given and the driver's, and exits 0 in any case, so its output
-is compared. Seen on 24.11.5, 25.11.7 and 26.05.5 (with the time in front):
+It needs no controller and exits 0 in any case, so its output is compared. Seen on 24.11.5, 25.11.7 and 26.05.5:
 
     slurmd-n0: Gres Name=gpu Type=h100 Count=1 Index=0 ID=7696487 File=/dev/nvidia0 Cores=0-55 CoreCnt=224 Links=-1,0
 """
@@ -13,13 +12,14 @@ import re
 import socket
 import tempfile
 
-from gpu import detect, gres
+import template
+from gpu import gres
 from slurm_ddp.run import CommandError, run
 
 logger = logging.getLogger(__name__)
 
 SLURMD = "/usr/sbin/slurmd"
-_TIMEOUT_S = 20.0  # it answers in milliseconds, and waits 20 s for a device file that is not there
+_TIMEOUT_S = 20.0  # it answers in milliseconds, and waits 20 s for a missing device file
 _SHAPE = ("cpus", "boards", "sockets", "socketsperboard", "corespersocket", "threadspercore")
 _RECORD = re.compile(r"Gres (?P<fields>Name=(?:gpu|shard|mps)\b.*)")
 _FIELD = re.compile(r"(?<!\S)(\w+)=(\S+)")
@@ -27,19 +27,6 @@ _FAILURE = re.compile(r"(?:error|fatal|warning): (?P<text>.*(?:gres|gpu|/dev/).*
 _INVALID = re.compile(r"error: (?P<text>Invalid GRES data.*)")  # it prints the device all the same
 
 _Records = dict[tuple[str, str], dict[str, str]]  # the compared fields of each device, by its Gres' name and its file
-
-_CONF = """\
-ClusterName=check
-SlurmctldHost=localhost
-SlurmUser=root
-AuthType=auth/none
-CredType=cred/none
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-GresTypes={types}
-SlurmdSpoolDir={spool}
-NodeName={node} NodeHostname={host} {shape} Gres={gres}
-"""
 
 
 def difference(
@@ -54,9 +41,6 @@ def difference(
     `settings` is the node's `--conf`, `autodetect` what gres.conf sets for all nodes. A slurmd that prints no device,
     or does not answer, is no difference.
     """
-    refused = refusal(node, lines, settings)
-    if refused:
-        return refused
     try:
         printed = _print_gres(node, plan.gres, lines, settings, autodetect)
     except CommandError as e:
@@ -72,36 +56,7 @@ def difference(
     problem = _compare(wanted, found, optional={"Cores", "Links"} if detects else set())
     if problem is not None:
         return f"slurmd -G: {problem}" + (f" ({failure['text'].strip()[:160]})" if failure else "")
-    if invalid is not None:
-        return f"slurmd -G: {invalid['text'].strip()[:160]}"
-    return refusal(node, (f"Cores={device['Cores']}" for device in found.values() if "Cores" in device), settings)
-
-
-def refusal(node: str, lines: collections.abc.Iterable[str], settings: collections.abc.Mapping[str, str]) -> str | None:
-    """Find the reason for which the controller would refuse these lines, in its words; None when it takes them.
-
-    It requires the Cores of a card to be those of one whole socket, or all (_check_core_range_matches_sock() of
-    src/interfaces/gres.c); `slurmd -G` does not check that. Where `settings`, the node's `--conf`, has no sockets and
-    cores, nothing is refused.
-    """
-    try:
-        sockets = int(settings.get("boards", "1")) * int(settings.get("socketsperboard", settings.get("sockets", "1")))
-        size = int(settings["corespersocket"])
-    except (KeyError, ValueError):
-        return None
-    for line in lines:
-        cores = gres.fields(line).get("Cores")
-        near = detect.parse_cpu_list(cores) if cores else None
-        if near is None or near == frozenset(range(sockets * size)):
-            continue
-        socket_number = min(near) // size
-        whole = range(socket_number * size, (socket_number + 1) * size)
-        if near != frozenset(whole):
-            return (
-                f"Slurm would refuse {node}: gres/gpu GRES core specification {cores} for node {node} doesn't match "
-                f"socket boundaries. (Socket {socket_number} is cores {whole[0]}-{whole[-1]})"
-            )
-    return None
+    return f"slurmd -G: {invalid['text'].strip()[:160]}" if invalid else None
 
 
 def _print_gres(
@@ -116,7 +71,8 @@ def _print_gres(
         directory = pathlib.Path(name)
         spool = directory / "spool"  # where it makes a socket
         spool.mkdir()
-        conf = _CONF.format(
+        conf = template.fill(
+            "slurm.conf",
             spool=spool,
             node=node,
             host=socket.gethostname().partition(".")[0],

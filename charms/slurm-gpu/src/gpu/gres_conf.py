@@ -1,10 +1,7 @@
 """The charm's block in gres.conf: one header and the records of each node, between two marker lines.
 
-The block also records which unit published each node, and the digest of what, so an event about one node reads one
-databag, not those of all nodes. What stands outside the markers is never changed.
-
-slurmutils' models cannot keep the block: they put keys into lower case, drop the comments that record the units, and
-parse no record that begins with `NodeName=`. So the text is made here, and `gres_check` lets slurmd itself read it.
+A header records which unit published its node, and a digest of what, so that an event about one node reads one databag.
+Text outside the markers never changes. slurmutils' models would drop the comments, and parse no `NodeName=` records.
 """
 
 import collections.abc
@@ -106,7 +103,7 @@ class GresConf:
 
 
 def read(path: pathlib.Path | None = None) -> GresConf:
-    """Return the file, an empty one when it is not there. Raises `GresConfError`: its markers do not pair up."""
+    """Return the file, an empty one if it does not exist. Raises `GresConfError`: its markers do not pair up."""
     path = path or PATH
     try:
         return parse(path.read_text())

@@ -37,7 +37,7 @@ def switches(sys: pathlib.Path) -> tuple[int, ...]:
 
 
 def is_lost(sys: pathlib.Path, bus_id: str) -> bool:
-    """Tell whether the device left the bus while the kernel still lists it."""
+    """Report whether the device left the bus while the kernel still lists it."""
     config = sys / DEVICES / bus_id / "config"
     if not config.exists():
         return False

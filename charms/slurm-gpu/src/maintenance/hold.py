@@ -1,15 +1,7 @@
-"""A node kept free of jobs while something is done to its GPUs, and one node at a time where that is asked for.
+"""A node kept free of jobs while something is done to its GPUs: a drain with its own reason (`gpu-driver: ...`).
 
-The hold is a drain with a reason of its own (`gpu-driver: ...`), which neither the registration nor the health check
-takes for theirs, kept up by `node.hold`. What the node was before is in a journal on disk, written before the first
-step, so whichever hook finds the journal later can restore it. Jobs are waited for, never ended.
-`HoldError` is raised where something else holds the node, `NodeError` where the controller did not do as asked.
-
-One at a time: the drain is the lock. Every node can read every other's reason from slurmctld, so no relation has to
-carry it and no unit is woken; an administrator sees in `sinfo -R` who holds it. Each node writes only its own reason,
-for which Burns' and Lamport's one-bit algorithm excludes each other without a shared write (Lamport, "The Mutual
-Exclusion Problem: Part II", 1986, section 4): a node that sees an earlier name asking steps back, one that sees a
-later name asking waits for it.
+`node.hold` keeps it up. The state before it is in a journal, written before the first step, so that any later hook can
+restore it. `HoldError` is raised if something else holds the node, `NodeError` if the controller did not do as asked.
 """
 
 import dataclasses
@@ -63,7 +55,7 @@ def take(kind: str, name: str, why: str) -> nodes.Node | None:
 
 
 def is_ours(node: nodes.Node, kind: str) -> bool:
-    """Whether the node is still drained for this: an administrator may have resumed it or drained it anew."""
+    """Whether the node is still drained for this: an administrator may have resumed it or drained it again."""
     if not node.is_drained and any(hold.kind == kind for hold in node_hold.keep()):
         node = nodes.show(node.name) or node
     return node.is_drained and (node.reason or "").startswith(f"{kind}:")
@@ -72,22 +64,6 @@ def is_ours(node: nodes.Node, kind: str) -> bool:
 def jobs_on(node: nodes.Node | None) -> str | None:
     """Count what the node still runs, None when it is free: "2 jobs"."""
     return registration.count_jobs(node.name) if node is not None and node.is_busy else None
-
-
-def take_turn(kind: str, name: str, why: str) -> str | None:
-    """Take the one turn that the cluster has; return which node to wait for, None when this node has it and is held.
-
-    Try again later where a node is named. A node that failed keeps its turn until the operator acts.
-    """
-    others = _held(kind, name)
-    if others and Hold.load() is None:
-        return others[0]
-    if take(kind, name, why) is None:
-        return None
-    others = _held(kind, name)
-    if others and others[0] < name:
-        release()
-    return others[0] if others else None
 
 
 def release() -> bool:
@@ -121,9 +97,3 @@ def forget() -> None:
     if hold is not None:
         node_hold.end(hold.kind)
     node_state.clear(node_state.HOLD)
-
-
-def _held(kind: str, name: str) -> list[str]:
-    """Return the names of the other nodes that are held for this, sorted."""
-    drained = (node for node in nodes.show_all() if node.is_drained and (node.reason or "").startswith(f"{kind}:"))
-    return sorted(node.name for node in drained if node.name != name)

@@ -4,31 +4,14 @@ import contextlib
 import json
 import pathlib
 
-from driver import install, upgrade
-from maintenance import hold, reset
+import template
+from maintenance import hold, reset, services, upgrade
 from scripts import mig
 from slurm_ddp import files, systemd, watchdog
 from slurm_ddp.charm import ActionError, Log, Results
 
 PROGRAM = pathlib.Path("/usr/local/sbin/gpu-mig")
 SERVICE = "slurm-gpu-mig.service"
-_UNIT = """\
-# Written by the slurm-gpu charm: MIG instances do not survive a reboot.
-[Unit]
-Description=Make the MIG layouts of this machine's GPUs
-Wants=nvidia-persistenced.service
-After=nvidia-persistenced.service nvidia-fabricmanager.service
-Before=slurmd.service
-
-[Service]
-Type=oneshot
-RemainAfterExit=yes
-ExecStart=/usr/bin/python3 -I {program} apply
-TimeoutStartSec=600
-
-[Install]
-WantedBy=multi-user.target
-"""
 
 
 def set_layout(gpu: str, profiles: str, node: str | None, wait_s: float, log: Log) -> Results:
@@ -41,16 +24,17 @@ def set_layout(gpu: str, profiles: str, node: str | None, wait_s: float, log: Lo
         for bus_id in chosen:
             if cards[bus_id].enabled is None:
                 raise ActionError(f"gpu: {cards[bus_id].name} at {bus_id} has no MIG")
-            mig.check(cards[bus_id].name, layout)
         before = mig.load()
     except mig.MigError as e:
         raise ActionError(str(e)) from e
     shown = ", ".join(layout) or "off"
     if all(cards[bus_id].has(layout) and before.get(bus_id, ()) == layout for bus_id in chosen):
+        _ensure_layouts(before, whole=False)
         return {"result": "unchanged", "layout": shown}
     reset.free(hold.MIG, node, f"{gpu}: {shown}", wait_s, log)
-    install.stop_holders()
-    _ensure_layouts(before | dict.fromkeys(chosen, layout))  # first, so that an interrupted one is finished
+    services.stop_holders()
+    after = before | dict.fromkeys(chosen, layout)
+    _ensure_layouts(after)  # first, so that an interrupted one is finished
     done: list[str] = []
     try:
         for bus_id in chosen:
@@ -59,7 +43,7 @@ def set_layout(gpu: str, profiles: str, node: str | None, wait_s: float, log: Lo
             mig.apply(cards[bus_id], layout)
     except mig.RebootNeeded as e:
         hold.until_reboot(upgrade.boot_id())
-        return {"result": "reboot", "detail": f"{e}, which comes with the next event"}
+        return {"result": "reboot", "detail": f"{e}: reboot this machine"}
     except mig.MigError as e:
         _ensure_layouts(before)
         for bus_id in done:  # all or none
@@ -67,7 +51,8 @@ def set_layout(gpu: str, profiles: str, node: str | None, wait_s: float, log: Lo
                 mig.apply(mig.card_at(bus_id), cards[bus_id].instances)
         raise ActionError(f"profiles: {e}") from e
     finally:
-        install.ensure_services()
+        services.ensure_running()
+    _ensure_layouts(after, whole=False)
     return {"result": "done", "layout": shown, "gpus": ", ".join(chosen)}
 
 
@@ -78,12 +63,13 @@ def ensure_no_layouts() -> None:
     files.ensure_absent(mig.LAYOUTS)
 
 
-def _ensure_layouts(layouts: dict[str, tuple[str, ...]]) -> None:
-    """Record the layouts, and have them made at boot."""
+def _ensure_layouts(layouts: dict[str, tuple[str, ...]], *, whole: bool = True) -> None:
+    """Record the layouts, those of whole cards too if asked for, and have them made at boot."""
+    layouts = {bus_id: layout for bus_id, layout in layouts.items() if layout or whole}
     if not layouts:
         ensure_no_layouts()
         return
     files.ensure_file(mig.LAYOUTS, json.dumps(dict(sorted(layouts.items()))) + "\n")
     files.ensure_file(PROGRAM, watchdog.pack(pathlib.Path(mig.__file__)), mode=0o755)
-    systemd.ensure_unit(SERVICE, _UNIT.format(program=PROGRAM))
+    systemd.ensure_unit(SERVICE, template.fill(SERVICE, program=PROGRAM))
     systemd.enable(SERVICE)

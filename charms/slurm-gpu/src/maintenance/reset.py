@@ -7,15 +7,16 @@ What cannot be done raises `ActionError`, a node that cannot be held `NodeError`
 import re
 import time
 
-from driver import install, upgrade
-from gpu import pci
-from maintenance import hold
+from driver import install
+from gpu import detect, pci
+from maintenance import hold, services
 from node import health_check
 from scripts import mig
 from slurm_ddp.charm import ActionError, Log, Results
 from slurm_ddp.run import CommandError, run
 from slurm_ddp.slurm import nodes
 
+ROOTS = detect.Roots()
 _RESET_S = 180.0
 # NVSwitches of the first generation for which one GPU cannot be reset alone (nvidia-smi(1), "-r": GPUs connected by
 # NVLink are reset together; from the H100 on, each by itself).
@@ -26,15 +27,15 @@ _BUS_ID = re.compile(r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]")
 
 def reset(gpu: str, node: str | None, wait_s: float, log: Log) -> Results:
     """Reset one card, or with "all" all of them. The node is still held afterwards."""
-    cards = tuple(card.bus_id for card in pci.cards(upgrade.ROOTS.sys))
+    cards = tuple(card.bus_id for card in pci.cards(ROOTS.sys))
     chosen = cards if gpu == "all" else (known(gpu, cards),)
-    if gpu != "all" and _FIRST_SWITCH in pci.switches(upgrade.ROOTS.sys):
+    if gpu != "all" and _FIRST_SWITCH in pci.switches(ROOTS.sys):
         raise ActionError("gpu: this board's NVSwitches reset all GPUs together: gpu=all")
     check_smi()
     shown = "all GPUs" if gpu == "all" else f"GPU {chosen[0]}"
     free(hold.RESET, node, "all" if gpu == "all" else chosen[0], wait_s, log)
     log(f"resetting {shown}")
-    install.stop_holders()
+    services.stop_holders()
     try:
         run(install.NVIDIA_SMI, "-r", *(() if gpu == "all" else ("-i", *chosen)), timeout=_RESET_S)
         health_check.note_reset(chosen)
@@ -42,7 +43,7 @@ def reset(gpu: str, node: str | None, wait_s: float, log: Log) -> Results:
     except (CommandError, mig.MigError) as e:
         raise ActionError(f"{shown} could not be reset: {e}") from e
     finally:
-        install.ensure_services()
+        services.ensure_running()
     return {"result": "reset", "gpus": ", ".join(chosen)}
 
 
@@ -57,25 +58,24 @@ def known(gpu: str, cards: tuple[str, ...]) -> str:
 
 
 def check_smi() -> None:
-    """Raise `ActionError` where there is no nvidia-smi."""
+    """Raise `ActionError` without nvidia-smi."""
     if not install.NVIDIA_SMI.exists():
-        why = f"there is no {install.NVIDIA_SMI} on this machine, and NVML alone cannot do it"
-        raise ActionError(f"{why}: {install.utils_advice()}")
+        raise ActionError(health_check.NO_SMI)
 
 
-def free(kind: str, node: str | None, why: str, wait_s: float, log: Log) -> None:
-    """Hold the node and wait until it is free of jobs; release it where they stay."""
+def free(kind: str, node: str | None, why: str, wait_s: float, log: Log, *, drain: bool = True) -> None:
+    """Hold the node and wait until it is free of jobs; release it if they stay. Without `drain` none may run."""
     if node is None:
         return
-    if upgrade.Upgrade.load() is not None:
-        raise ActionError("a driver upgrade is under way: wait for it, or run upgrade-driver cancel=true")
+    if not drain and (jobs := hold.jobs_on(nodes.show(node))) is not None:
+        raise ActionError(f"{node} has {jobs}: try again when it has none, or with drain=true")
     found = hold.take(kind, node, why)
-    end = time.monotonic() + wait_s
+    end = time.monotonic() + (wait_s if drain else 0)
     reported = ""
     while (jobs := hold.jobs_on(found)) is not None:
         if time.monotonic() >= end:
             hold.release()
-            raise ActionError(f"{jobs} still ran on {node} after {wait_s:g} s, so nothing was done: try later")
+            raise ActionError(f"{node} still had {jobs} after {wait_s:g} s, so nothing was done: try later")
         if jobs != reported:
             log(f"{node} is drained: waiting for {jobs}")
             reported = jobs

@@ -1,21 +1,20 @@
 """What is done to a node's GPUs beside registering them: drivers, resets, MIG layouts, as one hook sees it.
 
-A hook calls `resume_pending`, which returns what it may do, registers the node, and passes how far that came to
-`complete_pending`. All of it may be interrupted: the journals of `driver.upgrade` and `maintenance.hold` hold what
-remains.
+A hook calls `prepare`, registers the node if that allows it, and passes how far that came to `complete`. Each step may
+be interrupted: the journal of `maintenance.hold` and the state of the packages show what remains.
 """
 
 import collections.abc
 import contextlib
 import logging
 
-from driver import install, plan, upgrade
+import settings
+from driver import plan
 from driver.state import DriverError
-from driver.upgrade import Pending
-from maintenance import hold, mig
+from maintenance import hold, mig, services, upgrade
 from node import registration
 from node import watch as node_watch
-from scripts import health
+from node.machine import Machine
 from scripts import mig as layouts
 from slurm_ddp.charm import Level, Status
 from slurm_ddp.run import CommandError
@@ -24,79 +23,34 @@ from slurm_ddp.slurm import nodes
 logger = logging.getLogger(__name__)
 
 Options = collections.abc.Mapping[str, object]
+# Stages of a node that has its GPUs in Slurm; KEPT may wait for a mount, which does not concern the cards.
+_REGISTERED = frozenset({registration.Stage.REGISTERED, registration.Stage.KEPT})
 
 
-def resume_pending() -> Pending:
-    """Go on with what is under way, and return what the hook may do."""
-    held = _held()
+def prepare(options: Options) -> bool:
+    """Go on with what is under way, or install the option's driver; return whether the node may be registered now."""
+    held = hold.Hold.load()
     if held is None:
-        return upgrade.advance()
-    if held.boot_id and held.boot_id == upgrade.boot_id():
-        return _before_reboot(held)
+        with contextlib.suppress(DriverError):  # the status shows an invalid option
+            upgrade.ensure_wanted(plan.spec(options))
+        return True
+    if held.boot_id == upgrade.boot_id():
+        return _is_given_up(held)
     with contextlib.suppress(layouts.MigError):  # what an interrupted one left; the registration sees the rest
         layouts.apply_all()
-    install.ensure_services()
-    return Pending.REGISTER
+    services.ensure_running()
+    return True
 
 
-def complete_pending(node: str | None, options: Options, progress: registration.Progress | None) -> bool:
-    """Record how far the registration came; return whether something began that the hook should go on with."""
-    _ensure_watch(node, options)
-    if _held() is not None:
-        if progress is not None and progress.stage in upgrade.REGISTERED:
-            with contextlib.suppress(nodes.NodeError):  # the next hook tries again
-                hold.release()
-        return False
-    upgrade.complete(progress)
-    try:
-        wanted = plan.spec(options)
-    except DriverError:
-        return False  # the status shows it
-    if upgrade.Upgrade.load() is None:
-        upgrade.ensure_settings(wanted)
-    return upgrade.ensure_wanted(node, wanted)
-
-
-def _held() -> hold.Hold | None:
-    """Return the hold of a reset or a MIG layout."""
-    held = hold.Hold.load()
-    return held if held is not None and held.kind != hold.DRIVER else None
-
-
-def _before_reboot(held: hold.Hold) -> Pending:
-    """Reboot for a MIG mode only while the node is still held and free; else the mode changes with a later boot."""
-    try:
-        node = nodes.show(held.node)
-        if node is not None and not hold.is_ours(node, held.kind):
-            hold.forget()
-            return upgrade.advance()
-        if upgrade.facts().next_kernel_lacks_driver or hold.jobs_on(node) is not None:  # the status shows which
-            return Pending.WAIT
-    except nodes.NodeError:
-        return Pending.WAIT
-    return Pending.REBOOT
-
-
-def _ensure_watch(node: str | None, options: Options) -> None:
-    xids = str(options.get("health-xids", ""))
-    try:
-        health.parse_xids(xids)
-    except ValueError:
-        return  # the status shows it
-    if node is None:
-        return
-    config = node_watch.Config(
-        node,
-        rebooted=bool(options.get("resume-after-reboot", True)),
-        new=bool(options.get("resume-when-ready", False)),
-        checks_health=options.get("health-check") != "off",
-        dcgm=bool(options.get("health-dcgm", False)),
-        xids=xids,
-    )
-    try:
-        node_watch.ensure(config)
-    except CommandError as e:
-        logger.warning("the service %s is not set up: %s", node_watch.UNIT, e)
+def complete(machine: Machine, options: Options, progress: registration.Progress | None) -> None:
+    """Release a held node that is registered, and keep the driver's settings."""
+    _ensure_watch(machine.node, machine.config)
+    if hold.Hold.load() is None:
+        with contextlib.suppress(DriverError):  # the status shows an invalid option
+            upgrade.ensure_settings(plan.spec(options))
+    elif progress is not None and progress.stage in _REGISTERED:
+        with contextlib.suppress(nodes.NodeError):  # the next hook tries again
+            hold.release()
 
 
 @contextlib.contextmanager
@@ -121,19 +75,47 @@ def release() -> None:
 
 
 def verdict(options: Options, otherwise: collections.abc.Callable[[], Status]) -> Status:
-    """Return the status of the node: what is under way, what the operator must do, else what `otherwise` returns."""
+    """Return the status of the node: what the operator must do, what is under way, else what `otherwise` returns."""
+    held = hold.Hold.load()
+    if held is not None and held.boot_id == upgrade.boot_id():
+        return Status(Level.BLOCKED, f"{held.node} is drained for {held.kind}: reboot this machine")
     try:
-        wanted = plan.spec(options)
+        text = upgrade.note(plan.spec(options))
     except DriverError as e:
-        return Status(Level.BLOCKED, str(e))
-    running = upgrade.Upgrade.load()
-    if running is not None:
-        return Status(Level.BLOCKED if running.failed else Level.WAITING, running.text)
-    if (text := upgrade.note(wanted)) is not None:
+        text = str(e)
+    if text is not None:
         return Status(Level.BLOCKED, text)
-    verdict, held = otherwise(), hold.Hold.load()
-    if held is None or verdict.level != Level.ACTIVE:
-        return verdict
-    reboots = held.boot_id and held.boot_id == upgrade.boot_id()
-    then = "this machine reboots" if reboots else "its state is restored"
-    return Status(Level.WAITING, f"{held.node} is drained for {held.kind}: {then} with the next event")
+    status = otherwise()
+    if held is None or status.level != Level.ACTIVE:
+        return status
+    return Status(Level.WAITING, f"{held.node} is drained for {held.kind}: its state is restored with the next event")
+
+
+def _is_given_up(held: hold.Hold) -> bool:
+    """End the hold of a node that waits for a reboot if another changed its state; return whether that is so."""
+    with contextlib.suppress(nodes.NodeError):
+        node = nodes.show(held.node)
+        if node is not None and not hold.is_ours(node, held.kind):
+            hold.forget()
+            return True
+    return False
+
+
+def _ensure_watch(node: str | None, config: settings.Config) -> None:
+    try:
+        config.check()
+    except ValueError:
+        return  # the status shows it
+    if node is None:
+        return
+    watched = node_watch.Config(
+        node,
+        rebooted=config.resume_after_reboot,
+        new=config.resume_when_ready,
+        checks_health=config.health_check != "off",
+        xids=config.health_xids,
+    )
+    try:
+        node_watch.ensure(watched)
+    except CommandError as e:
+        logger.warning("the service %s is not set up: %s", node_watch.UNIT, e)

@@ -8,12 +8,12 @@ import pathlib
 import re
 
 import settings
-from gpu import detect, gres, gres_conf
+from gpu import detect, gres
 from node import health_check, node_state, registration, slurmd_options, slurmd_unit
 from node import machine as machines
 from node.machine import Machine, lost
 from node.registration import Progress, Stage
-from slurm_ddp import files, readiness
+from slurm_ddp import files
 from slurm_ddp.charm import ActionError, Level, Status
 from slurm_ddp.interfaces import slurm_gres
 from slurm_ddp.run import CommandError
@@ -22,7 +22,6 @@ from slurm_ddp.slurm import nodes
 logger = logging.getLogger(__name__)
 
 OWNER = node_state.STATE_DIR / "compute"  # the unit that registers this machine's GPUs
-_LOCAL_UNIT = "local/0"  # the one entry of a node's own gres.conf
 
 _TEXTS = {
     Stage.REGISTERED: (Level.ACTIVE, "{gres} on {node} ({how})"),
@@ -60,9 +59,8 @@ _UNFIT = "{node} is unfit: {complaint}"
 def offer(machine: Machine) -> slurm_gres.NodeGres | None:
     """Compose what to publish, None for what is published already.
 
-    Its lines suit the Gres that the node is registered with, too, as long as that is another than it should have: a
-    slurmd that reads them meanwhile must not report less. A line for a device file that is not there would keep slurmd
-    from starting, so the lines of a lost card are left out.
+    While the node is registered with another Gres, the lines suit that one, too: slurmd must not report less. Lines of
+    lost cards are left out: slurmd does not start with a line for a missing device file.
     """
     published = machine.before
     before = (published.lines or ()) if published and published.node == machine.node else ()
@@ -78,18 +76,13 @@ def offer(machine: Machine) -> slurm_gres.NodeGres | None:
         kept = {_key(line): line for line in _with_files(before) if _fits(line, lines)}
         lines = tuple((kept | {_key(line): line for line in lines}).values())
         lines = tuple(re.sub(r" Links=\S+", "", line) for line in lines)  # whose length is that of one Gres
-    awaits = not machine.local and bool(lines or machines.pushed_lines(machine.node))
+    awaits = bool(lines or machines.pushed_lines(machine.node))
     return current.model_copy(update={"lines": lines, "awaits": awaits})
 
 
-def awaits_drain(machine: Machine, progress: Progress | None) -> bool | None:
-    """Whether jobs are to be kept off a node that lost cards as soon as its controller answers.
-
-    None where this hook did not try to: an action that only reads.
-    """
-    if lost(machine) is None:
-        return False
-    return None if progress is None else progress.stage in {Stage.SILENT, Stage.FAILED}
+def awaits_drain(machine: Machine, progress: Progress | None) -> bool:
+    """Whether jobs are to be kept off a node that lost cards as soon as its controller answers."""
+    return lost(machine) is not None and progress is not None and progress.stage in {Stage.SILENT, Stage.FAILED}
 
 
 def accept(machine: Machine) -> None:
@@ -105,7 +98,7 @@ def accept(machine: Machine) -> None:
 
 def lines_live(machine: Machine) -> bool:
     """Whether slurmd will find the devices if it registers now: the controller has the lines offered, or none."""
-    if machine.plan is None or machine.local:
+    if machine.plan is None:
         return True
     offered = offer(machine)
     if offered is None:
@@ -128,22 +121,20 @@ def ensure(machine: Machine, *, owner: str) -> Progress | None:
     if machine.problem or machine.options is None or node is None:
         return None
     if plan is None:
-        return _resume_if_ready(machine, node) if machine.has_joined and not machine.registers_gpus else None
+        return None
     files.ensure_file(OWNER, owner + "\n")
     try:
         slurmd_unit.ensure_dropin(plan.device_files)
         if detect.ensure_device_files(plan.device_files, machines.ROOTS.proc):
             return None
-        live = _ensure_local_lines(machine) if machine.local else lines_live(machine)
-    except (gres_conf.GresConfError, nodes.NodeError, CommandError) as e:
+    except CommandError as e:
         return Progress(Stage.FAILED, str(e))
-    progress = registration.advance(registration.Target(node, machine.wanted, machine.options, lines_live=live))
-    if progress.stage is not Stage.REGISTERED:
-        return progress
-    cards = sorted(gpu.bus_id for gpu in machine.detection.gpus if gpu.bus_id)
-    files.ensure_file(node_state.STATE_DIR / node_state.CARDS, json.dumps(cards) + "\n")
-    _note_shares(machine)
-    return _resume_if_ready(machine, node)
+    target = registration.Target(node, machine.wanted, machine.options, lines_live=lines_live(machine))
+    progress = registration.advance(target)
+    if progress.stage is Stage.REGISTERED:
+        cards = sorted(gpu.bus_id for gpu in machine.detection.gpus if gpu.bus_id)
+        files.ensure_file(node_state.STATE_DIR / node_state.CARDS, json.dumps(cards) + "\n")
+    return progress
 
 
 def release(*, owner: str, config: settings.Config | None = None) -> None:
@@ -161,17 +152,11 @@ def release(*, owner: str, config: settings.Config | None = None) -> None:
     machine = machines.look(config)
     _leave_registration(machine)
     _end_drain(machine)
-    if machine.local:
-        try:
-            if gres_conf.write(gres_conf.read().with_entries({})):
-                slurmd_unit.restart_if_active()
-        except (gres_conf.GresConfError, CommandError) as e:
-            logger.warning("see %s for lines of slurm-gpu that are left: %s", gres_conf.PATH, e)
     health_check.ensure_absent()
     slurmd_unit.ensure_no_dropin()
     for journal in (node_state.ORDER, node_state.CARDS):
         node_state.clear(journal)
-    for path in (slurmd_unit.DRAINED_ENV, machines.SHARED, OWNER):
+    for path in (slurmd_unit.DRAINED_ENV, OWNER):
         files.ensure_absent(path)
 
 
@@ -217,7 +202,7 @@ def summary(machine: Machine) -> dict[str, str]:
 
 
 def status(machine: Machine, *, related: bool, progress: Progress | None) -> Status:
-    """Return the status of the node, asking the controller anew where this hook's `progress` is not an obstacle."""
+    """Return the status of the node, asking the controller again unless this hook's `progress` is an obstacle."""
     node, plan, loss = machine.node, machine.plan, lost(machine)
     if machine.problem or loss:
         return Status(Level.BLOCKED, machine.problem or _LOST.format(loss=loss))
@@ -299,55 +284,10 @@ def _ensure_health_check(machine: Machine) -> None:
             machine.node,
             config.health_check,
             has_gpus=bool(machine.detection.gpus),
-            dcgm=config.health_dcgm,
             xids=config.health_xids,
         )
     except CommandError as e:  # the GPUs are registered all the same
         logger.warning("the health check is not set up: %s", e)
-
-
-def _ensure_local_lines(machine: Machine) -> bool:
-    """Write this node's own gres.conf and make slurmd read it, unless it has jobs; return whether that is done."""
-    node, current = machine.node, machine.published
-    if node is None or current is None:
-        return False
-    conf = gres_conf.read()
-    wanted = conf.with_entries({_LOCAL_UNIT: gres_conf.Entry.of(_LOCAL_UNIT, current)})
-    if wanted == conf:
-        return True
-    try:
-        registered = nodes.show(node)
-    except nodes.ControllerSilent:
-        registered = None
-    if registered is not None and registered.is_busy:
-        return False
-    gres_conf.write(wanted)
-    slurmd_unit.restart_if_active()
-    return True
-
-
-def _note_shares(machine: Machine) -> None:
-    """Remember which shares are this charm's, until a hook finds none of them configured."""
-    shares = machine.config.shares
-    if shares:
-        files.ensure_file(machines.SHARED, f"{shares.name}\n")
-    elif not set(machines.registered_shares()) & slurmd_options.gres_names(machine.configured):
-        files.ensure_absent(machines.SHARED)
-
-
-def _resume_if_ready(machine: Machine, node: str) -> Progress:
-    return registration.resume_if_ready(node, machine.config.policy, lambda: _missing(machine))
-
-
-def _missing(machine: Machine) -> list[str]:
-    """List what jobs on this machine would miss, besides its registration."""
-    config = machine.config
-    if not machine.detection.gpus or config.health_check == "off":
-        return readiness.missing()
-    return [
-        *readiness.missing(),
-        *health_check.unfit(machine.node, dcgm=config.health_dcgm, xids=config.health_xids),
-    ]
 
 
 def _leave_registration(machine: Machine) -> None:
@@ -355,7 +295,7 @@ def _leave_registration(machine: Machine) -> None:
     if machine.options is None or machine.node is None:
         return
     if _needs_lines(machine):
-        left = slurmd_options.merged_gres(machine.options.gres, None, machines.registered_shares())
+        left = slurmd_options.merged_gres(machine.options.gres, None)
     elif node_state.NodeSnapshot.load() is not None:  # in the middle of a registration
         left = machine.wanted if machine.plan else machine.options.gres
     else:
@@ -365,29 +305,26 @@ def _leave_registration(machine: Machine) -> None:
 
 def _needs_lines(machine: Machine) -> bool:
     """Whether slurmd will not find the node's GPUs when the controller has no lines for them."""
-    if machine.plan is not None or machine.local:
-        return bool(machine.lines) and not machine.local
+    if machine.plan is not None:
+        return bool(machine.lines)
     return machine.registers_gpus and machine.autodetect == "off"
 
 
 def _end_drain(machine: Machine) -> None:
-    """Resume a node that this charm drained if its GPUs are right; else leave it drained, for a resume by hand."""
+    """Resume a node that this charm drained for what is right now; else leave it drained, for a resume by hand.
+
+    Nobody looks at the cards any more, so a drain of the health check stays.
+    """
     if machine.node is None:
         return
-    config = machine.config
     try:
         node = nodes.show(machine.node)
         if node is None:
             return
         by_health = health_check.is_ours(node.reason)
         is_ours = node.is_drained and (by_health or registration.is_ours(node.reason))
-        has_gpus = nodes.count_gres(node.gres, "gpu") > 0
-        wrong = lost(machine) if has_gpus else None
-        if wrong is None and is_ours and not node.is_valid:
-            wrong = node.reason
-        elif wrong is None and is_ours and by_health and has_gpus:
-            wrong = health_check.still_unfit(node.name, dcgm=config.health_dcgm, xids=config.health_xids)
-        if is_ours and wrong is None:
+        wrong = lost(machine) if nodes.count_gres(node.gres, "gpu") else None
+        if is_ours and node.is_valid and wrong is None and not by_health:
             nodes.resume(node.name)
         elif is_ours:
             registration.abandon(node.name, node.reason or "")
@@ -400,8 +337,6 @@ def _end_drain(machine: Machine) -> None:
 def _how(machine: Machine) -> str:
     """Describe how slurmd finds the GPUs: "from NVML; found by AutoDetect=nvml"."""
     source = detect.SOURCES[machine.detection.source]
-    if machine.local:
-        return f"from {source}; lines in this node's gres.conf"
     if machine.lines:
         return f"from {source}; lines in the controller's gres.conf"
     return f"from {source}; found by AutoDetect={machine.autodetect}"

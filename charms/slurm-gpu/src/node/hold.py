@@ -1,18 +1,11 @@
 """Keep a drained node free of jobs although upstream's slurmd ends drains.
 
-Upstream's charm sets `state=idle` on its node in hooks of its own: when `scontrol show node` fails, which it takes for
-a new node (slurmd/src/charm.py:208-215), and after set-node-config (charm.py:309-315). That ends any drain. So a hold
-is three things: the drain with its reason, which users and other programs see; a reservation of the node for
-maintenance, which no change of the node's state touches, so that no job starts in between; and a record on this
-machine, from which `node.watch` drains the node again within seconds and prolongs the reservation. A machine that
-vanishes leaves a reservation that ends by itself.
-
-Slurm deletes no node that is in a reservation, and upstream's charm deletes its node in set-node-config and when it is
-disconnected from slurmctld. Who ends the reservation alone (`scontrol delete reservationname=slurm-gpu-NODE`) has ten
-minutes for that, in which the drain stays.
-
-An administrator who resumes the node is obeyed. Upstream sets a state right after it restarted slurmd, so a drain that
-ended while slurmd had been running for longer was ended by an administrator.
+Upstream's charm sets `state=idle` on its node if `scontrol show node` fails (slurmd/src/charm.py:208-215) and after
+set-node-config (charm.py:309-315), right after it restarted slurmd. So a hold is the drain with its reason; a
+reservation for maintenance, which no change of the node's state touches and which ends by itself; and a record, from
+which `node.watch` drains and reserves the node again within seconds. A drain that ended while slurmd had been running
+for longer was ended by an administrator, who is obeyed. Upstream deletes its node, which Slurm refuses in a
+reservation: whoever ends that alone has ten minutes, in which the drain stays.
 """
 
 import collections.abc
@@ -25,7 +18,7 @@ import shutil
 import time
 
 from node import node_state, resume, slurmd_unit
-from slurm_ddp import files, systemd
+from slurm_ddp import files, records, systemd
 from slurm_ddp.run import CommandError
 from slurm_ddp.slurm import nodes
 
@@ -48,6 +41,15 @@ class Hold:
     reason: str
 
 
+@dataclasses.dataclass(frozen=True)
+class _Reservation:
+    """This charm's reservation."""
+
+    node: str = ""
+    until: float = 0.0  # seconds since 1970; 0 for none
+    ended: bool = False  # whether others ended it before
+
+
 def begin(kind: str, node: str, reason: str) -> None:
     """Hold the node, which the caller has drained with this reason. Beginning again changes the reason."""
     with lock():
@@ -55,7 +57,7 @@ def begin(kind: str, node: str, reason: str) -> None:
             return
         try:
             _reserve(node)
-        except nodes.NodeError as e:  # the drain is there, and node.watch tries again
+        except nodes.NodeError as e:  # the node is drained, and node.watch tries again
             logger.warning("%s is not reserved yet: %s", node, e)
     _wake()
 
@@ -146,7 +148,7 @@ def is_administrators() -> bool:
 def _keep(hold: Hold) -> None:
     node = nodes.show(hold.node)
     if node is None:
-        return  # it is being registered anew
+        return  # it is being registered again
     if not node.is_drained and not node.is_down and is_administrators():
         logger.info("%s was resumed by an administrator: it is held no longer for: %s", hold.node, hold.reason)
         for one in held():
@@ -156,9 +158,9 @@ def _keep(hold: Hold) -> None:
     if not node.is_drained or node.reason in {None, resume.NEW}:  # none: as slurmd registers a node that was held
         nodes.drain(hold.node, hold.reason)
         logger.info("%s is drained again: %s", hold.node, hold.reason)
-    until, was_ended = _last()
-    left = until - time.time()
-    if node.is_drained and 0 < left <= LASTS_S - _SHOWS_S and not was_ended and not _is_reserved(node):
+    last = _last()
+    left = last.until - time.time()
+    if node.is_drained and 0 < left <= LASTS_S - _SHOWS_S and not last.ended and not _is_reserved(node):
         logger.info("the reservation of %s was ended: it is made again in %d s", hold.node, _OBEYED_S)
         _write(hold.node, time.time() + LASTS_S / 2 + _OBEYED_S, was_ended=True)
     elif not (node.is_drained and LASTS_S / 2 <= left <= LASTS_S):
@@ -180,21 +182,16 @@ def _write(node: str, until: float, *, was_ended: bool = False) -> None:
     node_state.write(_reserved(), {"node": node, "until": until, "ended": was_ended})
 
 
-def _last() -> tuple[float, bool]:
-    """Read the end of this charm's reservation, 0 for none, and whether others ended it before."""
-    record = node_state.read(_reserved()) or {}
-    try:
-        return float(record["until"]), bool(record.get("ended"))
-    except (ValueError, KeyError, TypeError):
-        return 0.0, False
+def _last() -> _Reservation:
+    return records.load(_Reservation(), _reserved())
 
 
 def _end_reservation() -> None:
     """End the reservation when no hold needs it any more."""
     if held() or not _reserved().is_file():
         return
-    with contextlib.suppress(KeyError):
-        nodes.unreserve(reservation((node_state.read(_reserved()) or {})["node"]))
+    if node := _last().node:
+        nodes.unreserve(reservation(node))
     files.ensure_absent(_reserved())
 
 

@@ -15,7 +15,6 @@ from slurm_ddp.slurm import advice, nodes
 
 logger = logging.getLogger(__name__)
 
-SHARED = node_state.STATE_DIR / "shared"  # the name of the shares of cards that the node was registered with last
 PLUGIN_DIRS = (pathlib.Path("/usr/lib/x86_64-linux-gnu/slurm-wlm"), pathlib.Path("/usr/lib/x86_64-linux-gnu/slurm"))
 ROOTS = detect.Roots()
 
@@ -31,13 +30,11 @@ class Machine:
 
     detection: detect.Detection
     config: settings.Config
-    version: tuple[int, int] | None  # slurmd's
     autodetect: str  # what the controller's gres.conf makes nodes do
     answer: slurm_gres.ControllerGres | None = None  # what the controller published
     before: slurm_gres.NodeGres | None = None  # what this unit published before
     options: slurmd_options.Options | None = None  # None while slurmd's charm has not written them
     node: str | None = None
-    local: bool = False  # slurmd reads this machine's own files
     plan: gres.Plan | None = None  # None without usable GPUs
     lines: tuple[str, ...] = ()  # what gres.conf must hold for them; none where slurmd finds them by itself
     problem: str | None = None  # what the operator must fix before anything is changed
@@ -50,7 +47,7 @@ class Machine:
     @property
     def wanted(self) -> str | None:
         """The Gres to register: this machine's GPUs, and what else an administrator put into `--conf`."""
-        return slurmd_options.merged_gres(self.configured, self.plan.gres if self.plan else None, registered_shares())
+        return slurmd_options.merged_gres(self.configured, self.plan.gres if self.plan else None)
 
     @property
     def registers_gpus(self) -> bool:
@@ -60,7 +57,7 @@ class Machine:
     @property
     def has_joined(self) -> bool:
         """Whether slurmd can reach its controller."""
-        return self.options is not None and (self.local or self.options.conf_server is not None)
+        return self.options is not None and self.options.conf_server is not None
 
     @property
     def published(self) -> slurm_gres.NodeGres | None:
@@ -77,7 +74,7 @@ def look(
 ) -> Machine:
     """Return this machine under these options, under what the controller published, and what this unit did."""
     config = config or settings.Config()
-    machine = Machine(detect.detect(ROOTS), config, slurmd_unit.version(), _autodetect(answer), answer, before)
+    machine = Machine(detect.detect(ROOTS), config, _autodetect(answer), answer, before)
     try:
         machine = _with_node(machine)
         aliases = config.check()
@@ -108,30 +105,23 @@ def pushed_lines(node: str | None) -> list[str]:
     return [row for row in files.read(slurmd_unit.PUSHED).splitlines() if row.startswith(f"NodeName={node} ")]
 
 
-def registered_shares() -> list[str]:
-    """Return the name of the shares that this charm registered, which go when the option does."""
-    return files.read(SHARED).split()
-
-
 def _with_node(machine: Machine) -> Machine:
-    options, local = slurmd_options.read(), slurmd_options.is_local()
-    if options is None and local:
-        options = slurmd_options.Options(None, None, None)
+    options = slurmd_options.read()
     node = options.node if options else None
-    if node is None and options is not None and (local or options.conf_server):
+    if node is None and options is not None and options.conf_server:
         node = socket.gethostname().partition(".")[0]
     if node is not None and not slurm_gres.is_node_name(node):
         raise ValueError(_BAD_NODE.format(path=slurmd_options.PATH, node=node))
-    return dataclasses.replace(machine, options=options, node=node, local=local)
+    return dataclasses.replace(machine, options=options, node=node)
 
 
 def _plan(machine: Machine, aliases: collections.abc.Mapping[str, str]) -> gres.Plan:
     """Return the Gres and lines of this machine's GPUs. Raises `ValueError` where jobs cannot have them."""
     conf = machine.options.settings if machine.options else {}
-    shares = machine.config.shares
-    plan = gres.plan(machine.detection, conf, gres.read_topology(ROOTS.sys), ROOTS.dev, aliases, shares=shares)
+    shards = machine.config.shards_per_gpu
+    plan = gres.plan(machine.detection, conf, gres.read_topology(ROOTS.sys), ROOTS.dev, aliases, shards=shards)
     if machine.node is not None:
-        _check_gres_types(shares)
+        _check_gres_types({"gpu": "", gres.SHARD: "shards-per-gpu: "} if shards else {"gpu": ""})
     try:
         slurm_gres.NodeGres(gres=plan.gres, lines=plan.lines)
     except ValueError as e:  # what the controller would refuse is refused here
@@ -144,7 +134,7 @@ def _with_lines(machine: Machine) -> Machine:
     plan, node = machine.plan, machine.node
     assert plan is not None
     conf = machine.options.settings if machine.options else {}
-    can_check = machine.version is not None and all(file.exists() for file in plan.device_files)
+    can_check = all(file.exists() for file in plan.device_files)
     beside = _lines_beside_detection(machine, plan)
     if beside is not None:
         problem = gres_check.difference(node, plan, beside, conf, machine.autodetect) if node and can_check else None
@@ -156,21 +146,20 @@ def _with_lines(machine: Machine) -> Machine:
 
 
 def _lines_beside_detection(machine: Machine, plan: gres.Plan) -> tuple[str, ...] | None:
-    """List what gres.conf must hold beside slurmd's own detection, None where that does not find the GPUs."""
+    """List what gres.conf must hold beside slurmd's own detection, None if that does not find the GPUs."""
     by_nvml = machine.autodetect == "nvml" and machine.detection.source == "nvml"
     has_plugin = by_nvml and any((path / "gpu_nvml.so").exists() for path in PLUGIN_DIRS)
-    if machine.local or plan.beside is None or not (machine.autodetect == "nvidia" or has_plugin):
+    if plan.beside is None or not (machine.autodetect == "nvidia" or has_plugin):
         return None
     return tuple(f"AutoDetect={machine.autodetect} {line}" for line in plan.beside)
 
 
-def _check_gres_types(shares: gres.Shares | None) -> None:
-    """Raise `ValueError` unless slurm.conf has such Gres: a name that it lacks costs a node all its Gres."""
+def _check_gres_types(wanted: dict[str, str]) -> None:
+    """Raise `ValueError`, after the option's name, if slurm.conf lacks one of these: it costs a node all its Gres."""
     try:
         types = nodes.gres_types()
     except nodes.NodeError:
         return  # nothing is registered without a controller, and the next event asks again
-    wanted = {"gpu": "", **({shares.name: f"{settings.SHARES[shares.name]}: "} if shares else {})}
     for name, option in wanted.items():
         if name not in types:
             typed = advice.slurm_conf({"GresTypes": ",".join(sorted({*wanted, *types}))})

@@ -1,7 +1,7 @@
 """The journals of a node as it was found, each one JSON object in STATE_DIR, written before the first step it covers.
 
-registration.json, hold.json and upgrade.json survive a reboot in the middle of what they describe. A journal that
-cannot be read counts as none.
+registration.json and hold.json survive a reboot in the middle of what they describe. One that cannot be read counts as
+none.
 """
 
 import collections.abc
@@ -13,7 +13,7 @@ import typing
 from slurm_ddp import files, records
 
 STATE_DIR = pathlib.Path("/var/lib/slurm-gpu")
-REGISTRATION, HOLD, UPGRADE, ORDER = "registration.json", "hold.json", "upgrade.json", "order.json"
+REGISTRATION, HOLD, ORDER = "registration.json", "hold.json", "order.json"
 CARDS = "cards.json"
 
 Record = dict[str, typing.Any]
@@ -52,7 +52,7 @@ def cards() -> set[str]:
 
 
 def read(journal: str | pathlib.Path) -> Record | None:
-    """Return the object in a journal of STATE_DIR, or in a file, None where there is none that can be read."""
+    """Return the object in a journal of STATE_DIR, or in a file, None if it cannot be read."""
     try:
         record = json.loads((STATE_DIR / journal).read_text())
     except (OSError, ValueError):

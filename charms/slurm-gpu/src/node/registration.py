@@ -1,11 +1,9 @@
 """Register a node's GPUs in Slurm without ending a job or an administrator's drain.
 
-A dynamic node's Gres cannot change while its record exists: slurmctld ignores other options of a restarted slurmd, and
-refuses `scontrol update gres=`. So: drain the node, wait until it is free (over later events, never inside a hook),
-edit `--conf`, delete the record, restart slurmd, check what it registered, and restore the state of before. `scontrol
+A dynamic node's Gres cannot change while its record exists. So: drain the node, wait until it is free (over later
+events, never inside a hook), edit `--conf`, delete the record, restart slurmd, check what it registered, and restore
+the state of before, which is in a journal (`node_state`): the machine may reboot between any two steps. `scontrol
 delete` comes before the restart, since on Slurm 25 a node authenticates through its own running slurmd.
-
-The state of before is in a journal (`node_state`), so the machine may reboot between any two steps.
 """
 
 import dataclasses
@@ -15,7 +13,7 @@ import re
 
 from node import hold, node_state, resume, slurmd_options, slurmd_unit
 from node.node_state import NodeSnapshot
-from slurm_ddp import files, systemd
+from slurm_ddp import files, readiness, systemd
 from slurm_ddp.run import CommandError
 from slurm_ddp.slurm import nodes
 
@@ -83,10 +81,7 @@ class Target:
 
 
 def advance(target: Target) -> Progress:
-    """Move the node towards its registration as far as it goes now, and return where it is.
-
-    Takes at most about a minute. Never ends a job: a node with jobs is drained and left for a later event.
-    """
+    """Move the node towards its registration as far as it goes within a minute, ending no job; return where it is."""
     hold.end(_LOSS)
     try:
         try:
@@ -114,10 +109,9 @@ def refresh_drained_start() -> None:
 
 
 def drain_for_loss(name: str, loss: str) -> Progress:
-    """Keep new jobs off a node that lost GPUs, with the loss as the reason; running ones go on.
+    """Drain a node that lost GPUs, with the loss as the reason, unless another reason keeps jobs away.
 
-    A node that is drained, down or failing for another reason stays as it is; one that lacks GPUs after a reboot is
-    DOWN as well, with Slurm's reason. `advance` ends this drain once the GPUs are back.
+    After a reboot it is DOWN as well, with Slurm's reason. `advance` ends this drain once the GPUs are back.
     """
     reason = f"{_OUR_REASON} {loss}"[:_MOST_REASON]
     try:
@@ -135,15 +129,6 @@ def drain_for_loss(name: str, loss: str) -> Progress:
     return Progress(Stage.LOST, loss)
 
 
-def resume_if_ready(name: str, policy: resume.Policy, checks: resume.Checks) -> Progress:
-    """Resume a registered node if only its newness or its reboot keeps it down."""
-    try:
-        held = resume.ensure(name, policy, checks)
-    except nodes.NodeError as e:
-        return _failure(e)
-    return Progress(Stage.KEPT, str(held)) if held else Progress(Stage.REGISTERED)
-
-
 def inspect(name: str, gres: str | None, policy: resume.Policy | None = None) -> Progress:
     """Inspect how far the node is, without changing anything."""
     try:
@@ -153,10 +138,9 @@ def inspect(name: str, gres: str | None, policy: resume.Policy | None = None) ->
 
 
 def leave(target: Target) -> None:
-    """Register the node with the Gres if that is possible at once, else leave it as it is; drain nothing.
+    """Register the node with the Gres if that is possible at once, else leave it as it is; no later event ends a drain.
 
-    For a charm that is removed: no later event would end a drain. slurmd's options change only together with the
-    controller's record: a slurmd that reports less than that has is refused, for good.
+    slurmd's options change only together with the controller's record: a slurmd that reports less is refused for good.
     """
     name = target.node
     try:
@@ -165,7 +149,7 @@ def leave(target: Target) -> None:
             snapshot = NodeSnapshot.load()
             if snapshot is not None and not is_anothers(node, snapshot.reason):
                 put_back(node, snapshot)
-            logger.warning("%s keeps Gres=%s and its lines: it cannot be registered anew now", name, node.gres or "")
+            logger.warning("%s keeps Gres=%s and its lines: it cannot be registered again now", name, node.gres or "")
         else:
             progress = _advance(target)
             if progress.stage in {Stage.AWAITS_JOBS, Stage.RESERVED}:  # since `show`; the record is still there
@@ -260,7 +244,8 @@ def _inspect(name: str, gres: str | None, policy: resume.Policy | None) -> Progr
         return Progress(Stage.STOPPED)
     held = resume.held(node, policy) if policy else None
     if held:
-        return Progress(Stage.KEPT, str(held))
+        lacks = (*held.lacks, *readiness.missing())
+        return Progress(Stage.KEPT, str(dataclasses.replace(held, lacks=lacks)))
     if is_kept_away(node):
         return Progress(Stage.KEPT_AWAY, _why_away(node))
     return Progress(Stage.REGISTERED, node.state_text)

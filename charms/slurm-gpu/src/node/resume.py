@@ -1,9 +1,7 @@
 """Resume a node that is down for no other reason than that it is new, or was rebooted.
 
-Slurm marks a node down that comes back from a reboot which Slurm did not order, and leaves it so (ReturnToService=0,
-which upstream keeps); upstream's slurmd charm registers a new node down. Both wait for an operator who knows that the
-machine is fit: that is this charm, once its checks have passed. A node that is down, drained or failing for any other
-reason is left alone.
+Slurm marks a node down that was rebooted without its order, and leaves it so (ReturnToService=0, which upstream keeps);
+upstream's slurmd charm registers a new node down. Both wait for someone who knows that the machine is fit.
 """
 
 import collections.abc
@@ -27,7 +25,6 @@ NOT_RESPONDING = "Not responding"
 NEW = "'n/a'"
 _TIMEOUT_S = 900.0  # between a node's last response and the reason for it: SlurmdTimeout, pings, clocks that differ
 _CLOCKS_S = 60.0
-_REGISTER_S = 15.0
 _TO_REGISTER = ("slurmd to register it",)
 
 Checks = collections.abc.Callable[[], list[str]]
@@ -54,6 +51,8 @@ class Held:
 
 def held(node: nodes.Node | None, policy: Policy) -> Held | None:
     """Find the reason for which the node is down, None unless `policy` allows to clear it."""
+    if policy.rebooted and is_stale(node):  # the controller learns of a reboot only when slurmd registers
+        return Held("was rebooted", _TO_REGISTER)
     if node is None or not node.is_down or node.is_drained or "FAIL" in node.flags:
         return None
     lacks = ("its former jobs to end",) if node.is_busy else ()  # which may complete for minutes after a reboot
@@ -64,19 +63,11 @@ def held(node: nodes.Node | None, policy: Policy) -> Held | None:
     return None
 
 
-def ensure(name: str, policy: Policy, checks: Checks, register_s: float = _REGISTER_S) -> Held | None:
-    """Resume the node if only its newness or its reboot keeps it down; return why it still is.
+def ensure(name: str, policy: Policy, checks: Checks) -> Held | None:
+    """Resume the node if only its newness or its reboot keeps it down; return why it still is. Raises `NodeError`.
 
-    Waits `register_s` seconds for a slurmd that has just started to register, since the controller learns of a reboot
-    only then. `checks` returns what jobs would miss; it is called only when that matters, since it may take a minute.
-
-    Raises:
-        nodes.NodeError: Slurm refused, or did not answer.
+    `checks` returns what jobs would miss; it is called only when that matters, since it may take a minute.
     """
-    if policy.rebooted and is_stale(nodes.show(name)):
-        node = nodes.wait(name, lambda node: not is_stale(node), timeout=register_s)
-        if is_stale(node):
-            return Held("was rebooted", _TO_REGISTER)
     found = held(nodes.show(name), policy)
     if found is None or found.lacks:
         return found

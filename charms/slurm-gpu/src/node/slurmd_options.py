@@ -1,12 +1,9 @@
-"""SLURMD_OPTIONS in /etc/default/slurmd: read it, and change only the GPUs in it.
+"""SLURMD_OPTIONS in /etc/default/slurmd: read it, and change only `gres=` inside `--conf '...'`, no other byte.
 
-Upstream's slurmd charm writes `SLURMD_OPTIONS=--conf 'cpus=... gres=... features=...' -Z -N compute-0 --conf-server
-...`: the value is not quoted as a whole, `shlex.join` quotes each word, and the charm reads the line back on later
-events. Only `gres=` inside `--conf '...'` is this charm's; every other byte of the file stays.
-A file that upstream would not read, or that has no `--conf` to write into, raises `OptionsError`.
+Upstream's slurmd charm writes `SLURMD_OPTIONS=--conf 'cpus=... gres=... features=...' -Z -N compute-0 ...` without
+quotes around the whole value, and reads it back later. A file that it would not read raises `OptionsError`.
 """
 
-import collections.abc
 import dataclasses
 import pathlib
 import re
@@ -15,7 +12,6 @@ import shlex
 from slurm_ddp import files
 
 PATH = pathlib.Path("/etc/default/slurmd")
-SLURM_CONF = pathlib.Path("/etc/slurm/slurm.conf")
 
 _LINE = re.compile(r"^[ \t]*SLURMD_OPTIONS=(?P<value>.*)$", re.MULTILINE)
 _WORD = re.compile(r"""(?:[^\s'"\\]|\\.|'[^']*'|"(?:[^"\\]|\\.)*")+""")  # as shlex.split delimits it
@@ -63,24 +59,17 @@ def parse(text: str) -> Options | None:
     return Options(node=node, conf=conf, conf_server=server)
 
 
-def is_local() -> bool:
-    """Whether this slurmd reads files of this machine: it has a slurm.conf and no server to fetch one from."""
-    options = read()
-    return (options is None or options.conf_server is None) and SLURM_CONF.exists()
-
-
 def ensure_gres(gres: str | None) -> bool:
     """Write the Gres into `--conf` of the file; return whether it changed.
 
-    Upstream's hooks edit the file, too, and may run beside a parallel action: it is replaced only while it is as it was
-    read. Upstream takes no lock: what it read before and writes after this restores the former Gres, and the next hook
-    registers the node anew.
+    Upstream's hooks edit the file, too, beside a parallel action and without a lock: it is replaced only if it is as it
+    was read. If upstream restores the former Gres, the next hook registers the node again.
     """
     aside = PATH.with_name(f".{PATH.name}.slurm-gpu")
     for _ in range(_TRIES):
         text = _read_text()
         if text is None:
-            raise OptionsError(f"{PATH}: not there")
+            raise OptionsError(f"{PATH}: does not exist")
         changed = with_gres(text, gres)
         if changed == text:
             return False
@@ -113,9 +102,9 @@ def drained(text: str) -> str:
     return f"SLURMD_OPTIONS={shlex.join(values)}\n"
 
 
-def merged_gres(current: str | None, gpus: str | None, owned: collections.abc.Iterable[str] = ()) -> str | None:
-    """Return `gpus` and what else `current` holds, besides GPUs and the Gres of the names `owned`."""
-    replaced = {"gpu", *owned} | gres_names(gpus)
+def merged_gres(current: str | None, gpus: str | None) -> str | None:
+    """Return `gpus` and what else `current` holds, besides GPUs and their shards."""
+    replaced = {"gpu", "shard"} | gres_names(gpus)
     kept = [item for item in (current or "").split(",") if not gres_names(item) & replaced]
     return ",".join(item for item in (gpus, *kept) if item) or None
 

@@ -1,28 +1,24 @@
 #!/usr/bin/python3
 """What must happen on a compute node at once, and not with Juju's next event; a systemd service runs it until done.
 
-- A node that is held is drained and reserved again when anyone but an administrator ended that (`node.hold`).
-- A node that is down only for a reboot, or for being new, takes jobs as soon as its mounts are there, its cards are
-  those that it was registered with, and they are fit (`node.resume`).
-- A unit that waits for Slurm or for this machine is woken (juju-exec) when what it saw has changed.
-
-The service starts at boot, with each change of a readiness file (a path unit), with a hold, and after a hook that left
-something to wait for. It ends when nothing is left, so that an idle node costs the controller nothing. It runs from the
-charm's own folder, with Python's standard library only: without the charm's folder systemd does not start it.
+A held node is drained and reserved again when anyone but an administrator ended that (`node.hold`). A node that is down
+only for a reboot, or for being new, takes jobs as soon as its mounts, its cards and their health allow it
+(`node.resume`). The service starts at boot, with each change of a readiness file (a path unit), and with a hold. It
+ends when nothing is left to do. It runs from the charm's own folder, with Python's standard library only.
 """
 
+import contextlib
 import dataclasses
-import hashlib
-import json
 import logging
 import pathlib
 import sys
 import time
 
-from node import health_check, node_state, resume, slurmd_options, slurmd_unit
+import template
+from node import health_check, node_state, resume, slurmd_options
 from node import hold as node_hold
 from slurm_ddp import files, readiness, records, systemd
-from slurm_ddp.run import CommandError, run
+from slurm_ddp.run import CommandError
 from slurm_ddp.slurm import nodes
 
 logger = logging.getLogger(__name__)
@@ -30,49 +26,13 @@ logger = logging.getLogger(__name__)
 UNIT, PATH_UNIT = node_hold.WATCH, "slurm-gpu-node.path"
 STATE_DIR = node_state.STATE_DIR
 CONFIG = STATE_DIR / "node.json"
-_WAITS = "waits-*"  # one file for each unit that waits
-JUJU_EXEC = pathlib.Path("/usr/bin/juju-exec")
-JOURNALS = (node_state.REGISTRATION, node_state.UPGRADE, node_state.HOLD)  # of what only hooks finish
-_DAEMONS = (slurmd_unit.SLURMD, "slurmctld.service")
-_CONTROLLERS = (pathlib.Path("/etc/slurm/slurm.conf"), pathlib.Path("/etc/slurm/gres.conf"))
+JOURNALS = (node_state.REGISTRATION, node_state.HOLD)  # of what only hooks finish
 PCI, PROC_GPUS = pathlib.Path("/sys/bus/pci/devices"), pathlib.Path("/proc/driver/nvidia/gpus")
 
 _HOLD_S = 5.0
 _LOCAL_S = 1.0  # files on this machine
 _SLURM_S = (2.0, 5.0, 15.0, 30.0)  # questions to the controller, ever less often
 _UNFIT_S = 60.0
-_WAKE_S = (60.0, 120.0, 300.0)  # though nothing seems to have changed
-
-_SERVICE = """\
-# Written by the slurm-gpu charm.
-[Unit]
-Description=Hold or resume this machine's Slurm node
-After=slurmd.service
-ConditionPathExists={program}
-StartLimitIntervalSec=0
-
-[Service]
-Type=exec
-Environment=PYTHONPATH={library}
-ExecStart={python} -s -B {program}
-Restart=on-failure
-RestartSec=10
-
-[Install]
-WantedBy=multi-user.target
-"""
-_PATH = """\
-# Written by the slurm-gpu charm.
-[Unit]
-Description=Look at this machine's Slurm node when something that jobs need has changed
-
-[Path]
-PathChanged={directory}
-MakeDirectory=yes
-
-[Install]
-WantedBy=multi-user.target
-"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,49 +43,24 @@ class Config:
     rebooted: bool = True
     new: bool = False
     checks_health: bool = False
-    dcgm: bool = False
     xids: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class Waits:
-    """A unit that waits, and what it saw then."""
-
-    unit: str = ""
-    node: str = ""
-    saw: str = ""
 
 
 def ensure(config: Config) -> None:
     """Set the service up for this node, and let it look. Raises `CommandError`: systemd refused."""
-    files.ensure_file(CONFIG, records.text(config), mode=0o600)
-    _ensure_units()
+    changed = files.ensure_file(CONFIG, records.text(config), mode=0o600)
+    if _ensure_units() or changed or node_hold.held():
+        systemd.start_later(UNIT)
 
 
-def note(unit: str, *, waits: bool | None, node: str | None = None) -> None:
-    """Record whether the unit waits, and what it saw; wake the service where there is something to do.
-
-    Args:
-        unit: the unit.
-        waits: whether it waits for something, or something is to be done later. None: as noted last.
-        node: the node of the compute role, as soon as it has one.
-    """
-    if waits is None:
-        return
-    try:
-        if waits:
-            files.ensure_file(_waits(unit), records.text(Waits(unit, node or "", seen(node))), mode=0o600)
-            _ensure_units()
-        else:
-            files.ensure_absent(_waits(unit))
-        if waits or node_hold.held():
-            systemd.start_later(UNIT)
-    except CommandError as e:
-        logger.warning("%s is not woken before Juju's next event: %s", unit, e)
+def look() -> None:
+    """Have the service look now whether the node may take jobs."""
+    with contextlib.suppress(CommandError):  # it is set up by the next hook
+        systemd.start_later(UNIT)
 
 
 def renew() -> None:
-    """Restart the service, where it runs, with this version of the charm."""
+    """Restart the service, if it runs, with this version of the charm."""
     try:
         systemd.try_restart(UNIT)
     except CommandError as e:
@@ -137,15 +72,17 @@ def is_set_up() -> bool:
     return CONFIG.exists() or (systemd.UNIT_DIR / UNIT).exists()
 
 
-def _ensure_units() -> None:
+def _ensure_units() -> bool:
+    """Write the units, and enable them; return whether that changed them."""
     source = pathlib.Path(__file__).resolve()
     library = f"{source.parents[1]}:{pathlib.Path(readiness.__file__).resolve().parents[1]}"
-    text = _SERVICE.format(program=source, library=library, python=health_check.PYTHON)
+    text = template.fill(UNIT, program=source, library=library, python=health_check.PYTHON)
     changed = systemd.ensure_unit(UNIT, text)
-    changed |= systemd.ensure_unit(PATH_UNIT, _PATH.format(directory=readiness.DIRECTORY))
+    changed |= systemd.ensure_unit(PATH_UNIT, template.fill(PATH_UNIT, directory=readiness.DIRECTORY))
     if changed or not systemd.is_active(PATH_UNIT):  # a hook that died may have written them only
         systemd.enable(UNIT)
         systemd.enable_now(PATH_UNIT)
+    return changed
 
 
 def ensure_absent() -> None:
@@ -153,48 +90,20 @@ def ensure_absent() -> None:
     for unit in (PATH_UNIT, UNIT):
         systemd.ensure_no_unit(unit)
     node_hold.release()
-    for path in (CONFIG, *STATE_DIR.glob(_WAITS)):
-        files.ensure_absent(path)
-
-
-def seen(node: str | None) -> str:
-    """Return a short text that changes when the controller's or this machine's view of the node does.
-
-    Without a node: when the controller's own does.
-    """
-    facts: list[object] = [
-        *map(systemd.is_active, _DAEMONS),
-        *map(_digest, (slurmd_options.PATH, slurmd_unit.PUSHED, *_CONTROLLERS)),
-    ]
-    try:
-        found = nodes.show(node) if node else None
-        types = sorted(nodes.gres_types())
-    except nodes.ControllerSilent:
-        facts.append("silent")
-    except nodes.NodeError as e:
-        facts.append(str(e))
-    else:
-        facts.append(types)
-        if found is not None:
-            flags = (found.is_busy, found.is_valid, found.is_drained, found.is_down)
-            facts.append([found.gres, found.reason, *flags])
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+    files.ensure_absent(CONFIG)
 
 
 class Watch:
-    """The service: `step` does what can be done now, and says when to look again."""
+    """The service: `step` does what can be done now, and returns when to look again."""
 
     def __init__(self) -> None:
         self._asked = 0  # questions to the controller that changed nothing
-        self._woken = 0
-        self._next_wake = 0.0
         self._next_resume = 0.0
-        self._next_look = 0.0
         self._missing: list[str] = []  # what the node's jobs would miss of this machine
 
     def step(self) -> float | None:
         """Return after how many seconds to look again, None when nothing is left to do."""
-        waits = [wait for wait in (self._hold(), self._resume(), self._wake()) if wait is not None]
+        waits = [wait for wait in (self._hold(), self._resume()) if wait is not None]
         return min(waits, default=None)
 
     def _hold(self) -> float | None:
@@ -234,7 +143,7 @@ class Watch:
             return checked[0]
 
         policy = resume.Policy(rebooted=config.rebooted, new=config.new)
-        held = resume.ensure(config.node, policy, checks, register_s=0.0)
+        held = resume.ensure(config.node, policy, checks)
         if held is None:
             self._asked = 0
             return None
@@ -254,42 +163,11 @@ class Watch:
             lacks.append(f"Gres={wanted or '(none)'} instead of {node.gres or '(none)'}")
         if lacks or not config.checks_health:
             return lacks
-        return health_check.unfit(config.node, dcgm=config.dcgm, xids=config.xids)
+        return health_check.unfit(config.node, xids=config.xids)
 
     def _later(self) -> float:
         self._asked += 1
         return _SLURM_S[min(self._asked, len(_SLURM_S)) - 1]
-
-    def _wake(self) -> float | None:
-        waits = [found for path in STATE_DIR.glob(_WAITS) if (found := records.load(Waits(), path)).unit]
-        if not waits or not JUJU_EXEC.exists():
-            return None
-        now = time.monotonic()
-        if not self._next_wake:
-            self._next_wake = now + _WAKE_S[0]
-        if now < self._next_look:  # mounts are looked at more often than the controller is asked
-            return self._next_look - now
-        self._next_look = now + _SLURM_S[1]
-        due = now >= self._next_wake
-        news = [one for one in waits if due or seen(one.node) != one.saw]
-        if not news:
-            return _SLURM_S[1]
-        self._next_wake = now + _WAKE_S[min(self._woken, len(_WAKE_S) - 1)]
-        self._woken += 1
-        for one in news:
-            files.ensure_absent(_waits(one.unit))  # the hook writes it anew, where the unit still waits
-            wake(one.unit)
-        return None if len(news) == len(waits) else _SLURM_S[1]
-
-
-def wake(unit: str) -> None:
-    """Have Juju run update-status for the unit soon, and do not wait for it: hooks of this machine may go before."""
-    dispatch = pathlib.Path(__file__).resolve().parents[2] / "dispatch"
-    command = f"JUJU_DISPATCH_PATH=hooks/update-status {dispatch}"
-    try:
-        run("/usr/bin/systemd-run", "--no-block", "--collect", "--quiet", JUJU_EXEC, "-u", unit, command)
-    except CommandError as e:
-        logger.warning("%s is not woken before Juju's next event: %s", unit, e)
 
 
 def main() -> int:
@@ -301,20 +179,9 @@ def main() -> int:
     return 0
 
 
-def _waits(unit: str) -> pathlib.Path:
-    return STATE_DIR / f"waits-{unit.replace('/', '-')}"
-
-
 def _missing_cards() -> list[str]:
     missing = (card for card in sorted(node_state.cards()) if not any((at / card).exists() for at in (PCI, PROC_GPUS)))
     return [f"GPU {card}" for card in missing]
-
-
-def _digest(path: pathlib.Path) -> str | None:
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError:
-        return None
 
 
 if __name__ == "__main__":

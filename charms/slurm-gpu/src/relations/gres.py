@@ -29,7 +29,7 @@ def published(relation: ops.Relation, unit: ops.Unit) -> slurm_gres.NodeGres | N
 
 
 def answer(relation: ops.Relation, app: ops.Application) -> slurm_gres.ControllerGres:
-    """Read what the controller published; nothing where that cannot be read."""
+    """Read what the controller published; nothing if that cannot be read."""
     try:
         return relation.load(slurm_gres.ControllerGres, app)
     except ValueError:

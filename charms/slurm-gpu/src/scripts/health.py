@@ -1,26 +1,20 @@
 #!/usr/bin/env python3
 """gpu-health: check once, within a minute, whether this machine's NVIDIA GPUs are fit for jobs.
 
-    gpu-health check [--json] [--act] [--node NAME] [--dcgm] [--xids "+109 -74"]
-    gpu-health              as Slurm's HealthCheckProgram: check --act --node $SLURMD_NODENAME
+    gpu-health check [--json] [--act] [--node NAME] [--xids "+109 -74"]
 
 It exits 0 without a finding, 2 with warnings only, 1 when jobs must stay away. --act drains the node with a reason that
 begins with `gpu-health: `, and resumes a node with such a reason after two passes without a finding to drain for.
---dcgm adds NVIDIA's short diagnosis (dcgmi diag -r 1) while no job runs. --xids names Xids to drain for (+) besides
-those of the table, and Xids to ignore (-). The driver is asked with nvidia-smi, or where that is not installed with
-gpu-nvml beside this program. Standard library only: the slurm-gpu charm packs it with the modules that it imports.
-
-What a card does not support is no fault; a query that fails or hangs is one.
+--xids names Xids to drain for (+) besides those of the table, and Xids to ignore (-). A value that a card does not
+support is no fault; a query that fails or hangs is one. Standard library only: the charm packs it with its imports.
 """
 
 import argparse
-import collections
 import collections.abc
 import contextlib
 import dataclasses
 import fcntl
 import json
-import os
 import pathlib
 import re
 import sys
@@ -34,22 +28,19 @@ from slurm_ddp.run import CommandError, Completed, last_line, run
 from slurm_ddp.slurm import nodes
 
 NVIDIA_SMI = "/usr/bin/nvidia-smi"
-NVML_PROGRAM = "gpu-nvml"  # in this program's folder
 JOURNALCTL = "/usr/bin/journalctl"
 SYSTEMCTL = "/usr/bin/systemctl"
-DCGMI = ("/usr/bin/dcgmi", "/snap/bin/dcgmi", "/snap/bin/dcgm.dcgmi")
 STATE = pathlib.Path("/var/lib/slurm-gpu/health.json")
 HOLD = pathlib.Path("/var/lib/slurm-gpu/holds/gpu-health.json")  # as node/hold.py reads it
 WATCH = "slurm-gpu-node.service"  # which keeps a hold up
-OPTIONS = pathlib.Path("/var/lib/slurm-gpu/health-options")  # further arguments, one a line, where Slurm gives none
 SYS = pathlib.Path("/sys")
 UPTIME = pathlib.Path("/proc/uptime")
 
 REASON = "gpu-health: "
-# The whole ends before the 60 s after which Slurm kills a HealthCheckProgram (slurm.conf(5)): each query gets at most
-# its own limit, and no more than what is left of the whole, less what the last order to Slurm takes.
+# The whole ends before the 60 s of its unit: each query gets at most its own limit, and no more than what is left of
+# the whole, less what the last order to Slurm takes.
 _WHOLE_S = 53.0
-_SMI_S, _LOG_S, _SYSTEMCTL_S, _DCGM_S = 30.0, 8.0, 4.0, 30.0
+_SMI_S, _LOG_S, _SYSTEMCTL_S = 30.0, 8.0, 4.0
 _LEAST_S = 0.1
 _FABRIC_SETTLES_S = 300.0  # a fabric manager has the cards of a host ready within minutes of boot
 
@@ -84,16 +75,13 @@ XIDS: dict[int, tuple[str, str]] = {
     167: (DRAIN, "PCIe fatal timeout: reset it"),
     168: (DRAIN, "errors in protected memory: reboot, and switch ECC on if it is off"),
 }
-# Xids to drain for only where the line says so: 154 names the recovery action ("GPU recovery action changed from 0x0
+# Xids to drain for only if the line asks for it: 154 names the recovery action ("GPU recovery action changed from 0x0
 # (None) to 0x1 (GPU Reset Required)"), those of NVLink 5 whether they are fatal.
 _XIDS_BY_TEXT: dict[int, tuple[str, str]] = {
     154: (r"to 0x[0-9a-fA-F]+ \((?!None\))([^)]*)\)", "{}"),
     **dict.fromkeys(range(144, 151), (r"Fatal", "fatal NVLink error")),
 }
-_LOGGED = r"NVRM: Xid|nvidia-nvswitch\d*: SXid"
 XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+)(.*)")
-# Of an NVSwitch; where it harms a card, an Xid 74 comes with it.
-_SXID = re.compile(r"(nvidia-nvswitch\d*): SXid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+), (Fatal)?")
 
 # nvidia-smi(1), RETURN VALUE, which are NVML's numbers; 18 is NVML_ERROR_LIB_RM_VERSION_MISMATCH of nvml.h.
 SMI_EXITS: dict[int, tuple[str, str]] = {
@@ -172,7 +160,7 @@ class State:
 
     @classmethod
     def load(cls) -> "State":
-        """Load it; start anew where it cannot be read."""
+        """Load it, an empty one if it cannot be read."""
         return records.load(cls(), STATE)
 
     def save(self) -> None:
@@ -184,7 +172,6 @@ class State:
 class Scope:
     """What to look at: the options, and the resets that the state holds."""
 
-    dcgm: bool = False
     drain_xids: frozenset[int] = frozenset()
     ignore_xids: frozenset[int] = frozenset()
     since: float = 0.0
@@ -239,18 +226,15 @@ def main(arguments: collections.abc.Sequence[str] | None = None) -> int:
 
 
 def _parse(words: list[str]) -> tuple[argparse.Namespace, Scope]:
-    if not words and os.environ.get("SLURMD_NODENAME"):  # Slurm gives a HealthCheckProgram no arguments
-        words = ["check", "--act", "--node", os.environ["SLURMD_NODENAME"], *files.read(OPTIONS).splitlines()]
     parser = argparse.ArgumentParser(prog="gpu-health", description="Check this machine's NVIDIA GPUs.")
     check = parser.add_subparsers(required=True).add_parser("check", help="check once, and print what is wrong")
     check.add_argument("--json", action="store_true", help="print one JSON object")
     check.add_argument("--act", action="store_true", help="drain or resume the node")
     check.add_argument("--node", help="this machine's node name in Slurm")
-    check.add_argument("--dcgm", action="store_true", help="run NVIDIA's short diagnosis as well")
     check.add_argument("--xids", default="", help="Xids to drain for and to ignore besides the table: '+109 -74'")
     options = parser.parse_args(words)
     try:
-        return options, Scope(options.dcgm, *parse_xids(options.xids))
+        return options, Scope(*parse_xids(options.xids))
     except ValueError as e:
         parser.error(f"--xids: {e}")
 
@@ -271,11 +255,7 @@ def examine(node: nodes.Node | None, scope: Scope) -> list[Finding]:
         findings += _counts(root, on_bus, num_gpus)
         findings += [finding for gpu in root.iter("gpu") for finding in judge(gpu)]
         findings += _fabric_manager(root)
-    findings += _xids(scope)
-    is_busy = node is not None and node.is_busy
-    if scope.dcgm and not is_busy and not any(finding.level == DRAIN for finding in findings):
-        findings += _diagnosis()
-    return findings
+    return findings + _xids(scope)
 
 
 def judge(gpu: ET.Element) -> list[Finding]:
@@ -293,12 +273,8 @@ def judge(gpu: ET.Element) -> list[Finding]:
 
 
 def xid_finding(line: str, scope: Scope | None = None) -> Finding | None:
-    """Judge one line of the kernel's log; None where it asks for nothing."""
+    """Judge one line of the kernel's log; None if it asks for nothing."""
     scope = scope or Scope()
-    switch = _SXID.search(line)
-    if switch is not None:
-        kind = "fatal " if switch[4] else ""
-        return Finding(WARN, "sxid", f"SXid {switch[3]}: {kind}error of {switch[1]}", _bus(switch[2]))
     match = XID.search(line)
     if match is None or int(match[2]) in scope.ignore_xids:
         return None
@@ -390,25 +366,21 @@ def _ask_driver() -> tuple[ET.Element, Finding | None]:
     Raises:
         CommandError: the query failed.
     """
-    argv = (NVIDIA_SMI, "-q", "-x")
-    if not pathlib.Path(NVIDIA_SMI).exists():
-        argv = (sys.executable, "-I", str(pathlib.Path(sys.argv[0]).with_name(NVML_PROGRAM)))
-    program = pathlib.Path(argv[-1] if argv[0] == sys.executable else argv[0]).name
-    done = _run(*argv, limit=_SMI_S)
+    done = _run(NVIDIA_SMI, "-q", "-x", limit=_SMI_S)
     trouble: Finding | None = None
     if done.returncode != 0:
         level, text = SMI_EXITS.get(done.returncode, (DRAIN, _last_words(done)))
-        trouble = Finding(level, "query", f"{program} exited {done.returncode}: {text}")
+        trouble = Finding(level, "query", f"nvidia-smi exited {done.returncode}: {text}")
         if level == DRAIN:
             raise CommandError(trouble.text)
     try:
         return ET.fromstring(done.stdout), trouble  # noqa: S314 - the driver's own program wrote it
     except ET.ParseError as e:
-        raise CommandError(f"{program} returned invalid XML ({e})") from e
+        raise CommandError(f"nvidia-smi returned invalid XML ({e})") from e
 
 
 def _fabric_manager(root: ET.Element) -> list[Finding]:
-    """Require a fabric manager where there are NVSwitches and no card reports its fabric, as A100s do not."""
+    """Require a fabric manager if there are NVSwitches and no card reports its fabric, as A100s do not."""
     reported = {(gpu.findtext("fabric/state") or "").strip() for gpu in root.iter("gpu")}
     if reported - _UNKNOWN or not pci.switches(SYS) or _is_settling():
         return []
@@ -419,47 +391,10 @@ def _fabric_manager(root: ET.Element) -> list[Finding]:
     return [Finding(DRAIN, "fabric", f"{_FABRIC_MANAGER} does not run")] if done.returncode else []
 
 
-def _diagnosis() -> list[Finding]:
-    """Run NVIDIA's short diagnosis. One that cannot be made is only a warning."""
-    program = next((path for path in DCGMI if pathlib.Path(path).exists()), None)
-    if program is None:
-        return [Finding(WARN, "dcgm", "there is no dcgmi on this machine")]
-    try:
-        done = _run(program, "diag", "-r", "1", "-j", limit=_DCGM_S)
-    except CommandError as e:
-        return [Finding(WARN, "dcgm", str(e))]
-    answer: object = None
-    with contextlib.suppress(ValueError):
-        answer = json.loads(done.stdout[done.stdout.index("{") :])
-    if not isinstance(answer, dict):
-        return [Finding(WARN, "dcgm", f"dcgmi exited {done.returncode}: {_last_words(done)}")]
-    failed = _failed_tests(typing.cast("object", answer))
-    return [Finding(DRAIN, "dcgm", f"dcgmi: {name} failed{where}") for name, where in failed]
-
-
-def _failed_tests(answer: object, name: str = "") -> list[tuple[str, str]]:
-    """List the tests that failed, each with its card, from DCGM's JSON.
-
-    Both DCGM 3 and 4 have `tests` with a `name`, and results with a `status` and the card: `gpu_ids` or `entity_id`.
-    """
-    if isinstance(answer, list):
-        items = typing.cast("list[object]", answer)
-        return list(dict.fromkeys(found for item in items for found in _failed_tests(item, name)))
-    if not isinstance(answer, dict):
-        return []
-    fields = typing.cast("dict[str, object]", answer)
-    name = str(fields.get("name", name))
-    if str(fields.get("status", "")).lower() == "fail":
-        where = fields.get("gpu_ids", fields.get("entity_id"))
-        return [(name, f" on GPU {where}" if where is not None else "")]
-    details = [value for key, value in fields.items() if key != "test_summary"]
-    return _failed_tests(details, name) or _failed_tests(fields.get("test_summary"), name)
-
-
 def _xids(scope: Scope) -> list[Finding]:
     """Judge what the kernel logged in this boot and after `scope.since`, once for each card and Xid."""
     try:
-        done = _run(JOURNALCTL, "-k", "-b", "-q", "--no-pager", "-o", "short-unix", "-g", _LOGGED, limit=_LOG_S)
+        done = _run(JOURNALCTL, "-k", "-b", "-q", "--no-pager", "-o", "short-unix", "-g", "NVRM: Xid", limit=_LOG_S)
     except CommandError as e:
         return [Finding(WARN, "log", str(e))]
     if done.returncode not in {0, 1} or done.stderr.strip():  # 1: no such line
@@ -474,7 +409,7 @@ def _xids(scope: Scope) -> list[Finding]:
 
 
 def _node(name: str | None) -> tuple[nodes.Node | None, str]:
-    """Show the node; return None and why where that fails."""
+    """Show the node; return None and why if that fails."""
     try:
         return (watchdog.show_node(name, timeout=_left(watchdog.SCONTROL_S)) if name else None), ""
     except CommandError as e:
@@ -486,7 +421,7 @@ def _began(node: nodes.Node | None) -> str:
 
 
 def _is_settling() -> bool:
-    """Tell whether a fabric manager may still be at work since the boot."""
+    """Report whether a fabric manager may still be at work since the boot."""
     words = files.read(UPTIME).split()
     return bool(words) and float(words[0]) <= _FABRIC_SETTLES_S
 
@@ -496,7 +431,7 @@ def _last_words(done: Completed) -> str:
 
 
 def _run(*argv: str, limit: float) -> Completed:
-    """Run a program for at most `limit` seconds. Raises `CommandError` where it cannot run, or hangs."""
+    """Run a program for at most `limit` seconds. Raises `CommandError` if it cannot run, or hangs."""
     return run(*argv, timeout=_left(limit, spare=watchdog.SCONTROL_S), check=False)
 
 

@@ -5,9 +5,8 @@
     gpu-mig show             print what the cards have
 
 A layout is a list of GPU instance profiles, each with one compute instance of its whole size; an empty one means that
-the card is whole. Instances vanish with a reboot or a reset, and on some cards the mode does too, so a unit applies
-them before slurmd starts. Standard library only: the slurm-gpu charm packs it with the modules that it imports.
-All functions raise `MigError`.
+the card is whole. Instances vanish with a reboot or a reset, so a unit applies them before slurmd starts. Standard
+library only: the charm packs it with its imports. All functions raise `MigError`.
 """
 
 import argparse
@@ -38,35 +37,6 @@ class RebootNeeded(MigError):
     """The card changes its mode only with a reboot."""
 
 
-class Kind(typing.NamedTuple):
-    """Cards of one geometry."""
-
-    pattern: str  # of NVML's name
-    slices: int  # of compute
-    memory: int  # slices of it
-    profiles: dict[str, tuple[int, tuple[int, ...]]]  # memory slices, and where they may begin
-
-
-# The cards that take MIG, and their profiles: NVIDIA's MIG User Guide, "Supported MIG Profiles". A profile with suffix
-# (+me, +gfx, ...) takes the place of the one without.
-_SEVEN = (7, 8, ((1, tuple(range(7))), (2, (0, 2, 4, 6)), (2, (0, 2, 4)), (4, (0, 4)), (4, (0,)), (8, (0,))))
-_FOUR = (4, 4, ((1, tuple(range(4))), (2, (0, 2)), (4, (0,))))
-KINDS = tuple(
-    Kind(pattern, slices, memory, dict(zip(names.split(), places, strict=True)))
-    for pattern, (slices, memory, places), names in (
-        (r"NVIDIA A30\b", _FOUR, "1g.6gb 2g.12gb 4g.24gb"),
-        (r"A100.*40GB", _SEVEN, "1g.5gb 1g.10gb 2g.10gb 3g.20gb 4g.20gb 7g.40gb"),
-        (r"A100.*80GB", _SEVEN, "1g.10gb 1g.20gb 2g.20gb 3g.40gb 4g.40gb 7g.80gb"),
-        (r"H100 (PCIe|80GB)", _SEVEN, "1g.10gb 1g.20gb 2g.20gb 3g.40gb 4g.40gb 7g.80gb"),
-        (r"H100 NVL|H100.*94GB", _SEVEN, "1g.12gb 1g.24gb 2g.24gb 3g.47gb 4g.47gb 7g.94gb"),
-        (r"GH200 480GB|NVIDIA H20\b|H100.*96GB", _SEVEN, "1g.12gb 1g.24gb 2g.24gb 3g.48gb 4g.48gb 7g.96gb"),
-        (r"NVIDIA H200\b", _SEVEN, "1g.18gb 1g.35gb 2g.35gb 3g.71gb 4g.71gb 7g.141gb"),
-        (r"NVIDIA B200\b", _SEVEN, "1g.23gb 1g.45gb 2g.45gb 3g.90gb 4g.90gb 7g.180gb"),
-        (r"RTX PRO 6000 Blackwell", _FOUR, "1g.24gb 2g.48gb 4g.96gb"),
-    )
-)
-
-
 @dataclasses.dataclass(frozen=True)
 class Card:
     """One card as the driver shows it."""
@@ -84,7 +54,7 @@ class Card:
 
     @property
     def shown(self) -> str:
-        """The card's instances, or its mode where it has none."""
+        """The card's instances, or its mode if it has none."""
         return ", ".join(self.instances) or {None: "no MIG", True: "no instances", False: "whole"}[self.enabled]
 
 
@@ -101,26 +71,6 @@ def parse(text: str) -> tuple[str, ...]:
     if len(layout) > _MOST:
         raise MigError(f"profiles: {len(layout)} instances are more than a card can have")
     return tuple(layout)
-
-
-def check(name: str, layout: collections.abc.Sequence[str]) -> None:
-    """Check that the layout fits on a card of this name, as far as the table knows it; the card itself decides."""
-    kind = next((kind for kind in KINDS if re.search(kind.pattern, name)), None)
-    if kind is None or not layout:
-        return
-    bases = [re.split("[+-]", profile)[0] for profile in layout]
-    unknown = [profile for profile, base in zip(layout, bases, strict=True) if base not in kind.profiles]
-    if unknown:
-        raise MigError(f"profiles: {name} has no {unknown[0]}, only {', '.join(kind.profiles)}")
-    media = sum("+me" in profile for profile in layout)
-    if media > 1:
-        raise MigError(f"profiles: {name} has media engines for one +me instance, not for {media}")
-    slices = sum(int(base[0]) for base in bases)
-    if slices > kind.slices:
-        raise MigError(f"profiles: {slices} compute slices do not fit on {name}, which has {kind.slices}")
-    places = sorted((kind.profiles[base] for base in bases), key=lambda place: -place[0])
-    if not _fits(places, frozenset(range(kind.memory))):
-        raise MigError(f"profiles: {', '.join(layout)} do not fit beside each other on {name}")
 
 
 def cards() -> list[Card]:
@@ -223,7 +173,7 @@ def _make(card: Card, layout: collections.abc.Sequence[str]) -> None:
 
 
 def _switch(card: Card, *, on: bool) -> None:
-    """Switch the mode. The driver resets the card for that where nothing uses it; an A100 may need the command."""
+    """Switch the mode. The driver resets the card for that if nothing uses it; an A100 may need the command."""
     _smi("-i", card.bus_id, "-mig", "1" if on else "0")
     if card_at(card.bus_id).enabled is on:
         return
@@ -239,17 +189,8 @@ def _instances(bus_id: str) -> tuple[str, ...]:
     return tuple(profile for profile, _ in sorted(rows, key=lambda row: int(row[1])))
 
 
-def _fits(places: list[tuple[int, tuple[int, ...]]], free: frozenset[int]) -> bool:
-    """Whether all of these find room, each at one of its places."""
-    if not places:
-        return True
-    (size, starts), *rest = places
-    taken = (frozenset(range(start, start + size)) for start in starts)
-    return any(_fits(rest, free - room) for room in taken if room <= free)
-
-
 def _smi(*arguments: str, timeout: float = _TIMEOUT_S, empty_ok: bool = False) -> str:
-    """Run nvidia-smi, and give up on it where it hangs in the driver."""
+    """Run nvidia-smi, and give up on it if it hangs in the driver."""
     what = f"nvidia-smi {' '.join(arguments)[:80]}"
     try:
         done = run(NVIDIA_SMI, *arguments, timeout=timeout, check=False)

@@ -3,8 +3,6 @@
 import ops
 from common import charm, daemons, service, wire
 
-from slurm_ddp.run import CommandError
-
 _ENDPOINT = "slurmctld"
 _SERVICE = service.Service(
     "sackd",
@@ -23,7 +21,6 @@ class SackdCharm(daemons.Daemon):
         super().__init__(framework)
         framework.observe(self.on.install, self._on_install)
         framework.observe(self.on.update_status, self.look)
-        framework.observe(self.on.secret_changed, self._on_secret_changed)
         relation = self.on[_ENDPOINT]
         framework.observe(relation.relation_changed, self._on_controller_changed)
         framework.observe(relation.relation_departed, self.note_departing)
@@ -50,16 +47,6 @@ class SackdCharm(daemons.Daemon):
         self.block_unless_installed(event)
         _SERVICE.stop_and_disable()
         _SERVICE.forget_controllers()
-
-    @charm.refreshes
-    def _on_secret_changed(self, event: ops.SecretChangedEvent) -> None:
-        if not self.take_auth_key(event):
-            return
-        try:
-            service.systemctl("reload", _SERVICE.name)
-        except CommandError as e:
-            event.defer()
-            raise self.failed("reloaded", e) from e
 
 
 if __name__ == "__main__":

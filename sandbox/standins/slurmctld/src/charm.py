@@ -1,6 +1,5 @@
 """Plays charmed-hpc's slurmctld 25.11 with Debian's Slurm."""
 
-import collections.abc
 import dataclasses
 import json
 import logging
@@ -36,8 +35,6 @@ class SlurmctldCharm(daemons.Daemon):
         framework.observe(self.on.start, self._on_start)
         framework.observe(self.on.config_changed, self._on_config_changed)
         framework.observe(self.on.update_status, self.look)
-        framework.observe(self.on.secret_changed, self._on_secret_changed)
-        framework.observe(self.on.secret_remove, self._on_secret_remove)
         framework.observe(self.on[_PEER].relation_created, self._on_peer_created)
         framework.observe(self.on["sackd"].relation_created, self._on_sackd_created)
         framework.observe(self.on["slurmd"].relation_changed, self._on_slurmd_changed)
@@ -48,9 +45,6 @@ class SlurmctldCharm(daemons.Daemon):
         framework.observe(self.on["slurmrestd"].relation_created, self._on_slurmrestd_created)
         for endpoint in ("slurmd", "slurmdbd"):
             framework.observe(self.on[endpoint].relation_departed, self.note_departing)
-        framework.observe(self.on.rotate_auth_key_action, self._on_rotate_auth_key)
-        framework.observe(self.on.rotate_jwt_key_action, self._on_rotate_jwt_key)
-        framework.observe(self.on.show_current_config_action, self._on_show_current_config)
         framework.observe(self.on.set_node_state_action, self._on_set_node_state)
 
     @charm.refreshes
@@ -175,55 +169,6 @@ class SlurmctldCharm(daemons.Daemon):
         self.block_unless_installed(event)
         self._publish(event.relation, wire.ControllerData(slurmconfig=slurm_controller.all_settings()))
 
-    def _on_secret_changed(self, event: ops.SecretChangedEvent) -> None:
-        if event.secret.label in (wire.AUTH_LABEL, wire.JWT_LABEL):
-            event.secret.get_content(refresh=True)  # else this unit would keep the old revision in use
-
-    @charm.leader_only
-    @charm.refreshes
-    def _on_secret_remove(self, event: ops.SecretRemoveEvent) -> None:
-        self.block_unless_installed(event)
-        if event.secret.label != wire.AUTH_LABEL:
-            return
-        _SERVICE.keep_newest_auth_key()
-        self._reconfigure()
-        event.remove_revision()
-
-    @charm.refreshes
-    def _on_rotate_auth_key(self, event: ops.ActionEvent) -> None:
-        content = service.new_auth_key()
-        self._rotate(event, wire.AUTH_LABEL, content, lambda: _SERVICE.add_auth_key(content["key"], content["keyid"]))
-
-    @charm.refreshes
-    def _on_rotate_jwt_key(self, event: ops.ActionEvent) -> None:
-        content = service.new_jwt_key()
-        self._rotate(event, wire.JWT_LABEL, content, lambda: _SERVICE.set_jwt_key(content["key"]))
-
-    def _rotate(
-        self,
-        event: ops.ActionEvent,
-        label: str,
-        content: dict[str, str],
-        write: collections.abc.Callable[[], None],
-    ) -> None:
-        """Take a key into use here, and only then publish it."""
-        if not self.unit.is_leader():
-            event.fail("run this on the leader")
-            return
-        try:
-            write()
-            self._reconfigure()
-        except (service.SlurmError, ValueError) as e:
-            event.fail(f"the key was not changed: {e}")
-            return
-        try:
-            self.model.get_secret(label=label).set_content(content)
-        except (ops.SecretNotFoundError, ops.ModelError) as e:
-            event.fail(f"the new key was not published: {e}")
-
-    def _on_show_current_config(self, event: ops.ActionEvent) -> None:
-        event.set_results({"slurm.conf": str(slurm_controller.slurm_conf().load())})
-
     def _on_set_node_state(self, event: ops.ActionEvent) -> None:
         nodes, state, reason = (str(event.params.get(name, "")) for name in ("nodes", "state", "reason"))
         words = [f"nodename={nodes}", f"state={state}"]
@@ -249,8 +194,7 @@ class SlurmctldCharm(daemons.Daemon):
             return ops.WaitingStatus("waiting for the cluster's name")
         if not _SERVICE.is_active():
             return ops.WaitingStatus("waiting for slurmctld to start")
-        waiting = slurm_controller.status_of_keys()
-        return waiting or ops.ActiveStatus(slurm_controller.controller_status(socket.gethostname()))
+        return ops.ActiveStatus(slurm_controller.controller_status(socket.gethostname()))
 
     def _reconfigure(self) -> None:
         """Restart slurmctld if it runs, and give slurmrestd the new settings. Raises `Stop`."""

@@ -6,8 +6,8 @@ Line numbers of upstream's are in ../../README.md.
 import collections.abc
 import dataclasses
 import json
+import pathlib
 
-import ops
 import slurmutils
 from common import conf, service
 
@@ -19,6 +19,7 @@ SERVICE = service.Service(
     raises_limits=True,
 )
 
+_BESIDE = ("accounting", "profiling", "overrides")
 _CLUSTER_NAME = service.VAR / "checkpoint" / "clustername"
 
 
@@ -67,35 +68,13 @@ def write_once(cluster_name: str, host: str) -> None:
     """
     main = slurm_conf()
     if not main.exists():
-        with main.edit() as config:
-            config.cluster_name = cluster_name
-            config.slurmctld_host = [host]
-            config.auth_alt_parameters = {"jwt_key": str(SERVICE.jwt_key_path)}
-            config.auth_alt_types = ["auth/jwt"]
-            config.auth_type = "auth/slurm"
-            config.cred_type = "cred/slurm"
-            config.gres_types = ["gpu"]
-            config.max_node_count = 65533
-            config.plugin_dir = ["/usr/lib/x86_64-linux-gnu/slurm-wlm"]
-            config.plug_stack_config = "/etc/slurm/plugstack.conf.d/plugstack.conf"
-            config.proctrack_type = "proctrack/cgroup"
-            config.reboot_program = "/usr/sbin/reboot --reboot"
-            config.select_type = "select/cons_tres"
-            config.select_type_parameters = {"cr_cpu_memory": True}
-            config.slurmctld_parameters = {"enable_configless": True}
-            config.slurmctld_port = 6817
-            config.slurmd_port = 6818
-            config.state_save_location = "/var/lib/slurm/checkpoint"
-            config.slurmd_spool_dir = "/var/lib/slurm/slurmd"
-            config.slurmctld_log_file = "/var/log/slurm/slurmctld.log"
-            config.slurmd_log_file = "/var/log/slurm/slurmd.log"
-            config.slurmd_pid_file = "/var/run/slurmd.pid"
-            config.slurmctld_pid_file = "/var/run/slurmctld.pid"
-            config.slurm_user = "slurm"
-            config.slurmd_user = "root"
-            config.task_plugin = ["task/cgroup", "task/affinity"]
-            config.include = [main.beside(suffix).path.name for suffix in ("accounting", "profiling", "overrides")]
-        for suffix in ("accounting", "profiling", "overrides"):
+        config = slurmutils.SlurmConfig.from_str((pathlib.Path(__file__).parent / "slurm.conf").read_text())
+        config.cluster_name = cluster_name
+        config.slurmctld_host = [host]
+        config.auth_alt_parameters = {"jwt_key": str(SERVICE.jwt_key_path)}
+        config.include = [main.beside(suffix).path.name for suffix in _BESIDE]
+        main.dump(config)
+        for suffix in _BESIDE:
             main.beside(suffix).create()
     gres = conf.ConfigFile(slurmutils.GresConfigEditor(), service.ETC / "gres.conf", "slurm")
     if not gres.exists():
@@ -202,14 +181,3 @@ def controller_status(host: str) -> str:
     except (service.SlurmError, ValueError, KeyError):
         return ""
     return next((f"{ping['mode']} - {ping['pinged']}" for ping in pings if ping["hostname"] == host), "")
-
-
-def status_of_keys() -> ops.StatusBase | None:
-    """Return why the keys of auth/slurm keep the unit from being active."""
-    try:
-        count = len(SERVICE.auth_keys())
-    except service.SlurmError as e:
-        return ops.WaitingStatus(str(e))
-    if count == 1:
-        return None
-    return ops.WaitingStatus("waiting for all units to take the new key" if count else "slurm.jwks holds no key")

@@ -36,7 +36,6 @@ class SlurmdCharm(daemons.Daemon):
         framework.observe(self.on.install, self._on_install)
         framework.observe(self.on.config_changed, self._on_config_changed)
         framework.observe(self.on.update_status, self.look)
-        framework.observe(self.on.secret_changed, self._on_secret_changed)
         framework.observe(self.on.set_node_config_action, self._on_set_node_config)
         relation = self.on[_ENDPOINT]
         framework.observe(relation.relation_created, self._on_controller_created)
@@ -99,11 +98,6 @@ class SlurmdCharm(daemons.Daemon):
             raise self.failed("stopped", e) from e
 
     @charm.refreshes
-    def _on_secret_changed(self, event: ops.SecretChangedEvent) -> None:
-        if self.take_auth_key(event):
-            service.systemctl("restart", _SERVICE.name)
-
-    @charm.refreshes
     def _on_set_node_config(self, event: ops.ActionEvent) -> None:
         text = str(event.params.get("parameters", ""))
         try:
@@ -127,7 +121,7 @@ class SlurmdCharm(daemons.Daemon):
                 slurmd_node.reconfigure(record["state"][0].lower(), record["reason"])  # a drain is another word there
             except service.SlurmError as e:
                 logger.error("%s", e)
-                self._refuse(event, f"the node was not registered anew: {e}")
+                self._refuse(event, f"the node was not registered again: {e}")
                 return
         event.set_results({"accepted": True})
 

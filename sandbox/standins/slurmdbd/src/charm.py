@@ -35,7 +35,6 @@ class SlurmdbdCharm(daemons.Daemon):
         framework.observe(self.on.install, self._on_install)
         framework.observe(self.on.config_changed, self._on_config_changed)
         framework.observe(self.on.update_status, self.look)
-        framework.observe(self.on.secret_changed, self._on_secret_changed)
         framework.observe(self.on[_CONTROLLER].relation_changed, self._on_controller_changed)
         framework.observe(self.on[_DATABASE].relation_created, self._on_database_joined)
         framework.observe(self.on[_DATABASE].relation_changed, self._on_database_changed)
@@ -63,14 +62,6 @@ class SlurmdbdCharm(daemons.Daemon):
             return
         _SERVICE.set_jwt_key(data.jwt_key)
         self._reconfigure()
-
-    @charm.refreshes
-    def _on_secret_changed(self, event: ops.SecretChangedEvent) -> None:
-        if not self.take_auth_key(event):
-            if event.secret.label != wire.JWT_LABEL:
-                return
-            _SERVICE.set_jwt_key(event.secret.get_content(refresh=True)["key"])
-        service.systemctl("restart", _SERVICE.name)
 
     def _on_database_joined(self, event: ops.RelationCreatedEvent) -> None:
         """Ask for the database, with its credentials in a secret, as the data platform's library does."""

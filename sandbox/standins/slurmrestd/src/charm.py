@@ -14,26 +14,6 @@ _ACCOUNT = "slurmrestd"
 _IDENTIFIER = "64031"
 _SERVICE = service.Service("slurmrestd", owner=_ACCOUNT, packages=("slurm-wlm-basic-plugins", "slurm-wlm-jwt-plugin"))
 _UNIT = pathlib.Path("/usr/lib/systemd/system/slurmrestd.service")
-_UNIT_TEXT = f"""\
-[Unit]
-Description=Slurm REST daemon
-After=network.target slurmctld.service
-ConditionPathExists=/etc/slurm/slurm.conf
-
-[Service]
-Type=simple
-EnvironmentFile=-/etc/default/slurmrestd
-Environment="SLURM_JWT=daemon"
-ExecStart=/usr/sbin/slurmrestd $SLURMRESTD_OPTIONS -vv 0.0.0.0:{wire.SLURMRESTD_PORT}
-ExecReload=/bin/kill -HUP $MAINPID
-User={_ACCOUNT}
-Group={_ACCOUNT}
-Restart=on-failure
-RestartSec=30s
-
-[Install]
-WantedBy=multi-user.target
-"""
 
 
 class SlurmrestdCharm(daemons.Daemon):
@@ -45,7 +25,6 @@ class SlurmrestdCharm(daemons.Daemon):
         super().__init__(framework)
         framework.observe(self.on.install, self._on_install)
         framework.observe(self.on.update_status, self.look)
-        framework.observe(self.on.secret_changed, self._on_secret_changed)
         relation = self.on[_ENDPOINT]
         framework.observe(relation.relation_changed, self._on_controller_changed)
         framework.observe(relation.relation_departed, self.note_departing)
@@ -59,7 +38,7 @@ class SlurmrestdCharm(daemons.Daemon):
             existing = run("/usr/sbin/useradd", *account, "--home-dir", "/nonexistent", _ACCOUNT, check=False)
             if existing.returncode not in (0, 9):  # useradd(8): 9, the name is in use
                 raise CommandError(f"useradd: {existing.stderr.strip()}")
-        files.ensure_file(_UNIT, _UNIT_TEXT)
+        files.ensure_file(_UNIT, (pathlib.Path(__file__).parent / "slurmrestd.service").read_text())
         systemd.daemon_reload()
         self.unit.set_workload_version(_SERVICE.version())
         self.unit.open_port("tcp", wire.SLURMRESTD_PORT)
@@ -78,11 +57,6 @@ class SlurmrestdCharm(daemons.Daemon):
     def _on_controller_broken(self, _: ops.RelationBrokenEvent) -> None:
         if not self.is_departing:
             _SERVICE.stop_and_disable()
-
-    @charm.refreshes
-    def _on_secret_changed(self, event: ops.SecretChangedEvent) -> None:
-        if self.take_auth_key(event):
-            service.systemctl("restart", _SERVICE.name)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,154 @@
+"""Install a driver: on a node free of jobs for `upgrade-driver`, and on a machine without any for the option `driver`.
+
+No journal records an upgrade: a node that is held for it stays drained until its GPUs are registered again, and what
+was left half done shows in the packages' state (`driver.state`). Running `upgrade-driver` again finishes it.
+"""
+
+import logging
+import time
+
+from driver import install, plan, state
+from driver.plan import Plan, Spec
+from driver.state import DriverError
+from gpu import detect
+from maintenance import hold, reset, services
+from node import node_state
+from slurm_ddp import apt, files
+from slurm_ddp.charm import ActionError, Log, Results
+from slurm_ddp.run import CommandError
+
+logger = logging.getLogger(__name__)
+
+ROOTS = detect.Roots()
+_REFUSED = "driver-refused.json"  # what the archives refused last: `key`, `text`, and when (seconds since 1970, `at`)
+_RETRY_S = 3600.0  # after a refusal, so that not every hook asks the archives again
+
+
+def upgrade(wanted: Spec, node: str | None, wait_s: float, log: Log, *, drain: bool) -> Results:
+    """Install this driver on a node without jobs. The node is still held afterwards.
+
+    Raises:
+        ActionError: jobs run on the node, or the new driver does not work.
+        DriverError: no such driver can be installed here.
+    """
+    here = _facts()
+    if not here.cards:
+        raise DriverError("this machine shows no NVIDIA GPU on its PCI bus, so there is no driver to install")
+    apt.repair()
+    packages = plan.resolve(here, wanted)
+    if install.is_installed(packages) and here.loaded == packages.version and state.diagnose(_facts()) is None:
+        return {"result": "up-to-date", "driver": packages.version}
+    reset.free(hold.DRIVER, node, f"driver {packages.version}", wait_s, log, drain=drain)
+    log(f"installing driver {packages.version}")
+    services.stop_holders()
+    try:
+        is_loaded = _install(packages)
+    finally:
+        services.ensure_running()
+    if not is_loaded:
+        hold.until_reboot(boot_id())
+        detail = f"reboot this machine: driver {packages.version} is installed, and loads with the next boot"
+        return {"result": "reboot", "driver": packages.version, "detail": detail}
+    if (problem := state.explain(_facts())) is not None:
+        raise ActionError(f"driver {packages.version} is installed, but {problem}")
+    return {"result": "done", "driver": packages.version}
+
+
+def ensure_wanted(wanted: Spec) -> None:
+    """Install the option's driver on a machine without any, under which no job uses a card.
+
+    A driver that is here is never changed by an option: `upgrade-driver` does that.
+    """
+    here = _facts()
+    key = f"{wanted} {here.kernel} {here.next_kernel}"
+    if wanted.keeps or not here.cards or here.version or here.unfinished or _was_refused(key):
+        return
+    try:
+        _install(plan.resolve(here, wanted))
+        services.ensure_running()
+    except (DriverError, apt.AptError, CommandError) as e:
+        _refuse(key, e)
+    else:
+        node_state.clear(_REFUSED)
+
+
+def ensure_settings(wanted: Spec) -> None:
+    """Keep a driver that works as it is: initialised, with nvidia-smi, and held from apt and unattended-upgrades."""
+    here = _facts()
+    if not here.cards or here.loaded is None or here.runfile:
+        return
+    key = f"utils {here.loaded}"
+    try:
+        if wanted.utils and not _was_refused(key):
+            install.ensure_utils(here)
+    except (DriverError, apt.AptError, CommandError) as e:
+        _refuse(key, e)
+    try:
+        install.ensure_hold(on=wanted.hold)
+    except CommandError as e:  # another dpkg runs, as on a fresh machine: the next hook tries again
+        logger.warning("the driver's packages are not held yet: %s", e)
+    services.ensure_persistence(on=wanted.persistence)
+
+
+def note(wanted: Spec) -> str | None:
+    """Report what the operator should know of a driver, though it may work; None if there is nothing."""
+    here = _facts()
+    if not here.cards:
+        return None
+    refused = str((node_state.read(_REFUSED) or {}).get("text", ""))
+    if not here.version and not wanted.keeps and refused:
+        return refused
+    if here.version and not wanted.keeps and here.branch != wanted.branch:
+        return f"driver {here.version} is here, but the option is driver={wanted.branch}: run upgrade-driver"
+    problem = state.diagnose(here)
+    if problem is None and here.loaded and wanted.utils and not install.NVIDIA_SMI.exists():
+        why = f" ({refused})" if refused else ""
+        return f"driver {here.loaded} is here without nvidia-smi, so its health is not checked{why}: run upgrade-driver"
+    return state.PROBLEMS[problem].format(f=here) if problem == "next-kernel" else None
+
+
+def release() -> None:
+    """Remove what this charm set for the driver; the driver stays."""
+    if services.STOPPED.exists():
+        services.ensure_running()
+    try:
+        install.ensure_hold(on=False)
+    except CommandError as e:
+        logger.warning("the driver's packages stay held, see apt-mark showhold: %s", e)
+    services.ensure_persistence(on=False)
+    files.ensure_absent(install.NOUVEAU)
+    node_state.clear(_REFUSED)
+
+
+def boot_id() -> str:
+    """Return the id of this boot of the machine."""
+    return (ROOTS.proc / "sys/kernel/random/boot_id").read_text().strip()
+
+
+def present_branch() -> str:
+    """Return the branch of the driver that is here, empty without one."""
+    return _facts().branch
+
+
+def _install(packages: Plan) -> bool:
+    """Install and load the driver; return False if only a reboot can load it. Raises `DriverError`, `CommandError`."""
+    install.install(packages)
+    after = _facts()
+    if after.next_module is None or after.next_module.version != packages.version:
+        raise DriverError(f"kernel {after.next_kernel}, which boots next, has no module of it: see dkms status")
+    return install.load(packages.version, after)
+
+
+def _facts() -> state.Facts:
+    return state.look(ROOTS.proc, ROOTS.sys)
+
+
+def _was_refused(key: str) -> bool:
+    last = node_state.read(_REFUSED) or {}
+    at = last.get("at")
+    return last.get("key") == key and isinstance(at, float) and time.time() - at < _RETRY_S
+
+
+def _refuse(key: str, error: Exception) -> None:
+    logger.warning("%s", error)
+    node_state.write(_REFUSED, {"key": key, "text": str(error), "at": time.time()})

@@ -1,0 +1,153 @@
+"""One command's work on a model: a change, everything that follows from it, and the wait of an operator."""
+
+import collections.abc
+import contextlib
+import time
+import typing
+
+from sandbox import bundle as bundles
+from sandbox import deploy as deployment
+from sandbox import model as rules
+from sandbox import view
+from sandbox.engine import Engine, Progress
+from sandbox.hosts import Hosts
+from sandbox.store import Model, SandboxError, Store, Unit
+
+_SETTLED = ("active", "blocked", "error", "terminated")
+_ROUNDS = 6  # of update-status after a command, for units that wait for something that time brings
+_DEPLOY_ROUNDS = 24  # of update-status until every unit is active: at least two minutes
+_PAUSE_S = 5.0
+_LOCK_WAIT_S = 600.0
+
+Json = dict[str, typing.Any]
+
+
+class Session:
+    """Hosts and agents of one model, while a command lasts."""
+
+    def __init__(self, store: Store, progress: Progress, *, create: bool = False) -> None:
+        """Work on the model in `store`; with `create`, the first change makes it if it does not exist."""
+        self.store = store
+        self.progress = progress
+        self._create = create
+
+    @contextlib.contextmanager
+    def open(self) -> collections.abc.Generator[Engine]:
+        """Yield the engine."""
+        make = (lambda: Model(name=self.store.name)) if self._create else None
+        with Engine(self.store, self.progress, make) as engine:
+            yield engine
+
+    @contextlib.contextmanager
+    def change(self, *, once: bool) -> collections.abc.Generator[Model]:
+        """Yield the model for a change, and wait until everything that follows from it has run."""
+        with self.open() as engine:
+            with engine.change() as model:
+                yield model
+            self.settle(engine, once=once)
+
+    def deploy(self, engine: Engine, bundle: bundles.Bundle, *, seed: int | None = None, once: bool = False) -> None:
+        """Bring the model to the bundle, and wait until every unit is active; with `once`, until all hooks have run.
+
+        Raises:
+            SandboxError: units do not become active; it names them.
+        """
+        with engine.change() as model:
+            new = not model.applications
+            deployment.Deployment(self.store, model, self.progress).apply(bundle)
+            if seed is not None and seed != model.seed:
+                model.seed, new = seed, True
+            if new:
+                text = f"what Juju leaves open is drawn from seed {model.seed}: deploy --seed {model.seed} repeats it"
+                self.store.log("sandbox", "INFO", text)
+                self.progress("sandbox", text)
+        self.settle(engine, once=once, until_active=True)
+        self.progress("sandbox", view.summary(engine.model))
+        left = [f"{unit.name} ({unit.status.name})" for unit in engine.model.units.values() if not is_active(unit)]
+        if left and not once:
+            raise SandboxError(f"not active: {', '.join(left)}; ./sandboxctl status shows why")
+
+    def settle(self, engine: Engine, *, once: bool, until_active: bool = False) -> None:
+        """Run every waiting event, then, unless `once`, send update-status to units that are not settled.
+
+        Args:
+            engine: where it runs.
+            once: send no update-status, neither by chance nor at the end.
+            until_active: a unit is settled only if it is active.
+
+        Raises:
+            SandboxError: a unit is in error.
+        """
+
+        def unsettled() -> set[str]:
+            def is_settled(unit: Unit) -> bool:
+                return is_active(unit) if until_active else unit.status.name in _SETTLED
+
+            return {
+                name
+                for name, unit in engine.model.units.items()
+                if unit.started and not is_settled(unit) and not engine.is_held(unit)
+            }
+
+        engine.update_status = not once
+        engine.settle()
+        rounds = _DEPLOY_ROUNDS if until_active else _ROUNDS
+        for _ in range(0 if once else rounds):
+            if not unsettled() or engine.errors():
+                break
+            engine.settle(until=lambda: not unsettled(), listen_s=_PAUSE_S)  # a unit may wake itself
+            with engine.change() as model:
+                for name in sorted(unsettled() & set(model.units)):
+                    rules.enqueue(model, model.units[name], "update-status")
+                    self.progress(name, "is not settled: update-status, which Juju sends within five minutes")
+            engine.settle()
+        if errors := engine.errors():
+            others = f" (and {len(errors) - 1} more units in error)" if errors[1:] else ""
+            raise SandboxError(errors[0] + others)
+
+    def action(self, engine: Engine, name: str, action: str, values: collections.abc.Mapping[str, str]) -> Json:
+        """Run an action and everything that follows from it; return {"id", "results", "failure"}."""
+        outcome = engine.act(name, action, values)
+        engine.settle()
+        return outcome
+
+
+def is_active(unit: Unit) -> bool:
+    """Check whether a unit works: it is active, and its agent is not in error."""
+    return unit.status.name == "active" and unit.agent.name != "error"
+
+
+def remove_abandoned(store: Store, progress: Progress) -> None:
+    """Remove the model if the clone that deployed it was deleted: its hosts cannot boot any more."""
+    missing = Hosts(store.name).missing_sources()
+    if missing:
+        progress("sandbox", f"model {store.name} is left of a clone that was deleted ({missing[0]}): it is removed")
+        remove(store, progress)
+
+
+def remove(store: Store, progress: Progress) -> None:
+    """Remove a model: its hosts, their network and their files."""
+    if store.directory.exists():
+        with _alone(store, progress):
+            Hosts(store.name).destroy()
+            store.forget()
+    else:
+        Hosts(store.name).destroy()
+    progress("sandbox", f"model {store.name} was removed")
+
+
+@contextlib.contextmanager
+def _alone(store: Store, progress: Progress) -> collections.abc.Generator[None]:
+    """End the work of other commands on the model, and hold it against new ones."""
+    store.end()
+    deadline = time.monotonic() + _LOCK_WAIT_S
+    lock = store.lock("session", wait=False)
+    if lock is None:
+        progress("sandbox", "waits for another sandboxctl command to end")
+    while lock is None:
+        if time.monotonic() >= deadline:
+            raise SandboxError(f"another sandboxctl works on model {store.name!r}: wait for it to end")
+        time.sleep(0.2)
+        lock = store.lock("session", wait=False)
+    with lock:
+        yield

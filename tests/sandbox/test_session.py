@@ -1,0 +1,84 @@
+"""A deployment is done when every unit is active, as an operator sees it, and abandoned ones make room."""
+
+import pathlib
+import shutil
+
+import pytest
+from folder_hosts import Bench
+
+from sandbox import bundle as bundles
+from sandbox import session as sessions
+from sandbox.engine import Progress
+from sandbox.hosts import Hosts
+from sandbox.store import Model, SandboxError, Store
+
+
+@pytest.fixture
+def bundle(bench: Bench, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> bundles.Bundle:
+    """A bundle of the bench's charms that changes an option, so that hooks run."""
+    monkeypatch.setattr(sessions, "_PAUSE_S", 0.05)
+    monkeypatch.setattr(sessions, "_DEPLOY_ROUNDS", 3)
+    charms = bench.store.directory / "charms"
+    path = tmp_path / "bundle.yaml"
+    path.write_text(f"applications:\n  server: {{charm: {charms}/server-0, num_units: 1, options: {{n: 1}}}}\n")
+    return bundles.load(path)
+
+
+def deploy(bench: Bench, bundle: bundles.Bundle, *, once: bool = False) -> Model:
+    session = sessions.Session(Store("t", bench.store.directory.parent), Progress(bench.lines.append))
+    with session.open() as engine:
+        session.deploy(engine, bundle, once=once)
+        return engine.model
+
+
+@pytest.mark.parametrize("status", ["waiting", "blocked", "maintenance"])
+def test_deploy_waits_for_a_unit_that_only_update_status_makes_active(
+    bench: Bench, bundle: bundles.Bundle, status: str
+):
+    (bench.room / "waits-server-0").write_text(status)
+    (bench.room / "time-heals").touch()
+    assert deploy(bench, bundle).units["server/0"].status.name == "active"
+    assert bench.hooks()[-1] == "server/0 update_status"
+    assert any("server/0" in line and "is not settled: update-status" in line for line in bench.lines)
+
+
+@pytest.mark.parametrize("status", ["waiting", "blocked"])
+def test_deploy_fails_and_names_the_unit_that_never_becomes_active(bench: Bench, bundle: bundles.Bundle, status: str):
+    (bench.room / "waits-server-0").write_text(status)
+    with pytest.raises(SandboxError, match=rf"^not active: server/0 \({status}\); ./sandboxctl status shows why$"):
+        deploy(bench, bundle)
+    assert bench.hooks().count("server/0 update_status") >= 3
+
+
+def test_deploy_once_sends_no_update_status_and_does_not_judge(bench: Bench, bundle: bundles.Bundle):
+    (bench.room / "waits-server-0").write_text("waiting")
+    assert deploy(bench, bundle, once=True).units["server/0"].status.name == "waiting"
+    assert "server/0 update_status" not in bench.hooks()
+
+
+def test_deploy_names_a_unit_in_error(bench: Bench, bundle: bundles.Bundle):
+    (bench.room / "fail-server-0-config_changed").touch()
+    with pytest.raises(SandboxError, match=r"^server/0: hook failed: \"config-changed\": RuntimeError: as asked "):
+        deploy(bench, bundle)
+
+
+def test_the_demo_removes_what_a_deleted_clone_left_and_nothing_else(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    clone, root = tmp_path / "clone", tmp_path / "models"
+    host = root / "t" / "hosts" / "one"
+    host.mkdir(parents=True)
+    clone.mkdir()
+    (clone / "agent.py").touch()
+    (host / "host.json").write_text(f'{{"machine": "m", "binds": {{"/var/lib/agent.py": "{clone}/agent.py"}}}}')
+    store, lines = Store("t", root), list[str]()
+    store.save(Model(name="t"))
+    monkeypatch.setattr(sessions, "Hosts", lambda name: Hosts(name, root))
+    sessions.remove_abandoned(store, Progress(lines.append))
+    assert store.exists()
+    assert lines == []
+    shutil.rmtree(clone)
+    sessions.remove_abandoned(store, Progress(lines.append))
+    assert not store.exists()
+    assert not host.exists()
+    assert f"model t is left of a clone that was deleted ({clone}/agent.py): it is removed" in lines[0]

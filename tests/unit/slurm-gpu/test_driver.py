@@ -1,0 +1,562 @@
+"""Drivers: what is wrong with one, which packages a machine gets, and how they are installed on a node without jobs."""
+
+import dataclasses
+import itertools
+import pathlib
+import typing
+
+import pytest
+from conftest import OPTIONS
+from machine_double import MachineDouble
+from slurm_double import Killed, Record, SlurmDouble
+
+from driver import install, plan, state
+from driver.plan import Spec, narrowed, resolve, spec
+from driver.state import PROBLEMS, DriverError, Facts, Module, diagnose
+from gpu.pci import Card
+from maintenance import hold, reset, services, upgrade, work
+from node import hold as node_hold
+from node import machine as machines
+from node import registration, slurmd_options
+from slurm_ddp import apt
+from slurm_ddp.charm import ActionError, Level, Status
+from slurm_ddp.run import CommandError
+from slurm_ddp.slurm import nodes
+
+KERNEL, NEXT = "6.8.0-134-generic", "6.8.0-139-generic"
+CARD = Card("0000:1b:00.0", 0x2330)
+SIGNED = Module("580.173.02", "Canonical Ltd. Kernel")
+NOBLE = Facts(release="ubuntu 24.04", kernel=KERNEL, next_kernel=KERNEL, cards=(CARD,))
+WORKS = dataclasses.replace(NOBLE, loaded="580.173.02", library="580.173.02", module=SIGNED, next_module=SIGNED)
+BARE = dataclasses.replace(WORKS, loaded=None, library=None, module=None, next_module=None)
+SMI_535 = "nvidia-utils-535-server"
+NODE = "slurmd-0"
+
+
+def but(facts: Facts, **changes: typing.Any) -> Facts:
+    return dataclasses.replace(facts, **changes)
+
+
+def of_ids(*devices: int) -> Facts:
+    return but(NOBLE, cards=tuple(Card(f"0000:0{i + 1}:00.0", device) for i, device in enumerate(devices)))
+
+
+@pytest.mark.parametrize(
+    ("facts", "problem", "words"),
+    [
+        (WORKS, None, ""),
+        (Facts(), None, ""),
+        (but(WORKS, library=None), None, ""),  # the kernel's word is enough
+        (but(WORKS, cards=(Card("0000:9d:00.0", 0x2330, lost=True),)), "off-bus", "GPU 0000:9d:00.0 fell off the bus"),
+        (but(WORKS, unfinished="nvidia-x"), "unfinished", "the installation of nvidia-x was interrupted"),
+        (but(WORKS, library="580.65.06"), "mismatch", "runs with the library of 580.65.06: run upgrade-driver"),
+        (but(WORKS, switches=4), "no-fabric", "need fabric manager 580.173.02 and have None"),
+        (but(WORKS, switches=4, fabric="580.65.06"), "no-fabric", "and have 580.65.06, so CUDA fails with error 802"),
+        (but(WORKS, switches=4, fabric="580.173.02", fabric_state="failed"), "fabric-down", "manager is failed"),
+        (but(WORKS, switches=4, fabric="580.173.02"), "fabric-down", "not running: systemctl enable --now"),
+        (but(WORKS, switches=4, fabric="580.173.02", fabric_state="activating"), None, ""),
+        (but(WORKS, fabric="580.65.06"), None, ""),  # not needed here
+        (BARE, "no-driver", "1 NVIDIA GPU has no driver: set driver=580"),
+        (but(BARE, cards=(CARD, CARD), nouveau=True), "no-driver", "2 NVIDIA GPUs have no driver"),
+        (but(WORKS, loaded=None, nouveau=True), "nouveau", "nouveau has the GPUs instead of the installed driver"),
+        (
+            but(WORKS, loaded=None, module=None),
+            "no-module",
+            f"kernel {KERNEL} has no nvidia module: run upgrade-driver",
+        ),
+        (but(WORKS, loaded=None, secure_boot=True, module=Module("580")), "secure-boot", "Secure Boot refuses"),
+        (but(WORKS, loaded=None, secure_boot=True), "not-loaded", "driver 580.173.02 is installed and not loaded"),
+        (but(BARE, cards=(Card("0000:1b:00.0", 0x2330, "vfio-pci"),)), None, ""),  # given to a virtual machine
+        (but(WORKS, next_kernel=NEXT, next_module=None), "next-kernel", f"kernel {NEXT}, which boots next, has no"),
+        (but(WORKS, next_kernel=NEXT), None, ""),
+        (but(WORKS, next_kernel=NEXT, next_module=None, module=None), None, ""),  # a container
+    ],
+)
+def test_each_problem_has_its_words(facts: Facts, problem: str | None, words: str):
+    assert diagnose(facts) == problem
+    if problem is not None:
+        assert words in PROBLEMS[problem].format(f=facts)
+        assert (state.explain(facts) is None) == (problem == "next-kernel")
+
+
+def test_facts_are_read_from_the_machine(paths: pathlib.Path, node: MachineDouble):
+    node.install_driver("580", "580.173.02")
+    node.add_card("0000:9d:00.0")
+    (paths / "sys/bus/pci/devices/0000:9d:00.0/config").write_text("lost")
+    node.add_card("0000:01:00.0", 0x22A3, kind="0x068000")
+    (paths / "sys" / state._SECURE_BOOT).parent.mkdir(parents=True)
+    (paths / "sys" / state._SECURE_BOOT).write_bytes(b"\6\0\0\0\1")
+    node.add_kernel("6.8.0-99-generic")
+    node.broken = True
+    found = upgrade._facts()
+    assert (found.release, found.kernel, found.next_kernel) == ("ubuntu 24.04", KERNEL, KERNEL)
+    assert (found.lost, found.switches, found.secure_boot) == ("0000:9d:00.0", 1, True)
+    assert (found.loaded, found.library, found.module) == (
+        "580.173.02",
+        "580.173.02",
+        Module("580.173.02", node.signer),
+    )
+    assert SMI_535.replace("535", "580") in found.unfinished
+    node.hanging = {"modinfo"}
+    assert upgrade._facts().module is None
+
+
+# Which packages.
+
+
+def test_ubuntu_gets_signed_modules_of_exactly_the_version(node: MachineDouble):
+    found = resolve(NOBLE, Spec(branch="580"))
+    assert (found.version, found.fabric) == ("580.173.02", False)
+    assert found.packages[f"linux-modules-nvidia-580-server-open-{KERNEL}"] == "6.8.0-134.134+1"
+    for name in ("nvidia-headless-no-dkms-580-server-open", SMI_535.replace("535", "580")):
+        assert found.packages[name] == "580.173.02-0ubuntu0.24.04.1"
+    assert found.packages["nvidia-firmware-580-server-580.173.02"]  # a dependency
+    assert not any(name.startswith("nvidia-dkms") or "fabric" in name for name in found.packages)
+    both = resolve(but(NOBLE, next_kernel=NEXT), Spec(branch="580", utils=False)).packages
+    assert {f"linux-modules-nvidia-580-server-open-{kernel}" for kernel in (KERNEL, NEXT)} <= set(both)
+    assert "nvidia-utils-580-server" not in both
+
+
+@pytest.mark.parametrize(("switches", "option", "fabric"), [(4, "auto", True), (4, "off", False), (0, "on", True)])
+def test_nvswitches_bring_the_fabric_manager_of_the_same_version(
+    node: MachineDouble, switches: int, option: typing.Literal["auto", "on", "off"], fabric: bool
+):
+    found = resolve(but(NOBLE, switches=switches), Spec(branch="580", fabric=option))
+    assert found.fabric == fabric == ("nvidia-fabricmanager-580" in found.packages)
+    assert found.packages.get("libnvidia-nscq-580", "580.173.02-") in {"580.173.02-0ubuntu0.24.04.1", "580.173.02-"}
+
+
+def test_modules_without_a_signature_are_built_here(node: MachineDouble):
+    found = resolve(NOBLE, Spec(branch="580", version="580.65.06"))  # the archive has signed ones of the newest only
+    assert found.version == "580.65.06"
+    assert found.packages["nvidia-dkms-580-server-open"] == "580.65.06-0ubuntu0.24.04.1"
+    assert found.packages[f"linux-headers-{KERNEL}"]
+    hwe = but(NOBLE, kernel="6.17.0-29-generic", next_kernel="6.17.0-29-generic")
+    assert "nvidia-dkms-580-server-open" in resolve(hwe, Spec(branch="580")).packages
+    name = f"linux-modules-nvidia-580-server-{KERNEL}"  # an older driver's: apt alone would pair it with this one
+    node.offers[name] = (("6.8.0-134.134", "nvidia-kernel-common-580-server (>= 580.65.06)"),)
+    with pytest.raises(DriverError, match="no signed modules for kernel"):
+        resolve(but(NOBLE, secure_boot=True), Spec(branch="580", module="proprietary"))
+
+
+@pytest.mark.parametrize(
+    ("facts", "wanted", "words"),
+    [
+        (
+            but(NOBLE, release="fedora 42"),
+            Spec(branch="580"),
+            "driver=580: this machine has fedora 42, not one of ubuntu",
+        ),
+        (but(NOBLE, release=""), Spec(branch="580"), "an unknown system"),
+        (
+            but(NOBLE, runfile=True),
+            Spec(branch="580"),
+            "driver: NVIDIA's own installer put one here: run nvidia-uninst",
+        ),
+        (of_ids(0x2901), Spec(branch="535"), r"GPU 0000:01:00.0 \(Blackwell\) needs branch 570 or later, not 535"),
+        (of_ids(0x1DB6), Spec(branch="595"), r"\(Volta\) needs branch 580 or earlier, not 595"),
+        (of_ids(0x2901), Spec(branch="580", module="proprietary"), "needs the open module"),
+        (of_ids(0x1DB6), Spec(branch="580", module="open"), "needs the proprietary module"),
+        (of_ids(0x1DB6, 0x2901), Spec(branch="580"), r"GPU 0000:02:00.0 \(Blackwell\) needs the open module"),
+        (NOBLE, Spec(branch="590"), "only leads on to branch 595 now: set driver=595"),
+        (NOBLE, Spec(branch="550"), "nvidia-headless-no-dkms-550-server-open.* archives: check that restricted"),
+        (NOBLE, Spec(branch="580", version="580.1.1"), "the archives have no 580.1.1 as a whole"),
+        (but(NOBLE, switches=4), Spec(branch="570"), "no 570.211.01 as a whole: .*fabricmanager-570 is 570.195.03"),
+        (
+            but(NOBLE, secure_boot=True),
+            Spec(branch="580", version="580.65.06"),
+            f"for kernel {KERNEL}, and Secure Boot",
+        ),
+        (
+            but(NOBLE, kernel="6.9-x", next_kernel="6.9-x"),
+            Spec(branch="580"),
+            "no linux-headers-6.9-x can build modules",
+        ),
+    ],
+)
+def test_a_driver_that_is_not_available_is_refused_by_name(node: MachineDouble, facts: Facts, wanted: Spec, words: str):
+    with pytest.raises(DriverError, match=words) as caught:
+        resolve(facts, wanted)
+    assert "\n" not in str(caught.value)
+
+
+def test_nothing_but_the_other_driver_is_removed(node: MachineDouble):
+    node.also_removes = ["slurmd"]
+    with pytest.raises(DriverError, match=r"driver 580\.173\.02: apt would remove slurmd"):
+        resolve(NOBLE, Spec(branch="580"))
+
+
+@pytest.mark.parametrize(
+    ("devices", "module"),
+    [
+        ((0x2330,), "open"),
+        ((0x1EB8,), "open"),
+        ((0x2901,), "open"),
+        ((0x2342,), "open"),
+        ((0x1DB6,), "proprietary"),
+        ((0x1DB6, 0x1EB8), "proprietary"),
+        ((0x2330, 0x2901), "open"),
+        ((0xFFF0,), "open"),
+        ((), "open"),
+    ],
+)
+def test_the_kernel_module_follows_the_cards(devices: tuple[int, ...], module: str):
+    assert plan.kernel_modules(of_ids(*devices), Spec(branch="580"))[0] == module
+
+
+def test_the_table_of_devices_has_no_overlaps():
+    ranges = sorted(one for row in plan.GENERATIONS for one in row["ids"])
+    assert all(first <= last for first, last in ranges)
+    assert all(one[1] < other[0] for one, other in itertools.pairwise(ranges))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"driver": "581"}, "driver: input should be 'keep', '535', '550'"),
+        ({"driver": "580; rm -rf /"}, "driver: "),
+        ({"kernel-module": "Open"}, "kernel-module: input should be 'auto', 'open' or 'proprietary'"),
+        ({"fabric-manager": "yes"}, "fabric-manager: input should be 'auto', 'on' or 'off'"),
+        ({"fabric-manager": "on"}, "fabric-manager: on contradicts driver=keep"),
+        ({"kernel-module": "open"}, "kernel-module: open contradicts driver=keep"),
+    ],
+)
+def test_options_are_refused_by_name(options: dict[str, object], words: str):
+    with pytest.raises(DriverError) as caught:
+        spec(options)
+    assert str(caught.value).startswith(words)
+
+
+def test_options():
+    assert spec({}) == Spec()
+    got = spec({"driver": "580", "kernel-module": "open", "hold-driver": False})
+    assert got == Spec(branch="580", module="open", hold=False)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "branch", "version", "present", "answer"),
+    [
+        (Spec(branch="580"), None, None, "535", Spec(branch="580")),
+        (Spec(), "580", None, "535", Spec(branch="580")),
+        (Spec(), None, None, "535", Spec(branch="535")),
+        (Spec(), None, "580.65.06", "535", Spec(branch="580", version="580.65.06")),
+        (Spec(), None, None, "", "branch: driver=keep names none; give branch=580"),
+        (Spec(), None, None, "470", "branch: that of the driver here, 470, is none of 535"),
+        (Spec(branch="535"), "580", None, "", "branch=580 contradicts the option driver=535"),
+        (Spec(branch="580"), None, "535.288.01", "", "version=535.288.01 is not of branch 580"),
+        (Spec(), None, "123.45", "", "version: 123 is none of 535"),
+    ],
+)
+def test_parameters(wanted: Spec, branch: plan.Branch | None, version: str | None, present: str, answer: Spec | str):
+    if isinstance(answer, Spec):
+        assert narrowed(wanted, branch, version, present) == answer
+        return
+    with pytest.raises(DriverError) as caught:
+        narrowed(wanted, branch, version, present)
+    assert str(caught.value).startswith(answer)
+
+
+# On the machine.
+
+
+def without_smi(node: MachineDouble) -> Facts:
+    """Upstream's driver: nvidia-headless-no-dkms, which brings no nvidia-smi."""
+    node.install_driver("535", "535.288.01")
+    del node.installed[SMI_535]
+    node._show_library()
+    return upgrade._facts()
+
+
+def test_nvidia_smi_of_exactly_the_drivers_version_is_added(node: MachineDouble):
+    facts = without_smi(node)
+    before = dict(node.installed)
+    install.ensure_utils(dataclasses.replace(facts, loaded="535.1"))  # a mismatch, which the status reports
+    assert node.installed == before
+    for _ in range(2):
+        install.ensure_utils(facts)
+    assert node.installed == before | {SMI_535: before["libnvidia-compute-535-server"]}
+    assert len(node.log) == 1
+
+
+def test_nothing_else_is_moved_for_nvidia_smi(node: MachineDouble):
+    without_smi(node)
+    node.also_removes = ["slurmd"]
+    upgrade.ensure_settings(Spec())
+    assert not node.log
+    note = upgrade.note(Spec())
+    assert note is not None
+    assert note.startswith(
+        "driver 535.288.01 is here without nvidia-smi, so its health is not checked (nvidia-utils-535"
+    )
+    assert "apt would remove slurmd" in note
+    assert upgrade.note(Spec(utils=False)) is None
+
+
+def test_a_driver_that_works_is_held_and_kept_awake(paths: pathlib.Path, node: MachineDouble):
+    node.install_driver("535", "535.288.01")
+    node.installed |= {"nvidia-container-toolkit": "1", "nvidia-cuda-toolkit": "12"}
+    node.held = {"nvidia-firmware-535-server-535.288.01"}  # by an administrator
+    (paths / "usr/bin/nvidia-persistenced").touch()
+    for _ in range(2):
+        upgrade.ensure_settings(Spec())
+        assert {SMI_535, f"linux-modules-nvidia-535-server-open-{KERNEL}"} <= node.held
+        assert not {"nvidia-container-toolkit", "nvidia-cuda-toolkit"} & node.held
+        assert "nvidia-persistenced.service" in node.active
+    dropin = paths / "etc/systemd/system/nvidia-persistenced.service.d/10-slurm-gpu.conf"
+    assert "--user nvidia-persistenced --persistence-mode" in dropin.read_text()
+    upgrade.ensure_settings(Spec(hold=False, persistence=False))
+    assert node.held == {"nvidia-firmware-535-server-535.288.01"}
+    assert not dropin.exists()
+
+
+def test_packages_that_cannot_be_held_now_are_held_later(node: MachineDouble, monkeypatch: pytest.MonkeyPatch):
+    """On a fresh machine unattended-upgrades may have dpkg's lock."""
+
+    def locked(_: object) -> bool:
+        raise CommandError("apt-mark exited 100: dpkg frontend lock was locked by another process")
+
+    node.install_driver("535", "535.288.01")
+    with monkeypatch.context() as context:
+        context.setattr(install.apt, "ensure_held", locked)
+        upgrade.ensure_settings(Spec())
+    upgrade.ensure_settings(Spec())
+    assert SMI_535 in node.held
+    with monkeypatch.context() as context:
+        context.setattr(install.apt, "ensure_not_held", locked)
+        upgrade.release()
+    upgrade.release()
+    assert node.held == set()
+
+
+def test_the_option_installs_on_a_bare_machine_and_changes_no_driver(node: MachineDouble):
+    upgrade.ensure_wanted(Spec())
+    assert node.log == []
+    upgrade.ensure_wanted(Spec(branch="535"))
+    assert node.loaded is not None
+    log = list(node.log)
+    upgrade.ensure_wanted(Spec(branch="580"))
+    assert node.log == log
+    assert "but the option is driver=580: run upgrade-driver" in (upgrade.note(Spec(branch="580")) or "")
+    assert upgrade.note(Spec(branch="535")) is None
+    node.add_kernel(NEXT)
+    assert f"kernel {NEXT}, which boots next" in (upgrade.note(Spec()) or "")
+
+
+def test_nouveau_gives_way_with_a_reboot(node: MachineDouble):
+    node.add_nouveau()
+    upgrade.ensure_wanted(Spec(branch="580"))
+    assert diagnose(upgrade._facts()) == "nouveau"
+    assert "reboot this machine" in PROBLEMS["nouveau"]
+    node.reboot()
+    assert node.loaded == "580.173.02"
+
+
+def test_a_refusal_is_remembered_for_an_hour(node: MachineDouble, monkeypatch: pytest.MonkeyPatch):
+    now = [1000.0]
+    monkeypatch.setattr(upgrade.time, "time", lambda: now[0])
+    asked: list[str] = []
+    real = plan.resolve
+    monkeypatch.setattr(plan, "resolve", lambda facts, wanted: asked.append(wanted.branch) or real(facts, wanted))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType, reportUnknownMemberType]
+    for _ in range(2):
+        upgrade.ensure_wanted(Spec(branch="550"))
+    assert "not in this machine's archives" in (upgrade.note(Spec(branch="550")) or "")
+    now[0] += 3601
+    upgrade.ensure_wanted(Spec(branch="550"))
+    assert asked == ["550", "550"]
+
+
+# upgrade-driver.
+
+
+@pytest.fixture
+def in_service(node: MachineDouble, monkeypatch: pytest.MonkeyPatch) -> MachineDouble:
+    """A registered node with an H100 and branch 535, in service."""
+    now = [0.0]
+    monkeypatch.setattr(reset.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(reset.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    slurmd_options.PATH.write_text(OPTIONS)
+    node.slurm.register()
+    node.install_driver("535", "535.288.01")
+    return node
+
+
+def run(*, drain: bool = False, log: list[str] | None = None, version: str | None = None) -> dict[str, str]:
+    words = log if log is not None else []
+    return upgrade.upgrade(Spec(branch="580", version=version), NODE, 60, words.append, drain=drain)
+
+
+def hook(stage: registration.Stage = registration.Stage.REGISTERED) -> bool:
+    """Run a hook that registers the node as far as this."""
+    may_register = work.prepare({})
+    if may_register:
+        work.complete(machines.look(), {}, registration.Progress(stage))
+    return may_register
+
+
+def test_a_free_node(in_service: MachineDouble, slurm: SlurmDouble):
+    log: list[str] = []
+    assert run(log=log) == {"result": "done", "driver": "580.173.02"}
+    assert (log, in_service.loaded) == (["installing driver 580.173.02"], "580.173.02")
+    assert slurm.record is not None
+    assert slurm.record.reason == "gpu-driver: driver 580.173.02"  # until it is registered
+    assert not [name for name in in_service.installed if "535" in name and "firmware" not in name]
+    assert hook()
+    assert slurm.record == Record("")
+    assert hold.Hold.load() is None
+    assert run() == {"result": "up-to-date", "driver": "580.173.02"}
+
+
+def test_jobs_are_never_ended(in_service: MachineDouble, slurm: SlurmDouble):
+    slurm.jobs, slurm.waiting = ["7", "8"], ["9"]
+    with pytest.raises(ActionError, match="slurmd-0 has 2 jobs: try again when it has none, or with drain=true"):
+        run()
+    assert (slurm.log, slurm.record) == ([], Record(""))
+    with pytest.raises(ActionError, match="slurmd-0 still had 2 jobs after 60 s"):
+        run(drain=True)
+    assert (slurm.record, slurm.ended, slurm.waiting, in_service.log) == (Record(""), [], [], [])
+
+
+def test_drain_waits_for_the_jobs(in_service: MachineDouble, slurm: SlurmDouble, monkeypatch: pytest.MonkeyPatch):
+    slurm.jobs = ["7"]
+    slept = reset.time.sleep
+
+    def sleep(seconds: float) -> None:
+        slept(seconds)
+        assert slurm.record is not None
+        assert "DRAIN" in slurm.record.flags
+        slurm.waiting = ["8"]
+        slurm.end_jobs()
+
+    monkeypatch.setattr(reset.time, "sleep", sleep)
+    log: list[str] = []
+    assert run(drain=True, log=log)["result"] == "done"
+    assert log == ["slurmd-0 is drained: waiting for 1 job", "installing driver 580.173.02"]
+    assert slurm.jobs == []
+    hook()
+    assert (slurm.jobs, slurm.ended) == (["8"], [])
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        Record("", "IDLE", {"DYNAMIC_NORM", "DRAIN"}, "disk is full"),
+        Record("", "IDLE", {"DYNAMIC_NORM", "DRAIN"}, "gpu-health: Xid 79"),
+        Record("", "DOWN", {"DYNAMIC_NORM"}, "new node"),
+        Record("", "IDLE", {"DYNAMIC_NORM", "FAIL"}, "fan"),
+    ],
+)
+def test_the_state_that_was_found_comes_back(in_service: MachineDouble, slurm: SlurmDouble, found: Record):
+    slurm.record = dataclasses.replace(found, flags=set(found.flags))
+    run()
+    hook()
+    assert slurm.record == found
+
+
+def test_a_reboot_that_is_due_is_reported(in_service: MachineDouble, slurm: SlurmDouble):
+    in_service.in_use = True
+    assert run()["result"] == "reboot"
+    assert (in_service.loaded, in_service.library_version()) == ("535.288.01", "580.173.02")
+    for _ in range(2):
+        assert not hook()
+        verdict = work.verdict({}, lambda: Status(Level.ACTIVE, ""))
+        assert verdict == Status(Level.BLOCKED, "slurmd-0 is drained for gpu-driver: reboot this machine")
+        assert "DRAIN" in slurm.state()
+    in_service.reboot()
+    assert in_service.loaded == "580.173.02"
+    assert hook()
+    assert slurm.record == Record("")
+
+
+def test_an_administrator_who_resumes_the_node_is_obeyed(in_service: MachineDouble, slurm: SlurmDouble):
+    in_service.in_use = True
+    run()
+    nodes.resume(NODE)
+    assert hook()
+    assert (slurm.record, hold.Hold.load()) == (Record(""), None)
+
+
+def test_no_reboot_into_a_kernel_without_the_driver(in_service: MachineDouble, monkeypatch: pytest.MonkeyPatch):
+    real = in_service.module_version
+    monkeypatch.setattr(in_service, "module_version", lambda kernel: None if in_service.log else real(kernel))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    with pytest.raises(DriverError, match=f"kernel {KERNEL}, which boots next, has no module of it: see dkms status"):
+        run()
+
+
+def test_a_driver_that_does_not_work_keeps_the_node_drained(
+    in_service: MachineDouble, slurm: SlurmDouble, paths: pathlib.Path
+):
+    (paths / "sys/bus/pci/devices/0000:1b:00.0/config").write_text("lost")
+    with pytest.raises(ActionError, match=r"driver 580\.173\.02 is installed, but GPU 0000:1b:00\.0 fell off the bus"):
+        run()
+    hook(registration.Stage.LOST)
+    assert "DRAIN" in slurm.state()
+
+
+def test_services_run_again_whatever_happens(
+    in_service: MachineDouble, paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    in_service.add_card("0000:01:00.0", 0x22A3, kind="0x068000")
+    (paths / "usr/bin/nvidia-persistenced").touch()
+    dcgm = ("snap.dcgm.dcgm-exporter.service", "snap.dcgm.nv-hostengine.service")
+    in_service.active |= {"nvidia-persistenced.service", *dcgm}
+    with monkeypatch.context() as context:
+        context.setattr(install.apt, "install_exact", lambda _: (_ for _ in ()).throw(CommandError("disk is full")))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+        with pytest.raises(CommandError, match="disk is full"):
+            run()
+    assert {"nvidia-persistenced.service", *dcgm} <= in_service.active
+    run()
+    assert in_service.fabric_version() == "580.173.02"
+    assert {state.FABRIC, "nvidia-persistenced.service", *dcgm} <= in_service.active
+    assert state.FABRIC in in_service.enabled
+    assert not services.STOPPED.exists()
+
+
+def test_refusals_change_nothing(in_service: MachineDouble, slurm: SlurmDouble, paths: pathlib.Path):
+    with pytest.raises(DriverError):
+        run(version="580.1")
+    hold.take(hold.RESET, NODE, "0000:1b:00.0")
+    slurm.log.clear()
+    with pytest.raises(hold.HoldError, match="slurmd-0 is held for gpu-reset already"):
+        run()
+    (paths / "sys/bus/pci/devices/0000:1b:00.0/vendor").write_text("0x8086\n")
+    with pytest.raises(DriverError, match="no NVIDIA GPU"):
+        run()
+    assert (slurm.log, in_service.log) == ([], [])
+
+
+def test_an_upgrade_that_dies_after_any_command_is_finished_by_the_next(in_service: MachineDouble, slurm: SlurmDouble):
+    """The action dies before the n-th command, for every n; hooks and a second action finish, and no job suffers."""
+    outcomes: set[str] = set()
+    lives = 0
+    for lives in range(200):
+        slurm.record, in_service.log = Record("", "IDLE", {"DYNAMIC_NORM"}), []
+        in_service.installed, in_service.held, in_service.broken = {}, set(), False
+        in_service.install_driver("535", "535.288.01")
+        slurm.waiting, slurm.lives = ["8"], lives
+        slurm.maintained = []
+        slurm.jobs, slurm.waiting = [], []
+        try:
+            run()
+        except Killed:
+            slurm.lives = None
+        else:
+            break
+        assert slurm.jobs == []
+        works = state.explain(upgrade._facts()) is None
+        hook(registration.Stage.REGISTERED if works else registration.Stage.FAILED)
+        held = hold.Hold.load() is not None
+        assert works != held, "a node whose driver does not work is not given out"
+        outcomes.add(str(diagnose(upgrade._facts())))
+        run()
+        hook()
+        node_hold.keep()  # as the service does within seconds
+        assert in_service.loaded == in_service.library_version() == "580.173.02"
+        assert (slurm.record, slurm.maintained, in_service.broken) == (Record(""), [], False)
+    slurm.lives = None
+    assert lives > 25
+    assert {"None", "unfinished", "mismatch"} <= outcomes
+
+
+def test_an_unknown_command_is_noticed(node: MachineDouble):
+    with pytest.raises(AssertionError, match="nobody expected"):
+        apt.run("/usr/bin/apt-get", "autoremove")
