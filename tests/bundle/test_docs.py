@@ -186,3 +186,14 @@ def test_the_how_to_places_machines_as_the_overlay_does():
     added = re.findall(r"juju add-machine ssh:\S+ +# (?:becomes machine )?(\d)$", text, re.MULTILINE)
     assert added == sorted(machines)
     assert "--overlay ./overlays/machines.yaml --map-machines=existing" in text
+
+
+# --- pictures --------------------------------------------------------------------------------------------------------
+
+
+def test_every_picture_exists_is_small_and_is_shown():
+    link = re.compile(r"(?:!\[[^\]]*\]\(|<img src=\")([^)\"]+)")
+    shown = {(page.parent / path).resolve() for page in PAGES for path in link.findall(page.read_text())}
+    images = rules.ROOT / "docs" / "images"
+    assert shown == set(images.iterdir()), "docs/images differs from the pictures that pages show"
+    assert [path.name for path in shown if path.stat().st_size > 300_000] == []
