@@ -16,6 +16,9 @@ import slurmutils
 import yaml
 from documents import ANYWHERE, PAGES, SOURCES, named, settings
 
+PAGES_TO_TYPE = [
+    page for page in PAGES if page.parent.name in ("howto", "tutorial", "ways") or page.name == "README.md"
+]
 BUNDLE: dict[str, Any] = yaml.safe_load(rules.BUNDLE.read_text())
 
 
@@ -95,6 +98,13 @@ def test_commands_of_the_sandbox_exist(page: pathlib.Path):
         for name in re.findall(r"@(?:cli\.command|_change)\([^)]*\)(?:\n.*?)*?\ndef (\w+)\(", source)
     }
     assert set(re.findall(r"\./sandboxctl ([a-z][a-z-]+)", page.read_text())) <= known
+
+
+@pytest.mark.parametrize("page", PAGES_TO_TYPE, ids=named)
+def test_code_fits_the_box_of_the_site(page: pathlib.Path):
+    blocks = re.findall(r"^```(?:shell|python)\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines() if "slurm-conf-parameters" not in line]
+    assert [line for line in lines if len(line) > 84] == []
 
 
 def test_every_overlay_is_in_the_readme():
@@ -186,3 +196,14 @@ def test_the_how_to_places_machines_as_the_overlay_does():
     added = re.findall(r"juju add-machine ssh:\S+ +# (?:becomes machine )?(\d)$", text, re.MULTILINE)
     assert added == sorted(machines)
     assert "--overlay ./overlays/machines.yaml --map-machines=existing" in text
+
+
+# --- pictures --------------------------------------------------------------------------------------------------------
+
+
+def test_every_picture_exists_is_small_and_is_shown():
+    link = re.compile(r"(?:!\[[^\]]*\]\(|<img src=\")([^)\"]+)")
+    shown = {(page.parent / path).resolve() for page in PAGES for path in link.findall(page.read_text())}
+    images = rules.ROOT / "docs" / "images"
+    assert shown == set(images.iterdir()), "docs/images differs from the pictures that pages show"
+    assert [path.name for path in shown if path.stat().st_size > 300_000] == []

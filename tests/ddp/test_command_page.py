@@ -54,7 +54,7 @@ def typed() -> list[str]:
         REPOSITORY / "charms/ddp-trainer/README.md",
     ]
     for page in pages:
-        for block in re.findall(r"^```shell\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+        for block in re.findall(r"^```shell\n(.*?)^```", page.read_text().replace("\\\n", " "), re.M | re.S):
             found += re.findall(r"^(?:./sandboxctl ssh \S+ )?(ddp .*)$", block, re.MULTILINE)
             found += re.findall(r"\$\((ddp [^)]*)\)", block)
     found += re.findall(r"ssh sackd/0 (ddp .*?)(?:   .*)?$", (REPOSITORY / "sandbox/demo.py").read_text(), re.MULTILINE)
