@@ -25,8 +25,8 @@ _HEAD = """\
 <!-- Written by scripts/actions.py from lib/ddp: change that one. -->
 # ddp
 
-How to use it: [submit, follow and stop a job](../howto/submit.md). In `submit`, `sweep` and `render` options go before the
-script: what follows its name is the script's. `ddp COMMAND --help` shows the same as this page.
+How to use it: [submit, follow and stop a job](../howto/submit.md). In `submit`, `sweep` and `render` options go before
+the script: what follows its name is the script's. `ddp COMMAND --help` shows the same as this page.
 
 Exit status: 0 done; 1 failed, with one line on standard error; 2 usage: an option, an argument or a configuration file
 is wrong.

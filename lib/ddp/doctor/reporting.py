@@ -41,7 +41,7 @@ def _verdict(facts: Facts, num_errors: int, num_warnings: int) -> str:
 
 
 def _table(facts: Facts, findings: collections.abc.Sequence[Finding]) -> str:
-    rows = [_COLUMNS.split()]
+    rows: list[list[str]] = [_COLUMNS.split()]
     words = {
         level: {word for f in findings if f.level == level for word in re.split(r"[ ,]+", f.where)} for level in ORDER
     }
@@ -53,7 +53,7 @@ def _table(facts: Facts, findings: collections.abc.Sequence[Finding]) -> str:
             rows.append([name, *[""] * (len(rows[0]) - 2), facts.left_out.get(name, "no answer")])
             continue
         filesystem, peers = as_dict(about["filesystem"]), list(about["network"]["peers"].values())
-        environment = next((as_dict(one) for one in about["environments"] if "seconds" in one), {})
+        environment = next((as_dict(one) for one in about["environments"] if "seconds" in one), as_dict(None))
         cells = (
             about["versions"]["slurm"],
             about["versions"]["python"],

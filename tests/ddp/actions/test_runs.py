@@ -199,7 +199,7 @@ def test_a_preempted_run_says_from_where_it_goes_on(ready: Trainer):
         (
             "compare-runs",
             {"runs": "a,$(id)"},
-            "runs: 'a,$(id)' is not allowed; names of runs or ids of jobs, separated by commas or blanks",
+            "runs: 'a,$(id)' is not allowed; names, separated by commas or blanks",
         ),
         ("compare-runs", {"runs": "one,two"}, "runs: there is no run 'one' in {runs}; ddp list"),
         ("list-runs", {"lines": 0}, "lines: 0 is not allowed; a whole number from 1 to 1000"),
@@ -298,13 +298,13 @@ def test_what_has_no_loss_is_not_compared(motley: Trainer):
             {"run": "night", "workload": "smoke"},
             "run: night exists already; choose another name",
         ),
-        ({"run": "table"}, "run: table is of the kind collectives, which gpt cannot go on with; choose another name"),
+        ({"run": "table"}, "run: table is of the kind collectives, which gpt cannot continue; choose another name"),
         (
             {"run": "prepare-owt"},
-            "run: prepare-owt is of the kind prepare, which gpt cannot go on with; choose another name",
+            "run: prepare-owt is of the kind prepare, which gpt cannot continue; choose another name",
         ),
-        ({"run": "mine"}, "run: mine is of the kind script, which gpt cannot go on with; choose another name"),
-        ({"run": "notes"}, "run: {runs}/notes holds no job.json, so it is no run; choose another name"),
+        ({"run": "mine"}, "run: mine is of the kind script, which gpt cannot continue; choose another name"),
+        ({"run": "notes"}, "run: {runs}/notes has no job.json, so it is no run; choose another name"),
         (
             {"resume": "table"},
             "resume: table is of the kind collectives; only a run of the workload gpt can be resumed from",
