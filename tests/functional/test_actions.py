@@ -65,14 +65,12 @@ TABLE: dict[tuple[str, str], Good | Refused | str] = {
         {"state": "COMPLETED", "table": r"(?s).*Out of bounds values : 0 OK.*", "baseline": ".*/collectives.json"},
     ),
     (TRAINER, "plan"): Good((*SMALL, "tokens-per-second=1000"), {"efficiency": r"\d+%", "step": r"[\d.]+ m?s"}),
-    (TRAINER, "list-jobs"): Good(results={"count": r"\d+", "jobs": r"(?s)JOB-ID  RUN .*"}),
-    (TRAINER, "show-job"): Good(("run=tour-b",), {"state": "COMPLETED"}),
-    (TRAINER, "job-log"): Good(("run=tour-b", "rank=1", "lines=5"), {"text": r"(?s).*\[RANK\] rank=1 .*"}),
+    (TRAINER, "run-log"): Good(("run=tour-b", "rank=1", "lines=5"), {"text": r"(?s).*\[RANK\] rank=1 .*"}),
     **dict.fromkeys(
         [
             (TRAINER, name)
             for name in (
-                "install-environment", "prepare-dataset", "submit-ddp", "submit-sweep", "resume-now", "cancel-job",
+                "install-environment", "prepare-dataset", "submit-ddp", "submit-sweep", "resume-run", "cancel-run",
             )
         ],
         ELSEWHERE,

@@ -119,13 +119,13 @@ def test_gpt_learns_real_text_and_its_checkpoint_loads(cluster: Cluster):
 
 def test_jobs_are_listed_and_their_logs_shown(cluster: Cluster):
     result = check_smoke(cluster)
-    assert str(result["job-id"]) in json.dumps(cluster.action("list-jobs"))
-    assert "[DONE]" in json.dumps(cluster.action("job-log", f"job-id={result['job-id']}"))
+    assert str(result["run"]) in json.dumps(cluster.action("list-runs"))
+    assert "[DONE]" in json.dumps(cluster.action("run-log", f"run={result['run']}"))
 
 
 def test_a_running_job_can_be_cancelled(cluster: Cluster):
     result = cluster.action("submit-ddp", "nodes=2", "args=--steps 100000")
-    cluster.action("cancel-job", f"job-id={result['job-id']}")
+    cluster.action("cancel-run", f"run={result['run']}")
 
     def check() -> None:
         shown = cluster.on("sackd/0", "scontrol", "show", "job", str(result["job-id"]), "-o")
@@ -153,8 +153,8 @@ HOSTILE = "$(touch /tmp/owned)`touch /tmp/owned`\"';\ntouch /tmp/owned"
             (["submit-ddp", f"{name}={HOSTILE}"], name)
             for name in ("workload", "dataset", "run", "partition", "time-limit")
         ),
-        (["job-log", f"job-id={HOSTILE}"], "job-id"),
-        (["cancel-job", "job-id=0"], "job-id"),
+        (["run-log", f"run={HOSTILE}"], "run"),
+        (["cancel-run", "run=nothing"], "run"),
         (["prepare-dataset", f"name={HOSTILE}"], "name"),
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else value,

@@ -3,11 +3,11 @@
 import collections.abc
 import re
 
-from ddp import tables
 from ddp.base import Results, Settings
 from ddp.doctor import cluster_rules
 from ddp.doctor.facts import Facts, as_dict, clock_offsets, mib
 from ddp.doctor.findings import ORDER, Finding
+from ddp.view import tables
 
 _COLUMNS = "NODE SLURM PYTHON CLOCK MOUNT MB/S RENAME SEEN NET TRIP NET-MB/S SHM GPUS TORCH UNPACK IMPORT VERDICT"
 
