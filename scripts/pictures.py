@@ -67,18 +67,18 @@ def write(name: str, content: bytes) -> None:
 
 
 def demo_result(output: str) -> str:
-    """Cut the demo's result out of its output: nodes, mounts, the job and the times."""
-    result = output[output.rindex("\nSlurm (sinfo):") + 1 : output.rindex("\nTry next:")]
+    """Cut the demo's result out of its output: nodes, mounts and the job."""
+    result = output[output.rindex("\nSlurm (sinfo):") + 1 : output.rindex("\nTime:")]
     return f"$ make demo\n...\n{result.rstrip()}"
 
 
-def last_live_frame(output: str) -> str:
-    """Return the last frame of a `ddp watch` in which the run still trains and has a curve."""
+def live_frame(output: str) -> str:
+    """Return a frame of a `ddp watch` in which the run has trained for two thirds of its time."""
     frames = [_MODES.sub("", frame).strip("\r\n") for frame in _REDRAW.split(output.replace("\r\n", "\n"))]
     live = [frame for frame in frames if "RUNNING" in frame and "step 0" not in frame]
     if not live:
         raise PictureError(f"ddp watch showed no step of {RUN}")
-    return live[-1]
+    return live[len(live) * 2 // 3]
 
 
 def watch() -> str:
@@ -116,7 +116,7 @@ def main(argv: list[str]) -> int:
     try:
         recorded = pathlib.Path(argv[1]).read_text() if argv[1:] else sandboxctl("demo").decode()
         terminal("demo", "make demo", rich.text.Text(demo_result(recorded)))
-        terminal("watch", f"ddp watch {RUN}", rich.text.Text.from_ansi(last_live_frame(watch())))
+        terminal("watch", f"ddp watch {RUN}", rich.text.Text.from_ansi(live_frame(watch())))
         write("report.png", report())
         write("loss.png", sandboxctl("exec", LOGIN, "--", "cat", f"{RUNS}/{RUN}/loss.png"))
     except PictureError as e:
