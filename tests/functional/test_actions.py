@@ -65,26 +65,33 @@ TABLE: dict[tuple[str, str], Good | Refused | str] = {
         {"state": "COMPLETED", "table": r"(?s).*Out of bounds values : 0 OK.*", "baseline": ".*/collectives.json"},
     ),
     (TRAINER, "plan"): Good((*SMALL, "tokens-per-second=1000"), {"efficiency": r"\d+%", "step": r"[\d.]+ m?s"}),
-    (TRAINER, "list-jobs"): Good(results={"count": r"\d+", "jobs": r"(?s)JOB-ID  RUN .*"}),
-    (TRAINER, "show-job"): Good(("run=tour-b",), {"state": "COMPLETED"}),
-    (TRAINER, "job-log"): Good(("run=tour-b", "rank=1", "lines=5"), {"text": r"(?s).*\[RANK\] rank=1 .*"}),
+    (TRAINER, "run-log"): Good(("run=tour-b", "rank=1", "lines=5"), {"text": r"(?s).*\[RANK\] rank=1 .*"}),
     **dict.fromkeys(
         [
             (TRAINER, name)
             for name in (
-                "install-environment", "prepare-dataset", "submit-ddp", "submit-sweep", "resume-now", "cancel-job",
+                "install-environment",
+                "prepare-dataset",
+                "submit-ddp",
+                "submit-sweep",
+                "resume-run",
+                "cancel-run",
             )
         ],
         ELSEWHERE,
     ),
-    (PROXY, "status"): Good(results={"volume": "shared", "clients": "3", "capacity-gib": r"\d+", "survives-power-loss": "yes"}),
+    (PROXY, "status"): Good(
+        results={"volume": "shared", "clients": "3", "capacity-gib": r"\d+", "survives-power-loss": "yes"}
+    ),
     (PROXY, "fsck"): Good(results={"state": "clean", "summary": r"Used by \d+ slices .*"}),
     (PROXY, "gc"): Good(results={"mode": "dry run.*", "summary": r"scanned \d+ objects.*"}),
     (PROXY, "backup-metadata"): Good(results={"file": r"/\S+\.json\.gz", "sha256": "[0-9a-f]{64}"}),
     (PROXY, "restore-metadata"): Refused(("uuid=x", "file=/tmp/none"), "uuid: this application's volume is .*"),
     (PROXY, "set-quota"): Good(("path=/datasets", "capacity=900"), {"size": "900 GiB"}),
     (PROXY, "list-quotas"): Good(results={"count": "1", "quotas": r".*/datasets.*"}),
-    (PROXY, "export-kubernetes"): Good(results={"file": r"/\S+\.yaml", "without-secrets": r"(?s).*csi\.juicefs\.com.*"}),
+    (PROXY, "export-kubernetes"): Good(
+        results={"file": r"/\S+\.yaml", "without-secrets": r"(?s).*csi\.juicefs\.com.*"}
+    ),
     (PROXY, "benchmark"): Good(("big-file-size=8", "small-files=5"), {"write-big-file": r".* MiB/s.*"}),
     (CLIENT, "status"): Good(results={"state": "right", "source": "JuiceFS:shared", "mountpoint": "/mnt/shared"}),
     (CLIENT, "warmup"): Good(("path=runs",), {"path": "/mnt/shared/runs"}),
@@ -97,7 +104,7 @@ TABLE: dict[tuple[str, str], Good | Refused | str] = {
     (GPU, "upgrade-driver"): Refused(("wait=0",), r"branch: driver=keep names none; .*"),
     (GPU, "reset-gpu"): Refused(("gpu=0000:99:00.0",), r"gpu: no card at 0000:99:00\.0; there is 0000:81:00\.0"),
     (GPU, "set-mig"): Refused(("gpu=all", "profiles=3g.20gb", "wait=5"), NO_SMI),
-}  # fmt: skip
+}
 
 
 def beside(cluster: Cluster, charm: str, host: str = "slurmd/0") -> str:

@@ -50,10 +50,8 @@ def plain() -> collections.abc.Iterator[PlainSlurm]:
 
 
 def _copy_repository(target: pathlib.Path) -> None:
-    listed = subprocess.run(
-        ["git", "-c", f"safe.directory={REPOSITORY}", "ls-files", "-z"],
-        cwd=REPOSITORY, check=True, capture_output=True, text=True, timeout=60,
-    ).stdout  # fmt: skip
+    argv = ["git", "-C", str(REPOSITORY), "-c", f"safe.directory={REPOSITORY}", "ls-files", "-z"]
+    listed = subprocess.run(argv, check=True, capture_output=True, text=True, timeout=60).stdout
     for name in listed.split("\0")[:-1]:
         if (REPOSITORY / name).is_file():  # not one that was just removed
             (target / name).parent.mkdir(parents=True, exist_ok=True)
@@ -105,7 +103,7 @@ def test_a_failure_shows_in_the_exit_status(plain: PlainSlurm, smoke: Json):
     absent = plain.tries("ddp show nothing")
     assert (absent.code, absent.err.splitlines()) == (
         1,
-        [f"ddp: run: there is no run 'nothing' in {WORKSPACE}/runs; see: ddp runs"],
+        [f"ddp: run: there is no run 'nothing' in {WORKSPACE}/runs; ddp list"],
     )
     assert plain.tries("ddp submit --nodse 2 train.py").code == 2
     wrong = plain.tries("DDP_TORCH_BUILD=rocm ddp list")

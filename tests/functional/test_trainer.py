@@ -49,16 +49,6 @@ def test_a_rank_that_takes_more_memory_than_the_job_has_is_reported(drills: Clus
 
 
 @pytest.mark.long
-def test_a_job_that_was_requeued_and_is_held_is_released(drills: Cluster):
-    job = submit(drills, "steps.py", "args=600 0.5")
-    until(drills, job, "step=3")
-    drills.on("sackd/0", "scontrol", "requeuehold", job["job-id"])
-    assert drills.action("resume-now", f"job-id={job['job-id']}")["reason"] != "job requeued in held state"
-    until(drills, job, f"attempt={job['job-id']}.r1")
-    until_state(drills, job, "COMPLETED")
-
-
-@pytest.mark.long
 def test_an_account_that_slurmctld_lacks_is_named_with_the_command_that_adds_it(drills: Cluster):
     hosts = ("sackd/0", "slurmd/0", "slurmd/1")
     for unit in hosts:
@@ -103,7 +93,7 @@ def test_a_node_at_fault_is_left_out_and_the_job_goes_on_elsewhere(drills: Clust
     until(drills, job, "[RESTART] without slurmd-")
     bad = drills.on("sackd/0", "cat", f"{job['run-dir']}/first")
     assert until_state(drills, job, "PENDING")["ExcNodeList"] == bad
-    drills.action("resume-now", f"job-id={job['job-id']}")
+    drills.action("resume-run", f"run={job['run']}")
     found = until_state(drills, job, "COMPLETED")
     assert found["Restarts"] == "1"
     assert found["NodeList"] not in (bad, "")
@@ -112,7 +102,7 @@ def test_a_node_at_fault_is_left_out_and_the_job_goes_on_elsewhere(drills: Clust
 def test_a_cancelled_job_saves_and_never_comes_back(drills: Cluster):
     job = submit(drills, "steps.py", "args=1000 0.2")
     until(drills, job, "step=2 ")
-    assert drills.action("cancel-job", f"job-id={job['job-id']}")["state"] == "CANCELLED"
+    assert drills.action("cancel-run", f"run={job['run']}")["state"] == "CANCELLED"
     until(drills, job, "TERM: asking the ranks to save and leave")
     until_gone(drills, job)
     found = record(drills, job["job-id"])
@@ -125,24 +115,12 @@ def test_a_warning_saves_requeues_once_and_the_run_goes_on_where_it_was(drills: 
     drills.on("sackd/0", "scancel", "--signal=USR1", "--batch", job["job-id"])
     until(drills, job, "is queued again")
     assert until_state(drills, job, "PENDING")["Restarts"] == "1"
-    drills.action("resume-now", f"job-id={job['job-id']}")
+    drills.action("resume-run", f"run={job['run']}")
     found = until_state(drills, job, "COMPLETED")
     assert found["Restarts"] == "1", "exactly once"
     done = steps_done(drills, job)
     assert [step for step, _ in done] == list(range(len(done))), "no step twice, none left out"
     assert {attempt.split(".")[1] for _, attempt in done} == {"r0", "r1"}
-
-
-@pytest.mark.long
-def test_the_time_limit_saves_and_requeues(drills: Cluster):
-    job = submit(drills, "steps.py", "args=100000 0.3", "time-limit=1")
-    until(drills, job, "is queued again")
-    assert until_state(drills, job, "PENDING")["Restarts"] == "1"
-    assert log_of(drills, job).count("[REQUEUE] ") == 1
-    drills.action("cancel-job", f"job-id={job['job-id']}")
-    until_state(drills, job, "CANCELLED")
-    until_gone(drills, job)
-    assert record(drills, job["job-id"])["JobState"] == "CANCELLED", "and it does not come back"
 
 
 @pytest.mark.long
@@ -152,10 +130,8 @@ def test_slurmctld_is_restarted_in_the_middle(drills: Cluster):
     until(drills, job, "step=1 ")
     command = ["run", "trainer/0", "submit-ddp", f"workload={CODE}/steps.py", "args=20 0.5", "wait=true"]
     small = ["nodes=1", "gpus-per-node=0", "cpus-per-task=1", "memory=1G", "launcher=srun", "run=during-restart"]
-    with subprocess.Popen(
-        [REPOSITORY / "sandboxctl", "--model", drills.model, *command, *small],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    ) as waiting:  # fmt: skip
+    argv = [REPOSITORY / "sandboxctl", "--model", drills.model, *command, *small]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as waiting:
         until(drills, {"log": "/mnt/shared/runs/during-restart/logs/*.out"}, "step=1 ")
         drills.on("slurmctld/0", "systemctl", "stop", "slurmctld")
         try:
@@ -170,7 +146,7 @@ def test_slurmctld_is_restarted_in_the_middle(drills: Cluster):
     assert "state: COMPLETED" in output
     until(drills, job, "is queued again")
     assert until_state(drills, job, "PENDING")["Restarts"] == "1"
-    drills.action("cancel-job", f"job-id={job['job-id']}")
+    drills.action("cancel-run", f"run={job['run']}")
 
 
 @pytest.mark.long
@@ -191,7 +167,7 @@ def test_a_sweep_runs_each_element_with_its_own_options(drills: Cluster):
     done = drills.action("submit-sweep", f"workload={CODE}/options.py", "grid=lr=0.1,0.2", *small, "wait=true")
     assert done["states"] == "2 COMPLETED"
     for number, rate in enumerate(("0.1", "0.2")):
-        assert f"options --lr {rate}" in drills.action("job-log", f"run=drill-{number}")["text"]
+        assert f"options --lr {rate}" in drills.action("run-log", f"run=drill-{number}")["text"]
 
 
 @pytest.mark.long
@@ -208,12 +184,12 @@ def test_a_run_of_a_sweep_is_cancelled_alone_and_then_the_sweep(drills: Cluster)
     drills.action("submit-sweep", f"workload={CODE}/steps.py", "grid=x=1,2,3", "parallel=2", *small)
     for number in (0, 1):
         until(drills, {"log": f"/mnt/shared/runs/ended-{number}/logs/*.out"}, "step=1 ")
-    assert drills.action("cancel-job", "run=ended-0")["state"] == "CANCELLED"
-    shown = drills.action("show-job", "run=ended")
+    assert drills.action("cancel-run", "run=ended-0")["state"] == "CANCELLED"
+    shown = drills.action("show-run", "run=ended")
     assert "1 CANCELLED" in shown["states"], shown
-    assert drills.action("show-job", "run=ended-1")["state"] == "RUNNING"
-    assert drills.action("cancel-job", "run=ended")["state"] == "CANCELLED"
-    assert drills.action("show-job", "run=ended")["states"] == "3 CANCELLED"
+    assert drills.action("show-run", "run=ended-1")["state"] == "RUNNING"
+    assert drills.action("cancel-run", "run=ended")["state"] == "CANCELLED"
+    assert drills.action("show-run", "run=ended")["states"] == "3 CANCELLED"
 
 
 def test_a_token_reaches_the_job_in_a_file_and_a_new_one_the_next_job(drills: Cluster):
@@ -249,7 +225,7 @@ def test_a_damaged_dataset_is_reported_in_one_line(drills: Cluster):
 def test_a_full_filesystem_is_reported_before_and_during_a_job(drills: Cluster):
     job = submit(drills, "full.py")
     until_state(drills, job, "FAILED")
-    shown = drills.action("show-job", f"job-id={job['job-id']}")
+    shown = drills.action("show-run", f"run={job['run']}")
     assert shown["failure"].endswith("OSError: [Errno 28] No space left on device")
     runs = "/mnt/shared/runs"
     owner = drills.on("sackd/0", "id", "-u", "ubuntu").strip()
