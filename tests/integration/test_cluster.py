@@ -60,15 +60,15 @@ def test_a_job_is_listed_read_and_cancelled(cluster: Cluster):
     cluster.exec(LOGIN, f"printf 'import time\\ntime.sleep(600)\\n' > {script} && chown ubuntu: {script}")
     try:
         result = cluster.run(TRAINER, "submit-ddp", workload=script, nodes=2)
-        job = result["job-id"]
-        assert job in json.dumps(cluster.run(TRAINER, "list-jobs"))
+        job, name = result["job-id"], result["run"]
+        assert name in json.dumps(cluster.run(TRAINER, "list-runs"))
 
         def is_running() -> bool:
             return cluster.exec(LOGIN, f"squeue --noheader --job {job} --format %T") == "RUNNING"
 
         cluster.wait_until(is_running, f"job {job} runs", timeout_s=JOB_S)
-        cluster.run(TRAINER, "job-log", job_id=job)
-        cluster.run(TRAINER, "cancel-job", job_id=job)
+        cluster.run(TRAINER, "run-log", run=name)
+        cluster.run(TRAINER, "cancel-run", run=name)
 
         def has_ended() -> bool:
             return cluster.exec(LOGIN, f"squeue --noheader --job {job} --format %T 2>/dev/null || true") == ""

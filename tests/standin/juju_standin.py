@@ -27,9 +27,6 @@ class JujuError(Exception):
     """What the juju client prints behind `ERROR`."""
 
 
-# --- the client ------------------------------------------------------------------------------------------------------
-
-
 def show_controller(state: State, words: list[str]) -> str:
     """The current controller."""
     _exactly(words, "--format", "json")
@@ -165,9 +162,9 @@ def run(model: State, words: list[str]) -> str:
 
 def _act(model: State, action: str, params: dict[str, str]) -> tuple[dict[str, str], str]:
     if action != "submit-ddp":
-        if action == "cancel-job":
-            model["jobs"][params["job-id"]] = "CANCELLED"
-        return {"jobs": json.dumps(list(model["jobs"]))}, ""
+        if action == "cancel-run":
+            model["jobs"][params["run"].removeprefix("run-")] = "CANCELLED"
+        return {"runs": json.dumps([f"run-{job}" for job in model["jobs"]])}, ""
     nodes, workload = int(params.get("nodes", 2)), params.get("workload", "gpt")
     have = model["applications"]["slurmd"]["units"]
     if nodes > len(have):
@@ -185,7 +182,13 @@ def _act(model: State, action: str, params: dict[str, str]) -> tuple[dict[str, s
     summary |= {"last_loss": 2.0, "checkpoint": f"{SHARED}/runs/run-{job}/checkpoint"}
     (folder / "summary.json").write_text(json.dumps(summary))
     place = f"{SHARED}/runs/run-{job}"
-    return {"job-id": job, "state": model["jobs"][job], "run-dir": place, "log": f"{place}/log"}, ""
+    return {
+        "job-id": job,
+        "run": f"run-{job}",
+        "state": model["jobs"][job],
+        "run-dir": place,
+        "log": f"{place}/log",
+    }, ""
 
 
 def execute(model: State, words: list[str]) -> str:
@@ -208,9 +211,6 @@ def execute(model: State, words: list[str]) -> str:
     done = subprocess.run(["/bin/sh", "-c", command], check=False, capture_output=True, text=True, env=environment)
     results: State = {"return-code": done.returncode, "stdout": done.stdout.replace(str(HOME / "shared"), SHARED)}
     return json.dumps({unit: {"results": results, "status": "completed", "id": "8"}})
-
-
-# --- the hosts -------------------------------------------------------------------------------------------------------
 
 
 def host(state: State, command: str, words: list[str]) -> str:

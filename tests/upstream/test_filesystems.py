@@ -36,9 +36,6 @@ def info(uri: str) -> Any:
     return library._uri_to_fs_info(uri, types.SimpleNamespace())
 
 
-# --- what upstream writes --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
@@ -75,18 +72,6 @@ def test_lustre_server_proxy_is_read(nids: str):
     assert filesystem_info.parse(uri) == filesystem_info.Lustre(tuple(nids.split()), "exafs")
 
 
-def test_what_ceph_fs_writes_without_secrets_is_read():
-    library: Any = importlib.import_module("charms.filesystem_client.v0.filesystem_info")
-    options = {"fsid": FSID, "name": "ceph-fs", "auth": "plain:AQB/x+y=="}
-    uri = str(library._UriData(scheme="cephfs", hosts=["10.0.0.1:6789"], path="/", user="u", options=options))
-    read = filesystem_info.parse(uri)
-    assert isinstance(read, filesystem_info.Cephfs)
-    assert read.key == "AQB/x+y=="
-
-
-# --- what we write ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "ours",
     [
@@ -115,9 +100,6 @@ def test_upstream_reads_our_lustre():
     read = info(ours.uri())
     assert (tuple(read.mgs_ids), read.fs_name) == (ours.nids, ours.fs_name)
     assert filesystem_info.parse(read.to_uri(None)) == ours
-
-
-# --- upstream's filesystem-client ------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -155,17 +137,6 @@ def test_upstream_s_client_mounts_what_we_publish(client: testing.Context[Any], 
     assert f" u@{FSID}.cephfs=/a" in mount(client, tmp_path, ours.uri(), secret)
 
 
-def test_upstream_s_client_fails_on_juicefs_and_on_lustre(client: testing.Context[Any], tmp_path: pathlib.Path):
-    """Hook errors, which the README's limits name: juicefs-server-proxy is for shared-filesystem-client only."""
-    volume = filesystem_info.Juicefs("shared", ("10.0.0.5:6379",), "redis", "1", "0e5d2f4e-0000-4000-8000-000000000001")
-    for uri, kind in ((volume.uri(), "juicefs"), (filesystem_info.Lustre(("10.0.0.2@tcp",), "exafs").uri(), "lustre")):
-        with pytest.raises(testing.errors.UncaughtCharmError, match=f"unsupported filesystem type `{kind}`"):
-            mount(client, tmp_path, uri)
-
-
-# --- mount_info ------------------------------------------------------------------------------------------------------
-
-
 def test_what_upstream_asks_for_is_read():
     context = checkout.context("test-mount-client", checkout.load("test-mount-client").TestMountClient)
     relation = testing.Relation("mount", interface="mount_info", remote_app_name="client")
@@ -188,12 +159,3 @@ def test_upstream_s_client_reads_what_we_ask_for(client: testing.Context[Any], t
     assert words[0] == request.mountpoint
     assert {"nodev", "suid", "ro" if read_only else "rw"} <= set(words[1].lstrip("-").split(","))
     assert out.get_relation(asking.id).local_unit_data["mounted"] == mount_info.answer(mounted=True)["mounted"]
-
-
-@pytest.mark.parametrize(("mounted", "event"), [(True, "MountedFilesystemEvent"), (False, "UnmountedFilesystemEvent")])
-def test_upstream_s_slurmctld_gets_our_answer(slurmctld: testing.Context[Any], host: Host, mounted: bool, event: str):
-    relation = testing.SubordinateRelation(
-        "mount", interface="mount_info", remote_app_name="client", remote_unit_data=mount_info.answer(mounted=mounted)
-    )
-    slurmctld.run(slurmctld.on.relation_changed(relation), testing.State(leader=True, relations={relation}))
-    assert event in {type(emitted).__name__ for emitted in slurmctld.emitted_events}

@@ -32,6 +32,7 @@ class FakeMounter:
     kernel_error: Exception | None = None
     program_error: Exception | None = None
     seen: keeper.Health = dataclasses.field(default_factory=keeper.Health)
+    kept: str = ""
     remounts: int = 0
     wakes: dict[str, list[str]] = dataclasses.field(default_factory=dict[str, list[str]])
     resources: list[pathlib.Path | None] = dataclasses.field(default_factory=list[pathlib.Path | None])
@@ -70,7 +71,7 @@ class FakeMounter:
     def remove(self, app: str, *, unit: str) -> str:
         self.units.discard(unit)
         self.mounted = None
-        return ""
+        return self.kept
 
     def load_all(self) -> dict[str, keeper.Watch]:
         fstypes = self.mounted.fstypes if self.mounted is not None else ()

@@ -408,10 +408,7 @@ def test_while_the_charm_is_at_it_the_keeper_keeps_out(rig: Rig, capsys: pytest.
         assert not (rig.folder / keeper.HEALTH).exists()
     assert keeper.main([str(rig.folder)]) == 0
     assert capsys.readouterr().out == ""
-    assert keeper.main([str(rig.folder), "--json"]) == 0
-    health = records.load(keeper.Health(), rig.folder / keeper.HEALTH)
-    assert health.state == "right"
-    assert json.loads(capsys.readouterr().out) == dataclasses.asdict(health)
+    assert records.load(keeper.Health(), rig.folder / keeper.HEALTH).state == "right"
 
 
 @pytest.mark.parametrize("text", [None, "", "[]", "{}", '{"app": 1}', '{"app":"a","mountpoint":"/m","unit":"u"}'])
@@ -467,10 +464,10 @@ def test_it_runs_alone_as_the_charm_lays_it_out(tmp_path: pathlib.Path):
     state.mkdir()
     watch = keeper.Watch("a", "/proc", "a-unit-that-is-not.service", ("proc",), ("proc",), (), writable=False)
     (state / keeper.WATCH).write_text(json.dumps(dataclasses.asdict(watch)))
-    argv = [sys.executable, "-S", "-E", "-B", str(tmp_path / "mount_keeper.py"), str(state), "--json"]
+    argv = [sys.executable, "-S", "-E", "-B", str(tmp_path / "mount_keeper.py"), str(state)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False, env={"PATH": "/usr/bin:/bin"})
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["state"] == "right"
+    assert json.loads((state / keeper.HEALTH).read_text())["state"] == "right"
 
 
 def need(rig: Rig) -> dict[str, str]:
