@@ -97,16 +97,6 @@ def test_every_mount_and_every_slurm_daemon_gets_a_machine_of_its_own_on_lxd(
     assert have == need
 
 
-def test_upstream_facts_name_their_source_and_are_all_used(bundle: dict[str, Any]):
-    facts = rules.yaml.safe_load((rules.ROOT / "tests/bundle/upstream.yaml").read_text())
-    assert all("@" in fact["source"] or "track" in fact["source"] for fact in facts["charms"].values())
-    everything = rules.merge(bundle, *(overlay(name) for name in ("cephfs", "cos")))
-    bodies = [body for path in (rules.BUNDLE, *rules.OVERLAYS) for body in rules.read(path)["applications"].values()]
-    used = {body["charm"] for body in bodies if body and "charm" in body}
-    assert set(facts["charms"]) == {name for name in used if not name.startswith(".")}
-    assert set(facts["offers"]) == set(everything["saas"])
-
-
 MISTAKES: list[dict[str, Any]] = rules.yaml.safe_load((rules.ROOT / "tests/bundle/mistakes.yaml").read_text())
 
 

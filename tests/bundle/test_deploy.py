@@ -40,16 +40,8 @@ print(json.dumps({{"type": "charm", "name": name, "charm": {{}}, "channels": cha
 
 def revision(track: str, risk: str, number: int, *bases: str) -> dict[str, Any]:
     """Return a revision as `juju info` lists it."""
-    return {
-        "track": track,
-        "risk": risk,
-        "version": str(number),
-        "revision": number,
-        "released-at": "2026-06-22T19:44:44.076943+00:00",
-        "size": 12042240,
-        "architectures": ["amd64"],
-        "bases": [{"name": "ubuntu", "channel": base} for base in bases],
-    }
+    of_bases = [{"name": "ubuntu", "channel": base} for base in bases]
+    return {"track": track, "risk": risk, "revision": number, "architectures": ["amd64"], "bases": of_bases}
 
 
 def charmhub() -> dict[str, Any]:

@@ -125,12 +125,6 @@ def test_paths_of_packed_charms_are_those_of_pack(page: pathlib.Path):
         assert path in rules.our_charms(), path
 
 
-def test_every_charm_deploys_on_juju_3_6_and_4_as_the_readme_says():
-    assert "Juju 3.6 or 4," in (rules.ROOT / "README.md").read_text()
-    for path in (rules.ROOT / "charms").glob("*/charmcraft.yaml"):
-        assert yaml.safe_load(path.read_text())["assumes"] == ["juju >= 3.6"], path
-
-
 @pytest.mark.parametrize("page", [*PAGES, rules.ROOT / "scripts" / "deploy.sh"], ids=named)
 def test_what_juju_4_dropped_is_never_typed(page: pathlib.Path):
     """`juju wait-for` and `juju status --watch` were removed in 4.0 and 4.0.1 (juju/juju#21692)."""

@@ -47,10 +47,7 @@ def test_ci_runs_the_command_that_the_readme_names():
     ("words", "expected"),
     [
         ([], list(lanes.ALL)),
-        (["lint"], ["lint"]),
-        (["unit"], list(lanes.UNIT)),
         (["lint", "functional"], [*lanes.FUNCTIONAL, "lint"]),
-        (["bench", "lint"], ["lint", "bench"]),
         (["lib", "unit", "lib"], ["lib", *(lane for lane in lanes.UNIT if lane != "lib")]),
     ],
     ids=str,
@@ -163,23 +160,3 @@ def test_setup_lists_the_missing_packages_with_their_reasons(bare: pathlib.Path)
     assert "  python3-apt: Charmcraft asks it about packages\n" in done.stdout
     assert "zstd" not in done.stdout
     assert "asked" not in done.stdout
-
-
-def test_setup_without_root_or_on_another_system_prints_what_to_do(bare: pathlib.Path):
-    (bare / "id").write_text("#!/bin/sh\necho 1000\n")
-    done = setup("pack", path=bare)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("setup: needs root to install: ca-certificates ")
-    (bare / "apt-get").unlink()
-    done = setup("pack", path=bare)
-    assert done.returncode == 1
-    assert "  rsync: stages a charm\n" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("argument", "printed"), [("tests", "unknown group `tests`"), ("--force", "unknown option `--force`")]
-)
-def test_setup_refuses_what_it_does_not_know(argument: str, printed: str):
-    done = setup(argument)
-    assert done.returncode == 2
-    assert printed in done.stderr

@@ -123,9 +123,3 @@ def test_the_product_integrates_what_the_bundle_relates():
     assert ours == {frozenset(pair) for pair in bundle["relations"]}
     waits = set(main["resource"]["juju_integration"]["all"]["depends_on"])
     assert waits == {f"${{module.{label}}}" for label in main["module"]} | {"${juju_application.mysql}"}
-
-
-def test_outputs_name_every_application():
-    outputs = parsed(PRODUCT / "outputs.tf")["output"]
-    bundle = yaml.safe_load(rules.BUNDLE.read_text())
-    assert set(outputs["components"]["value"]) == set(bundle["applications"])
