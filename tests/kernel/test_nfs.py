@@ -158,18 +158,6 @@ def test_nobody_not_even_root_fills_the_folder_while_nothing_is_mounted(rig: Rig
     rig.repaired("a mount unit that was stopped by hand", "systemctl start mount-keeper-client.timer")
 
 
-def test_what_was_unmounted_by_hand_comes_back(rig: Rig):
-    found = rig.healed("an unmount by hand", f"umount {MP}")
-    assert found["healed"] == f"start: nothing is mounted at {MP}"
-    assert len(rig.mounts()) == 1
-
-
-def test_a_second_mount_of_the_same_is_removed(rig: Rig):
-    found = rig.healed("a second mount on top", f"mount -t nfs4 -o nosharecache {SERVER}:/srv/data {MP}")
-    assert found["healed"] == f"restart: 2 mounts lie at {MP}"
-    assert len(rig.mounts()) == 1
-
-
 def test_who_uses_the_first_mount_keeps_it_when_the_second_goes(rig: Rig):
     writes = (
         f"systemd-run --quiet --unit=holder -p WorkingDirectory={MP} sh -c 'exec >>log; while date; do sleep 1; done'"

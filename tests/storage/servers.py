@@ -270,6 +270,13 @@ def mariadb_database(server: Server) -> str:
     return name
 
 
+def mariadb_version(server: Server) -> tuple[int, int]:
+    """Return MariaDB's version."""
+    client = ["mariadb", "--no-defaults", f"--socket={server.directory / 's'}", "--user=root", "-N"]
+    major, minor, *_ = _as("mysql", *client, stdin="SELECT VERSION();").split(".")
+    return int(major), int(minor)
+
+
 def postgres_database(server: Server) -> str:
     """Make a database; return its name."""
     name = f"jfs_{os.urandom(4).hex()}"

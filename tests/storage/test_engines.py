@@ -270,6 +270,19 @@ def mine(redis: servers.Server, bucket: servers.Bucket, proxy: typing.Callable[.
     return found
 
 
+def test_a_database_that_is_too_old_is_reported(
+    mariadb: servers.Server, bucket: servers.Bucket, proxy: typing.Callable[..., proxies.Proxy]
+):
+    version = servers.mariadb_version(mariadb)
+    out = proxy(_mariadb(mariadb), bucket).hook("config_changed")
+    if version >= (11, 1):
+        assert isinstance(out.unit_status, testing.ActiveStatus)
+    else:
+        assert out.unit_status == testing.BlockedStatus(
+            "this database is too old for this juicefs: it takes MySQL 8.0 or MariaDB 11.1, or newer"
+        )
+
+
 def test_an_engine_that_was_emptied_is_not_formatted_again(mine: proxies.Proxy, redis: servers.Server):
     uuid = mine.action("status")["uuid"]
     servers.redis_cli(redis, "-n", "1", "flushdb")
