@@ -37,6 +37,11 @@ mutants:  ## mutation testing of the modules that matter most, about 40 minutes
 lint docs unit functional kernel orders bench pack integration upstream mutants:
 	@$(LANES) $@
 
+.PHONY: pictures
+pictures:  ## the pictures of the documentation into docs/images, from a demo in the sandbox (root, Chromium)
+	@scripts/venv.sh pictures charms/ddp-trainer/requirements.txt
+	@build/venvs/pictures/bin/python scripts/pictures.py
+
 .PHONY: deploy
 deploy:  ## pack, then juju deploy ./bundle.yaml on the current controller; OVERLAYS="gpu nfs" adds overlays
 	@scripts/deploy.sh

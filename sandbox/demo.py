@@ -29,9 +29,9 @@ NEXT = """\
 Try next:
   ./sandboxctl status                                   every unit and its status
   ./sandboxctl run trainer/0 submit-ddp workload=smoke nodes=2 wait=true
-  ./sandboxctl run trainer/0 list-jobs
-  ./sandboxctl run trainer/0 job-log job-id={job}
-  ./sandboxctl ssh sackd/0 ddp runs                     ddp is there for every account; ddp --help lists it all
+  ./sandboxctl run trainer/0 list-runs
+  ./sandboxctl run trainer/0 run-log
+  ./sandboxctl ssh sackd/0 ddp list                     ddp is there for every account; ddp --help lists it all
   ./sandboxctl ssh sackd/0 ddp show                     the newest run: settings, metrics, the loss curve
   ./sandboxctl ssh sackd/0 ddp submit -N 2 --wait smoke
   ./sandboxctl exec sackd/0 -- sinfo -N -o '%N %T %G'
@@ -129,5 +129,5 @@ def _summary(hosts: Hosts, model: Model, result: dict[str, typing.Any], phases: 
         f"\nThe shared filesystem:\n{mounts}\n"
         f"\nJob {result['job-id']} trained a model on two nodes:\n{outcome}\n"
         f"\nTime:\n{phases.text()}\n"
-        f"\n{NEXT.format(job=result['job-id'])}"
+        f"\n{NEXT}"
     )

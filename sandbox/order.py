@@ -2,7 +2,7 @@
 
 Sources: Juju's uniter (internal/worker/uniter of juju/juju: resolver.go, relation/resolver.go, actions/resolver.go,
 runcommands/runcommands.go, reboot/resolver.go, operation/executor.go), and what was seen on Juju 4.0.15.
-docs/howto/sandbox.md has the table.
+docs/reference/sandbox.md has the table.
 A draw depends on the seed, the unit and how many hooks the unit has run, not on the speed of this machine.
 """
 

@@ -1,13 +1,13 @@
-"""Write what repeats the options of lib/ddp: the actions in charms/ddp-trainer/charmcraft.yaml, docs/reference/ddp.md.
+"""Write the copies of the options of lib/ddp: the actions in charms/ddp-trainer/charmcraft.yaml, docs/reference/ddp.md.
 
 tox -e reference                 write them, and the charms' reference pages
-python scripts/actions.py --check        say which are out of date, and exit 1 if one is
+python scripts/actions.py --check        name the ones that are out of date, and exit 1 if one is
 """
 
-import collections.abc
 import pathlib
 import sys
 import textwrap
+import typing
 
 import click
 import yaml
@@ -25,109 +25,107 @@ _HEAD = """\
 <!-- Written by scripts/actions.py from lib/ddp: change that one. -->
 # ddp
 
-How to use it: [how to use the ddp command](../howto/ddp.md). In `submit`, `sweep` and `render` options go before the
-script: what follows its name is the script's. `ddp COMMAND --help` shows the same as this page.
+How to use it: [submit, follow and stop a job](../howto/submit.md). In `submit`, `sweep` and `render` options go before
+the script: what follows its name is the script's. `ddp COMMAND --help` shows the same as this page.
 
-Exit status: 0 done; 1 it failed, and one line on standard error says why; 2 usage: an option, an argument or a
-configuration file is wrong.
+Exit status: 0 done; 1 failed, with one line on standard error; 2 usage: an option, an argument or a configuration file
+is wrong.
+
+Standard output carries the thing asked for; progress and headers go to standard error. With `--json` standard output is
+one object: `"schema": 1`, the results with numbers as numbers, times as ISO 8601 and tables as lists of objects, and
+`"error"` with one line if it failed. `ddp watch --json` writes one object on each change. A later release may add keys;
+the schema's number grows when a key goes or changes its meaning.
 """
 
 
-def render() -> str:
-    """Return the section `actions`."""
+class _Inline(list[object]):
+    """A list that is written on one line."""
+
+
+yaml.SafeDumper.add_representer(
+    _Inline, lambda dumper, value: dumper.represent_sequence("tag:yaml.org,2002:seq", value, flow_style=True)
+)
+
+
+def actions() -> str:
+    """Render the section `actions` of charmcraft.yaml."""
     section = {
         name: {
             "parallel": True,  # each waits or only reads, or asks Slurm: none needs the machine for itself
-            "description": verb.description,
-            "params": {option.name: option.schema() for option in declared.options(verb.params)},
+            "description": verb.help,
+            "params": {
+                option.name: {
+                    key: _Inline(typing.cast("list[object]", v)) if isinstance(v, list) else v
+                    for key, v in option.schema().items()
+                }
+                for option in declared.options(verb.options)
+            },
             "additionalProperties": False,
         }
         for name, verb in verbs.ACTIONS.items()
     }
     lines = yaml.safe_dump(section, sort_keys=False, width=118)
-    return f"{_BEGIN}  # written by scripts/actions.py from lib/ddp/options: change those\n" + textwrap.indent(
-        lines, "  "
-    )
+    return f"{_BEGIN}  # written by scripts/actions.py from lib/ddp: change that\n" + textwrap.indent(lines, "  ")
 
 
-def replaced(text: str) -> str:
-    """Return charmcraft.yaml with its actions as they should be."""
+def updated(text: str) -> str:
+    """Replace the actions in charmcraft.yaml."""
     begin, end = text.index(f"\n{_BEGIN}") + 1, text.index(_END)
-    return text[:begin] + render() + text[end:]
+    return text[:begin] + actions() + text[end:]
 
 
 def page() -> str:
-    """Return the reference page of the command line, in Markdown."""
-    lines = [_HEAD, "## Before every command", *_table(cli.program.params, {})]
-    known = {verb.words: verb for verb in verbs.ALL.values()}
-    submit = {parameter.name for parameter in cli.program.commands["submit"].params}
-    for words, command in _leaves(cli.program, ()):
-        verb = known.get(words)
-        arguments = [str(p.metavar) for p in command.params if isinstance(p, click.Argument)]
-        lines += ["", f"## ddp {' '.join(words)}", "", f"`{' '.join(('ddp', *words, '[OPTIONS]', *arguments))}`", ""]
-        lines += textwrap.wrap(" ".join((command.help or "").split()), 120, break_on_hyphens=False)
-        if verb is not None and verb.is_action:
+    """Render the reference page of the command line, in Markdown."""
+    lines = [_HEAD, "## Before every command", *_table(list(map(_flag_row, cli.program.params)))]
+    submit = {option.name for option in declared.options(verbs.ALL["submit"].options)}
+    for verb in sorted(verbs.ALL.values(), key=lambda verb: verb.name):
+        options = declared.options(verb.options)
+        arguments = [option.text.argument for option in options if option.text.argument]
+        arguments += ["[ARGUMENTS]..."] if "arguments" in verb.options.model_fields else []
+        lines += ["", f"## ddp {verb.name}", "", f"`{' '.join(('ddp', verb.name, '[OPTIONS]', *arguments))}`", ""]
+        lines += textwrap.wrap(verb.help, 120, break_on_hyphens=False)
+        if verb.action:
             lines += ["", f"The charm's action `{verb.action}` does the same."]
-        parameters = command.params
-        if words == ("render",):
-            lines += ["", "Takes the options of [submit](#ddp-submit) that say what runs and where, and:"]
-            parameters = [parameter for parameter in parameters if parameter.name not in submit]
-        options = {option.name: option for option in declared.options(verb.params)} if verb is not None else {}
-        lines += _table(parameters, options)
+        if verb.examples:
+            lines += ["", "```bash", *verb.examples, "```"]
+        if verb.name == "render":
+            lines += ["", "Takes the options of [submit](#ddp-submit), and:"]
+            options = tuple(option for option in options if option.name not in submit)
+        lines += _table([_row(option) for option in options])
     return "\n".join(lines) + "\n"
 
 
-def _leaves(
-    group: click.Group, words: tuple[str, ...]
-) -> collections.abc.Iterator[tuple[tuple[str, ...], click.Command]]:
-    for name, command in sorted(group.commands.items()):
-        if isinstance(command, click.Group):
-            yield from _leaves(command, (*words, name))
-        else:
-            yield (*words, name), command
+def _table(rows: list[tuple[str, ...]]) -> list[str]:
+    head = ("option", "value", "default", "meaning")
+    lines = [f"| {' | '.join(cells)} |" for cells in (head, ("---",) * 4, *rows)]
+    return ["", *lines] if rows else []
 
 
-def _table(
-    parameters: collections.abc.Sequence[click.Parameter], options: dict[str, declared.Option]
-) -> collections.abc.Iterator[str]:
-    rows = [_row(p, options) for p in parameters if isinstance(p, click.Option)]
-    if rows:
-        yield from ("", "| option | value | default | meaning |", "| --- | --- | --- | --- |", *rows)
+def _flag_row(parameter: click.Parameter) -> tuple[str, ...]:
+    assert isinstance(parameter, click.Option)
+    return _code(*parameter.opts), "" if parameter.is_flag else "text", "", parameter.help or ""
 
 
-def _row(parameter: click.Option, options: dict[str, declared.Option]) -> str:
-    name = (parameter.name or "").replace("_", "-")
-    option = options.get(name)
-    flags = " ".join(f"`{flag}`" for flag in (*parameter.opts, *parameter.secondary_opts))
-    meaning, default, kind = parameter.help or "", "", "" if parameter.is_flag else "text"
-    if option is not None:
-        meaning = option.description
-        default = "required" if option.is_required else _shown(option.default)
-        kind = {"boolean": "", "integer": _range(option), "string": "text"}[option.kind]
-        kind = ", ".join(f"`{choice}`" for choice in option.choices) or kind
-    elif not parameter.is_flag and isinstance(parameter.default, str):
-        default = _shown(parameter.default)
-    cells = (flags, kind, default, " ".join(meaning.split()).replace("|", "\\|"))
-    return "| " + " | ".join(cells) + " |"
+def _row(option: declared.Option) -> tuple[str, ...]:
+    flags = [option.text.argument] if option.text.argument else [f"--{option.name}"]
+    flags += [option.text.short] if option.text.short else []
+    flags += [f"--no-{option.name}"] if option.default is True else []
+    kind = {"boolean": "", "integer": f"{option.minimum} to {option.maximum}", "string": "text"}[option.kind]
+    kind = ", ".join(map(_code, option.choices)) or kind
+    default = option.text.default or (_code(option.shown_default) if option.shown_default else "")
+    help_text = " ".join(option.text.help.split()).replace("|", "\\|")
+    return _code(*flags).replace("|", "\\|"), kind, "required" if option.is_required else default, help_text
 
 
-def _shown(value: str | int | bool | None) -> str:
-    if value is None or value in ("", False):
-        return ""
-    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
-
-
-def _range(option: declared.Option) -> str:
-    if option.minimum is not None and option.maximum is not None:
-        return f"{option.minimum} to {option.maximum}"
-    return f"at least {option.minimum}" if option.minimum is not None else "number"
+def _code(*words: str) -> str:
+    return " ".join(f"`{word}`" for word in words)
 
 
 def main() -> int:
     """Run the command line."""
     is_check = "--check" in sys.argv[1:]
     is_stale = False
-    for path, wanted in ((CHARM, replaced(CHARM.read_text())), (PAGE, page())):
+    for path, wanted in ((CHARM, updated(CHARM.read_text())), (PAGE, page())):
         if path.is_file() and path.read_text() == wanted:
             continue
         is_stale = True

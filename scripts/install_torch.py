@@ -1,41 +1,40 @@
-"""Install PyTorch's CPU build into the Python that runs this script; a no-op when it is there.
+"""Install PyTorch into the Python that runs this script; a no-op if it is installed.
 
-The CUDA build would bring gigabytes of libraries that no test here uses, so the version always carries `+cpu`: first
-from the indexes that pip is configured with, else from PyTorch's own index of CPU wheels. What torch itself depends
-on is in payload/requirements.txt, hashed.
+The CPU build if any index has it, in the order of ddp.environment.uv; its dependencies are in payload/requirements.txt,
+hashed. Needs pip and the standard library.
 """
 
+import collections.abc
+import contextlib
 import importlib.metadata
-import subprocess
+import pathlib
 import sys
+import tempfile
+import time
 
-REQUIREMENT = "torch==2.13.0+cpu"
-CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # https://pytorch.org/get-started/locally/
-
-
-def installed() -> str | None:
-    """Return the requirement that the installed torch meets, or None without one."""
-    try:
-        return f"torch=={importlib.metadata.version('torch')}"
-    except importlib.metadata.PackageNotFoundError:
-        return None
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "lib"))
+from ddp.environment import uv
 
 
 def main() -> int:
-    """Install torch unless the wanted build is there."""
-    if installed() == REQUIREMENT:
-        return 0
-    print(f"torch: installing {REQUIREMENT} (about 200 MB)", flush=True)
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--no-deps", "--progress-bar", "off"]
-    configured = subprocess.run([*pip, REQUIREMENT], check=False, capture_output=True, text=True)
-    if configured.returncode == 0:
-        return 0
-    print("torch: pip's configured indexes have no CPU build; asking PyTorch's own", flush=True)
-    fallback = subprocess.run([*pip, "--index-url", CPU_INDEX, REQUIREMENT], check=False)
-    if fallback.returncode != 0:
-        print(configured.stderr.strip(), file=sys.stderr)
-        print(f"torch: {REQUIREMENT} is not available; see the two answers above", file=sys.stderr)
-    return fallback.returncode
+    """Install torch unless its version is installed, in any build."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        if importlib.metadata.version("torch").partition("+")[0] == uv.TORCH:
+            return 0
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="install-torch-") as folder:
+        try:
+            uv.install_cpu_torch(uv.bootstrap(pathlib.Path(sys.executable), pathlib.Path(folder)), _report)
+        except uv.InstallError as e:
+            print(f"torch: {e}", file=sys.stderr)
+            return 1
+    print(f"torch: installed in {time.monotonic() - began:.0f} s", flush=True)
+    return 0
+
+
+def _report(text: str, work: collections.abc.Callable[[], None]) -> None:
+    print(f"torch: {text}", flush=True)
+    work()
 
 
 if __name__ == "__main__":

@@ -86,7 +86,8 @@ def _actions(actions: dict[str, Any]) -> collections.abc.Iterator[str]:
 
 
 def _kind(schema: dict[str, Any]) -> str:
-    kind = str(schema.get("type", ""))
+    declared = schema.get("type", "")
+    kind = " or ".join(declared) if isinstance(declared, list) else str(declared)
     if "enum" in schema:
         return f"{kind}: " + ", ".join(f"`{value}`" for value in schema["enum"])
     if "minimum" in schema and "maximum" in schema:

@@ -29,7 +29,7 @@ def run(scratch: pathlib.Path) -> list[row.Row]:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
         os.sync()
-        parts = packed[0].measure(lambda: _pack(source, archives[0], scratch))
+        parts = packed[0].measure(lambda: _pack(source, archives[0]))
         os.sync()
         digest = packed[1].measure(lambda: _pack_plainly(source, archives[1]))
         os.sync()
@@ -53,9 +53,9 @@ def _row(measure: str, laps: tuple[row.Laps, row.Laps], peer: str) -> row.Row:
     return row.Row(measure, ours, theirs, "s", peer, more_is_better=False, goal=1.0, note=laps[0].beside(laps[1]))
 
 
-def _pack(source: pathlib.Path, target: pathlib.Path, scratch: pathlib.Path) -> list[packing.Part]:
+def _pack(source: pathlib.Path, target: pathlib.Path) -> list[packing.Part]:
     with target.open("wb") as file:
-        _, parts = packing.pack(source, file, scratch)
+        _, parts = packing.pack(source, file)
         file.flush()
         os.fsync(file.fileno())
     return parts

@@ -1,4 +1,4 @@
-"""Errors, settings and progress reports that all modules of the program share."""
+"""Errors, results, settings and progress reports that all modules of the program share."""
 
 import collections.abc
 import concurrent.futures
@@ -7,8 +7,9 @@ import pathlib
 import time
 import typing
 
-from ddp import tables
-from ddp.problem import Command, Problem, Remedy, Render, Results, one_line, plain
+from ddp.problem import Problem, Remedy, Render, Results, one_line, plain
+from ddp.view import tables
+from ddp.view.result import Result
 from ddp.workspace.locks import Claims
 
 __all__ = ["Results", "one_line"]  # and all that is defined here
@@ -19,40 +20,23 @@ REPORT_S = 4.0  # between two lines of progress
 USERS = "users"  # in the workspace: a folder for each user but the trainer's account
 
 T = typing.TypeVar("T")
-
-
 TrainerError = Problem
 
 
 class ParameterError(TrainerError):
-    """A parameter or option is refused; the message begins with its name."""
+    """An option is rejected; the message begins with its name."""
 
     def __init__(self, name: str, message: str, *, remedy: Remedy | None = None) -> None:
         super().__init__(f"{name}: {message}", remedy=remedy)
         self.name = name
 
 
-VERBS = {  # of each action, the same command of ddp
-    "install-environment": "env install",
-    "prepare-dataset": "prepare",
-    "submit-ddp": "submit",
-    "submit-sweep": "sweep",
-    "list-jobs": "list",
-    "show-job": "job",
-    "job-log": "log",
-    "list-runs": "runs",
-    "show-run": "show",
-    "compare-runs": "compare",
-    "benchmark-collectives": "bench",
-    "plan": "plan",
-    "doctor": "doctor",
-    "resume-now": "resume",
-    "cancel-job": "cancel",
-    "create-environment": "env create",
-    "list-environments": "env list",
-    "show-environment": "env show",
-    "remove-environment": "env remove",
-}
+Answer = Result | Results
+
+
+def texts_of(answer: Answer) -> Results:
+    """Give the results as an action returns them."""
+    return answer.texts() if isinstance(answer, Result) else answer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,8 +57,7 @@ class Settings:
     account: str = ""  # the trainer's account, whose environments and datasets all users share; empty: none
     wheelhouse: pathlib.Path | None = None  # the wheels that the operator attached to the charm
     token: str = dataclasses.field(default="", repr=False)  # Hugging Face's; empty: jobs get none
-    is_action: bool = True  # whether this is a Juju action: messages then name Juju's commands
-    task: str = dataclasses.field(default="", compare=False)  # the action's number, which juju cancel-task takes
+    takes_any_script: bool = False  # a user's own command runs scripts from outside the workspace, too
     claims: Claims = dataclasses.field(default_factory=Claims, repr=False, compare=False)
     render: Render = dataclasses.field(default=plain, repr=False, compare=False)  # remedies in the front end's words
 
@@ -120,13 +103,6 @@ class Settings:
         """The folder on each node's own disk to which the user's environments are unpacked."""
         return pathlib.Path(f"/var/tmp/slurm-ddp-{self.uid}")  # noqa: S108 - owner and mode are checked before use
 
-    def typed(self, action: str, **given: object) -> str:
-        """Format the command for an action with these parameters, of juju or ddp; None and empty ones are omitted."""
-        values = {name.replace("_", "-"): value for name, value in given.items() if value not in (None, "")}
-        if self.is_action:
-            return " ".join(["juju run", self.unit, action, *(f"{name}={value}" for name, value in values.items())])
-        return self.render(Command(VERBS[action], values))
-
 
 class Ahead(typing.Generic[T]):
     """Start work now in a thread. The first call returns its result or raises its error; later calls repeat it."""
@@ -144,7 +120,7 @@ class Ahead(typing.Generic[T]):
 
 
 def shown(value: object, limit: int = 60) -> str:
-    """Quote a value for a message: printable, short."""
+    """Quote a value for a message, printable and short."""
     text = ascii(value)
     return text if len(text) <= limit else f"{text[: limit - 8]}...{text[-5:]}"
 
@@ -155,7 +131,7 @@ def with_progress(
     work: collections.abc.Callable[[], T],
     detail: collections.abc.Callable[[], str] = lambda: "",
 ) -> T:
-    """Return `work()`, done in a thread, while telling every few seconds that it goes on."""
+    """Return `work()`, done in a thread, and log every few seconds that it goes on."""
     log(tables.Step(text, text))
     began = time.monotonic()
     with concurrent.futures.ThreadPoolExecutor(1) as pool:

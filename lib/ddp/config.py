@@ -14,7 +14,8 @@ from ddp.options import fields
 SYSTEM = pathlib.Path("/etc/slurm-ddp.toml")  # the charm writes it; on another cluster its administrator may
 USER = ".config/slurm-ddp.toml"
 PREFIX = "DDP_"
-DEFAULT_WORKSPACE = "slurm-ddp"  # in the user's home, which clusters without a charm share between their nodes
+_FLAGS = {"true": True, "1": True, "false": False, "0": False, "": False}  # of variables
+DEFAULT_WORKSPACE = "slurm-ddp"  # in the home folder, which clusters without the charm share between their nodes
 
 
 class Config(fields.Parsed):
@@ -22,12 +23,12 @@ class Config(fields.Parsed):
 
     workspace: fields.Folder | None = None
     account: fields.Account = ""  # whose environments and datasets all users share
-    unit: typing.Annotated[str, fields.STRICT, fields.matches(r"([a-z][a-z0-9-]*/[0-9]+)?", 80, "a Juju unit")] = ""
+    unit: typing.Annotated[str, fields.matches(r"([a-z][a-z0-9-]*/[0-9]+)?", 80, "a unit such as trainer/0")] = ""
     torch_build: fields.TorchBuild = "auto"
     torch_index: fields.Index = ""
     mlflow_tracking_uri: fields.Tracking = ""
-    tensorboard: fields.Flag = False
-    transformers: fields.Flag = False
+    tensorboard: bool = False
+    transformers: bool = False
 
 
 def load(flags: collections.abc.Mapping[str, object] | None = None) -> Config:
@@ -38,11 +39,11 @@ def load(flags: collections.abc.Mapping[str, object] | None = None) -> Config:
     for path in (SYSTEM, home / USER):
         for name, value in _read(path).items():
             given[name], sources[name] = value, str(path)
-    names = [str(field.alias) for field in Config.model_fields.values()]
-    for name in names:
-        variable = PREFIX + name.upper().replace("-", "_")
-        if variable in os.environ:
-            given[name], sources[name] = _typed(name, os.environ[variable]), f"${variable}"
+    for name, field in Config.model_fields.items():
+        variable = PREFIX + name.upper()
+        if (text := os.environ.get(variable)) is not None:
+            value = _FLAGS.get(text.lower(), text) if field.annotation is bool else text
+            given[str(field.alias)], sources[str(field.alias)] = value, f"${variable}"
     for name, value in (flags or {}).items():
         if value is not None:
             given[name], sources[name] = value, f"--{name}"
@@ -69,12 +70,12 @@ def settings(config: Config) -> Settings:
         tensorboard=config.tensorboard,
         transformers=config.transformers,
         account=config.account,
-        is_action=False,
+        takes_any_script=True,
     )
 
 
 def payload() -> pathlib.Path:
-    """Return the payload's folder: inside the installed package, or beside it in the repository."""
+    """Find the payload's folder: inside the installed package, or beside it in the repository."""
     here = pathlib.Path(__file__).resolve()
     inside = here.with_name("payload")
     return inside if inside.is_dir() else here.parents[2] / "payload"
@@ -85,17 +86,11 @@ def _account() -> pwd.struct_passwd:
         return pwd.getpwuid(os.geteuid())
     except KeyError:
         hint = f"is the directory of accounts (LDAP, sssd) up? see: getent passwd {os.geteuid()}"
-        raise ParameterError("account", f"this host knows none with the uid {os.geteuid()}; {hint}") from None
-
-
-def _typed(name: str, text: str) -> object:
-    """Parse a variable's text: a bool where the option is one."""
-    is_flag = Config.model_fields[name.replace("-", "_")].annotation is bool
-    return {"true": True, "1": True, "false": False, "0": False, "": False}.get(text.lower(), text) if is_flag else text
+        raise ParameterError("account", f"uid {os.geteuid()} has none on this host; {hint}") from None
 
 
 def _read(path: pathlib.Path) -> dict[str, object]:
-    """Parse a file; an empty dict where there is none. Raises ParameterError."""
+    """Parse a file; an empty dict if it does not exist. Raises ParameterError."""
     try:
         return backports.parse_toml(path.read_text())
     except FileNotFoundError:

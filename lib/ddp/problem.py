@@ -26,7 +26,7 @@ class Command:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """A step of the cluster's operator; `text` are plain words or a shell command, `name` finds Juju's words for it."""
+    """A step of the cluster's operator: plain words or a shell command; `name` finds a front end's own words."""
 
     name: str
     text: str

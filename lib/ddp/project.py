@@ -19,7 +19,7 @@ import stat
 import subprocess
 
 from ddp.base import Log, ParameterError, Settings, one_line
-from ddp.options import fields
+from ddp.options import models
 from ddp.workspace import folders
 
 FOLDER = "code"  # in the run's folder; of later submissions of the run: code-2, code-3 ...
@@ -87,7 +87,7 @@ class Copy:
 
 
 @contextlib.contextmanager
-def copied(settings: Settings, params: fields.Training, run: str, log: Log) -> collections.abc.Generator[Copy | None]:
+def copied(settings: Settings, params: models.Training, run: str, log: Log) -> collections.abc.Generator[Copy | None]:
     """Copy the script's project and yield the copy; None for what is no script, or runs from where it lies.
 
     Raises:

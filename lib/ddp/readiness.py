@@ -1,11 +1,13 @@
-"""Check whether jobs can be submitted from this host; else name the reason and what to type."""
+"""Check whether jobs can be submitted from this host; if not, report why and what to do."""
 
 import dataclasses
 import shutil
 import typing
 
+from ddp import remedies
 from ddp.base import Settings, TrainerError
 from ddp.environment import environments
+from ddp.problem import Command, Problem, Step
 from ddp.slurm import jobs
 from ddp.submit import checks
 from ddp.workspace import folders
@@ -24,70 +26,66 @@ class Readiness:
 
 def check(settings: Settings) -> Readiness:
     """Check whether jobs can be submitted now."""
-    if (missing := silent(settings) or mounted(settings)) is not None:
-        return Readiness("waiting", missing)
+    if problem := slurm_problem() or mount_problem(settings):
+        return Readiness("waiting", problem.text(settings.render))
     try:
         contents = folders.look(settings)
     except folders.WorkspaceError as e:
-        return Readiness("waiting", str(e))
+        return Readiness("waiting", e.text(settings.render))
     if contents.untrusted:
         return Readiness("blocked", contents.untrusted)
-    if not contents.is_writable:
-        return Readiness(
-            "blocked", f"{settings.user} cannot write {settings.runs}; chown {settings.user} {settings.runs}"
-        )
     try:
+        checks.check_writable(settings, contents)
         environment = environments.installed(settings, contents)
     except TrainerError as e:
-        return Readiness("blocked", str(e))
+        return Readiness("blocked", e.text(settings.render))
     if environment is None:  # still active: the first job that needs one builds it
         which = "no environment of this release" if contents.environments else "no environment yet"
-        return Readiness("active", f"{which}: {settings.typed('install-environment')}, or submit-ddp does it")
+        install = settings.render(Command("env install"))
+        return Readiness("active", f"{which}; the first job builds it, or: {install}")
     return Readiness("active", f"ready; environment installed: torch {environment.manifest.torch}")
 
 
 def require(settings: Settings, *, asks_nodes: bool = False) -> None:
-    """Raise TrainerError with what stands in the way of submitting jobs; make this user's folders.
+    """Make this user's folders. Raises TrainerError if jobs cannot be submitted.
 
-    A list of the nodes that will be asked for is made meanwhile: that of a large cluster takes as long as all else
-    together.
+    With `asks_nodes`, list the nodes in the meantime: on a large cluster that takes as long as all else together.
     """
     if asks_nodes:
         checks.list_ahead()
-    if problem := silent(settings) or mounted(settings) or _lacking():
-        raise TrainerError(problem)
+    if problem := slurm_problem() or mount_problem(settings) or _missing_package():
+        raise problem
     folders.ensure_folders(settings)
 
 
-def mounted(settings: Settings) -> str | None:
-    """Return why the workspace's filesystem cannot be used, else None. With a charm it must be a mount."""
+def mount_problem(settings: Settings) -> Problem | None:
+    """Explain why the workspace's filesystem cannot be used, if so. With a charm it must be a mount."""
     mount = mounts.find(settings.workspace)
     if settings.unit and (mount is None or mount.mountpoint == "/"):
-        what = "integrate shared-filesystem-client:juju-info with this machine's application"
-        return f"no filesystem is mounted at {settings.workspace}; {what}"
+        text = f"mount the shared filesystem at {settings.workspace}"
+        step = Step("mount-workspace", text, {"where": "this machine"})
+        return Problem(f"no filesystem is mounted at {settings.workspace}", remedy=step)
     if mount is None:
         return None
     found = mounts.probe(mount.mountpoint, deadline=5.0)
-    return None if found else f"{found.detail}; is the filesystem's server up? see: {_where(settings)}"
+    return None if found else Problem(found.detail, remedy=remedies.check_filesystem())
 
 
-def silent(settings: Settings) -> str | None:
-    """Name what is missing of Slurm: its client, or its controller's answer."""
+def slurm_problem() -> Problem | None:
+    """Explain why Slurm does not respond, if so: its client is missing, or its controller is silent."""
     if not jobs.is_installed():
-        need = "the principal must be sackd" if settings.unit else "install slurm-client, or go to a login node"
-        return f"Slurm's client is not on this host; {need}"
+        step = Step("add-slurm-client", "install slurm-client, or use a login node")
+        return Problem("Slurm's client is not installed on this host", remedy=step)
     try:
         jobs.ping()
     except jobs.NotAnsweringError as e:
-        hint = " (juju status)? else: juju integrate sackd slurmctld" if settings.unit else "? see: scontrol ping"
-        return f"{e}; is slurmctld up{hint}"
+        return Problem(str(e), remedy=remedies.start_slurmctld())
     return None
 
 
-def _where(settings: Settings) -> str:
-    return "juju status" if settings.unit else "findmnt"
-
-
-def _lacking() -> str | None:
-    missing = [package for program, package in PROGRAMS.items() if shutil.which(program) is None]
-    return f"{missing[0]} is not installed on this host; as root: apt install {missing[0]}" if missing else None
+def _missing_package() -> Problem | None:
+    missing = next((package for program, package in PROGRAMS.items() if shutil.which(program) is None), None)
+    if missing is None:
+        return None
+    step = Step("install-package", f"as root: apt install {missing}", {"package": missing})
+    return Problem(f"{missing} is not installed on this host", remedy=step)

@@ -1,28 +1,32 @@
-"""The charm's interface to the program, which it starts as the submit user: `ddp serve`.
+"""The charm's front end, which the charm starts as the submit user: `ddp serve`.
 
 One request is a line of JSON on standard input, {"do": ..., "config": {...}, "unit": ..., ...}; the answer is lines of
-JSON on standard output: any number of {"log": text}, then {"results": {...}}, with "error" and a line where it failed.
+JSON on standard output: any number of {"log": text}, then {"results": {...}}, with "error" and one line if it failed.
 When standard input ends, the charm has ended, and this process exits; the jobs go on.
 """
 
 import dataclasses
+import functools
 import json
 import os
 import pathlib
+import shlex
 import sys
 import threading
 import typing
 
-from ddp import config, readiness, verbs
-from ddp.base import Log, ParameterError, Settings, TrainerError
-from ddp.options import fields
-from ddp.runs import telemetry
+from ddp import backports, config, problem, readiness, verbs
+from ddp.base import Log, ParameterError, Settings, TrainerError, texts_of
+from ddp.options import declared, fields
+from ddp.run import telemetry
 from ddp.slurm import jobs
 from ddp.workspace import files, folders, operations, tokens
 from slurm_ddp import run
+from slurm_ddp.slurm import advice
 
 Json = dict[str, typing.Any]
 _PARTIAL = 75  # sysexits.h, EX_TEMPFAIL
+_QUIET_S = 5.0  # an action that takes longer gets a note on how to end it
 
 
 def main() -> typing.NoReturn:
@@ -45,6 +49,7 @@ def _exit_with_the_charm() -> None:
 
 def answer(request: Json, log: Log) -> Json:
     """Do a request and return the last line of the answer."""
+    render = functools.partial(render_remedy, request["unit"])
     try:
         given = fields.parse(config.Config, request["config"])
         attached = request.get("wheelhouse")
@@ -52,13 +57,13 @@ def answer(request: Json, log: Log) -> Json:
             config.settings(given),
             unit=request["unit"],
             token=request.get("token", ""),
-            task=request.get("task", ""),
             wheelhouse=pathlib.Path(attached) if attached else None,
-            is_action=True,
+            takes_any_script=False,
+            render=render,
         )
         return {"results": _do(settings, request, log)}
     except TrainerError as e:
-        return {"error": str(e), "results": e.results}
+        return {"error": e.text(render), "results": e.results}
     except (files.RefusedError, run.CommandError, jobs.SlurmError) as e:
         return {"error": str(e), "results": {}}
 
@@ -82,6 +87,49 @@ def _do(settings: Settings, request: Json, log: Log) -> Json:
         return telemetry.collect(settings, request.get("seen"))
     verb = verbs.ACTIONS.get(wanted)
     if verb is None:
-        raise ParameterError("do", f"there is no {wanted!r}")
-    params = fields.parse(verb.params, request["params"])
-    return verb.do_when_ready(settings, params, log)
+        raise ParameterError("do", f"unknown request {wanted!r}")
+    params = fields.parse(verb.options, request["params"])
+    note = threading.Timer(_QUIET_S, log, [_how_to_stop(settings.unit, request.get("task", ""))])
+    note.daemon = True
+    note.start()
+    try:
+        return texts_of(verb.do_when_ready(settings, params, log) or {})
+    finally:
+        note.cancel()
+
+
+def _how_to_stop(unit: str, task: str) -> str:
+    stop = f"to stop waiting, without cancelling a job: juju cancel-task {task}"
+    return f"{unit} runs no other action while this one waits; {stop}"
+
+
+def render_remedy(unit: str, remedy: problem.Remedy) -> str:
+    """Render a remedy as an operator of the bundle types it."""
+    if isinstance(remedy, problem.Step):
+        return _render_step(unit, remedy)
+    verb = verbs.ALL[remedy.verb]
+    if not verb.action:
+        return problem.plain(remedy)
+    given = dict(remedy.given)
+    if remedy.arguments:
+        named = next(option.name for option in declared.options(verb.options) if option.text.argument)
+        given[named] = ",".join(remedy.arguments)
+    return " ".join(["juju run", unit, verb.action, *(shlex.quote(f"{name}={value}") for name, value in given.items())])
+
+
+def _render_step(unit: str, step: problem.Step) -> str:
+    if line := step.values.get("line"):
+        name, _, value = line.partition("=")
+        if step.name == "slurm-conf":
+            return advice.slurm_conf({name: value})
+        if step.name == "partition-conf":
+            return advice.partition_config(step.values["partition"], name, value)
+    known = _steps().get(step.name)
+    app = unit.partition("/")[0]
+    return step.text if known is None else known.format_map({"unit": unit, "app": app, **step.values})
+
+
+@functools.cache
+def _steps() -> dict[str, str]:
+    text = pathlib.Path(__file__).with_suffix(".toml").read_text()
+    return typing.cast("dict[str, str]", backports.parse_toml(text))

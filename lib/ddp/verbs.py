@@ -1,195 +1,59 @@
-"""What the program can do: the options of each verb, the function that does it, and the action of the same."""
+"""The verbs of the program: options, function and texts of each, as verbs.toml declares them."""
 
 import collections.abc
 import dataclasses
 import importlib
+import pathlib
 import typing
 
-from ddp.base import VERBS, Ahead, Log, Results, Settings
+from ddp import backports
+from ddp.base import Ahead, Answer, Log, Settings
 from ddp.options import fields, models
 
 
 @dataclasses.dataclass(frozen=True)
 class Verb:
-    """What can be asked for: an action of the charm, and the words of the command line that do the same."""
+    """A command of the program, and the charm's action that does the same."""
 
-    action: str
-    params: type[fields.Parsed]
-    where: str  # module:function, imported when it is called: each command starts without the others' code
-    description: str
-    is_action: bool = True  # of the charm, too
-    asks_nodes: bool = False  # whether it begins with a list of the cluster's nodes
+    name: str  # as typed behind `ddp`, such as "env create"
+    section: str
+    options: type[fields.Parsed]
+    where: str  # module:function, imported on use: each command starts without the others' code
+    help: str
+    action: str = ""
+    asks_nodes: bool = False
+    needs_slurm: bool = True
+    hidden: tuple[str, ...] = ()
+    examples: tuple[str, ...] = ()
 
-    @property
-    def words(self) -> tuple[str, ...]:
-        """Return the command line's words, such as ("env", "install")."""
-        return tuple(VERBS[self.action].split())
-
-    def do(self, settings: Settings, params: fields.Parsed, log: Log) -> Results:
+    def do(self, settings: Settings, params: fields.Parsed, log: Log) -> Answer | None:
         """Do it. Raises TrainerError."""
         return self._function()(settings, params, log)
 
-    def do_when_ready(self, settings: Settings, params: fields.Parsed, log: Log) -> Results:
-        """Do it once Slurm and the workspace answer; its code is imported while they are asked. Raises TrainerError."""
-        from ddp import readiness  # noqa: PLC0415 - `ddp --help` is there at once
+    def do_when_ready(self, settings: Settings, params: fields.Parsed, log: Log) -> Answer | None:
+        """Do it once Slurm and the workspace answer; its code is imported in the meantime. Raises TrainerError."""
+        from ddp import readiness  # noqa: PLC0415 - `ddp --help` starts without it
 
         with settings.claims:
-            imported = Ahead(self._function)
-            readiness.require(settings, asks_nodes=self.asks_nodes)
-            imported()
+            if self.needs_slurm:
+                imported = Ahead(self._function)
+                readiness.require(settings, asks_nodes=self.asks_nodes)
+                imported()
             return self.do(settings, params, log)
 
-    def _function(self) -> collections.abc.Callable[..., Results]:
+    def _function(self) -> collections.abc.Callable[..., Answer | None]:
         module, _, name = self.where.partition(":")
-        return typing.cast(collections.abc.Callable[..., Results], getattr(importlib.import_module(module), name))
+        return typing.cast(collections.abc.Callable[..., Answer | None], getattr(importlib.import_module(module), name))
 
 
-ALL = {
-    verb.action: verb
-    for verb in (
-        Verb(
-            "install-environment",
-            models.InstallEnvironment,
-            "ddp.environment.environments:install_environment",
-            "Make the jobs' Python environment and store it in the workspace, unless it is there.",
-        ),
-        Verb(
-            "prepare-dataset",
-            models.PrepareDataset,
-            "ddp.submit.preparation:prepare_dataset",
-            "Turn text into a dataset in the workspace, as a job or an array of them; every byte of the result is "
-            "checked, and it is described. Parts that are done already are kept. Reads folders and files: "
-            "OpenWebText's raw archives (tar of .xz), JSONL (text, prompt and completion, or messages), plain "
-            "text, each also packed as .gz, .xz or .bz2.",
-            asks_nodes=True,
-        ),
-        Verb(
-            "submit-ddp",
-            fields.SubmitDdp,
-            "ddp.submit.training:submit_ddp",
-            "Submit a distributed training job. Without parameters a small GPT is trained on Python's own source "
-            "code, on all usable nodes of the default partition, with all their GPUs, or on CPUs where there are "
-            "none. What the job needs and is not there yet, the environment and the default dataset, is made "
-            "first.",
-            asks_nodes=True,
-        ),
-        Verb(
-            "submit-sweep",
-            fields.SubmitSweep,
-            "ddp.submit.sweeps:submit_sweep",
-            "Submit one training many times with different options, as an array of jobs. Each is a run of its "
-            "own, named after the sweep and its number, that list-runs, show-run and job-log know; show-job "
-            "run=<sweep> shows all of them.",
-            asks_nodes=True,
-        ),
-        Verb(
-            "list-jobs",
-            fields.ListJobs,
-            "ddp.runs.control:list_jobs",
-            "List the jobs that Slurm knows of the submit user, the newest first.",
-        ),
-        Verb(
-            "show-job",
-            fields.ShowJob,
-            "ddp.submit.sweeps:show_job",
-            "Show how a job stands, or how it ended and with which result; without parameters the newest run's.",
-        ),
-        Verb(
-            "job-log",
-            fields.JobLog,
-            "ddp.runs.control:job_log",
-            "Show the last lines of a job's log; without parameters of the newest run's.",
-        ),
-        Verb(
-            "list-runs",
-            models.ListRuns,
-            "ddp.runs.history:list_runs",
-            "List the runs in the workspace, the newest first: state, job, ranks, last step and loss, best "
-            "validation loss, rate.",
-        ),
-        Verb(
-            "show-run",
-            models.ShowRun,
-            "ddp.runs.history:show_run",
-            "Show a run's settings, metrics, best validation loss, checkpoints, attempts, and its loss curve as "
-            "text and as the path of a PNG; without a name the newest run's.",
-        ),
-        Verb(
-            "compare-runs",
-            models.CompareRuns,
-            "ddp.runs.history:compare_runs",
-            "Show in which settings runs differ, and their results and losses side by side; of a sweep a line for "
-            "each run, with the options that differ and the best marked.",
-        ),
-        Verb(
-            "benchmark-collectives",
-            models.BenchmarkCollectives,
-            "ddp.measure.collectives:benchmark_collectives",
-            "Measure how fast ranks talk over the chosen nodes, as a job: nccl-tests' table, a plot, and the cluster's "
-            "baseline in the workspace (baselines/collectives.json), which plan uses and later measurements are "
-            "compared with.",
-            asks_nodes=True,
-        ),
-        Verb(
-            "plan",
-            models.Plan,
-            "ddp.measure.plan:plan",
-            "Predict a training step before it runs: computation, communication from the cluster's baseline, "
-            "tokens per second and efficiency. Submits nothing.",
-            asks_nodes=True,
-        ),
-        Verb(
-            "doctor",
-            models.Doctor,
-            "ddp.doctor.examine:doctor",
-            "Examine the nodes in one short job: the shared filesystem, names, routes, ports, clocks, versions, "
-            "limits, processors, GPUs and the Python environment. Returns two tables with a line for each node, "
-            "and findings with what to type; fails when something would break a run.",
-            asks_nodes=True,
-        ),
-        Verb(
-            "resume-now",
-            fields.ResumeNow,
-            "ddp.runs.control:resume_now",
-            "Let a job that was queued again start as soon as there is room; Slurm makes such a job wait two "
-            "minutes. Without parameters the newest run's job.",
-        ),
-        Verb(
-            "cancel-job",
-            fields.CancelJob,
-            "ddp.runs.cancel:cancel_job",
-            "Cancel a job, by its id or its run's name. A training job saves a checkpoint first, and "
-            "is not queued again. A sweep is cancelled with all its runs, a dataset's preparation with all its "
-            "jobs.",
-        ),
-        Verb(
-            "create-environment",
-            models.CreateEnvironment,
-            "ddp.environment.named:create",
-            "Make an environment of your own: torch, the payload's packages and yours, for ddp submit --env NAME.",
-            is_action=False,
-        ),
-        Verb(
-            "list-environments",
-            models.ListEnvironments,
-            "ddp.environment.named:list_all",
-            "List the environments that your jobs can use, the newest first.",
-            is_action=False,
-        ),
-        Verb(
-            "show-environment",
-            models.OneEnvironment,
-            "ddp.environment.named:show",
-            "Show what an environment of yours is made of.",
-            is_action=False,
-        ),
-        Verb(
-            "remove-environment",
-            models.OneEnvironment,
-            "ddp.environment.named:remove",
-            "Remove an environment of yours, unless a job uses it.",
-            is_action=False,
-        ),
-    )
-}
-ACTIONS = {name: verb for name, verb in ALL.items() if verb.is_action}
+def _verb(name: str, entry: dict[str, typing.Any]) -> Verb:
+    given: dict[str, typing.Any] = {key.replace("-", "_"): value for key, value in entry.items()}
+    given |= {key: tuple(given.get(key, ())) for key in ("hidden", "examples")}
+    return Verb(name, **{**given, "options": getattr(models, entry["options"])})
+
+
+_DECLARED = typing.cast(
+    "dict[str, dict[str, typing.Any]]", backports.parse_toml(pathlib.Path(__file__).with_suffix(".toml").read_text())
+)
+ALL = {name: _verb(name, entry) for name, entry in _DECLARED.items()}
+ACTIONS = {verb.action: verb for verb in ALL.values() if verb.action}

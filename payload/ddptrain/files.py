@@ -49,8 +49,9 @@ def describe(e: Exception) -> tuple[str, bool]:
     """Return an error in one line, and whether the same again may work, later or elsewhere."""
     if isinstance(e, errors.UserError):
         return str(e), e.retry
-    is_system = isinstance(e, OSError) and e.errno is not None
-    return (explain(e), True) if is_system else (f"{type(e).__name__}: {e}", isinstance(e, OSError))
+    if isinstance(e, OSError) and e.errno is not None:
+        return explain(e), True
+    return f"{type(e).__name__}: {e}", isinstance(e, OSError)
 
 
 def need_folder(folder: pathlib.Path, flag: str) -> None:
@@ -166,6 +167,5 @@ def retried(action: collections.abc.Callable[[], _T], *, attempts: int = 3, paus
 
 def free_bytes(path: pathlib.Path) -> int:
     """Return how much an ordinary user may still write below `path`, or its nearest folder that exists."""
-    nearest = next(found for found in (path, *path.absolute().parents) if os.path.lexists(found))
-    stats = os.statvfs(nearest)
+    stats = os.statvfs(next(found for found in (path, *path.absolute().parents) if os.path.lexists(found)))
     return stats.f_bavail * stats.f_frsize

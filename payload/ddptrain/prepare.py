@@ -105,7 +105,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def check(args: argparse.Namespace) -> Options:
     """Return the options. Raises UserError naming the flag that cannot be."""
     given: dict[str, typing.Any] = {field.name: getattr(args, field.name) for field in dataclasses.fields(Options)}
-    options = Options(**{**given, "source": tuple(args.source)})
+    given["source"] = tuple(args.source)
+    options = Options(**given)
     if options.workers < 0:
         raise errors.UserError(f"--workers {options.workers}: must not be negative")
     if options.val_share is not None and not 0 <= options.val_share < 1:

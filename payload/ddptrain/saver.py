@@ -188,11 +188,10 @@ class Saver:
             path = draft.commit(job.meta)
         checkpoint.settle(self.run_dir, path, is_best=job.is_best, keep=self.keep)
         self.last = str(path)
-        step, seconds = job.meta["step"], time.perf_counter() - job.began
-        figures = {"stall_s": self.stall_s[job.number], "seconds": seconds}
-        self._on_saved({"kind": "checkpoint", "time": time.time(), "step": step, "name": job.name, **figures})
-        mib = draft.size_bytes / 2**20
-        markers.emit("CKPT", saved=job.name, step=step, mib=mib, **figures, best=job.is_best or None)
+        seconds = time.perf_counter() - job.began
+        figures = {"step": job.meta["step"], "stall_s": self.stall_s[job.number], "seconds": seconds}
+        self._on_saved({"kind": "checkpoint", "time": time.time(), "name": job.name, **figures})
+        markers.emit("CKPT", saved=job.name, **figures, mib=draft.size_bytes / 2**20, best=job.is_best or None)
 
 
 def tensors(tree: State) -> list[Tensor]:

@@ -140,7 +140,7 @@ def _dispatch(request: Json, send: typing.Callable[..., None]) -> Json:
     app, number = request["unit"].split("/")
     context = _Context(
         charm,
-        meta=yaml.safe_load((charm_root / "charmcraft.yaml").read_text()),
+        meta=_metadata(charm_root, request["event"].get("action") or {}),
         charm_root=charm_root,
         juju_version="3.6.8",
         app_name=app,
@@ -161,6 +161,17 @@ def _dispatch(request: Json, send: typing.Callable[..., None]) -> Json:
         context.close()
     action = {"results": context.action_results or {}, "failure": failure} if request["event"].get("action") else None
     return {"ok": True, "reboot": reboots[0] if reboots else None, "state": _describe_state(after), "action": action}
+
+
+def _metadata(charm_root: pathlib.Path, action: Json) -> Json:
+    """Read a charm's metadata. Scenario knows no lists of types: a parameter has the type of its value."""
+    found: Json = yaml.safe_load((charm_root / "charmcraft.yaml").read_text())
+    for name, declared in (found.get("actions") or {}).items():
+        values = action.get("params", {}) if name == action.get("name") else {}
+        for parameter, schema in ((declared or {}).get("params") or {}).items():
+            if isinstance(schema.get("type"), list):
+                schema["type"] = "integer" if isinstance(values.get(parameter), int) else "string"
+    return found
 
 
 def _install_charm(source: pathlib.Path, charm_root: pathlib.Path) -> None:

@@ -16,6 +16,9 @@ import slurmutils
 import yaml
 from documents import ANYWHERE, PAGES, SOURCES, named, settings
 
+PAGES_TO_TYPE = [
+    page for page in PAGES if page.parent.name in ("howto", "tutorial", "ways") or page.name == "README.md"
+]
 BUNDLE: dict[str, Any] = yaml.safe_load(rules.BUNDLE.read_text())
 
 
@@ -92,6 +95,13 @@ def test_endpoints_exist(page: pathlib.Path):
             assert charm is None or endpoint in charm.endpoints, end
 
 
+@pytest.mark.parametrize("page", PAGES_TO_TYPE, ids=named)
+def test_code_fits_the_box_of_the_site(page: pathlib.Path):
+    blocks = re.findall(r"^```(?:shell|python)\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines() if "slurm-conf-parameters" not in line]
+    assert [line for line in lines if len(line) > 84] == []
+
+
 def test_every_overlay_is_in_the_readme():
     text = (rules.ROOT / "README.md").read_text()
     assert all(f"overlays/{path.name}" in text for path in rules.OVERLAYS)
@@ -129,3 +139,11 @@ def test_paths_of_packed_charms_are_those_of_pack(page: pathlib.Path):
 def test_what_juju_4_dropped_is_never_typed(page: pathlib.Path):
     """`juju wait-for` and `juju status --watch` were removed in 4.0 and 4.0.1 (juju/juju#21692)."""
     assert not re.findall(r"juju (?:wait-for\b.*|status\b[^|`\n]* --watch\b.*)", page.read_text())
+
+
+def test_every_picture_exists_is_small_and_is_shown():
+    link = re.compile(r"(?:!\[[^\]]*\]\(|<img src=\")([^)\"]+)")
+    shown = {(page.parent / path).resolve() for page in PAGES for path in link.findall(page.read_text())}
+    images = rules.ROOT / "docs" / "images"
+    assert shown == set(images.iterdir()), "docs/images differs from the pictures that pages show"
+    assert [path.name for path in shown if path.stat().st_size > 300_000] == []

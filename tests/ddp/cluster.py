@@ -5,6 +5,7 @@ import dataclasses
 import pathlib
 import re
 
+from ddp.environment import driver
 from ddp.node import spec
 from slurm_ddp.run import CommandError, CommandTimeout, Completed
 
@@ -56,6 +57,7 @@ class Job:
     restarts: int = 0
     task: str = "N/A"
     array_id: int | None = None
+    comment: str = ""
 
     def asked(self) -> spec.JobSpec | spec.PrepareSpec:
         """Read the job's specification from the file that its script names."""
@@ -118,9 +120,8 @@ class Cluster:
         self.hung = False
         self.forgets = False  # the controller knows no job any more
         self.accounting = ""  # what sacct prints
-        self.driver: str | None = "driver 0\n"  # None: the job leaves no output
-        self.driver_refusal = "sbatch: error: Batch job submission failed: busy"  # where there is no driver's answer
-        self.driver_states = [("PENDING", 0), ("RUNNING", 0), ("COMPLETED", 0)]
+        self.driver = "missing"  # on nodes with GPUs; "": the job that asks for it is refused
+        self.driver_states: list[tuple[str, int]] = []  # of that job; empty: as the driver is
         self.driver_reason = ""
         self.gates = "AllowAccounts=ALL AllowQos=ALL"
         self.enforces = "none"
@@ -137,6 +138,7 @@ class Cluster:
             "SelectType              = select/cons_tres\n"
         )
         self.submitted: collections.abc.Callable[[Job], None] = lambda _: None
+        self.answers: collections.abc.Callable[[Job], Completed] = lambda job: Completed(0, f"{job.job_id}\n", "")
         self.calls: list[tuple[str, ...]] = []
         self.judged: list[str] = []  # what --test-only was asked about
 
@@ -233,7 +235,7 @@ class Cluster:
             )
         if arguments == ("--parsable",):
             return self._program(stdin or "")
-        option, path = arguments
+        option, comment, path = arguments
         assert option == "--parsable"
         if self.submit_refusal:
             return Completed(1, "", self.submit_refusal)
@@ -249,32 +251,31 @@ class Cluster:
         name = re.search(r"^#SBATCH --job-name=(\S+)$", text, re.MULTILINE)
         assert name is not None
         job = Job(40 + len(self.jobs), self.user, name[1], script, text, list(self.states))
+        job.comment = comment.removeprefix("--comment=")
         if array:
             job.task, job.array_id = f"0-{last}%2", job.job_id
         self.jobs.append(job)
         self.submitted(job)
-        return Completed(0, f"{job.job_id}\n", "")
+        return self.answers(job)
 
     def _program(self, script: str) -> Completed:
-        """Take a script that asks a node for its driver, and put its output where it says."""
+        """Take a script that asks a node for its driver."""
         head, _, program = script.partition("exec /usr/bin/python3 -I - <<'PROGRAM'\n")
         compile(program.removesuffix("PROGRAM\n"), "sbatch", "exec")
         assert "#SBATCH --gpus-per-node=1\n" in head
         if self.driver == "":
-            return Completed(1, "", self.driver_refusal)
-        found = re.search(r"^#SBATCH --output=(\S+)$", head, re.MULTILINE)
-        assert found is not None
-        job = Job(900 + len(self.questions), self.user, "trainer-driver", pathlib.Path(), script, [*self.driver_states])
+            return Completed(1, "", "sbatch: error: Batch job submission failed: busy")
+        status = self.answer(script)
+        states = self.driver_states or [("PENDING", 0), ("FAILED" if status else "COMPLETED", status << 8)]
+        job = Job(900 + len(self.questions), self.user, "trainer-driver", pathlib.Path(), script, [*states])
         job.reason, job.held = self.driver_reason, bool(self.driver_reason)
-        self.answer(script, pathlib.Path(found[1]))
         self.questions.append(job)
         return Completed(0, f"{job.job_id}\n", "")
 
-    def answer(self, script: str, output: pathlib.Path) -> None:
-        """Write what a node answers; tests with a real one replace this."""
+    def answer(self, script: str) -> int:
+        """Return the exit status of a script that asks for the driver; tests with a real node replace this."""
         assert script
-        if self.driver is not None:
-            output.write_text(self.driver)
+        return driver.MISSING if self.driver == "missing" else 0
 
     def _squeue(self, arguments: tuple[str, ...], _: str | None) -> Completed:
         match arguments:
@@ -283,6 +284,13 @@ class Cluster:
                 known = [*self.jobs, *self.questions]
                 found = [job for job in known if job.job_id == int(number) and not self.forgets]
                 return Completed(0, found[0].line(), "") if found else Completed(1, "", UNKNOWN_JOB)
+            case ("-h", "-a", "-t", "all", "-u", self.user, "-n", name, "-O", form) if form.endswith("Comment:|"):
+                known = [job for job in self.jobs if job.name == name]
+                lines = (f"{job.job_id}|{job.array_id or job.job_id}|{job.task}|{job.comment}|\n" for job in known)
+                return Completed(0, "".join(lines), "")
+            case ("-h", "-a", "-t", "PENDING", "--sort=-p,i", "-O", "JobID:|,Partition:|"):
+                known = [job for job in self.jobs if job.states[0][0] == "PENDING"]
+                return Completed(0, "".join(f"{job.job_id}|slurmd|\n" for job in known), "")
             case ("-h", "-a", "-t", "all", "-O", form):  # everybody's
                 assert form == QUEUE_FORMAT
                 return Completed(0, "".join(job.line() for job in self.jobs), "")

@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from ddp.base import Settings
-from ddp.environment import environments
-from ddp.runs import control
+from ddp.environment import uv
+from ddp.run import control
 from ddp.slurm import access, jobs
 from ddp.submit import checks
 from ddp.workspace import locks
@@ -35,8 +35,12 @@ def recorded(tmp_path: pathlib.Path) -> pathlib.Path:
     """A run that the payload left, of two ranks: job 7 failed, job 8 trained 60 steps."""
     folder = tmp_path / RECORDED.name
     shutil.copytree(RECORDED, folder)
-    times = {"logs/7.r0": 1795453270, "control/7.r0.outcome": 1795453281, "logs/8.r0": 1795453290,
-             "control/8.r0.outcome": 1795453309}  # fmt: skip
+    times = {
+        "logs/7.r0": 1795453270,
+        "control/7.r0.outcome": 1795453281,
+        "logs/8.r0": 1795453290,
+        "control/8.r0.outcome": 1795453309,
+    }
     for name, seconds in times.items():
         if name.startswith("logs/"):
             (folder / name).mkdir()
@@ -82,7 +86,9 @@ def settings(workspace: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytes
     monkeypatch.setattr(locks, "FOLDER", tmp_path / "private" / "locks")
     monkeypatch.setattr(checks, "_listing", None)
     about = pwd.getpwuid(os.geteuid())
-    return Settings("", workspace, about.pw_name, about.pw_uid, about.pw_gid, payload, "auto", "", is_action=False)
+    return Settings(
+        "", workspace, about.pw_name, about.pw_uid, about.pw_gid, payload, "auto", "", takes_any_script=True
+    )
 
 
 @pytest.fixture
@@ -100,7 +106,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
 def pip(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Pip:
     """Replace what makes an environment; the archive is stored for real, uncompressed."""
     double = Pip()
-    monkeypatch.setattr(environments, "run", double.run)
+    monkeypatch.setattr(uv, "run", double.run)
     monkeypatch.setattr(Settings, "node_cache", property(lambda _: tmp_path / "cache"))
     commands = tmp_path / "bin"
     commands.mkdir()

@@ -11,7 +11,7 @@ import pytest
 
 import program
 
-REPOSITORY = pathlib.Path(__file__).parents[3]
+REPOSITORY = pathlib.Path(__file__).parents[2]
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""A double of venv and pip, and of zstd, which makes what they would make."""
+"""Doubles of venv, pip, uv and zstd, which make what they would make."""
 
 import json
 import pathlib
@@ -10,7 +10,7 @@ ZSTD = """#!/bin/sh
 while [ $# -gt 0 ]; do
   case $1 in
     -o) out=$2; shift ;;
-    -q | -d | -c | -f | -T0 | -3) ;;
+    -q | -c | -T0 | -3) ;;
     *) echo "zstd: $1 is not known" >&2; exit 2 ;;
   esac
   shift
@@ -20,12 +20,11 @@ if [ -n "$out" ]; then cat > "$out"; else cat; fi
 
 
 class Pip:
-    """Stands in for venv and pip: makes what they would make, and records what was asked."""
+    """Stands in for venv, pip and uv: makes what they would make, and records what was asked."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, ...]] = []
-        self.cpu_wheel = True  # whether the machine's own indexes have torch's build for CPUs
-        self.pytorch_answers = True
+        self.cpu_wheel = True  # whether an index has torch's CPU build
         self.failure = ""
         self.env: dict[str, str] = {}  # variables beside those of every command
 
@@ -54,18 +53,21 @@ class Pip:
             (home / "bin").mkdir()
             (home / "bin" / "python").symlink_to("/usr/bin/python3")
             return Completed(0, "", "")
-        if call[1:4] == ("-m", "pip", "install"):
-            assert "--no-input" in call
+        if call[1:3] == ("-m", "pip"):
+            return Completed(0, "", "")
+        if call[1:3] == ("pip", "install"):
             self.env = dict(env or {})
             if self.failure:
-                raise CommandError("python exited 1", returncode=1, stderr=self.failure)
-            elsewhere = self.pytorch_answers and any(word.startswith("--index-url=") for word in call)
-            if not self.cpu_wheel and not elsewhere and call[-1].endswith("+cpu"):
-                output = f"ERROR: Could not find a version that satisfies the requirement {call[-1]}\nERROR: No matching distribution found"
-                raise CommandError("python exited 1", returncode=1, stderr=output)
+                raise CommandError("uv exited 1", returncode=1, stderr=self.failure)
+            if not self.cpu_wheel and call[-1].endswith("+cpu"):
+                output = "error: No solution found when resolving dependencies\n  cause: no version of torch"
+                raise CommandError("uv exited 1", returncode=1, stderr=output)
             return Completed(0, "", "")
+        if call[1:3] == ("pip", "freeze"):
+            return Completed(0, "numpy==2.0\n", "")
         if call[1] == "-I" and call[3:5] == ("ddptrain", "torch.distributed.run"):
             assert pathlib.Path(call[2]).is_file()
             torch = [word for asked in self.calls for word in asked if word.startswith("torch==")][-1]
-            return Completed(0, json.dumps({"torch": torch.removeprefix("torch==")}) + "\n", "")
+            version = torch.removeprefix("torch==").partition(",")[0]
+            return Completed(0, json.dumps({"torch": version}) + "\n", "")
         raise AssertionError(f"{call} is not known")

@@ -3,7 +3,7 @@
 import pytest
 
 from ddp.base import TrainerError
-from ddp.options import fields
+from ddp.options import fields, models
 from ddp.slurm.jobs import Capacity, Partition
 from ddp.submit import resources
 
@@ -19,7 +19,7 @@ def partition(*nodes: Capacity, name: str = "main", default: bool = True, **more
 
 def training(*partitions: Partition, **given: object) -> resources.Request:
     params = {name.replace("_", "-"): value for name, value in given.items()}
-    return resources.training(fields.parse(fields.SubmitDdp, params), partitions)
+    return resources.training(fields.parse(models.SubmitDdp, params), partitions)
 
 
 def refusal(*partitions: Partition, **given: object) -> str:

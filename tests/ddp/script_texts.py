@@ -9,26 +9,37 @@ import typing
 from batch_host import Node
 from ddp.base import Settings
 from ddp.environment.environments import Environment
-from ddp.options import fields
+from ddp.options import fields, models
 from ddp.submit import resources, scripts
 from ddp.workspace import folders
 
 MANIFEST = folders.Manifest(
-    key="0" * 16, hash="ab" * 8, sha256="ab" * 32, size_bytes=10, unpacked_bytes=20,
-    python=f"3.{sys.version_info[1]}", torch="2.13.0+cpu", build="cpu", created="2026-11-20T00:00:00Z",
-)  # fmt: skip
+    key="0" * 16,
+    hash="ab" * 8,
+    sha256="ab" * 32,
+    size_bytes=10,
+    unpacked_bytes=20,
+    python=f"3.{sys.version_info[1]}",
+    torch="2.13.0+cpu",
+    build="cpu",
+    created="2026-11-20T00:00:00Z",
+)
 REQUEST = resources.Request("main", 2, 1, 4, 8000, "02:00:00", 180)
 
 
 def texts(
     settings: Settings, request: resources.Request = REQUEST, *, outcome: bool = True, **given: typing.Any
 ) -> dict[str, str]:
-    params = fields.parse(fields.SubmitDdp, {k.replace("_", "-"): v for k, v in given.items()})
+    params = fields.parse(models.SubmitDdp, {k.replace("_", "-"): v for k, v in given.items()})
     archive = str(settings.environments / "abababababababab.tar.zst")
     return scripts.training(
-        settings, request, params, Environment(MANIFEST, archive), run="first",
+        settings,
+        request,
+        params,
+        Environment(MANIFEST, archive),
+        run="first",
         program=scripts.Program(("--module", "ddptrain", "smoke", "--lr", "3e-3"), leaves_outcome=outcome),
-    )  # fmt: skip
+    )
 
 
 ENDS = 'echo "{\\"outcome\\": \\"%s\\", \\"step\\": 5}" > "$RUN_DIR/control/$RUN_ATTEMPT_ID.outcome"'

@@ -127,10 +127,12 @@ def test_reservations(commands: Commands, watts: str):
 @pytest.mark.parametrize(
     ("flags", "usable"),
     [
-        ("MAINT,SPEC_NODES", ["n0", "n1"]), ("SPEC_NODES", ["n0"]), ("FLEX,SPEC_NODES", ["n0", "n3"]),
+        ("MAINT,SPEC_NODES", ["n0", "n1"]),
+        ("SPEC_NODES", ["n0"]),
+        ("FLEX,SPEC_NODES", ["n0", "n3"]),
         ("ANY_NODES", ["n0", "n3"]),
     ],
-)  # fmt: skip
+)
 def test_the_nodes_of_a_reservation(commands: Commands, flags: str, usable: list[str]):
     commands.expect("/usr/bin/scontrol", "show", "partition", "-o", stdout=partition())
     states = ("IDLE", "IDLE+MAINTENANCE", "IDLE+DRAIN+MAINTENANCE", "IDLE")

@@ -5,7 +5,7 @@ import json
 import os
 import pathlib
 import pwd
-import shutil
+import re
 import subprocess
 import sys
 import typing
@@ -13,7 +13,6 @@ import typing
 import click
 import everybody
 import pytest
-import yaml
 from cluster import Cluster
 from command_line import COMMANDS, typed
 from pip_double import Pip
@@ -21,6 +20,8 @@ from pip_double import Pip
 from ddp import cli, config, readiness, service, verbs
 from ddp.base import Log, ParameterError, Results, Settings, TrainerError
 from ddp.options import declared, fields
+from ddp.problem import Command
+from ddp.view.result import Result
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 NOBODY = pwd.getpwnam("nobody").pw_uid
@@ -75,47 +76,52 @@ def one(asked: Asked) -> typing.Any:
     return params
 
 
-NAMED = ("create-environment", "show-environment", "remove-environment")  # want a name
+NAMED = ("env create", "env show", "env remove")  # need a name
 
 
-@pytest.mark.parametrize("verb", verbs.ALL.values(), ids=lambda verb: verb.action)
-def test_each_option_of_a_verb_has_a_flag_that_says_the_same(verb: verbs.Verb):
-    flags = {parameter.name: parameter for parameter in COMMANDS[verb.words].params}
-    options = declared.options(verb.params)
+@pytest.mark.parametrize("verb", verbs.ALL.values(), ids=lambda verb: verb.name)
+def test_each_option_of_a_verb_has_a_flag_that_shows_the_same(verb: verbs.Verb):
+    flags = {parameter.name: parameter for parameter in COMMANDS[tuple(verb.name.split())].params}
+    options = declared.options(verb.options)
     extra = {"is_json", "arguments"} & flags.keys()
     assert set(flags) - extra == {option.name.replace("-", "_") for option in options}
     for option in options:
         flag = flags[option.name.replace("-", "_")]
         if isinstance(flag, click.Argument):
+            assert option.text.argument
             continue
         assert isinstance(flag, click.Option)
-        assert f"--{option.name}" in flag.opts
-        assert (flag.help or "").startswith(option.description.rstrip("."))
+        assert {f"--{option.name}", option.text.short or f"--{option.name}"} <= set(flag.opts)
+        assert (flag.help or "").startswith(option.text.help)
         assert flag.is_flag == (option.kind == "boolean")
         assert (flag.type is click.INT) == (option.kind == "integer")
         assert list(getattr(flag.type, "choices", ())) == list(option.choices)
 
 
-@pytest.mark.parametrize("verb", verbs.ACTIONS.values(), ids=lambda verb: verb.action)
-def test_each_flag_is_a_parameter_of_the_charms_action(verb: verbs.Verb):
-    charm = yaml.safe_load((REPOSITORY / "charms" / "ddp-trainer" / "charmcraft.yaml").read_text())
-    declared_there = charm["actions"][verb.action]["params"]
-    assert declared_there == {option.name: option.schema() for option in declared.options(verb.params)}
-
-
-@pytest.mark.parametrize(
-    "verb", [verb for verb in verbs.ALL.values() if verb.action not in NAMED], ids=lambda verb: verb.action
-)
-def test_what_is_not_typed_is_left_to_the_model(asked: Asked, verb: verbs.Verb):
-    code, _, err = typed(*verb.words)
+@pytest.mark.parametrize("verb", [v for v in verbs.ALL.values() if v.name not in NAMED], ids=lambda verb: verb.name)
+def test_without_flags_the_models_defaults_count(asked: Asked, verb: verbs.Verb):
+    code, _, err = typed(*verb.name.split())
     assert code == 0, err
-    more = {"follow-timeout": 86400} if verb.action == "job-log" else {}
-    assert one(asked) == fields.parse(verb.params, more)
+    assert one(asked) == fields.parse(verb.options, {"follow-timeout": 86400} if verb.name == "log" else {})
 
 
-def test_there_is_a_command_for_each_verb_and_three_more():
-    extra = {("watch",), ("report",), ("render",)}
-    assert set(COMMANDS) == {verb.words for verb in verbs.ALL.values()} | extra
+def test_there_is_a_command_for_each_verb_and_all_its_texts_are_used():
+    assert set(COMMANDS) == {tuple(verb.name.split()) for verb in verbs.ALL.values()}
+    texts = {option.text for verb in verbs.ALL.values() for option in declared.options(verb.options)}
+    known = [e for entry in declared._texts().values() for e in ([entry] if "help" in entry else entry.values())]
+    assert {text.help for text in texts} == {entry["help"] for entry in known}
+
+
+def test_alone_it_shows_the_commands_of_every_day_and_help_groups_them():
+    code, out, err = typed()
+    assert (code, err) == (0, "")
+    daily = [verb.name for verb in verbs.ALL.values() if verb.section == "Every day"]
+    assert re.findall(r"^  ddp (\w+)", out, re.MULTILINE) == daily
+    assert len(daily) == 5
+    _, out, _ = typed("submit", "--help")
+    titles = ("Resources", "Code and environment", "Running", "Faults", "Slurm", "Examples")
+    assert [line[:-1] for line in out.splitlines() if line[:-1] in titles] == list(titles)
+    assert "[default: 16]" in out
 
 
 @pytest.mark.parametrize("words", [(), ("env",)])
@@ -132,8 +138,8 @@ def test_help_names_every_command(words: tuple[str, ...]):
     [
         (["nope"], "ddp: No such command 'nope'; see: ddp --help"),
         (["env", "nope"], "ddp env: No such command 'nope'; see: ddp env --help"),
-        ([], "ddp: name a command; see: ddp --help"),
-        (["env"], "ddp env: name a command; see: ddp env --help"),
+        (["submti"], "ddp: No such command 'submti'. Did you mean 'submit'?"),
+        (["submit", "--node", "3"], "ddp submit: No such option '--node'. (Did you mean"),
         (["--nope", "list"], "ddp: No such option '--nope'"),
         (["list", "--nope"], "ddp list: No such option '--nope'"),
         (["list", "x"], "ddp list: Got unexpected extra argument (x)"),
@@ -148,10 +154,10 @@ def test_help_names_every_command(words: tuple[str, ...]):
         (["submit", "--env", "one", "--env", "two"], "ddp submit: --env: 'one' is not NAME=value"),
         (["bench", "--env", "one"], "ddp bench: --env: 'one' is not NAME=value"),
         (["submit", "a b.py"], "ddp submit: workload: "),
-        (["env", "create"], "ddp env create: Missing option '--requirements'"),
+        (["env", "create"], "ddp env create: Missing argument 'NAME'"),
         (["env", "create", "x"], "ddp env create: Missing option '--requirements'"),
-        (["env", "remove"], "ddp env remove: name: must be given"),
-        (["log", "0"], "ddp log: --job-id: 0 is not allowed"),
+        (["env", "remove"], "ddp env remove: Missing argument 'NAME'"),
+        (["log", "a b"], "ddp log: run: 'a b' is not allowed"),
         (["list", "--no\npe\x1b[31m"], "ddp list: No such option"),
         (["--workspace", "x", "list"], "ddp list: --workspace: workspace: 'x' is not allowed"),
     ],
@@ -176,22 +182,38 @@ def test_what_was_asked_failed(asked: Asked, monkeypatch: pytest.MonkeyPatch, er
     assert typed("submit") == (1, "job-id  40\n", f"ddp: {line}\n")
     code, out, err = typed("submit", "--json")
     assert (code, err) == (1, f"ddp: {line}\n")
-    assert json.loads(out) == {"job-id": "40", "error": line}
+    assert json.loads(out) == {"schema": 1, "job-id": "40", "error": line}
 
 
 def test_results_are_shown_and_progress_goes_to_standard_error(asked: Asked):
     assert typed("list") == (0, "run  night\ntable:\na\nb\n", "a line of progress\n")
 
 
+def test_standard_output_carries_the_thing_asked_for(monkeypatch: pytest.MonkeyPatch, asked: Asked):
+    shown = {"run": "night", "text": "step 1\nstep 2", "job": "{}"}
+    monkeypatch.setattr(verbs.Verb, "do", lambda *_: Result(shown, {"lines": [1]}, shown["text"]))
+    assert typed("log") == (0, "step 1\nstep 2\n", "run: night\njob: {}\n")
+    assert json.loads(typed("log", "--json")[1]) == {"schema": 1, "lines": [1]}
+    monkeypatch.setattr(verbs.Verb, "do", lambda *_: Result(shown, {}))
+    assert typed("submit")[1] == "run  night\ntext:\nstep 1\nstep 2\n", "without the job's specification"
+
+
+def test_a_remedy_is_shown_as_it_is_typed(monkeypatch: pytest.MonkeyPatch, asked: Asked):
+    def fail(*_: object) -> typing.NoReturn:
+        raise ParameterError("resume", "dawn has no checkpoint", remedy=Command("show", arguments=("dawn",)))
+
+    monkeypatch.setattr(verbs.Verb, "do", fail)
+    assert typed("submit")[2] == "ddp: --resume: dawn has no checkpoint; ddp show dawn\n"
+
+
 @pytest.mark.parametrize("words", [("--json", "list"), ("list", "--json"), ("submit", "--json", "t.py", "--json")])
 def test_for_programs_standard_output_is_json_alone(asked: Asked, words: tuple[str, ...]):
     code, out, err = typed(*words)
     assert (code, err) == (0, "a line of progress\n")
-    assert json.loads(out) == {"run": "night", "table": "a\nb"}
+    assert json.loads(out) == {"schema": 1, "run": "night", "table": "a\nb"}
 
 
-OWN = ("-x", "--y", "z", "a b", "it's", '"', "$HOME", "$(id)", "*", "", "--", "-N", "9", "--json", "--help", "--nodes=7",
-       "--env", "A=b", "-", "\\", "é")  # fmt: skip
+OWN = (*"-x --y z it's \" $HOME $(id) * -- -N 9 --json --help --nodes=7 --env A=b - \\ é".split(), "a b", "")
 
 
 @pytest.mark.parametrize("verb", ["submit", "sweep"])
@@ -249,29 +271,16 @@ def test_other_paths_may_be_relative_too(asked: Asked, tmp_path: pathlib.Path, m
     assert one(asked).requirements == f"{tmp_path}/requirements.txt"
 
 
-@pytest.mark.parametrize("words", [("log",), ("job",), ("resume",), ("cancel",)])
-@pytest.mark.parametrize(
-    ("name", "meant"),
-    [
-        ("40", (None, 40, None)),
-        ("40_3", (None, 40, 3)),
-        ("night", ("night", None, None)),
-        ("40_x", ("40_x", None, None)),
-    ],
-)
-def test_a_number_is_a_jobs_id(
-    asked: Asked, words: tuple[str, ...], name: str, meant: tuple[str | None, int | None, int | None]
-):
-    assert typed(*words, name)[0] == 0
-    params = one(asked)
-    assert (params.run, params.job_id, params.element) == meant
-
-
-def test_a_number_names_a_run_where_no_job_is_meant(asked: Asked):
-    assert typed("show", "40")[0] == 0
-    assert one(asked).run == "40"
-    assert typed("compare", "40", "41")[0] == 0
-    assert typing.cast(typing.Any, asked[1]).runs == "40 41"
+@pytest.mark.parametrize("name", ["night", "40", "40_3"])
+def test_a_run_is_named_by_its_name_or_its_job(asked: Asked, name: str):
+    for verb in ("show", "log", "watch", "resume"):
+        assert typed(verb, name)[0] == 0
+        assert typing.cast(typing.Any, asked.pop()).run == name
+    for verb in ("compare", "report"):
+        assert typed(verb, name, "dawn")[0] == 0
+        assert typing.cast(typing.Any, asked.pop()).runs == f"{name} dawn"
+    assert typed("cancel", name, "dawn")[0] == 0
+    assert one(asked).run == f"{name} dawn"
 
 
 @pytest.mark.parametrize(
@@ -303,7 +312,7 @@ def test_root_is_refused(process: Process, words: tuple[str, ...]):
     done = process(*words, user="root")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("\n") == 1
-    assert "jobs never run as root; log in as an ordinary account: su - NAME" in done.stderr
+    assert "jobs never run as root; log in to an ordinary account: su - NAME" in done.stderr
 
 
 def test_the_process_fails_with_one_line_where_slurm_is_missing_or_silent(process: Process):
@@ -311,7 +320,7 @@ def test_the_process_fails_with_one_line_where_slurm_is_missing_or_silent(proces
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert done.stderr.startswith("ddp: ")
-    assert list(json.loads(done.stdout)) == ["error"]
+    assert list(json.loads(done.stdout)) == ["schema", "error"]
     assert "\x1b" not in done.stdout + done.stderr
 
 
@@ -352,7 +361,7 @@ def test_words_are_completed(process: Process):
     ("given", "error"),
     [
         ({"workspace": "x"}, "workspace: 'x' is not allowed; an absolute path"),
-        ({"workspace": "/mnt/shared", "nodse": 1}, "nodse: no such parameter; there are: "),
+        ({"workspace": "/mnt/shared", "nodse": 1}, "nodse: unknown option; there are: "),
         ({"workspace": "/mnt/shared", "tensorboard": "yes"}, "tensorboard: 'yes' is not allowed; true or false"),
     ],
 )
@@ -373,21 +382,6 @@ def test_the_charm_is_answered_in_json_where_its_configuration_cannot_be(given: 
         assert served.wait(30) == 0
 
 
-def test_the_charm_asks_for_what_there_is_not(workspace: pathlib.Path):
-    request = {"do": "create-environment", "config": {"workspace": str(workspace)}, "unit": "trainer/0", "params": {}}
-    found = service.answer(request, print)
-    assert found == {"error": "do: there is no 'create-environment'", "results": {}}
-
-
-@needs_root
-def test_a_users_command_runs_whole_as_that_user(process: Process):
-    place = pathlib.Path("/var/tmp") / f"ddp-cli-{os.getpid()}"
-    place.mkdir(mode=0o1777)
-    place.chmod(0o1777)
-    try:
-        done = process("--workspace", str(place), "report", "night")
-        assert done.returncode == 1
-        assert done.stderr == f"ddp: runs: there is no run 'night' in {place}/runs; see: ddp runs\n"
-        assert all(path.owner() == "nobody" for path in place.rglob("*"))
-    finally:
-        shutil.rmtree(place)
+def test_an_unknown_request_is_rejected(workspace: pathlib.Path):
+    request = {"do": "env create", "config": {"workspace": str(workspace)}, "unit": "trainer/0", "params": {}}
+    assert service.answer(request, print) == {"error": "do: unknown request 'env create'", "results": {}}

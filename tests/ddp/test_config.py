@@ -75,8 +75,8 @@ def test_a_variable_that_is_neither_is_refused(monkeypatch: pytest.MonkeyPatch):
     [
         ("workspace = ", "Invalid value (at "),
         ("\x00", "Invalid statement (at "),
-        ('worksapce = "/mnt"', "worksapce: no such parameter; there are: account, "),
-        ("workspace = 3", "workspace: 3 is not allowed; a text"),
+        ('worksapce = "/mnt"', "worksapce: unknown option; there are: account, "),
+        ("workspace = 3", "workspace: '3' is not allowed; an absolute path"),
         ('workspace = "shared"', "workspace: 'shared' is not allowed; an absolute path"),
         ('tensorboard = "yes"', "tensorboard: 'yes' is not allowed; true or false"),
         ('torch-build = "rocm"', "torch-build: 'rocm' is not allowed; one of: auto, cpu, cuda"),
@@ -108,10 +108,15 @@ def test_a_mistake_is_looked_for_where_the_value_comes_from(home: pathlib.Path, 
 
 def test_what_the_charm_writes_is_read_as_it_was():
     given: dict[str, str | bool] = {
-        "workspace": "/mnt/shared", "account": "ubuntu", "unit": "trainer/0", "torch-build": "cpu",
-        "torch-index": "https://example.org/simple", "mlflow-tracking-uri": "/mnt/shared/mlruns",
-        "tensorboard": True, "transformers": False,
-    }  # fmt: skip
+        "workspace": "/mnt/shared",
+        "account": "ubuntu",
+        "unit": "trainer/0",
+        "torch-build": "cpu",
+        "torch-index": "https://example.org/simple",
+        "mlflow-tracking-uri": "/mnt/shared/mlruns",
+        "tensorboard": True,
+        "transformers": False,
+    }
     assert set(given) == {str(field.alias) for field in config.Config.model_fields.values()}
     config.SYSTEM.write_text(config.write(given))
     assert config.load().model_dump(by_alias=True) == given
@@ -119,7 +124,7 @@ def test_what_the_charm_writes_is_read_as_it_was():
 
 def test_an_account_that_the_host_does_not_know(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(os, "geteuid", lambda: 54321)
-    line = "account: this host knows none with the uid 54321; is the directory of accounts (LDAP, sssd) up? "
+    line = "account: uid 54321 has none on this host; is the directory of accounts (LDAP, sssd) up? "
     with pytest.raises(ParameterError) as caught:
         config.settings(config.load())
     assert str(caught.value) == line + "see: getent passwd 54321"
@@ -127,6 +132,6 @@ def test_an_account_that_the_host_does_not_know(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_settings_are_those_of_this_account(monkeypatch: pytest.MonkeyPatch):
     found = config.settings(config.load({"workspace": "/mnt/shared/"}))
-    assert (found.workspace, found.uid, found.is_action) == (pathlib.Path("/mnt/shared"), os.geteuid(), False)
+    assert (found.workspace, found.uid, found.takes_any_script) == (pathlib.Path("/mnt/shared"), os.geteuid(), True)
     assert found.user == pwd.getpwuid(os.geteuid()).pw_name
     assert (found.payload / "ddptrain").is_dir()

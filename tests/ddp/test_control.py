@@ -1,7 +1,7 @@
 """Why a job failed, as its user reads it."""
 
-import dataclasses
 import pathlib
+import typing
 
 import pytest
 from cluster import Cluster, Job
@@ -9,7 +9,8 @@ from pip_double import Pip
 
 from ddp import verbs
 from ddp.base import Settings, TrainerError
-from ddp.options import fields
+from ddp.options import fields, models
+from ddp.view.result import Result
 
 MISSING = "ModuleNotFoundError: No module named 'einops.layers'"
 REMEDY = "with einops in requirements.txt: ddp env create NAME --requirements requirements.txt, then: "
@@ -31,11 +32,11 @@ def fails(settings: Settings, cluster: Cluster, script: pathlib.Path, last_line:
 
     cluster.submitted, cluster.states = leave, [("FAILED", 256)]
     given = {"workload": str(script), "run": "night", "nodes": 1, "snapshot": False, "wait": True, **more}
-    params = fields.parse(fields.SubmitDdp, given)
+    params = fields.parse(models.SubmitDdp, given)
     with settings.claims, pytest.raises(TrainerError) as caught:
-        verbs.ALL["submit-ddp"].do(settings, params, lambda _: None)
-    shown = verbs.ALL["show-job"].do(settings, fields.parse(fields.ShowJob, {"run": "night"}), lambda _: None)
-    assert shown["reason"] == str(caught.value)
+        verbs.ALL["submit"].do(settings, params, lambda _: None)
+    shown = verbs.ALL["show"].do(settings, fields.parse(models.ShowRun, {"run": "night"}), lambda _: None)
+    assert typing.cast(Result, shown).texts()["reason"] == str(caught.value)
     return str(caught.value)
 
 
@@ -44,11 +45,6 @@ def test_a_missing_module_is_answered_with_what_to_type(
 ):
     line = fails(settings, cluster, script, MISSING)
     assert line == f"job 40 FAILED, exit code 1: {MISSING}; {REMEDY}ddp submit --env NAME ..."
-
-
-def test_an_operator_types_it_as_the_submit_user(settings: Settings, cluster: Cluster, pip: Pip, script: pathlib.Path):
-    line = fails(dataclasses.replace(settings, unit="trainer/0", is_action=True), cluster, script, MISSING)
-    assert line.endswith(f"; as {settings.user}, {REMEDY}juju run trainer/0 submit-ddp environment=NAME ...")
 
 
 @pytest.mark.parametrize("last_line", ["ValueError: x", "ImportError: cannot import name 'a' from 'b'"])

@@ -37,12 +37,27 @@ def test_partitions_with_their_nodes(commands: Commands):
 @pytest.mark.parametrize(
     ("state", "usable"),
     [
-        ("IDLE", True), ("MIXED", True), ("ALLOCATED", True), ("IDLE+DYNAMIC_NORM", True), ("MIXED+PLANNED", True),
-        ("IDLE+CLOUD+POWERED_DOWN", True), ("ALLOCATED+COMPLETING", True), ("DOWN", False), ("DOWN*", False), ("IDLE*", False),
-        ("IDLE+DRAIN", False), ("MIXED+DRAIN", False), ("IDLE+DRAIN+INVALID_REG", False), ("DOWN+NOT_RESPONDING", False),
-        ("IDLE+FAIL", False), ("IDLE+MAINTENANCE", False), ("UNKNOWN", False), ("FUTURE", False), ("IDLE+REBOOT_ISSUED", False),
+        ("IDLE", True),
+        ("MIXED", True),
+        ("ALLOCATED", True),
+        ("IDLE+DYNAMIC_NORM", True),
+        ("MIXED+PLANNED", True),
+        ("IDLE+CLOUD+POWERED_DOWN", True),
+        ("ALLOCATED+COMPLETING", True),
+        ("DOWN", False),
+        ("DOWN*", False),
+        ("IDLE*", False),
+        ("IDLE+DRAIN", False),
+        ("MIXED+DRAIN", False),
+        ("IDLE+DRAIN+INVALID_REG", False),
+        ("DOWN+NOT_RESPONDING", False),
+        ("IDLE+FAIL", False),
+        ("IDLE+MAINTENANCE", False),
+        ("UNKNOWN", False),
+        ("FUTURE", False),
+        ("IDLE+REBOOT_ISSUED", False),
     ],
-)  # fmt: skip
+)
 def test_which_nodes_take_jobs(commands: Commands, state: str, usable: bool):
     (found,) = partitions(commands, partition(), node(state=state))
     assert found.nodes[0].is_usable is usable
@@ -61,10 +76,18 @@ def test_a_partition_without_nodes(commands: Commands):
 @pytest.mark.parametrize(
     ("gres", "count"),
     [
-        ("", 0), ("gpu", 1), ("gpu:4", 4), ("gpu:h200:8", 8), ("gpu:h200:8(S:0-1)", 8), ("gpu:a:2(S:0,1),gpu:b:3", 5),
-        ("shard:32,gpu:2", 2), ("nic:2", 0), ("gpu:mock_gpu:1(S:0)", 1), ("gpu:tesla", 1),
+        ("", 0),
+        ("gpu", 1),
+        ("gpu:4", 4),
+        ("gpu:h200:8", 8),
+        ("gpu:h200:8(S:0-1)", 8),
+        ("gpu:a:2(S:0,1),gpu:b:3", 5),
+        ("shard:32,gpu:2", 2),
+        ("nic:2", 0),
+        ("gpu:mock_gpu:1(S:0)", 1),
+        ("gpu:tesla", 1),
     ],
-)  # fmt: skip
+)
 def test_gpus_are_counted(gres: str, count: int):
     assert jobs.parse_gpus(gres) == count
 
@@ -72,11 +95,26 @@ def test_gpus_are_counted(gres: str, count: int):
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [
-        ("30", 1800), ("1:30", 90), ("1:00:00", 3600), ("1-0", 86400), ("1-12", 129600), ("1-12:30", 131400), ("2-00:00:10", 172810),
-        ("UNLIMITED", None), ("infinite", None), ("NONE", None), ("n/a", None), ("", None), ("1:2:3:4", None), ("-1", None), ("1-", None),
-        ("1 0", None), ("1;id", None), ("9999999", None),
+        ("30", 1800),
+        ("1:30", 90),
+        ("1:00:00", 3600),
+        ("1-0", 86400),
+        ("1-12", 129600),
+        ("1-12:30", 131400),
+        ("2-00:00:10", 172810),
+        ("UNLIMITED", None),
+        ("infinite", None),
+        ("NONE", None),
+        ("n/a", None),
+        ("", None),
+        ("1:2:3:4", None),
+        ("-1", None),
+        ("1-", None),
+        ("1 0", None),
+        ("1;id", None),
+        ("9999999", None),
     ],
-)  # fmt: skip
+)
 def test_times(text: str, seconds: int | None):
     assert jobs.parse_time(text) == seconds
 
@@ -90,12 +128,27 @@ def test_the_jobs_of_an_account(commands: Commands):
     commands.expect("/usr/bin/squeue", "-h", "-a", "-t", "all", "-u", "ddp", "-O", ASKED, stdout=QUEUE)
     found = jobs.jobs(user="ddp")
     assert [(job.job_id, job.state, job.exit_code) for job in found] == [
-        (16, "RUNNING", 0), (15, "FAILED", 15), (14, "FAILED", 137), (13, "FAILED", 3), (12, "CANCELLED", 0),
-    ]  # fmt: skip
+        (16, "RUNNING", 0),
+        (15, "FAILED", 15),
+        (14, "FAILED", 137),
+        (13, "FAILED", 3),
+        (12, "CANCELLED", 0),
+    ]
     assert found[0] == jobs.Job(
-        16, "ddp", "RUNNING", 0, 0, 2, "slurmd", "0:01", "UNLIMITED", "2026-11-20T18:55:37Z", "None", "slurmd-[0-1]",
+        16,
+        "ddp",
+        "RUNNING",
+        0,
+        0,
+        2,
+        "slurmd",
+        "0:01",
+        "UNLIMITED",
+        "2026-11-20T18:55:37Z",
+        "None",
+        "slurmd-[0-1]",
         "a-name-longer-than-any-column",
-    )  # fmt: skip
+    )
     assert [job.is_active for job in found] == [True, False, False, False, False]
     assert found[-1].restarts == 1
 

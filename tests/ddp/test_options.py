@@ -1,111 +1,192 @@
-"""An option is declared once: the flag, the action's parameter, the directive, the check and the reference follow."""
+"""An option is declared once: flag, action's parameter, directive, check and reference follow; nothing hostile passes."""
 
 import dataclasses
 import typing
 
-import pydantic
 import pytest
 import yaml
 from cluster import Cluster
+from command_line import typed
+from harness import META
+from hostile_values import NASTY, ROAMING, TEXTS
 from pip_double import Pip
 
-from ddp import cli, readiness, verbs
+from ddp import cli, config, readiness, verbs
 from ddp.base import ParameterError, Settings
 from ddp.options import declared, fields, models
 from scripts import actions
 
+MODELS = {name: verb.options for name, verb in verbs.ACTIONS.items()}
 MEANING = "At most so many switches between the nodes."
 
 
-class Submit(fields.SubmitDdp):
-    """Parameters of submit-ddp, with one more that Slurm has, and one of the program's own."""
+class Submit(models.SubmitDdp):
+    """Options of submit, with one more that Slurm has, and one of the program's own."""
 
-    switches: typing.Annotated[
-        typing.Annotated[int, fields.STRICT, fields.between(1, 64)] | None, fields.Directive("switches")
-    ] = pydantic.Field(None, description=MEANING)
-    spread_job: typing.Annotated[fields.Flag, fields.Directive("spread-job")] = pydantic.Field(
-        False, description="Spread the job over many nodes."
-    )
-    mood: fields.Name | None = pydantic.Field(None, description="Nothing that Slurm knows.")
+    switches: typing.Annotated[typing.Annotated[int, fields.between(1, 64)] | None, fields.Directive("switches")] = None
+    spread_job: typing.Annotated[bool, fields.Directive("spread-job")] = False
+    mood: fields.Name | None = None
 
 
 @pytest.fixture
 def one_more(monkeypatch: pytest.MonkeyPatch, settings: Settings, cluster: Cluster, pip: Pip) -> Cluster:
-    """Return the cluster of a program whose `submit` has these options, too."""
-    verb = dataclasses.replace(verbs.ALL["submit-ddp"], params=Submit)
-    for table in (verbs.ALL, verbs.ACTIONS):
-        monkeypatch.setitem(table, verb.action, verb)
-    for command in (cli._command(verb), cli._render_command()):
-        monkeypatch.setitem(cli.program.commands, str(command.name), command)
+    """The cluster of a program whose `submit` has these options, too."""
+    verb = dataclasses.replace(verbs.ALL["submit"], options=Submit)
+    monkeypatch.setitem(verbs.ALL, "submit", verb)
+    monkeypatch.setitem(verbs.ACTIONS, "submit-ddp", verb)
+    for name in ("switches", "spread-job", "mood"):
+        monkeypatch.setitem(declared._texts(), name, {"help": MEANING, "group": "Slurm"})
+    monkeypatch.setitem(cli.program.commands, "submit", cli._command(verb))
     monkeypatch.setattr(cli, "settings_of", lambda _: settings)
     monkeypatch.setattr(readiness, "require", lambda *_, **__: None)
     return cluster
 
 
-def ddp(*words: str) -> object:
-    return cli.program.main(list(words), prog_name="ddp", standalone_mode=False)
+def refusal(model: type[fields.Parsed], given: dict[str, object]) -> str:
+    with pytest.raises(ParameterError) as caught:
+        fields.parse(model, given)
+    line = str(caught.value)
+    assert line.isprintable(), "one line, with nothing that a terminal would obey"
+    assert line.isascii()
+    assert len(line) < 700
+    return line
 
 
-@pytest.mark.parametrize("command", [("submit", "--dry-run"), ("render",)])
-def test_a_flag_becomes_a_directive(one_more: Cluster, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]):
-    assert ddp(*command, "--switches", "3", "--spread-job", "--mood", "good", "smoke") == cli.OK
-    script = capsys.readouterr().out
-    assert "#SBATCH --switches=3\n" in script
-    assert "#SBATCH --spread-job\n" in script
-    assert "mood" not in script.partition("exec ")[0]
+def test_a_flag_becomes_a_directive_unless_it_is_not_given(one_more: Cluster):
+    code, out, err = typed("submit", "--dry-run", "--switches", "3", "--spread-job", "--mood", "good", "smoke")
+    assert code == 0, err
+    assert "#SBATCH --switches=3\n" in out
+    assert "#SBATCH --spread-job\n" in out
+    assert "mood" not in out.partition("exec ")[0]
     assert not [call for call in one_more.changes if call[0] == "sbatch"]
-
-
-def test_what_is_not_given_is_no_directive(one_more: Cluster, capsys: pytest.CaptureFixture[str]):
-    assert ddp("submit", "--dry-run", "smoke") == cli.OK
-    script = capsys.readouterr().out
-    assert "#SBATCH --nodes=" in script
-    assert "switches" not in script
-    assert "spread-job" not in script
+    _, out, _ = typed("submit", "--dry-run", "smoke")
+    assert "#SBATCH --nodes=" in out
+    assert "switches" not in out
+    assert "spread-job" not in out
     assert one_more.judged
 
 
-def test_the_action_has_it_and_the_reference_page(one_more: Cluster):
-    params = yaml.safe_load(actions.render())["actions"]["submit-ddp"]["params"]
+def test_the_action_and_the_reference_have_it(one_more: Cluster):
+    params = yaml.safe_load(actions.actions())["actions"]["submit-ddp"]["params"]
     assert params["switches"] == {"type": "integer", "minimum": 1, "maximum": 64, "description": MEANING}
+    assert params["mood"] == {"type": ["string", "integer"], "description": MEANING}
     section = actions.page().partition("\n## ddp submit\n")[2].partition("\n## ")[0]
     assert f"| `--switches` | 1 to 64 |  | {MEANING} |\n" in section
-    assert not one_more.calls
 
 
-@pytest.mark.parametrize(
-    ("given", "line"),
-    [
-        ({"switches": 65}, "switches: 65 is not allowed; a whole number from 1 to 64"),
-        ({"sbatch": "--switches=3"}, "sbatch: --switches has an option of its own; give switches"),
-    ],
-)
-def test_it_is_checked(given: dict[str, object], line: str):
-    with pytest.raises(ParameterError) as caught:
-        fields.parse(Submit, given)
-    assert str(caught.value) == line
-    assert fields.parse(fields.SubmitDdp, {"sbatch": "--switches=3"}).sbatch, "where it has none it passes through"
-
-
-def test_no_directive_of_a_job_can_be_given_past_its_option(one_more: Cluster, capsys: pytest.CaptureFixture[str]):
-    """What is worked out stands in one table; each line of it has an option, or is refused."""
-    assert ddp("render", "--gpus-per-node", "0", "--time-limit", "10", "smoke") == cli.OK
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("#SBATCH --")]
-    names = {line.removeprefix("#SBATCH --").partition("=")[0] for line in lines}
+def test_no_directive_of_a_job_can_be_given_past_its_option(one_more: Cluster):
+    """Each directive of a job is an option, or sbatch= rejects it."""
+    code, out, err = typed("submit", "--dry-run", "--gpus-per-node", "0", "--time-limit", "10", "smoke")
+    assert code == 0, err
+    names = {line[10:].partition("=")[0] for line in out.splitlines() if line.startswith("#SBATCH --")}
     assert {"nodes", "mem", "time", "output", "requeue", "signal"} <= names
     for name in names:
-        with pytest.raises(ParameterError, match=rf"^sbatch: --{name} (has an option of its own|is set by the job)"):
-            fields.parse(fields.SubmitDdp, {"sbatch": f"--{name}=1"})
-    assert one_more.calls
-
-
-def test_an_option_has_one_way_to_sbatch():
-    own = {directive.name for directive in fields.directives(fields.SubmitDdp).values()}
+        line = refusal(models.SubmitDdp, {"sbatch": f"--{name}=1"})
+        assert line.startswith((f"sbatch: --{name} has its own option; use ", f"sbatch: --{name} is set by the job"))
+    assert refusal(Submit, {"sbatch": "--switches=3"}) == "sbatch: --switches has its own option; use switches"
+    assert fields.parse(models.SubmitDdp, {"sbatch": "--switches=3"}).sbatch, "an option of sbatch alone passes"
+    own = {directive.name for directive in fields.directives(models.SubmitDdp).values()}
     assert not own & set(fields.SBATCH_KEPT)
-    assert {"partition", "time", "mem", "mail-type", "dependency", "exclusive"} <= own
 
 
 def test_verbs_that_ask_for_a_place_share_what_is_given():
     params = fields.parse(models.Doctor, {"partition": "gpu", "account": "physics", "nodes": "n1"})
     assert declared.directives(params) == [("account", "physics")]
     assert declared.shared(params, models.BenchmarkCollectives) == {"partition": "gpu", "account": "physics"}
+
+
+def test_the_copies_of_the_options_are_current():
+    assert actions.CHARM.read_text() == actions.updated(actions.CHARM.read_text()), "run: tox -e reference"
+    assert actions.PAGE.read_text() == actions.page(), "run: tox -e reference"
+
+
+def test_there_are_more_than_two_hundred_nasty_texts():
+    assert len(NASTY) >= 200
+
+
+@pytest.mark.parametrize(("action", "name"), TEXTS)
+def test_nothing_hostile_passes(action: str, name: str):
+    for nasty in NASTY if name == "args" else NASTY + ROAMING:  # args are words for the job, with its user's rights
+        assert refusal(MODELS[action], {name: nasty}).startswith(f"{name}: ")
+
+
+@pytest.mark.parametrize(
+    "name", [str(f.alias) for f in config.Config.model_fields.values() if f.annotation is not bool]
+)
+def test_nothing_hostile_passes_in_the_configuration(name: str):
+    for nasty in filter(None, NASTY):
+        assert refusal(config.Config, {name: nasty}).startswith(f"{name}: ")
+
+
+@pytest.mark.parametrize("action", list(MODELS))
+def test_the_declaration_of_an_option_is_what_its_parser_allows(action: str):
+    for option in declared.options(MODELS[action]):
+        for bound, step in ((option.minimum, -1), (option.maximum, 1)):
+            if bound is not None:
+                fields.parse(MODELS[action], {option.name: bound})
+                assert refusal(MODELS[action], {option.name: bound + step}).startswith(f"{option.name}: ")
+        for choice in option.choices:
+            fields.parse(MODELS[action], {option.name: choice})
+            assert isinstance(yaml.safe_load(choice), str), "Juju reads on, off, yes and no as booleans"
+        if option.takes_number:
+            params = fields.parse(MODELS[action], {option.name: 30})
+            assert getattr(params, option.name.replace("-", "_")) == "30"
+
+
+def test_numbers_are_natural_for_names_and_amounts():
+    submit = {option.name for option in declared.options(models.SubmitDdp) if option.takes_number}
+    assert {"run", "time-limit", "memory", "profile-ranks", "partition", "args"} <= submit
+    assert not {"workload", "env", "dependency", "sbatch", "launcher"} & submit
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"nodes": 0}, "nodes: 0 is not allowed; a whole number from 1 to 4096"),
+        ({"nodes": True}, "nodes: True is not allowed; a whole number"),
+        ({"nodes": 1.5}, "nodes: 1.5 is not allowed; a whole number"),
+        ({"nodes": "2"}, "nodes: '2' is not allowed; a whole number"),
+        ({"gpus-per-node": -1}, "gpus-per-node: -1 is not allowed; a whole number from 0 to 64"),
+        ({"wait": "yes"}, "wait: 'yes' is not allowed; true or false"),
+        ({"partition": 1.5}, "partition: 1.5 is not allowed; a text"),
+        ({"partition": False}, "partition: False is not allowed; a text"),
+        (
+            {"run": "../x"},
+            "run: '../x' is not allowed; only letters, digits and . _ -, beginning with a letter or digit",
+        ),
+        ({"args": "x" * 1000000}, "args: 1000000 characters; at most 4096 are allowed"),
+        ({"workload": "/a/../b"}, "workload: '/a/../b' is not allowed; write the path without . and .. as parts"),
+        ({"memory": 0}, "memory: '0' is not allowed; a whole number with M, G or T, such as 8G"),
+        ({"env": "A"}, "env: 'A' is not NAME=value; separate several by blanks"),
+        ({"env": "1A=b"}, "env: '1A=b' is not NAME=value; separate several by blanks"),
+        ({"env": "A=1 A=2"}, "env: A is given twice"),
+        ({"env": "LD_PRELOAD=/x"}, "env: LD_PRELOAD is set by the job itself; choose another variable"),
+        ({"env": "SLURM_JOB_ID=1"}, "env: SLURM_JOB_ID is set by the job itself; choose another variable"),
+        ({"env": "MASTER_ADDR=x"}, "env: MASTER_ADDR is set by the job itself; choose another variable"),
+    ],
+)
+def test_a_refusal_names_the_option_and_what_is_allowed(given: dict[str, object], line: str):
+    assert refusal(models.SubmitDdp, given) == line
+
+
+@pytest.mark.parametrize("action", list(MODELS))
+def test_an_unknown_option_is_rejected_by_name(action: str):
+    known = ", ".join(sorted(META["actions"][action]["params"]))
+    assert refusal(MODELS[action], {"nodse": 2}) == f"nodse: unknown option; there are: {known}"
+    assert len(refusal(models.ShowRun, {"\x1b[31m$(id)\n" * 100: 1})) < 200
+
+
+def test_a_missing_option_is_named():
+    assert refusal(models.OneEnvironment, {}) == "name: must be given"
+
+
+@pytest.mark.parametrize(
+    ("text", "mib"), [("1", 1), ("512", 512), ("512M", 512), ("8G", 8192), ("2T", 2 * 1024 * 1024)]
+)
+def test_memory(text: str, mib: int):
+    assert fields.memory_mb(text) == mib
+
+
+def test_variables():
+    parsed = fields.parse(models.SubmitDdp, {"env": "NCCL_DEBUG=INFO  A=b=c EMPTY="})
+    assert fields.variables(parsed.env) == (("NCCL_DEBUG", "INFO"), ("A", "b=c"), ("EMPTY", ""))

@@ -11,22 +11,17 @@ import pytest
 from cluster import Cluster, Machine
 
 import ddp
-from ddp.base import ParameterError, Settings, TrainerError
+from ddp.base import ParameterError, Settings
 from ddp.doctor import examine
-from ddp.environment import environments
+from ddp.environment import builder
 from ddp.options import fields, models
 from ddp.slurm import jobs
-from ddp.submit import checks, precheck
+from ddp.submit import precheck
 from ddp.workspace import folders
 from slurm_ddp import mounts
 from slurm_ddp.run import Completed
 
 PACKAGE = pathlib.Path(ddp.__file__).parent
-CUDA = """\
-int cuInit(unsigned flags) { return flags; }
-int cuDriverGetVersion(int *version) { *version = 13010; return 0; }
-int cuDeviceGetCount(int *count) { *count = %d; return 0; }
-"""
 TORCH = """\
 import types
 __version__ = "2.13.0+cpu"
@@ -43,10 +38,6 @@ class Node(Cluster):
         self.machines = [Machine("n1", gres="gpu:a100:1")]
         self.env = {"PATH": "/usr/bin:/bin", "SLURMD_NODENAME": "n1"}
 
-    def answer(self, script: str, output: pathlib.Path) -> None:
-        with output.open("w") as file:
-            subprocess.run(["/bin/bash"], input=script, stdout=file, text=True, check=True, cwd="/", env=self.env)
-
     def _srun(self, arguments: tuple[str, ...], stdin: str | None) -> Completed:
         argv = arguments[arguments.index("/usr/bin/python3") :]
         assert stdin is not None
@@ -58,31 +49,9 @@ class Node(Cluster):
 def node(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Node:
     """Make the double start what srun and a script without a file ask for."""
     there = Node(cluster.user)
-    for name in ("machines", "_srun", "answer"):
+    for name in ("machines", "_srun"):
         monkeypatch.setattr(cluster, name, getattr(there, name))
     return there
-
-
-@pytest.mark.parametrize(
-    ("source", "answer"),
-    [
-        (CUDA % 1, "cuda: the driver supports CUDA 13.1"),
-        (CUDA % 0, "cpu: n1 has no CUDA driver"),
-        ("int none;", "cpu: n1 has no CUDA driver"),
-        ("", "cpu: n1 has no CUDA driver"),
-    ],
-    ids=["a GPU", "no GPU for the step", "another library", "no driver"],
-)
-def test_a_node_is_asked_for_its_driver(
-    settings: Settings, node: Node, tmp_path: pathlib.Path, source: str, answer: str
-):
-    if source:
-        (tmp_path / "cuda.c").write_text(source)
-        library = tmp_path / "libcuda.so.1"
-        subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, tmp_path / "cuda.c"], check=True)
-        node.env["LD_LIBRARY_PATH"] = str(tmp_path)
-    choice = environments.choose_build(settings, checks.partitions(), lambda _: None)
-    assert f"{choice.build}: {choice.why}" == answer
 
 
 def test_a_node_is_examined(settings: Settings, node: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path):
@@ -102,23 +71,20 @@ def build(tmp_path: pathlib.Path) -> pathlib.Path:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
     (site,) = (tmp_path / "env").glob("lib/python3.*/site-packages")
     (site / "torch" / "distributed").mkdir(parents=True)
-    files = {"torch/__init__.py": TORCH, "torch/distributed/__init__.py": "", "torch/distributed/run.py": "",
-             "numpy.py": "__version__ = '2.3.1'", "ddptrain.py": ""}  # fmt: skip
+    files = {
+        "torch/__init__.py": TORCH,
+        "torch/distributed/__init__.py": "",
+        "torch/distributed/run.py": "",
+        "numpy.py": "__version__ = '2.3.1'",
+        "ddptrain.py": "",
+    }
     for name, text in files.items():
         (site / name).write_text(text)
     return tmp_path
 
 
-def test_a_new_environment_says_which_torch_it_has(settings: Settings, build: pathlib.Path):
-    assert environments._check(settings, build) == "2.13.0+cpu"
-    (site,) = (build / "env").glob("lib/python3.*/site-packages")
-    (site / "torch" / "distributed" / "run.py").write_text("import no_such_module")
-    with pytest.raises(TrainerError, match=r"No module named 'no_such_module'$"):
-        environments._check(settings, build)
-
-
 def test_an_environment_on_a_node_gets_the_same_program(build: pathlib.Path):
-    with environments.IMPORTS.open() as program:
+    with builder.IMPORTS.open() as program:
         done = subprocess.run(
             [build / "env" / "bin" / "python", "-"], stdin=program, capture_output=True, text=True, check=True, cwd="/"
         )
@@ -138,7 +104,7 @@ def test_an_environment_on_a_node_gets_the_same_program(build: pathlib.Path):
 def test_the_version_of_the_nodes_python_is_that_of_the_interpreter():
     code = "import sys; print('%d.%d' % sys.version_info[:2])"
     done = subprocess.run([folders.PYTHON, "-c", code], capture_output=True, text=True, check=True)
-    assert environments._python_version() == done.stdout.strip()
+    assert builder.python_version() == done.stdout.strip()
 
 
 def test_the_payload_looks_at_arguments(settings: Settings, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
@@ -168,7 +134,7 @@ def test_no_text_of_python_is_executed():
         "sh": {"node/supervisor.py"},
         "/bin/sh": {"kubernetes.py"},
         "bash": {"node/network.py"},
-        "zstd": {"node/environment.py", "environment/archives.py", "environment/packing.py"},
         "git": {"project.py"},
-        "-r": {"environment/environments.py"},
+        "tar": {"environment/packing.py"},
+        "-r": {"environment/builder.py"},
     }

@@ -45,7 +45,8 @@ def files(folder: pathlib.Path) -> set[str]:
 
 def test_the_code_of_the_manifests_is_in_the_workspace(settings: Settings, project: pathlib.Path):
     code, out, err = typed("render", "--kubernetes", *IMAGE, "--run", "night", "exp/train.py", "--lr", "1")
-    assert (code, err) == (0, f"copying 3 files, 0.0 MiB, of {project}\n")
+    assert code == 0
+    assert err.startswith(f"copying 3 files, 0.0 MiB, of {project}\n")
     ranks = container(out)
     script = pathlib.Path(ranks["args"][0])
     assert script == settings.runs / "night" / "code" / "exp" / "train.py"
@@ -76,7 +77,7 @@ def test_without_a_snapshot_the_script_lies_in_the_workspace(settings: Settings,
     assert err == f"ddp: workload: {project}/exp/train.py is outside the workspace {settings.workspace}\n"
     (settings.workspace / "train.py").touch()
     code, out, err = typed(*words, str(settings.workspace / "train.py"))
-    assert (code, err) == (0, "")
+    assert code == 0, err
     assert container(out)["args"] == [f"{settings.workspace}/train.py"]
     assert list(settings.runs.iterdir()) == []
 
@@ -108,7 +109,7 @@ def test_manifests_as_json(settings: Settings, project: pathlib.Path):
     plain = typed("render", "--kubernetes", *IMAGE, "--run", "night", "--no-snapshot", "smoke")[1]
     code, out, _ = typed("--json", "render", "--kubernetes", *IMAGE, "--run", "night", "smoke")
     assert code == 0
-    assert json.loads(out) == {"manifests": plain, "run": "night", "run-dir": f"{settings.runs}/night"}
+    assert json.loads(out) == {"schema": 1, "manifests": plain, "run": "night", "run-dir": f"{settings.runs}/night"}
     out = typed("render", "--json", "--kubernetes", *IMAGE, "--run", "night", "exp/train.py")[1]
     assert json.loads(out)["code"] == f"{settings.runs}/night/code"
 
@@ -121,7 +122,7 @@ def test_the_script_as_json(settings: Settings, cluster: Cluster, project: pathl
     found = json.loads(out)
     assert found["script"] == plain
     assert found["run"] == "night"
-    assert json.loads(found["job"])["run"] == "night"
+    assert found["job"]["run"] == "night"
 
 
 def test_a_failure_as_json(settings: Settings, project: pathlib.Path):

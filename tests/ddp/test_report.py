@@ -16,17 +16,28 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
-from ddp.report import charts, facts, page
+from ddp.run import folder as folders
+from ddp.run.metrics import Series
+from ddp.run.model import Run
+from ddp.view import charts, page
 
 MADE = datetime.datetime(2026, 11, 23, 18, 0, tzinfo=datetime.timezone.utc)  # noqa: UP017 - Python 3.10
 MakeRun = collections.abc.Callable[..., pathlib.Path]
 LOSS, THROUGHPUT = "figure.chart[data-chart='0']", "figure.chart[data-chart='1']"
 # In every place where a run's text may land; each would leave a trace, were it taken for more than text.
 HOSTILE = (
-    "<script>window.hacked=1</script>", '"><img src=x onerror="window.hacked=1">', "</script><script>window.hacked=1</script>",
-    "</style><script>window.hacked=1</script>", "{{ 7*7 }}{% for x in y %}", "'-alert(1)-'", "<!--", "\u202eevil\x1b[31m\x00",
-    "&lt;b&gt;", "https://example.org/x.js", "\ud800",
-)  # fmt: skip
+    "<script>window.hacked=1</script>",
+    '"><img src=x onerror="window.hacked=1">',
+    "</script><script>window.hacked=1</script>",
+    "</style><script>window.hacked=1</script>",
+    "{{ 7*7 }}{% for x in y %}",
+    "'-alert(1)-'",
+    "<!--",
+    "\u202eevil\x1b[31m\x00",
+    "&lt;b&gt;",
+    "https://example.org/x.js",
+    "\ud800",
+)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +49,7 @@ def tab(tmp_path_factory: pytest.TempPathFactory) -> collections.abc.Iterator[br
 
 def write(folder: pathlib.Path, *runs: pathlib.Path) -> pathlib.Path:
     path = folder / "report.html"
-    path.write_text(page.page([facts.read_run(run) for run in runs], made=MADE), encoding="utf-8")
+    path.write_text(page.page([folders.read(run) for run in runs], made=MADE), encoding="utf-8")
     return path
 
 
@@ -89,9 +100,16 @@ def known(folder: pathlib.Path, kind: str, key: str) -> list[tuple[int, float]]:
 
 
 @pytest.mark.parametrize(
-    ("figure", "curve", "kind"), [(0, "loss", "step"), (0, "val_loss", "eval"), (1, "tokens_per_second", "step"),
-                                  (2, "lr", "step"), (3, "memory_mib", "step"), (4, "grad_norm", "step")],
-)  # fmt: skip
+    ("figure", "curve", "kind"),
+    [
+        (0, "loss", "step"),
+        (0, "val_loss", "eval"),
+        (1, "tokens_per_second", "step"),
+        (2, "lr", "step"),
+        (3, "memory_mib", "step"),
+        (4, "grad_norm", "step"),
+    ],
+)
 def test_the_browser_draws_what_the_payload_measured(
     tab: browser.Browser, recorded: pathlib.Path, *, figure: int, curve: str, kind: str
 ):
@@ -160,12 +178,10 @@ def test_a_click_makes_the_scale_logarithmic(tab: browser.Browser, recorded: pat
     tab.click(*at)
     assert tab.evaluate(f"""getComputedStyle(document.querySelector("{LOSS} g.linear")).display""") == "none"
     losses = [value for _, value in known(recorded, "step", "loss")]
-    chart = charts.make([facts.read_run(recorded)])[0]
-    assert chart.y_log is not None
-    low, high = math.log10(chart.y_log.low), math.log10(chart.y_log.high)
-    heights = [
-        (value - chart.y.low) / (chart.y.high - chart.y.low) for _, value in drawn(tab, LOSS, "loss", scale="log")
-    ]
+    chart = charts.make([folders.read(recorded)])[0]
+    linear = chart.axes["linear"]
+    low, high = math.log10(chart.axes["log"].low), math.log10(chart.axes["log"].high)
+    heights = [(value - linear.low) / (linear.high - linear.low) for _, value in drawn(tab, LOSS, "loss", scale="log")]
     assert [10 ** (low + height * (high - low)) for height in heights] == pytest.approx(losses, rel=0.002)
     assert max(abs(a - b) for a, b in zip(before, losses, strict=True)) < 0.02
     tab.click(*at)
@@ -192,11 +208,16 @@ def test_runs_stand_side_by_side_with_what_differs_marked(
     tab: browser.Browser, recorded: pathlib.Path, make_run: MakeRun, tmp_path: pathlib.Path
 ):
     config = json.loads((recorded / "config.json").read_text())
-    other = make_run("other", **{
-        "config.json": json.dumps({**config, "lr": 0.01}),
-        "metrics.jsonl": "".join(json.dumps({"kind": "step", "step": s, "loss": 6 - s / 50}) + "\n" for s in range(1, 101)),
-        "summary.json": json.dumps({"workload": "gpt", "state": "done", "last_loss": 4.0, "best_loss": 3.0}),
-    })  # fmt: skip
+    other = make_run(
+        "other",
+        **{
+            "config.json": json.dumps({**config, "lr": 0.01}),
+            "metrics.jsonl": "".join(
+                json.dumps({"kind": "step", "step": s, "loss": 6 - s / 50}) + "\n" for s in range(1, 101)
+            ),
+            "summary.json": json.dumps({"workload": "gpt", "state": "done", "last_loss": 4.0, "best_loss": 3.0}),
+        },
+    )
     show(tab, write(tmp_path, recorded, other))
     assert [value for _, value in drawn(tab, LOSS, "loss", run=1)] == pytest.approx(
         [6 - s / 50 for s in range(1, 101)], abs=0.01
@@ -218,16 +239,21 @@ def test_a_hostile_run_stays_text(tab: browser.Browser, make_run: MakeRun, tmp_p
     texts = {f"{word}{number}": word for number, word in enumerate(HOSTILE)}
     lines = "\n".join(HOSTILE)
     records = [{"kind": "step", "step": step, "loss": 1.0, **dict.fromkeys(HOSTILE, step)} for step in (1, 2, 3)]
-    folder = make_run("<img src=x onerror=alert(1)>\"'&", **{
-        "job.json": json.dumps({"kind": HOSTILE[0], "submitted": HOSTILE[1], "job_id": 5, "request": texts, **texts}),
-        "config.json": json.dumps({**texts, "nested": {HOSTILE[2]: {HOSTILE[3]: HOSTILE[0]}}}),
-        "summary.json": json.dumps({"ranks": [{"host": word, "device": word} for word in HOSTILE], **texts}),
-        "metrics.jsonl": "".join(json.dumps(record) + "\n" for record in records),
-        "logs/5.out": lines.replace("\ud800", ""),
-        "control/5.hosts": "<b>a</b> b",
-        "control/5.failures": "".join("\t".join([word] * 5) + "\n" for word in HOSTILE[:8]),
-        "control/5.r0.outcome": json.dumps({"outcome": HOSTILE[0], "error": HOSTILE[1], "step": HOSTILE[2]}),
-    })  # fmt: skip
+    folder = make_run(
+        "<img src=x onerror=alert(1)>\"'&",
+        **{
+            "job.json": json.dumps(
+                {"kind": HOSTILE[0], "submitted": HOSTILE[1], "job_id": 5, "request": texts, **texts}
+            ),
+            "config.json": json.dumps({**texts, "nested": {HOSTILE[2]: {HOSTILE[3]: HOSTILE[0]}}}),
+            "summary.json": json.dumps({"ranks": [{"host": word, "device": word} for word in HOSTILE], **texts}),
+            "metrics.jsonl": "".join(json.dumps(record) + "\n" for record in records),
+            "logs/5.out": lines.replace("\ud800", ""),
+            "control/5.hosts": "<b>a</b> b",
+            "control/5.failures": "".join("\t".join([word] * 5) + "\n" for word in HOSTILE[:8]),
+            "control/5.r0.outcome": json.dumps({"outcome": HOSTILE[0], "error": HOSTILE[1], "step": HOSTILE[2]}),
+        },
+    )
     (folder / "control" / "5.<script>window.hacked=1<").with_suffix(".outcome").write_text("{}")
     path = write(tmp_path, folder, folder)
     show(tab, path)  # without a complaint: the page's policy would tell of a script that it stopped
@@ -246,15 +272,20 @@ def test_a_hostile_run_stays_text(tab: browser.Browser, make_run: MakeRun, tmp_p
 
 
 def test_nothing_comes_from_elsewhere(recorded: pathlib.Path):
-    html = page.page([facts.read_run(recorded)], made=MADE)
+    html = page.page([folders.read(recorded)], made=MADE)
     assert not re.search(r"""(?:src|href|action|poster|data)\s*=\s*["']?\s*(?:https?:|//|file:)""", html)
     assert not re.search(r"url\(|@import|<link(?! rel=\"icon\" href=\"data:,\")|<iframe|fetch\(|XMLHttpRequest", html)
     assert "default-src 'none'" in html
 
 
+START = {"kind": "start", "step": 0, "torch": "2.13.0+cpu", "cuda": "none", "python": "3.11.2", "backend": "gloo"}
+
+
 def test_the_recorded_run_is_shown_whole(recorded: pathlib.Path):
-    run = facts.read_run(recorded)
-    assert (run.name, run.kind, run.job_id, run.state, run.why) == ("gpt-20261123", "gpt", "8", "COMPLETED", "")
+    metrics = recorded / "metrics.jsonl"
+    metrics.write_text(json.dumps(START) + "\n" + metrics.read_text())
+    run = folders.read(recorded)
+    assert (run.name, run.kind, run.job_id, run.state, run.why) == ("gpt-20261123", "gpt", 8, "COMPLETED", "")
     assert run.notes == ()
     assert [(a.name, a.outcome, a.step) for a in run.attempts] == [("7.r0", "failed", ""), ("8.r0", "done", "60")]
     failed, done = run.attempts
@@ -264,15 +295,26 @@ def test_the_recorded_run_is_shown_whole(recorded: pathlib.Path):
     assert (done.ended - done.began).total_seconds() == 19
     assert [(f.attempt, f.fault, f.node) for f in run.failures] == [("7.r0", "mistake", "-")]
     assert dict(run.cluster) == {
-        "nodes": "2: slurmd-0, slurmd-1", "ranks": "2", "devices": "2 x cpu", "GPUs per node": "0", "CPUs per task": "2",
-        "partition": "slurmd", "backend": "gloo", "torch": "2.13.0+cpu", "CUDA": "none", "Python": "3.11.2",
-        "launcher": "torchrun", "fabric": "auto", "environment": "5c9e7d1f0a3b",
-    }  # fmt: skip
+        "nodes": "2: slurmd-0, slurmd-1",
+        "ranks": "2",
+        "devices": "2 x cpu",
+        "GPUs per node": "0",
+        "CPUs per task": "2",
+        "partition": "slurmd",
+        "backend": "gloo",
+        "torch": "2.13.0+cpu",
+        "CUDA": "none",
+        "Python": "3.11.2",
+        "launcher": "torchrun",
+        "fabric": "auto",
+        "environment": "5c9e7d1f0a3b",
+    }
     assert run.figures["last_loss"] == pytest.approx(3.16144, abs=1e-5)
     assert (run.settings["lr"], run.settings["width"], run.settings["time_limit"]) == ("0.003", "32", "1:00:00")
     assert "run_dir" not in run.settings
-    assert run.log[-1].endswith("elapsed_s=12.9492")
-    html = page.page([run], made=MADE)
+    log = folders.last_lines(run)
+    assert log[-1].endswith("elapsed_s=12.9492")
+    html = page.page([run], made=MADE, logs=[log])
     for text in ("2026-11-23 17:01:10", "11.0 s", "mistake", "lower --lr", "2: slurmd-0, slurmd-1", "COMPLETED"):
         assert text in html, text
 
@@ -280,14 +322,16 @@ def test_the_recorded_run_is_shown_whole(recorded: pathlib.Path):
 def test_a_failed_last_attempt_is_the_runs_state(recorded: pathlib.Path):
     for path in recorded.glob("*/8.*"):
         path.rmdir() if path.is_dir() else path.unlink()
-    run = facts.read_run(recorded)
+    record = json.loads((recorded / "job.json").read_text())
+    (recorded / "job.json").write_text(json.dumps({**record, "job_id": 7}))
+    run = folders.read(recorded)
     assert (run.state, run.why.split(";")[0]) == ("FAILED", "the loss is nan, the gradients' norm nan at step 2")
 
 
 def test_an_attempt_without_an_outcome_makes_the_state_unknown(recorded: pathlib.Path):
     (recorded / "control" / "8.r0.outcome").unlink()
-    run = facts.read_run(recorded)
-    assert (run.state, run.why) == ("UNKNOWN", "attempt 8.r0 has left no outcome: it is running, or it was killed")
+    run = folders.read(recorded)
+    assert (run.state, run.why) == ("UNKNOWN", "attempt 8.r0 left no outcome, and Slurm no longer knows its job")
 
 
 def test_requeues_and_restarts_come_in_their_order(make_run: MakeRun):
@@ -296,25 +340,30 @@ def test_requeues_and_restarts_come_in_their_order(make_run: MakeRun):
         path = folder / "control" / f"{name}.outcome"
         path.write_text('{"outcome": "preempted", "step": 5}')
         os.utime(path, (1000 + number // 2, 1000 + number // 2))
-    run = facts.read_run(folder)
+    run = folders.read(folder)
     assert [attempt.name for attempt in run.attempts] == ["12.r0", "12.r0t1", "12.r1", "12.r10", "12.r10t2"]
     assert (run.state, run.why) == ("PREEMPTED", "saved at step 5")
 
 
-def test_an_empty_folder_and_none_at_all_make_a_page(make_run: MakeRun, tmp_path: pathlib.Path):
-    runs = [facts.read_run(make_run()), facts.read_run(tmp_path / "absent")]
-    assert [(run.state, run.why) for run in runs] == [("UNKNOWN", "it has left no outcome")] * 2
-    assert "measured nothing yet" in page.page(runs, made=MADE)
+def test_an_empty_folder_makes_a_page(make_run: MakeRun):
+    run = folders.read(make_run())
+    assert run.state == "UNKNOWN"
+    assert "measured nothing yet" in page.page([run], made=MADE)
     assert "No runs" in page.page([], made=MADE)
 
 
 def test_damaged_files_are_named(make_run: MakeRun):
-    folder = make_run(**{
-        "job.json": "{", "config.json": "[1]", "summary.json": b"\xff\xfe\x00", "metrics.jsonl": 'x\n{"step": 1, "loss": 2.5}\n{"st',
-    })  # fmt: skip
-    run = facts.read_run(folder)
-    assert [note.split(" ")[0] for note in run.notes] == ["job.json", "config.json", "summary.json", "metrics.jsonl:"]
-    assert run.series["loss"].points(5) == [(1, 2.5)]
+    folder = make_run(
+        **{
+            "job.json": "{",
+            "config.json": "[1]",
+            "summary.json": b"\xff\xfe\x00",
+            "metrics.jsonl": 'x\n{"step": 1, "loss": 2.5}\n{"st',
+        }
+    )
+    run = folders.read(folder)
+    assert [note.split(" ")[0] for note in run.notes] == ["job.json", "summary.json", "metrics.jsonl:", "config.json"]
+    assert run.metrics.series["loss"].points(5) == [(1, 2.5)]
     assert "config.json cannot be read: not a JSON object" in page.page([run], made=MADE)
 
 
@@ -323,9 +372,12 @@ def test_not_a_number_is_shown_and_breaks_nothing(tab: browser.Browser, make_run
     lines = [
         f'{{"kind": "step", "step": {step}, "loss": {loss}, "lr": Infinity}}\n' for step, loss in enumerate(losses, 1)
     ]
-    folder = make_run(**{
-        "metrics.jsonl": "".join(lines), "summary.json": '{"last_loss": NaN, "best_loss": Infinity, "steps": 6, "mfu": -Infinity}',
-    })  # fmt: skip
+    folder = make_run(
+        **{
+            "metrics.jsonl": "".join(lines),
+            "summary.json": '{"last_loss": NaN, "best_loss": Infinity, "steps": 6, "mfu": -Infinity}',
+        }
+    )
     show(tab, write(tmp_path, folder, folder))
     assert [round(value, 2) for _, value in drawn(tab, LOSS, "loss")] == [5.0, 4.0, 3.0]
     assert "not a finite number from step 5 on" in tab.evaluate(f'document.querySelector("{LOSS} .legend").textContent')
@@ -337,8 +389,9 @@ def test_not_a_number_is_shown_and_breaks_nothing(tab: browser.Browser, make_run
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=4), max_leaves=8,
-)  # fmt: skip
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=8,
+)
 NUMBERS = (
     st.floats()
     | st.integers(-(10**400), 10**400)
@@ -350,7 +403,7 @@ RECORDS = st.lists(
         optional={"kind": st.sampled_from(["step", "eval"]), "val_loss": NUMBERS, "time": NUMBERS, "lr": JSON},
     ),
     max_size=12,
-)  # fmt: skip
+)
 KEYS = {
     "job_id": JSON,
     "request": JSON,
@@ -367,9 +420,10 @@ KEYS = {
     max_examples=150, deadline=None, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
 )
 @hypothesis.given(
-    objects=st.lists(st.fixed_dictionaries({}, optional=KEYS) | JSON, min_size=4, max_size=4), records=RECORDS,
+    objects=st.lists(st.fixed_dictionaries({}, optional=KEYS) | JSON, min_size=4, max_size=4),
+    records=RECORDS,
     noise=st.binary(max_size=40),
-)  # fmt: skip
+)
 @hypothesis.example(
     objects=[{}, {}, {}, {}], records=[{"step": 0.0, "loss": 0.0}, {"step": 5e-324, "loss": 5e-324}], noise=b""
 )
@@ -380,7 +434,7 @@ def test_whatever_the_files_hold_there_is_a_page(
     texts: dict[str, str | bytes] = {name: json.dumps(value) for name, value in zip(names, objects, strict=True)}
     texts["metrics.jsonl"] = "".join(json.dumps(record) + "\n" for record in records).encode() + noise
     texts |= {"control/5.failures": noise, "control/5.hosts": noise, "logs/5.out": noise}
-    run = facts.read_run(make_run(**texts))
+    run = folders.read(make_run(**texts))
     html = page.page([run, run], made=MADE)
     html.encode()
     data = re.search(r'<script type="application/json" id="data">(.*?)</script>', html)
@@ -399,7 +453,7 @@ def test_a_million_steps_make_a_small_page_in_seconds(make_run: MakeRun, tmp_pat
                 f' "tokens": {step * 1024}, "tokens_per_second": {1e5 + step % 997}, "time": {1.7e9 + step}}}\n'
             )
     began = time.process_time()
-    run = facts.read_run(folder)
+    run = folders.read(folder)
     html = page.page([run], made=MADE)
     took = time.process_time() - began
     assert took < 40, f"{took:.1f} s"
@@ -411,14 +465,15 @@ def test_a_million_steps_make_a_small_page_in_seconds(make_run: MakeRun, tmp_pat
 
 
 def test_many_runs_make_no_huge_page(recorded: pathlib.Path):
-    run = facts.read_run(recorded)
-    series = charts.curves.Series()
+    run = folders.read(recorded)
+    series = Series()
     for step in range(50_000):
         series.add(step, math.sin(step))
+    curves = dict.fromkeys(("loss", "val_loss", "lr", "grad_norm"), series)
     many = [
-        dataclasses.replace(run, name=f"run-{number}", series=dict.fromkeys(("loss", "val_loss", "lr", "grad_norm"), series))
+        dataclasses.replace(run, name=f"run-{number}", metrics=dataclasses.replace(run.metrics, series=curves))
         for number in range(64)
-    ]  # fmt: skip
+    ]
     html = page.page(many, made=MADE)
     assert len(html) < 6_000_000
     assert "run-63" in html
@@ -426,16 +481,25 @@ def test_many_runs_make_no_huge_page(recorded: pathlib.Path):
 
 def test_axes_have_readable_ticks():
     assert [charts.number_text(value) for value in (0, 0.003, 2.5, 1500, 15000, 2.5e6, 1e-9, 3e9, -2e4, 1e20)] == [
-        "0", "0.003", "2.5", "1500", "15k", "2.5M", "1e-09", "3G", "-20k", "1e+20",
-    ]  # fmt: skip
+        "0",
+        "0.003",
+        "2.5",
+        "1500",
+        "15k",
+        "2.5M",
+        "1e-09",
+        "3G",
+        "-20k",
+        "1e+20",
+    ]
     for low, high in ((0.0, 1.0), (1.0, 60.0), (4.26, 5.71), (1e-9, 1e-3), (-3.0, 5e5), (1e16, 1e16 + 4)):
         for is_log in (False, True) if low > 0 and high / low > 1.2 else (False,):
-            ticks = charts._ticks(charts.Axis(low, high, is_log, 0, 100))
+            ticks = charts.Axis(low, high, 0, 100, is_log=is_log).ticks
             assert 2 <= len(ticks) <= 24, (low, high, is_log)
-            assert all(-0.1 <= tick.at <= 100.1 for tick in ticks)
+            assert all(-0.1 <= at <= 100.1 for at, _ in ticks)
 
 
 def test_runs_of_one_name_are_distinct(tmp_path: pathlib.Path):
-    runs = [facts.RunFacts(name="same", folder=f"/runs/{number}/same") for number in (1, 2)]
+    runs = [Run("same", pathlib.Path(f"/runs/{number}/same")) for number in (1, 2)]
     html = page.page(runs, made=MADE)
     assert "/runs/1/same, /runs/2/same" in html

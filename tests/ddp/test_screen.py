@@ -26,9 +26,10 @@ import rich.cells
 from cluster import Cluster
 from pip_double import Pip
 
-from ddp import base, cli, readiness, screen, tables, verbs
+from ddp import base, cli, readiness, verbs
 from ddp.base import Log, Results, Settings, TrainerError
 from ddp.options import fields
+from ddp.view import screen, tables
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -36,9 +37,11 @@ COLOURS = re.compile(r"\x1b\[(?:\d+;)*(?:3|9|4|10)[0-8](?:;\d+)*m")
 BOXES = re.compile("[\u2500-\u257f\u2800-\u28ff]")
 
 NODES = tables.Table(
-    [["NODE", *(f"COLUMN-{number}" for number in range(16)), "VERDICT"],
-     *([f"slurmd-{node}", *["0.25"] * 16, verdict] for node, verdict in enumerate(("ok", "warning", "ERROR")))]
-)  # fmt: skip
+    [
+        ["NODE", *(f"COLUMN-{number}" for number in range(16)), "VERDICT"],
+        *([f"slurmd-{node}", *["0.25"] * 16, verdict] for node, verdict in enumerate(("ok", "warning", "ERROR"))),
+    ]
+)
 RESULTS: Results = {
     "verdict": "1 finding would break a run",
     "nodes": NODES,
@@ -145,16 +148,16 @@ def type_on(columns: int, *words: str) -> "tuple[Terminal, int]":
 
 
 GIVEN = {  # what a verb does not do without
-    "create-environment": ("mine", "--requirements", "requirements.txt"),
-    "show-environment": ("mine",),
-    "remove-environment": ("mine",),
+    "env create": ("mine", "--requirements", "requirements.txt"),
+    "env show": ("mine",),
+    "env remove": ("mine",),
 }
-EVERY = pytest.mark.parametrize("verb", verbs.ALL.values(), ids=lambda verb: verb.action)
+EVERY = pytest.mark.parametrize("verb", verbs.ALL.values(), ids=lambda verb: verb.name)
 
 
 @EVERY
 def test_every_verb_has_tables_on_a_terminal(answers: None, verb: verbs.Verb):
-    made, code = type_on(100, *verb.words, *GIVEN.get(verb.action, ()))
+    made, code = type_on(100, *verb.name.split(), *GIVEN.get(verb.name, ()))
     assert code == 0, made.text
     assert BOXES.search(made.text)
     assert COLOURS.search(made.text)
@@ -164,7 +167,7 @@ def test_every_verb_has_tables_on_a_terminal(answers: None, verb: verbs.Verb):
 @EVERY
 def test_every_verb_is_plain_in_a_pipe(answers: None, monkeypatch: pytest.MonkeyPatch, verb: verbs.Verb):
     monkeypatch.setenv("FORCE_COLOR", "1")
-    code, out, err = command_line.typed(*verb.words, *GIVEN.get(verb.action, ()))
+    code, out, err = command_line.typed(*verb.name.split(), *GIVEN.get(verb.name, ()))
     assert (code, err) == (0, "working: 3 of 4\n")
     assert "\x1b" not in out
     assert not BOXES.search(out)
@@ -178,18 +181,18 @@ def test_every_verb_is_plain_in_a_pipe(answers: None, monkeypatch: pytest.Monkey
 @EVERY
 @pytest.mark.parametrize("is_before", [True, False])
 def test_every_verb_has_json(answers: None, verb: verbs.Verb, is_before: bool):
-    words = (*verb.words, *GIVEN.get(verb.action, ()))
+    words = (*verb.name.split(), *GIVEN.get(verb.name, ()))
     code, out, _ = command_line.typed(*(("--json", *words) if is_before else (*words, "--json")))
     assert code == 0
-    assert json.loads(out) == RESULTS
+    assert json.loads(out) == {"schema": 1, **RESULTS}
 
 
 @EVERY
 def test_every_verb_has_json_on_a_terminal(answers: None, verb: verbs.Verb):
     """A terminal where a program's output would go."""
-    made, code = type_on(60, *verb.words, *GIVEN.get(verb.action, ()), "--json")
+    made, code = type_on(60, *verb.name.split(), *GIVEN.get(verb.name, ()), "--json")
     assert code == 0
-    assert json.loads(made.plain()[made.plain().index("{") :]) == RESULTS
+    assert json.loads(made.plain()[made.plain().index("{") :]) == {"schema": 1, **RESULTS}
 
 
 def test_every_command_takes_json():
@@ -210,9 +213,11 @@ def test_a_live_view_for_programs_is_a_line_for_each_change(
         code, out, err = command_line.typed(*words)
         assert (code, err) == (0, "")
         frames = [json.loads(line) for line in out.splitlines()]
-        assert [(one["run"], one["state"], one["has-ended"]) for one in frames] == [
-            ("night", "PENDING", False), ("night", "RUNNING", False), ("night", "COMPLETED", True)
-        ]  # fmt: skip
+        assert [(one["run"], one["state"], one["has_ended"]) for one in frames] == [
+            ("night", "PENDING", False),
+            ("night", "RUNNING", False),
+            ("night", "COMPLETED", True),
+        ]
 
 
 def test_a_live_view_is_drawn_on_a_terminal_only(
@@ -235,7 +240,7 @@ def test_a_report_for_programs(
     assert command_line.typed("submit", "--run", "night", "smoke")[0] == 0
     code, out, err = command_line.typed(*words)
     assert (code, err) == (0, "")
-    assert json.loads(out) == {"report": f"{settings.runs}/night/report.html", "runs": "night"}
+    assert json.loads(out) == {"schema": 1, "report": f"{settings.runs}/night/report.html", "runs": ["night"]}
 
 
 @pytest.mark.parametrize("columns", [40, 60, 80, 100, 132, 250])
@@ -323,7 +328,7 @@ def test_without_a_terminal_progress_is_lines(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_waiting_for_a_job_moves_a_bar(settings: Settings, cluster: Cluster, pip: Pip, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("ddp.runs.control.REPORT_S", 0.0)
+    monkeypatch.setattr("ddp.run.control.REPORT_S", 0.0)
     cluster.states = [("PENDING", 0), ("RUNNING", 0), ("RUNNING", 0), ("COMPLETED", 0)]
 
     def started(job: typing.Any) -> None:
@@ -332,32 +337,13 @@ def test_waiting_for_a_job_moves_a_bar(settings: Settings, cluster: Cluster, pip
 
     cluster.submitted = started
     lines: list[str] = []
-    verb = verbs.ALL["submit-ddp"]
+    verb = verbs.ALL["submit"]
     with settings.claims:
-        verb.do(settings, fields.parse(verb.params, {"workload": "smoke", "run": "night", "wait": True}), lines.append)
+        verb.do(settings, fields.parse(verb.options, {"workload": "smoke", "run": "night", "wait": True}), lines.append)
     found = [line for line in lines if isinstance(line, tables.Step) and line.total]
     assert [(str(one), one.done, one.total) for one in found][:1] == [
         ("job 40 RUNNING, step 100, loss 2.5000", 100, 400)
     ]
-
-
-def test_keeping_a_large_folder_has_a_bar(
-    settings: Settings, cluster: Cluster, pip: Pip, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
-):
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
-    monkeypatch.setattr("ddp.submit.code._TELL_S", 0.0)
-    (tmp_path / "project").mkdir()
-    for number in range(20):
-        (tmp_path / "project" / f"part-{number}.py").write_text("x = 1\n")
-    lines: list[str] = []
-    verb = verbs.ALL["submit-ddp"]
-    with settings.claims:
-        verb.do(
-            settings, fields.parse(verb.params, {"workload": str(tmp_path / "project" / "part-7.py")}), lines.append
-        )
-    found = [line for line in lines if isinstance(line, tables.Step) and line.task == "keeping the folder of part-7.py"]
-    assert [(one.done, one.total) for one in found] == [(number, 20) for number in range(1, 21)]
-    assert "keeping the folder of part-7.py: 20 of 20 files" in found
 
 
 # --- the real process ------------------------------------------------------------------------------------------------
@@ -393,15 +379,22 @@ def test_bash_completes_at_its_prompt(tmp_path: pathlib.Path):
     )
     command.chmod(0o755)
     (line,) = re.findall(
-        r"^echo '(eval .*bash_source.*)' >> ~/.bashrc$", (REPOSITORY / "docs/howto/ddp.md").read_text(), re.M
+        r"^echo '(eval .*bash_source.*)' >> ~/.bashrc$",
+        (REPOSITORY / "docs/reference/configuration.md").read_text(),
+        re.M,
     )
     (tmp_path / "bashrc").write_text(f"PS1='> '\nbind 'set bell-style none'\n{line}\n")
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "TERM": "dumb", "HOME": str(tmp_path)}
     ours, theirs = pty.openpty()
     shell = subprocess.Popen(
         ["bash", "--noprofile", "--rcfile", str(tmp_path / "bashrc"), "-i"],
-        stdin=theirs, stdout=theirs, stderr=theirs, env=env, start_new_session=True, cwd=tmp_path,
-    )  # fmt: skip
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=env,
+        start_new_session=True,
+        cwd=tmp_path,
+    )
     os.close(theirs)
     seen = ""
 

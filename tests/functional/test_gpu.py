@@ -101,7 +101,7 @@ def restart_slurmd(cluster: Cluster) -> None:
 
 
 def restart(cluster: Cluster, host: str = HOST) -> None:
-    """Restart slurmd. Without slurm-gpu that fails where it reconfigures, and docs/howto/troubleshoot.md has the remedy."""
+    """Restart slurmd. Without slurm-gpu that fails where it reconfigures, and docs/howto/observe.md has the remedy."""
     if cluster.exec(host, "systemctl", "restart", "slurmd").code != 0:
         log = cluster.on(host, "journalctl", "-u", "slurmd", "-n", "20", "-o", "cat", "--no-pager")
         guarded = cluster.on(host, "sh", "-c", "ls /etc/systemd/system/slurmd.service.d/20-gpu.conf || true")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Trainer: from an action to a finished training run on Slurm. What the actions do is the program ddp's."""
+"""Trainer: actions that submit and observe training runs on Slurm, each done by the program ddp."""
 
 import contextlib
 import logging
@@ -107,7 +107,7 @@ class DdpTrainerCharm(ops.CharmBase):
         self._left = True
         # Not _desired(): the token's secret may be out of reach by now. Without valid options no workspace is known.
         with contextlib.suppress(ParameterError):
-            config = fields.parse(fields.Config, self.config)
+            config = fields.parse(host.Config, self.config)
             host.account(config.submit_user)
             try:
                 host.ask(config, self.unit.name, "withdraw", timeout_s=30)
@@ -118,7 +118,7 @@ class DdpTrainerCharm(ops.CharmBase):
         """Pass the action to the program; an error fails it with one line."""
         action = action_name(event.handle.kind)
         try:
-            fields.parse(verbs.ACTIONS[action].params, event.params)
+            fields.parse(verbs.ACTIONS[action].options, event.params)
             config, token = self._desired()
         except (ParameterError, StatusError) as e:
             event.fail(str(e))
@@ -147,10 +147,10 @@ class DdpTrainerCharm(ops.CharmBase):
             logger.info("%s: %s", event.id, answer.error)
             event.fail(answer.error)
 
-    def _desired(self) -> tuple[fields.Config, str]:
+    def _desired(self) -> tuple[host.Config, str]:
         """Return the options and the Hugging Face token. Raises StatusError that names a wrong option."""
         try:
-            config = fields.parse(fields.Config, self.config)
+            config = fields.parse(host.Config, self.config)
             token = secret_token.parse(self._content(config.hf_token), self.app.name) if config.hf_token else ""
             host.account(config.submit_user)
         except ParameterError as e:

@@ -1,10 +1,11 @@
-"""The login host: packages, the program, the workspace's folders, and what the program says about them."""
+"""The login host: packages, the program, and the workspace's folders."""
 
 import contextlib
 import os
 import pathlib
 import pwd
 import shutil
+import typing
 
 import program
 from ddp import config as configuration
@@ -15,26 +16,38 @@ from slurm_ddp.run import CommandError
 
 PACKAGES = ("python3-venv", "zstd")
 WHEELHOUSE = pathlib.Path("/var/lib/ddp-trainer/wheelhouse")  # a copy of the resource that every account can read
+_ACCOUNT = fields.matches(r"[a-z_][a-z0-9_-]*", 32, "the name of an account")
+_SECRET = fields.matches(r"(secret:[A-Za-z0-9/._-]+)?", 200, "the URI of a Juju secret")
 _ANSWER_S = 120.0  # for a request that neither waits nor installs
 
 
+class Config(fields.Parsed):
+    """The charm's options."""
+
+    workspace: fields.Folder = "/mnt/shared"
+    submit_user: typing.Annotated[str, _ACCOUNT] = "ubuntu"
+    torch_build: fields.TorchBuild = "auto"
+    torch_index: fields.Index = ""
+    mlflow_tracking_uri: fields.Tracking = ""
+    tensorboard: bool = False
+    transformers: bool = False
+    hf_token: typing.Annotated[str, _SECRET] = ""
+
+
 def account(name: str) -> pwd.struct_passwd:
-    """Return the account that the trainer's jobs run as. Raises ParameterError where there is none or it is root's."""
+    """Look up the account of the trainer's jobs. Raises ParameterError if it does not exist or is root."""
     try:
         found = pwd.getpwnam(name)
     except KeyError:
-        raise ParameterError(
-            "submit-user",
-            f"no account {name!r} on this host; it must exist with the same uid here, on slurmctld's "
-            f"machine and on every node: useradd -m -u UID {name} there, or name another one",
-        ) from None
+        text = f"no account {name!r} on this host; it must exist with the same uid here, on slurmctld's machine and on"
+        raise ParameterError("submit-user", f"{text} every node: useradd -m -u UID {name}, or use another") from None
     if found.pw_uid == 0:
-        raise ParameterError("submit-user", f"{name!r} is root; jobs never run as root: name an ordinary account")
+        raise ParameterError("submit-user", "jobs never run as root; use an ordinary account")
     return found
 
 
-def settings(config: fields.Config, unit: str) -> dict[str, str | bool]:
-    """Give the program's configuration file its values."""
+def settings(config: Config, unit: str) -> dict[str, str | bool]:
+    """Build the program's configuration."""
     return {
         "workspace": config.workspace.rstrip("/"),
         "account": config.submit_user,
@@ -47,8 +60,8 @@ def settings(config: fields.Config, unit: str) -> dict[str, str | bool]:
     }
 
 
-def ensure(config: fields.Config, unit: str, charm_dir: pathlib.Path, token: str) -> str:
-    """Install what this host needs and make the workspace's folders; return what failed in one line, or nothing."""
+def ensure(config: Config, unit: str, charm_dir: pathlib.Path, token: str) -> str:
+    """Install packages and the program, and make the workspace's folders; return an error of one line, or nothing."""
     if problem := install_packages():
         return problem
     try:
@@ -77,15 +90,15 @@ def ensure(config: fields.Config, unit: str, charm_dir: pathlib.Path, token: str
         return str(e)
 
 
-def refused(config: fields.Config, name: str, why: str) -> str:
-    """Name the command that makes a folder of the workspace writable for the submit user."""
+def refused(config: Config, name: str, why: str) -> str:
+    """Explain that the submit user cannot write a folder of the workspace, and the remedy."""
     folder = f"{config.workspace}/{name}"
     hint = f"as root, on the filesystem's server or here: chown {config.submit_user} {folder}"
     return f"{config.submit_user} cannot write {folder}{why}; {hint}"
 
 
 def install_packages() -> str:
-    """Install the packages; return what failed, or nothing."""
+    """Install the packages; return an error, or nothing."""
     try:
         apt.ensure_packages(PACKAGES)
     except CommandError as e:
@@ -98,16 +111,14 @@ def has_packages() -> bool:
     return set(apt.installed(*PACKAGES)) == set(PACKAGES)
 
 
-def ask(
-    config: fields.Config, unit: str, do: str, *, token: str = "", timeout_s: float | None = _ANSWER_S
-) -> program.Answer:
+def ask(config: Config, unit: str, do: str, *, token: str = "", timeout_s: float | None = _ANSWER_S) -> program.Answer:
     """Have the program do something as the submit user. Raises program.ProgramError."""
     request = {"do": do, "config": settings(config, unit), "unit": unit, "token": token}
     return program.ask(config.submit_user, request, lambda _: None, timeout_s=timeout_s)
 
 
 def share(resource: pathlib.Path | None) -> str:
-    """Return a copy of the attached wheelhouse that the submit user can read; nothing where none was attached."""
+    """Copy the attached wheelhouse to where the submit user can read it; return its path, or nothing if none is."""
     if resource is None or not resource.stat().st_size:
         WHEELHOUSE.unlink(missing_ok=True)
         return ""
@@ -132,8 +143,8 @@ def _is_mounted(workspace: str) -> bool:
 def hand_over(workspace: str, names: list[str], owner: pwd.struct_passwd) -> None:
     """Make folders in a workspace that belongs to root, for their owner, and `users`, in which everybody makes one.
 
-    Nobody but root and their owner can have put the names into such a workspace, so nothing found there was planted.
-    What is not a folder, or belongs to a third account, is left as it is. Raises OSError.
+    Only root and their owner can have put the names into such a workspace, so nothing found there was planted. Other
+    files, and folders of a third account, are left alone. Raises OSError.
     """
     top = os.open(workspace, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:

@@ -15,7 +15,7 @@ import typing
 from prometheus_client import core
 
 import program
-from ddp.runs import telemetry
+from ddp.run import telemetry
 from slurm_ddp import exporter, files
 from slurm_ddp.exporter import counter, gauge
 from slurm_ddp.interfaces import cos_agent

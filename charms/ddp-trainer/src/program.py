@@ -22,7 +22,7 @@ COMMAND = pathlib.Path("/usr/local/bin/ddp")
 LIBRARY = pathlib.Path("/usr/local/lib/slurm-ddp/ddp")  # a folder for each release; other charms' files lie beside it
 CONFIG = pathlib.Path("/etc/slurm-ddp.toml")
 PYTHON = "/usr/bin/python3"
-NEEDS = ("click", "jinja2", "pathspec", "pydantic", "pyyaml", "rich")  # as in the repository's pyproject.toml
+NEEDS = ("click", "cloup", "jinja2", "pathspec", "pydantic", "pyyaml", "rich")  # as in the repository's pyproject.toml
 _OURS = {"lib/ddp": "ddp", "lib/slurm_ddp": "slurm_ddp", "payload": "ddp/payload"}
 _END_S = 5.0
 _PROXIES = {
@@ -36,19 +36,19 @@ Log = collections.abc.Callable[[str], None]
 
 
 class ProgramError(Exception):
-    """The program did not answer. `str()` is one line."""
+    """The program did not answer; one line."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What the program answered: results, and where it failed one line that says why."""
+    """The program's answer: results, and the error of one line if it failed."""
 
     results: Json
     error: str = ""
 
 
 def install(charm_dir: pathlib.Path) -> bool:
-    """Install this charm's program for everybody, with what it needs, owned by root; return whether it was not there.
+    """Install this charm's program for everybody, with what it needs, owned by root; return whether it changed.
 
     Raises OSError.
     """
@@ -180,7 +180,7 @@ def _ended(process: "subprocess.Popen[str]", timeout_s: float | None) -> collect
 
 
 def _needed() -> dict[str, importlib.metadata.Distribution]:
-    """Return the distributions that the program needs, with all that those need."""
+    """List the distributions that the program needs, with their dependencies."""
     found: dict[str, importlib.metadata.Distribution] = {}
     left: list[str] = [*NEEDS]
     while left:

@@ -1,24 +1,30 @@
 """Write a run as files: the script that `ddp submit` would hand to Slurm, or Kubernetes manifests."""
 
+import dataclasses
+
 import pydantic
 
 from ddp import kubernetes, project
-from ddp.base import Log, ParameterError, Results, Settings
+from ddp.base import Answer, Log, ParameterError, Settings
 from ddp.environment import environments
-from ddp.options import fields
-from ddp.runs import control, run_files
+from ddp.options import fields, models
+from ddp.run import control, folder
 from ddp.slurm import jobs
 from ddp.submit import checks, scripts, training
+from ddp.view.result import Result
 from ddp.workspace import folders
 
 
-def render(settings: Settings, params: fields.SubmitDdp) -> Results:
-    """Render the `script` of `ddp submit` with the same options, and all beside it. Raises TrainerError."""
+def render(settings: Settings, params: models.Render, log: Log) -> Answer:
+    """Render the run. Raises TrainerError."""
+    if params.kubernetes:
+        return render_kubernetes(settings, params, log)
     checked = training.check(settings, params, run=params.run, resume=params.resume)
-    return training.dry(settings, params, checked, resume=params.resume)
+    dry = training.dry(settings, params, checked, resume=params.resume)
+    return dataclasses.replace(dry, text=dry.shown["script"])
 
 
-def render_kubernetes(settings: Settings, params: fields.SubmitDdp, log: Log, *, claim: str, namespace: str) -> Results:
+def render_kubernetes(settings: Settings, params: models.Render, log: Log) -> Result:
     """Render the run as Kubernetes `manifests`, and put the code and payload that they name into the workspace.
 
     The resources are those of the options; Slurm is not asked. Raises ParameterError for options that manifests cannot
@@ -32,28 +38,26 @@ def render_kubernetes(settings: Settings, params: fields.SubmitDdp, log: Log, *,
     folders.ensure_folders(settings)
     run = params.run or control.new_name(settings, "run")
     with project.copied(settings, params, run, log) as kept:
-        text = _manifests(settings, params, kind, run, kept, claim=claim, namespace=namespace)
+        text = _manifests(settings, params, kind, run, kept)
         environments.store_payload(settings)
         if kept is not None:
-            folders.call(settings, run_files.create_run, workspace=str(settings.folder), run=run, texts={}, again=True)
+            folders.call(settings, folder.create, path=settings.runs / run, texts={}, again=True)
             kept.place()
     where = {"code": str(kept.folder)} if kept is not None else {}
-    return {"manifests": text, "run": run, "run-dir": str(settings.runs / run), **where}
+    shown = {"manifests": text, "run": run, "run-dir": str(settings.runs / run), **where}
+    return Result(shown, dict(shown), text)
 
 
 def _manifests(
     settings: Settings,
-    params: fields.SubmitDdp,
+    params: models.Render,
     kind: str,
     run: str,
     kept: project.Copy | None,
-    *,
-    claim: str,
-    namespace: str,
 ) -> str:
     nodes = params.nodes or 1
     gpus = params.gpus_per_node or 0
-    folder = settings.runs / run
+    run_dir = settings.runs / run
     workload = training.Workload(
         kind=kind,
         label="run",
@@ -64,7 +68,7 @@ def _manifests(
         script=kept.script if kept is not None else "",
     )
     program = workload.program(settings, params, params.resume)
-    named = {scripts.RUN_DIR: str(folder), scripts.RESUME: program.resume}
+    named = {scripts.RUN_DIR: str(run_dir), scripts.RESUME: program.resume}
     limit = jobs.parse_time(params.time_limit) if params.time_limit else None
     try:
         wanted = kubernetes.Run(
@@ -79,10 +83,10 @@ def _manifests(
             memory_mb=fields.memory_mb(params.memory) if params.memory else max(16384 * gpus, 4096),
             time_limit_s=limit,
             workspace=str(settings.workspace),
-            run_dir=str(folder),
+            run_dir=str(run_dir),
             python_path=(program.payload,) if program.payload else (),
-            claim=claim,
-            namespace=namespace,
+            claim=params.claim,
+            namespace=params.namespace,
             uid=settings.uid,
             gid=settings.gid,
             max_restarts=params.max_restarts,

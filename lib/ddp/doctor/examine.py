@@ -19,7 +19,7 @@ from ddp.doctor.facts import Facts, Json, as_dict, leading_number
 from ddp.doctor.findings import Finding, Findings, first_few
 from ddp.environment import archives, environments
 from ddp.options import declared, models
-from ddp.runs import telemetry
+from ddp.run import telemetry
 from ddp.slurm import access, jobs
 from ddp.submit import checks, resources
 from ddp.workspace import folders, operations

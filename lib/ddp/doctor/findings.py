@@ -41,6 +41,7 @@ class Findings:
             "mlflow": settings.mlflow_uri,
             "user": settings.user,
             "own_uid": settings.uid,
+            "uid": settings.uid,
             "install": settings.render(Command("env install")),
             "install_again": settings.render(Command("env install", {"force": "true"})),
             "submit": settings.render(Command("submit")),

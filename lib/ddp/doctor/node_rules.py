@@ -190,7 +190,7 @@ def _differences(facts: Facts, findings: Findings) -> None:
 
 def _held(about: Json, environment: str) -> Json:
     """Return what a node's report has of an environment of this hash."""
-    return next((one for one in about["environments"] if one["hash"] == environment), {})
+    return next((as_dict(one) for one in about["environments"] if one["hash"] == environment), as_dict(None))
 
 
 def _mtu(about: Json) -> int | None:

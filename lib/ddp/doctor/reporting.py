@@ -3,11 +3,11 @@
 import collections.abc
 import re
 
-from ddp import tables
 from ddp.base import Results, Settings
 from ddp.doctor import cluster_rules
 from ddp.doctor.facts import Facts, as_dict, clock_offsets, mib
 from ddp.doctor.findings import ORDER, Finding
+from ddp.view import tables
 
 _COLUMNS = "NODE SLURM PYTHON CLOCK MOUNT MB/S RENAME SEEN NET TRIP NET-MB/S SHM GPUS TORCH UNPACK IMPORT VERDICT"
 
@@ -41,7 +41,7 @@ def _verdict(facts: Facts, num_errors: int, num_warnings: int) -> str:
 
 
 def _table(facts: Facts, findings: collections.abc.Sequence[Finding]) -> str:
-    rows = [_COLUMNS.split()]
+    rows: list[list[str]] = [_COLUMNS.split()]
     words = {
         level: {word for f in findings if f.level == level for word in re.split(r"[ ,]+", f.where)} for level in ORDER
     }
@@ -53,7 +53,7 @@ def _table(facts: Facts, findings: collections.abc.Sequence[Finding]) -> str:
             rows.append([name, *[""] * (len(rows[0]) - 2), facts.left_out.get(name, "no answer")])
             continue
         filesystem, peers = as_dict(about["filesystem"]), list(about["network"]["peers"].values())
-        environment = next((as_dict(one) for one in about["environments"] if "seconds" in one), {})
+        environment = next((as_dict(one) for one in about["environments"] if "seconds" in one), as_dict(None))
         cells = (
             about["versions"]["slurm"],
             about["versions"]["python"],

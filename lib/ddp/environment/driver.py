@@ -1,22 +1,23 @@
-"""Print the CUDA version of a node's driver: `driver 13000` for one that supports CUDA 13.0, `driver 0` without one.
+"""Exit with 0 if this node has a CUDA driver and this job may use a GPU of it, else with 40.
 
-Runs on a node, where nothing of this package lies: it is sent to `python3 -I -`.
+A node has no module of this package: the program is sent to `python3 -I -`.
 """
 
 import ctypes
+import sys
+
+MISSING = 40  # no status of Python's, the shell's or Slurm's
 
 
-def version() -> int:
-    """Return the CUDA version of the driver, 0 where there is no driver or no GPU that this step may use."""
-    found, count = ctypes.c_int(), ctypes.c_int()
+def is_usable() -> bool:
+    """Return whether the driver is loaded and has a GPU for this job."""
+    count = ctypes.c_int()
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
-        failed = cuda.cuInit(0) or cuda.cuDriverGetVersion(ctypes.byref(found))
-        failed = failed or cuda.cuDeviceGetCount(ctypes.byref(count))
+        return not (cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count))) and count.value > 0
     except (OSError, AttributeError):
-        return 0
-    return found.value if count.value and not failed else 0
+        return False
 
 
 if __name__ == "__main__":
-    print("driver", version())
+    sys.exit(0 if is_usable() else MISSING)

@@ -3,13 +3,13 @@
 import dataclasses
 import typing
 
-from ddp import tables
 from ddp.base import Log, ParameterError, Results, Settings, TrainerError
 from ddp.environment import environments
 from ddp.options import fields, models
 from ddp.problem import Command
-from ddp.runs import control, run_files
+from ddp.run import control, folder
 from ddp.submit import checks, resources, scripts
+from ddp.view import tables
 from ddp.workspace import folders, operations
 
 Json = dict[str, typing.Any]
@@ -39,8 +39,7 @@ def benchmark_collectives(settings: Settings, params: models.BenchmarkCollective
     request = resources.training(asked, partitions)
     checks.admission(settings, params, resources.choose_partition(request.partition, partitions))
     run = control.new_name(settings, "collectives")
-    folder = settings.runs / run
-    program = scripts.Program(_command(params, folder=str(folder)), leaves_outcome=True)
+    program = scripts.Program(_command(params, run_dir=str(settings.runs / run)), leaves_outcome=True)
 
     def texts(environment: environments.Environment) -> dict[str, str]:
         return scripts.training(settings, request, asked, environment, run=run, program=program)
@@ -74,8 +73,8 @@ def _bytes(text: str) -> int:
 
 def read_baseline(settings: Settings) -> list[Json]:
     """Read the entries that this user stored, or else the trainer's account; none if nothing was measured."""
-    for folder in settings.folders:
-        path = str(folder / "baselines" / BASELINE)
+    for place in settings.folders:
+        path = str(place / "baselines" / BASELINE)
         if entries := folders.call(settings, operations.read_baseline, path=path)["entries"]:
             return entries
     return []
@@ -155,8 +154,8 @@ def _rows(fresh: list[Json]) -> list[list[str]]:
 
 def _printed(settings: Settings, submitted: control.Submitted) -> str:
     """Read the table that rank 0 printed."""
-    about: dict[str, typing.Any] = {"run": submitted.run, "job_id": submitted.job_id, "lines": 2000, "rank": 0}
-    printed = folders.call(settings, run_files.read_log, workspace=str(settings.folder), **about)["lines"]
+    about: dict[str, typing.Any] = {"log": "", "job_id": submitted.job_id, "lines": 2000, "rank": 0}
+    printed = folders.call(settings, folder.read_log, path=settings.runs / submitted.run, **about).lines
     lines: list[str] = []
     inside = False
     for line in printed:
@@ -168,8 +167,8 @@ def _printed(settings: Settings, submitted: control.Submitted) -> str:
     return "\n".join(lines)
 
 
-def _command(params: models.BenchmarkCollectives, *, folder: str) -> tuple[str, ...]:
-    files = ("--run-dir", folder, "--json", f"{folder}/collectives.json", "--plot", f"{folder}/collectives.png")
+def _command(params: models.BenchmarkCollectives, *, run_dir: str) -> tuple[str, ...]:
+    files = ("--run-dir", run_dir, "--json", f"{run_dir}/collectives.json", "--plot", f"{run_dir}/collectives.png")
     return ("--module", "ddptrain", "collectives", *_flags(params), *files)
 
 
@@ -179,8 +178,8 @@ def _flags(params: models.BenchmarkCollectives) -> tuple[str, ...]:
     return tuple(word for flag, value in given.items() if value is not None for word in (flag, str(value)))
 
 
-def as_training(params: models.BenchmarkCollectives | models.Plan) -> fields.SubmitDdp:
+def as_training(params: models.BenchmarkCollectives | models.Plan) -> models.SubmitDdp:
     """Return the parameters that a training has, too, as a training's."""
     names = fields.directives(type(params)).keys() | {"env", "fabric", "gpus_per_node", "cpus_per_task"}
     given = {name.replace("_", "-"): getattr(params, name, None) for name in names}
-    return fields.parse(fields.SubmitDdp, {name: value for name, value in given.items() if value is not None})
+    return fields.parse(models.SubmitDdp, {name: value for name, value in given.items() if value is not None})

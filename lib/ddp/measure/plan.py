@@ -23,7 +23,7 @@ from ddp.base import Log, Results, Settings, TrainerError
 from ddp.measure import collectives
 from ddp.options import models
 from ddp.problem import Command
-from ddp.runs import run_files
+from ddp.run import folder
 from ddp.submit import checks, resources
 from ddp.workspace import folders, operations
 from slurm_ddp.slurm import nodes
@@ -180,7 +180,7 @@ def _rate(settings: Settings, params: models.Plan, work: Work, request: resource
     if params.tokens_per_second is not None:
         return float(params.tokens_per_second), "as given"
     on_gpu = request.gpus_per_node > 0
-    found = folders.call(settings, run_files.measured_rates, timeout_s=60, workspace=str(settings.folder))["rates"]
+    found = folders.call(settings, folder.measured_rates, timeout_s=60, runs=settings.runs)
     same = [run for run in found if (run["model"], run["seq_len"], run["on_gpu"]) == (work.model, work.seq_len, on_gpu)]
     if same:
         best = min(same, key=lambda run: (run["world_size"], -run["tokens_per_second"]))

@@ -14,13 +14,13 @@ from ddp.node import ownership, spec, spool
 
 LOCK_S = 1800.0
 OLD_S = 14 * 86400.0  # an environment unused for this long is removed
-ROOM_BYTES = 256 << 20  # what must stay free beside it
+ROOM_BYTES = 256 << 20  # left free beside it
 _BLOCK = 1 << 20
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 class UnusableError(Exception):
-    """The environment cannot be used on this node; `str()` is one line with what to do."""
+    """The environment cannot be used on this node; `str()` is one line with the remedy."""
 
 
 def use(wanted: spec.Environment, host: str) -> tuple[str, int]:
@@ -40,7 +40,7 @@ def use(wanted: spec.Environment, host: str) -> tuple[str, int]:
     marker = _marker(wanted)
     while not _is_complete(home, marker):
         reason = f"another job has been unpacking {name} for 30 minutes"
-        # Who loses the race to unpack must not wait for the winner, which shares the lock for as long as it runs
+        # The winner of a race shares the lock while it runs, so the loser must not wait for it
         _acquire(lock, fcntl.LOCK_EX, reason, or_once=lambda: _is_complete(home, marker))
         if not _is_complete(home, marker):
             _unpack(wanted, name, home, marker, host)
@@ -63,7 +63,7 @@ def _account() -> str:
 
 
 def _version(python: str) -> str:
-    """Return the version of the interpreter that the environment links to, from its name where that holds it."""
+    """Return the version of the interpreter that the environment links to, from its name if that has it."""
     found = os.path.basename(os.path.realpath(python)).removeprefix("python")
     if found.startswith("3.") and found[2:].isdecimal() and os.access(python, os.X_OK):
         return found
@@ -75,7 +75,7 @@ def _version(python: str) -> str:
 
 
 def _marker(wanted: spec.Environment) -> str:
-    """Return the mark of a complete environment. It holds the boot: files unpacked before a crash may be lost."""
+    """Return the mark of a complete environment, with the boot: files unpacked before a crash may be lost."""
     boot = ""
     with contextlib.suppress(OSError), open(_BOOT_ID, encoding="ascii") as file:
         boot = file.read().strip()
@@ -89,7 +89,7 @@ def _is_complete(home: str, marker: str) -> bool:
 
 
 def _acquire(lock: int, kind: int, reason: str, *, or_once: collections.abc.Callable[[], bool] = lambda: False) -> None:
-    """Take the lock, or return without it once that is not needed. Raises UnusableError after LOCK_S."""
+    """Acquire the lock, or return without it once `or_once()` is true. Raises UnusableError after LOCK_S."""
     deadline = time.monotonic() + LOCK_S
     while True:
         try:
@@ -205,20 +205,14 @@ def _extract_part(folder: str, content: _Blocks) -> str:
     import shutil
     import tempfile
 
-    zstd = ["zstd", "-q", "-d", "-c"]
+    has_zstd = shutil.which("zstd") is not None
+    argv = ["tar", "-x", "-f", "-", "-C", folder, *(["-I", "zstd -q"] if has_zstd else [])]
     failure = ""
     with tempfile.TemporaryFile() as errors:
-        with subprocess.Popen(["tar", "-x", "-C", folder], stdin=subprocess.PIPE, stderr=errors) as tar:
+        with subprocess.Popen(argv, stdin=subprocess.PIPE, stderr=errors) as tar:
             assert tar.stdin is not None
             try:
-                if shutil.which(zstd[0]):
-                    with subprocess.Popen(zstd, stdin=subprocess.PIPE, stdout=tar.stdin, stderr=errors) as decompressor:
-                        assert decompressor.stdin is not None
-                        decompressor.stdin.writelines(content)
-                    if decompressor.returncode:
-                        failure = f"zstd exited {decompressor.returncode}"
-                else:
-                    tar.stdin.writelines(_decompressed(content))
+                tar.stdin.writelines(content if has_zstd else _decompressed(content))
                 tar.stdin.close()
             except (OSError, ValueError) as e:
                 failure = str(e)

@@ -23,27 +23,29 @@ MAX_JSON_BYTES = 4 * 1024 * 1024
 MAX_RANK_LOGS = 2048
 MAX_SEARCHED_BYTES = 64 * 1024 * 1024  # of a job's log
 MAX_LAUNCHER_LINES = 10_000
-# A consequence of another rank's end, as torch, gloo and NCCL print it; a download's ConnectionResetError is none
-_PEER_GONE = re.compile(
-    r"(?=.*(torch\.distributed|Dist\w+Error|gloo|nccl|c10d|TCPStore|ProcessGroup|\bRank \d))"
-    r".*(connection (closed|reset|refused)|broken pipe|remote process exited|collective operation timeout"
-    r"|connect timeout|communicator was aborted|recvValue failed|heartbeat monitor)"
-    r"|rank \d+ leaves:|SharedError|Signal(Exception| \d+)",
+# A consequence of another rank's end, as torch, gloo and NCCL print it; a download's ConnectionResetError is none. Two
+# patterns, since one with a look-ahead takes the square of a long line's length.
+_COLLECTIVE = re.compile(
+    r"torch\.distributed|Dist\w+Error|gloo|nccl|c10d|TCPStore|ProcessGroup|\bRank \d", re.IGNORECASE
+)
+_PEER_LOST = re.compile(
+    r"connection (closed|reset|refused)|broken pipe|remote process exited|collective operation timeout|connect timeout"
+    r"|communicator was aborted|recvValue failed|heartbeat monitor",
     re.IGNORECASE,
 )
+_PEER_LEFT = re.compile(r"rank \d+ leaves:|SharedError|Signal(Exception| \d+)")
 TELLING = re.compile(
     r"\[FATAL\]|Traceback \(most recent call last\)|^\S*(Error|Exception)\b|Segmentation fault|Killed|[Oo]ut of memory"
     r"|^\s*what\(\): "
 )
-# Faults of the machine rather than the program, each anchored to who prints it: the kernel's NVRM, CUDA (driver_types.h)
-# and NCCL (nccl.h) within torch's exceptions, NVML, and SIGBUS as this program reports it. A word anywhere proves nothing.
+# Faults of the machine rather than the program, anchored to who prints them: the kernel's NVRM, CUDA (driver_types.h),
+# NCCL (nccl.h) within torch's exceptions, NVML, SIGBUS as this program reports it. A word anywhere proves nothing.
 _BAD_NODE = re.compile(
-    r"NVRM: Xid \(|fallen off the bus"
-    r"|Error: .*(uncorrectable (ECC|NVLink) error|CUDA error: (device not ready|hardware|an uncorrectable)"
-    r"|no CUDA-capable device|CUDA-capable device\(s\) is/are busy|CUDA driver (version|initialization))"
-    r"|(?=.*(Dist\w+Error|NCCL)).*(ncclSystemError|unhandled system error)"
-    r"|NVMLError|NVML: |Can't initialize NVML|killed by signal 7 |^Fatal Python error: Bus error"
+    r"NVRM: Xid \(|fallen off the bus|uncorrectable (ECC|NVLink) error|CUDA error: (device not ready|hardware)"
+    r"|no CUDA-capable device|CUDA-capable device\(s\) is/are busy|CUDA driver (version|initialization)"
+    r"|NVMLError|NVML: |Can't initialize NVML|killed by signal 7 "
 )
+_BAD_LINK = re.compile(r"ncclSystemError|unhandled system error")
 # Faults of a filesystem (errno.h): its client died or was restarted, or its server is not available.
 _BAD_FILESYSTEM = re.compile(r"Stale file handle|Transport endpoint is not connected|Input/output error")
 _ANY_OSERROR = re.compile(r"\[Errno \d+\]|OSError|Bus error|SIGBUS|signal 7 ")
@@ -117,7 +119,7 @@ def blame(run_dir: str, job_id: str, attempt: str, hosts: list[str]) -> tuple[st
     if found := _filesystem_fault(folder, merged, failure):
         host, reason = found
         return "filesystem", host if host in hosts else node, reason
-    if any(_BAD_NODE.search(line) for line in failure["lines"]) and node != "-":
+    if any(map(_is_of_node, failure["lines"])) and node != "-":
         return "node", node, words
     if failure["peer"]:
         missing = [host for number, host in enumerate(hosts) if number not in failure["reporting"]]
@@ -126,6 +128,16 @@ def blame(run_dir: str, job_id: str, attempt: str, hosts: list[str]) -> tuple[st
         if not missing and len(hosts) > 1 and _CUT.search(words):
             return "network", "-", f"the nodes lost their connections, and no rank failed by itself: {words}"
     return "program", node, words
+
+
+def _is_peers(line: str) -> bool:
+    """Return whether a line reports the loss of another rank."""
+    return bool(_PEER_LEFT.search(line) or (_PEER_LOST.search(line) and _COLLECTIVE.search(line)))
+
+
+def _is_of_node(line: str) -> bool:
+    """Return whether a line proves a fault of the machine."""
+    return bool(_BAD_NODE.search(line) or (_BAD_LINK.search(line) and _COLLECTIVE.search(line)))
 
 
 def _filesystem_fault(folder: pathlib.Path, merged: list[str], failure: Json) -> tuple[str, str] | None:
@@ -159,7 +171,7 @@ def first_failure(folder: pathlib.Path, job_id: int, lines: int) -> Json:
     quiet: dict[int, list[str]] = {}
     for error in _error_files(folder, job_id):
         gist = _gist(error["text"], lines)
-        is_peers = bool(_PEER_GONE.search(gist[-1]) or _PEER_GONE.search(error["message"]))
+        is_peers = _is_peers(gist[-1]) or _is_peers(error["message"])
         suspects.append((is_peers, error["at"], {"rank": error["rank"], "node": error["node"], "lines": gist}))
     recorded = {suspect["rank"] for _, _, suspect in suspects}
     logs = rank_logs(folder, job_id)[:MAX_RANK_LOGS]
@@ -168,7 +180,7 @@ def first_failure(folder: pathlib.Path, job_id: int, lines: int) -> Json:
         text = [line for line in tail(pathlib.Path(log["path"]), 32768) if line.strip()]
         if any(TELLING.search(line) for line in text):
             gist = _gist(text, lines)
-            lost_a_peer = bool(_PEER_GONE.search(gist[-1]) or _PEER_GONE.search(text[-1]))
+            lost_a_peer = _is_peers(gist[-1]) or _is_peers(text[-1])
             suspects.append((lost_a_peer, log["written"], {"rank": log["rank"], "node": log["node"], "lines": gist}))
         else:
             quiet.setdefault(log["rank"], []).extend(text)

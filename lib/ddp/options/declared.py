@@ -1,11 +1,33 @@
-"""Options as data: what an action's parameter, a flag of the command line and the reference say of each."""
+"""Options as data: all that a flag, an action's parameter and the reference need of each."""
 
 import dataclasses
+import functools
+import pathlib
 import typing
 
 import pydantic
 
+from ddp import backports
+from ddp.base import ParameterError
 from ddp.options import fields
+
+Kind = typing.Literal["string", "integer", "boolean"]
+_KINDS: dict[type, Kind] = {str: "string", int: "integer", bool: "boolean"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Text:
+    """An entry of options.toml."""
+
+    help: str
+    default: str = ""
+    group: str = ""
+    short: str = ""
+    argument: str = ""
+    many: bool = False
+    is_path: bool = False
+    words: tuple[str, ...] = ()
+    terminal: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -13,34 +35,41 @@ class Option:
     """One option of a verb."""
 
     name: str  # with hyphens
-    kind: typing.Literal["string", "integer", "boolean"]
-    description: str
+    kind: Kind
+    text: Text
     default: str | int | bool | None = None  # None: there is none
     minimum: int | None = None
     maximum: int | None = None
     choices: tuple[str, ...] = ()
     is_required: bool = False
+    takes_number: bool = False  # a text that may be a whole number, which YAML does not read as a text
+
+    @property
+    def shown_default(self) -> str:
+        """The default in words; empty for none."""
+        if self.text.default or self.default in (None, "", False):
+            return self.text.default
+        return str(self.default).lower() if isinstance(self.default, bool) else str(self.default)
 
     def schema(self) -> dict[str, object]:
-        """Return it as charmcraft.yaml declares a parameter."""
-        declared: dict[str, object] = {"type": self.kind}
+        """Declare it as a parameter in charmcraft.yaml."""
+        declared: dict[str, object] = {"type": ["string", "integer"] if self.takes_number else self.kind}
         declared |= {"enum": list(self.choices)} if self.choices else {}
         for name, value in (("minimum", self.minimum), ("maximum", self.maximum), ("default", self.default)):
             if value is not None:
                 declared[name] = value
-        return declared | {"description": self.description}
-
-
-_KINDS: dict[type, typing.Literal["string", "integer", "boolean"]] = {str: "string", int: "integer", bool: "boolean"}
+        shown = f" [default: {self.text.default}]" if self.text.default else ""
+        return declared | {"description": self.text.help + shown}
 
 
 def options(model: type[fields.Parsed]) -> tuple[Option, ...]:
-    """Return the options of a model, in the order in which it declares them."""
-    return tuple(_option(str(field.alias), field) for field in model.model_fields.values() if not field.exclude)
+    """List the options of a model, in the order of declaration."""
+    found = ((str(field.alias), field) for field in model.model_fields.values() if not field.exclude)
+    return tuple(_option(model, name, field) for name, field in found)
 
 
 def directives(params: fields.Parsed, *, is_judged: bool = False) -> list[tuple[str, str]]:
-    """Return the options of sbatch(1) that are given as they are, with their values; a flag has none.
+    """List sbatch's options that are given as they are, with their values; a flag has none.
 
     With `is_judged` they are for `sbatch --test-only`.
     """
@@ -60,31 +89,44 @@ def shared(params: fields.Parsed, model: type[fields.Parsed]) -> dict[str, objec
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _option(name: str, field: pydantic.fields.FieldInfo) -> Option:
-    base, marks = _parts(field.annotation)
+@functools.cache
+def _texts() -> dict[str, typing.Any]:
+    return backports.parse_toml(pathlib.Path(__file__).with_name("options.toml").read_text())
+
+
+def _text(model: type[fields.Parsed], name: str) -> Text:
+    known = _texts()
+    entry = next((known[c.__name__][name] for c in model.__mro__ if name in known.get(c.__name__, {})), None)
+    entry = known[name] if entry is None else entry
+    given: dict[str, typing.Any] = {key.replace("-", "_"): value for key, value in entry.items()}
+    given["words"] = tuple(given.get("words", ()))
+    return Text(**given)
+
+
+def _option(model: type[fields.Parsed], name: str, field: pydantic.fields.FieldInfo) -> Option:
+    base, marks = fields.base_of(field.annotation)
     marks = [*field.metadata, *marks]
     bound = next((mark for mark in marks if isinstance(mark, fields.Bound)), None)
     one_of = next((mark for mark in marks if isinstance(mark, fields.OneOf)), None)
-    assert field.description, name
     return Option(
         name=name,
         kind=_KINDS[base],
-        description=field.description,
+        text=_text(model, name),
         default=None if field.is_required() else field.default,
         minimum=bound.least if bound else None,
         maximum=bound.most if bound else None,
         choices=one_of.choices if one_of else (),
         is_required=field.is_required(),
+        takes_number=base is str and one_of is None and _takes(marks, "30"),
     )
 
 
-def _parts(annotation: typing.Any) -> tuple[type, list[object]]:
-    """Return the type behind `X | None` and `Annotated`, and what it is annotated with."""
-    arguments = typing.get_args(annotation)
-    if not arguments:
-        return annotation, []
-    if hasattr(annotation, "__metadata__"):
-        base, marks = _parts(arguments[0])
-        return base, [*marks, *annotation.__metadata__]
-    (inner,) = (argument for argument in arguments if argument is not type(None))
-    return _parts(inner)
+def _takes(marks: list[object], text: str) -> bool:
+    """Try a text on the checks of a field."""
+    try:
+        for mark in marks:
+            if isinstance(mark, pydantic.AfterValidator):
+                typing.cast(typing.Callable[[str], str], mark.func)(text)
+    except (ValueError, ParameterError):
+        return False
+    return True

@@ -1,248 +1,250 @@
-"""Parameters of the actions on environments, datasets, runs and the cluster itself."""
+"""The options of each verb; their texts and how they are typed stand in options.toml, beside this file."""
 
 import typing
 
 import pydantic
 
 from ddp.options import fields
-from ddp.submit import fabrics
+from ddp.options.fields import Directive, Parsed, among, between
+
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "alltoall", "sendrecv", "all")
+_DATATYPES = ("float", "double", "half", "bfloat16", "int8", "uint8", "int32", "int64")
+_MODELS = ("tiny", "small", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 
 
-class InstallEnvironment(fields.Parsed):
-    """Parameters of install-environment."""
-
-    torch: fields.TorchBuild | None = pydantic.Field(
-        None, description="Which build of torch; default is the option torch-build."
-    )
-    force: fields.Flag = pydantic.Field(False, description="Make it again even if it is there.")
-    wheelhouse: (
-        typing.Annotated[
-            str,
-            fields.STRICT,
-            fields.matches(fields.PATH, 1024, fields.PATH_RULE),
-            fields.checked_path,
-        ]
-        | None
-    ) = pydantic.Field(
-        None,
-        description=(
-            "Where all wheels come from, for clusters that reach no package index: a folder in the workspace, or "
-            "a .tar, .tar.zst or .zip in it, such as /mnt/shared/wheels.tar.zst. Must hold the locked packages "
-            "and torch with all that it needs."
-        ),
-    )
-
-
-class CreateEnvironment(fields.Parsed):
-    """Options of env create."""
-
-    name: fields.Name = pydantic.Field(description="Name that ddp submit --env takes.")
-    requirements: typing.Annotated[
-        str, fields.STRICT, fields.matches(fields.PATH, 1024, fields.PATH_RULE), fields.checked_path
-    ] = pydantic.Field(
-        description="A requirements.txt, or a pyproject.toml, whose packages come beside torch and the payload's."
-    )
-    torch: fields.TorchBuild | None = pydantic.Field(
-        None, description="Which build of torch; default is the cluster's."
-    )
-    force: fields.Flag = pydantic.Field(False, description="Make it again even if it is there.")
-
-
-class ListEnvironments(fields.Parsed):
-    """Options of env list: none."""
-
-
-class OneEnvironment(fields.Parsed):
-    """Options of env show and env remove."""
-
-    name: fields.Name = pydantic.Field(description="Name of the environment.")
-
-
-class PrepareDataset(fields.Resources):
-    """Parameters of prepare-dataset."""
-
-    name: (
-        typing.Annotated[
-            str,
-            fields.STRICT,
-            fields.matches(r"[A-Za-z0-9][A-Za-z0-9._-]*", 56, fields.NAME_RULE),
-        ]
-        | None
-    ) = pydantic.Field(None, description="Name of the dataset; default is made from the source.")
-    source: fields.Source = pydantic.Field(
-        "python-stdlib",
-        description=(
-            "python-stdlib (Python's own source code, which needs no network), or the path of a file or folder in "
-            "the workspace, such as /mnt/shared/raw/openwebtext."
-        ),
-    )
-    tokenizer: typing.Annotated[str, fields.STRICT, fields.among("auto", "byte", "gpt2")] = pydantic.Field(
-        "auto", description="How text becomes tokens; auto is gpt2 where its vocabulary is at hand, else byte."
-    )
-    elements: typing.Annotated[int, fields.STRICT, fields.between(1, 1000)] | None = pydantic.Field(
-        None,
-        description=(
-            "Into how many elements of a Slurm array the work is cut; default is one for each 256 MiB, at most "
-            "64. One element is a single job; with more, a job that verifies the whole waits for all of them."
-        ),
-    )
-    parallel: typing.Annotated[int, fields.STRICT, fields.between(1, 1000)] | None = pydantic.Field(
-        None, description="How many elements may run at once, such as 8; default is all."
-    )
-    wait: fields.Flag = pydantic.Field(True, description="Wait for the job's end.")
-    wait_timeout: fields.Wait = 86400
-
-
-class Doctor(fields.Parsed):
-    """Parameters of doctor."""
+class Resources(Parsed):
+    """Options that ask Slurm for a place to run."""
 
     partition: fields.Partition = None
-    nodes: fields.Hosts | None = pydantic.Field(
-        None,
-        description="Which nodes, such as slurmd-[0-3],slurmd-7; default is every node of the partition, at most 64.",
-    )
+    time_limit: typing.Annotated[fields.Time | None, Directive("time", is_computed=True)] = None
     account: fields.SlurmAccount = None
     qos: fields.Qos = None
     reservation: fields.Reservation = None
-    wait_timeout: typing.Annotated[int, fields.STRICT, fields.between(1, 3600)] = pydantic.Field(
-        60, description="How long to wait for the nodes to be free, in seconds; a core and 1 GiB on each is enough."
-    )
 
 
-class ListRuns(fields.Parsed):
-    """Parameters of list-runs."""
+class Training(Resources):
+    """Options that describe a training, one or many."""
 
-    lines: fields.Lines = pydantic.Field(50, description="At most how many.")
-
-
-class ShowRun(fields.Parsed):
-    """Parameters of show-run."""
-
-    run: fields.Name | None = pydantic.Field(
-        None, description="Name of the run, such as gpt-20261120-184822, or of a sweep, whose runs are then shown."
-    )
-
-
-class CompareRuns(fields.Parsed):
-    """Parameters of compare-runs."""
-
-    runs: (
-        typing.Annotated[
-            str,
-            fields.STRICT,
-            fields.matches(
-                r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}([, ] ?[A-Za-z0-9][A-Za-z0-9._-]{0,63})*",
-                600,
-                "names of runs, separated by commas or blanks",
-            ),
-        ]
-        | None
-    ) = pydantic.Field(
-        None,
-        description=(
-            "Names of two to eight runs, separated by commas, such as night,dawn, or of sweeps; default is the "
-            "two newest with results."
-        ),
-    )
-
-
-_Size = typing.Annotated[
-    str,
-    fields.STRICT,
-    fields.matches(r"[1-9][0-9]{0,11}[KMG]?", 13, "a number of bytes, with K, M or G behind it, such as 64M"),
-]
-
-
-COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "alltoall", "sendrecv", "all")
-
-
-class BenchmarkCollectives(fields.Resources):
-    """Parameters of benchmark-collectives."""
-
-    collective: typing.Annotated[str, fields.STRICT, fields.among(*COLLECTIVES)] = pydantic.Field(
-        "all_reduce", description="Which collective; all_reduce is what DDP does in every step."
-    )
+    workload: fields.Workload = "gpt"
     nodes: fields.Nodes = None
-    gpus_per_node: typing.Annotated[fields.Gpus | None, fields.GPUS] = pydantic.Field(
-        None, description="GPUs on each node, one rank each; 0 measures CPUs with gloo; default is all."
-    )
+    gpus_per_node: fields.Gpus = None
+    cpus_per_task: fields.Cpus = None
+    memory: typing.Annotated[fields.Memory | None, Directive("mem", is_computed=True)] = None
     constraint: fields.Constrained = None
     nodelist: fields.Nodelist = None
     exclude: fields.Exclude = None
-    min_bytes: _Size | None = pydantic.Field(
-        None, description="Smallest size, such as 8M; default is 1K on CPUs and 8M on GPUs."
-    )
-    max_bytes: _Size | None = pydantic.Field(
-        None, description="Largest size, such as 8G; default is 64M on CPUs and 8G on GPUs."
-    )
-    step_factor: typing.Annotated[int, fields.STRICT, fields.between(2, 1024)] | None = pydantic.Field(
-        None, description="Each size is so many times the one before; default is 4 on CPUs and 2 on GPUs."
-    )
-    iters: typing.Annotated[int, fields.STRICT, fields.between(1, 100_000)] | None = pydantic.Field(
-        None, description="Timed calls for each size; default is 10 on CPUs and 50 on GPUs."
-    )
-    warmup_iters: typing.Annotated[int, fields.STRICT, fields.between(0, 100_000)] | None = pydantic.Field(
-        None, description="Calls before those; default is 2 on CPUs and 5 on GPUs."
-    )
-    datatype: (
-        typing.Annotated[
-            str,
-            fields.STRICT,
-            fields.among("float", "double", "half", "bfloat16", "int8", "uint8", "int32", "int64"),
-        ]
-        | None
-    ) = pydantic.Field(None, description="Type of the elements; default is float.")
-    env: fields.Env = pydantic.Field(
-        "", description="Environment variables for the job as NAME=value, separated by blanks, such as NCCL_DEBUG=INFO."
-    )
-    fabric: typing.Annotated[str, fields.STRICT, fields.among(*fabrics.NAMES)] = pydantic.Field(
-        "auto", description="Which network the ranks use, as for submit-ddp."
-    )
-    store: typing.Annotated[str, fields.STRICT, fields.among("auto", "always", "never")] = pydantic.Field(
-        "auto",
-        description=(
-            "Whether the figures become the baseline; auto stores them unless they are more than a tenth slower "
-            "than the stored."
-        ),
-    )
-    wait_timeout: fields.Seconds = pydantic.Field(86400, description="How long to wait for the job's end, in seconds.")
+    exclusive: typing.Annotated[bool, Directive("exclusive")] = False
+    dependency: typing.Annotated[  # sbatch --test-only finds no start time for a job that waits for another
+        fields.Dependency | None, Directive("dependency", more=(("kill-on-invalid-dep", "yes"),), is_judged=False)
+    ] = None
+    mail_type: typing.Annotated[fields.MailType | None, Directive("mail-type")] = None
+    mail_user: typing.Annotated[fields.MailUser | None, Directive("mail-user")] = None
+    sbatch: fields.Sbatch = ""
+    args: fields.Words = ""
+    env: fields.Env = ""
+    dataset: fields.Dataset | None = None
+    launcher: typing.Annotated[str, among("torchrun", "srun")] = "torchrun"
+    fabric: fields.Fabric = "auto"
+    container_image: fields.Image | None = None
+    profile: typing.Annotated[str, among("nsys", "torch")] | None = None
+    profile_ranks: fields.Ranks = "0"
+    profile_steps: fields.Steps | None = None
+    max_requeues: typing.Annotated[int, between(0, 1000)] = 16
+    max_restarts: typing.Annotated[int, between(0, 100)] = 0
+    environment: fields.Name | None = None
+    snapshot: bool = True
+    arguments: tuple[str, ...] = pydantic.Field((), exclude=True)  # of the command line, behind the workload
+
+    @pydantic.field_validator("sbatch")
+    @classmethod
+    def _check_sbatch(cls, value: str) -> str:
+        own = {directive.name: cls.model_fields[name].alias for name, directive in fields.directives(cls).items()}
+        for word in value.split():
+            name = word.partition("=")[0].removeprefix("--")
+            # sbatch accepts a prefix of an option's name for the option
+            if ours := next((ours for theirs, ours in own.items() if theirs.startswith(name)), None):
+                raise ValueError(f"--{name} has its own option; use {ours}")
+            if kept := next((theirs for theirs in fields.SBATCH_KEPT if theirs.startswith(name)), None):
+                raise ValueError(f"--{kept} is set by the job itself, which relies on it; omit it")
+        return value
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The arguments of the workload."""
+        return (*self.args.split(), *self.arguments)
 
 
-class Plan(fields.Parsed):
-    """Parameters of plan."""
+class SubmitDdp(Training):
+    """Options of submit."""
+
+    run: fields.Name | None = None
+    resume: fields.Name = "auto"
+    dry_run: bool = False
+    wait: bool = False
+    wait_timeout: fields.Seconds = 86400
+
+
+class Render(SubmitDdp):
+    """Options of render."""
+
+    kubernetes: bool = False
+    claim: fields.Name = "shared"
+    namespace: fields.Name = "default"
+
+
+class SubmitSweep(Training):
+    """Options of sweep."""
+
+    name: fields.ShortName | None = None
+    grid: fields.Grid = ""
+    file: fields.Path | None = None
+    parallel: typing.Annotated[int, between(1, fields.MAX_SWEEP)] | None = None
+    dry_run: bool = False
+    wait: bool = False
+    wait_timeout: fields.Seconds = 86400
+
+
+class PrepareDataset(Resources):
+    """Options of prepare."""
+
+    source: fields.Source = "python-stdlib"
+    name: fields.ShortName | None = None
+    tokenizer: typing.Annotated[str, among("auto", "byte", "gpt2")] = "auto"
+    elements: typing.Annotated[int, between(1, 1000)] | None = None
+    parallel: typing.Annotated[int, between(1, 1000)] | None = None
+    wait: bool = True
+    wait_timeout: fields.Seconds = 86400
+
+
+class OneRun(Parsed):
+    """Options that name a run."""
+
+    run: fields.Name | None = None  # or a job's id
+
+
+class ListRuns(Parsed):
+    """Options of list."""
+
+    state: fields.States | None = None
+    name: fields.Glob | None = None
+    since: fields.Since | None = None
+    sort: typing.Annotated[str, among("submitted", "name", "state", "loss", "best", "rate", "step")] = "submitted"
+    all: bool = False
+    lines: fields.Lines = 50
+
+
+class ShowRun(OneRun):
+    """Options of show."""
+
+
+class RunLog(OneRun):
+    """Options of log."""
+
+    rank: typing.Annotated[int, between(0, fields.MAX_NODES * fields.MAX_GPUS)] | None = None
+    lines: fields.Lines = 50
+    follow: bool = False
+    follow_timeout: typing.Annotated[int, between(1, 86400)] = 60
+
+
+class WatchRun(OneRun):
+    """Options of watch."""
+
+    is_json: bool = pydantic.Field(False, exclude=True)  # of the command line
+
+
+class CancelRun(Parsed):
+    """Options of cancel."""
+
+    run: fields.Names | None = None
+
+
+class ResumeRun(OneRun):
+    """Options of resume."""
+
+
+class CompareRuns(Parsed):
+    """Options of compare."""
+
+    runs: fields.Names | None = None
+
+
+class Report(Parsed):
+    """Options of report."""
+
+    runs: fields.Names | None = None
+    output: fields.Path | None = None
+
+
+class InstallEnvironment(Parsed):
+    """Options of env install."""
+
+    torch: fields.TorchBuild | None = None
+    force: bool = False
+    wheelhouse: fields.Path | None = None
+
+
+class CreateEnvironment(Parsed):
+    """Options of env create."""
+
+    name: fields.Name
+    requirements: fields.Path
+    torch: fields.TorchBuild | None = None
+    force: bool = False
+
+
+class ListEnvironments(Parsed):
+    """Options of env list: none."""
+
+
+class OneEnvironment(Parsed):
+    """Options of env show and env remove."""
+
+    name: fields.Name
+
+
+class Doctor(Parsed):
+    """Options of doctor."""
+
+    partition: fields.Partition = None
+    nodes: fields.Hosts | None = None
+    account: fields.SlurmAccount = None
+    qos: fields.Qos = None
+    reservation: fields.Reservation = None
+    wait_timeout: typing.Annotated[int, between(1, 3600)] = 60
+
+
+class BenchmarkCollectives(Resources):
+    """Options of bench."""
+
+    collective: typing.Annotated[str, among(*COLLECTIVES)] = "all_reduce"
+    nodes: fields.Nodes = None
+    gpus_per_node: fields.Gpus = None
+    constraint: fields.Constrained = None
+    nodelist: fields.Nodelist = None
+    exclude: fields.Exclude = None
+    min_bytes: fields.Size | None = None
+    max_bytes: fields.Size | None = None
+    step_factor: typing.Annotated[int, between(2, 1024)] | None = None
+    iters: typing.Annotated[int, between(1, 100_000)] | None = None
+    warmup_iters: typing.Annotated[int, between(0, 100_000)] | None = None
+    datatype: typing.Annotated[str, among(*_DATATYPES)] | None = None
+    env: fields.Env = ""
+    fabric: fields.Fabric = "auto"
+    store: typing.Annotated[str, among("auto", "always", "never")] = "auto"
+    wait_timeout: fields.Seconds = 86400
+
+
+class Plan(Parsed):
+    """Options of plan."""
 
     partition: fields.Partition = None
     nodes: fields.Nodes = None
-    gpus_per_node: fields.Gpus | None = pydantic.Field(
-        None, description="GPUs on each node, one rank each; default is all."
-    )
-    cpus_per_task: fields.Cpus | None = pydantic.Field(
-        None, description="Cores on each node; default is the share that goes with the GPUs, or all."
-    )
-    model: (
-        typing.Annotated[
-            str,
-            fields.STRICT,
-            fields.among("tiny", "small", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"),
-        ]
-        | None
-    ) = pydantic.Field(None, description="The payload's model; default is tiny on CPUs and gpt2 on GPUs.")
-    parameters: typing.Annotated[int, fields.STRICT, fields.between(1, 10**13)] | None = pydantic.Field(
-        None, description="Number of parameters of a model of your own, such as 7000000000, in place of model."
-    )
-    seq_len: typing.Annotated[int, fields.STRICT, fields.between(1, 1 << 20)] | None = pydantic.Field(
-        None, description="Tokens of a sequence; default is 128 on CPUs and 1024 on GPUs."
-    )
-    batch: typing.Annotated[int, fields.STRICT, fields.between(1, 1 << 20)] | None = pydantic.Field(
-        None, description="Sequences of a rank and forward pass; default is 16 on CPUs and 32 on GPUs."
-    )
-    grad_accum: typing.Annotated[int, fields.STRICT, fields.between(1, 1 << 20)] = pydantic.Field(
-        1, description="Forward passes of a step; communication happens once in a step."
-    )
-    dataset: fields.Dataset | None = pydantic.Field(
-        None, description="Dataset whose vocabulary counts; default is gpt2's on GPUs and bytes on CPUs."
-    )
-    tokens_per_second: typing.Annotated[int, fields.STRICT, fields.between(1, 10**9)] | None = pydantic.Field(
-        None,
-        description="What one rank alone computes; default is measured by an earlier run of the model, or estimated.",
-    )
+    gpus_per_node: fields.Gpus = None
+    cpus_per_task: fields.Cpus = None
+    model: typing.Annotated[str, among(*_MODELS)] | None = None
+    parameters: typing.Annotated[int, between(1, 10**13)] | None = None
+    seq_len: fields.Count | None = None
+    batch: fields.Count | None = None
+    grad_accum: fields.Count = 1
+    dataset: fields.Dataset | None = None
+    tokens_per_second: typing.Annotated[int, between(1, 10**9)] | None = None

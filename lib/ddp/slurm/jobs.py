@@ -20,11 +20,9 @@ _SRUN = commands.find("srun")
 _SACCT = commands.find("sacct")
 
 ACTIVE = frozenset(
-    {
-        "PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "REQUEUED", "REQUEUE_HOLD",
-        "REQUEUE_FED", "RESIZING", "SIGNALING", "STAGE_OUT", "SPECIAL_EXIT", "RESV_DEL_HOLD", "EXPEDITING",
-    }
-)  # fmt: skip
+    "PENDING CONFIGURING RUNNING COMPLETING SUSPENDED STOPPED REQUEUED REQUEUE_HOLD REQUEUE_FED RESIZING SIGNALING "
+    "STAGE_OUT SPECIAL_EXIT RESV_DEL_HOLD EXPEDITING".split()
+)
 """Job states that lead to another one (squeue(1), JOB STATE CODES; EXPEDITING: job_state_string() of 25.11)."""
 
 _LOST = frozenset({"DEADLINE", "NODE_FAIL", "BOOT_FAIL"})  # ends that no script's exit code tells
@@ -32,9 +30,9 @@ NO_LIMIT = ("UNLIMITED", "INFINITE")
 """What Slurm calls no time limit (slurm.conf(5), MaxTime)."""
 
 _QUEUE_FIELDS = (
-    "JobID", "UserName", "State", "exit_code", "RestartCnt", "NumNodes", "Partition", "TimeUsed", "TimeLimit",
-    "SubmitTime", "StartTime", "PriorityLong", "Reason", "NodeList", "ArrayJobID", "ArrayTaskID", "Name",
-)  # fmt: skip
+    "JobID UserName State exit_code RestartCnt NumNodes Partition TimeUsed TimeLimit SubmitTime StartTime PriorityLong "
+    "Reason NodeList ArrayJobID ArrayTaskID Name".split()
+)
 _QUEUE_FORMAT = ",".join(f"{name}:|" for name in _QUEUE_FIELDS)
 _KEPT = "MAINTENANCE"
 _UNUSABLE = frozenset({"DRAIN", "FAIL", _KEPT, "NOT_RESPONDING", "INVALID_REG", "INVAL", "REBOOT_ISSUED"})
@@ -54,6 +52,10 @@ class SlurmError(Exception):
 
 class NotAnsweringError(SlurmError):
     """The client is not installed, or the controller gave no answer: trying again later may help."""
+
+
+class UncertainError(SlurmError):
+    """Slurm may have accepted the job."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,9 +175,23 @@ def judge(script: str) -> str:
     return _words(ask(_SBATCH, "--test-only", stdin=script, answer="stderr"))
 
 
-def submit(script: str) -> int:
+def submit(script: str, *, comment: str = "") -> int:
     """Submit the script at this path and return the job's id. Raises SlurmError."""
-    return _number_of(ask(_SBATCH, "--parsable", script))
+    mark = (f"--comment={comment}",) if comment else ()
+    return _number_of(ask(_SBATCH, "--parsable", *mark, script))
+
+
+def find_submission(mark: str, *, user: str, name: str) -> int | None:
+    """Return the job of this name that was submitted with `mark` in its comment; of an array its id.
+
+    None if the controller does not know it. Raises SlurmError.
+    """
+    form = "JobID:|,ArrayJobID:|,ArrayTaskID:|,Comment:|"
+    for line in ask(_SQUEUE, "-h", "-a", "-t", "all", "-u", user, "-n", name, "-O", form).splitlines():
+        values = line.split("|", 3)
+        if len(values) == 4 and mark in values[3] and values[0].isdecimal():
+            return _number(values[0] if values[2] in ("N/A", "") else values[1])
+    return None
 
 
 def submit_text(script: str) -> int:
@@ -184,10 +200,11 @@ def submit_text(script: str) -> int:
 
 
 def _number_of(answer: str) -> int:
-    number = answer.strip().split(";")[0]  # a federation adds the cluster's name
-    if not number.isdecimal():
-        raise SlurmError(f"sbatch answered {answer.strip()[:80]!r} instead of a job's id")
-    return int(number)
+    """Return the job's id; a federation adds the cluster's name, and a site's wrapper lines of its own."""
+    found = re.findall(r"^\s*(\d+)(?:;\S+)?\s*$", answer, re.MULTILINE)
+    if not found:
+        raise UncertainError(f"sbatch answered {answer.strip()[:80]!r} instead of a job's id")
+    return int(found[-1])
 
 
 def job(job_id: int, *, user: str, timeout_s: float = 60) -> Job | None:
@@ -237,6 +254,20 @@ def jobs(*, user: str | None, name: str | None = None) -> tuple[Job, ...]:
     found = _parse_queue(ask(_SQUEUE, "-h", "-a", "-t", "all", *whose, *chosen, "-O", _QUEUE_FORMAT))
     mine = (known for known in found if user in (None, known.user))
     return tuple(sorted(mine, key=lambda known: -known.job_id))
+
+
+def positions() -> dict[int, tuple[int, int]]:
+    """Return the place of each pending job in its partition's queue, and its length; empty if Slurm is silent."""
+    queues: dict[str, list[int]] = {}
+    try:
+        text = ask(_SQUEUE, "-h", "-a", "-t", "PENDING", "--sort=-p,i", "-O", "JobID:|,Partition:|", timeout=10)
+    except SlurmError:
+        return {}
+    for line in text.splitlines():
+        number, _, partition = line.rstrip("|").partition("|")
+        if number.isdecimal():
+            queues.setdefault(partition, []).append(int(number))
+    return {number: (at, len(queue)) for queue in queues.values() for at, number in enumerate(queue, 1)}
 
 
 def cancel(*jobs: int | str) -> None:

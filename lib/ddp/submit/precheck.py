@@ -1,8 +1,9 @@
-"""`args` and a sweep's options, looked at by the payload's own parser before anything is written."""
+"""Check `args` and a sweep's options with the payload's own parser before anything is written."""
 
 import collections.abc
 import json
 
+from ddp import remedies
 from ddp.base import ParameterError, Settings, TrainerError
 from ddp.submit import tuning
 from ddp.workspace import folders
@@ -13,7 +14,7 @@ _COMMANDS = {"gpt": ("train", ("--run-dir", "run", "--data", "data")), "smoke": 
 
 
 def words(choice: collections.abc.Mapping[str, object]) -> list[str]:
-    """Return a run's options as a command line: `true` is a flag, `false` its opposite."""
+    """Format a run's options as a command line: `true` is a flag, `false` its opposite."""
     found: list[str] = []
     for name, value in choice.items():
         if isinstance(value, bool):
@@ -26,15 +27,15 @@ def words(choice: collections.abc.Mapping[str, object]) -> list[str]:
 def check(
     settings: Settings, kind: str, run_name: str, args: collections.abc.Sequence[str], choices: tuning.Choices
 ) -> list[str]:
-    """Return in words that the payload takes `args`, with each of a sweep's `choices` behind. Raises ParameterError.
+    """Check that the payload accepts `args`, with each of a sweep's `choices` appended. Raises ParameterError.
 
-    What a script takes is not known. A file that `args` name is read with the submit user's rights.
+    A script's options are not known. A file that `args` name is read with this account's rights.
     """
     if kind not in _COMMANDS or not (args or choices):
         return []
     command, given = _COMMANDS[kind]
     if any(word.partition("=")[0] == "--run-dir" for word in args):
-        raise ParameterError("args", "--run-dir is given by the parameter run; write run=...")
+        raise ParameterError("args", "--run-dir is set by ddp; use the option run")
     alone = [*given, *args]
     lines = [alone, *([*alone, *words(choice)] for choice in choices)]
     request = json.dumps({"folder": str(settings.runs / run_name), "command": command, "lines": lines})
@@ -42,12 +43,14 @@ def check(
     try:
         done = run(*argv, stdin=request, cwd=settings.payload, timeout=_LIMIT_S)
     except CommandTimeout as e:
-        raise TrainerError(f"args: {e}; is the filesystem's server up? a file that they name lies there") from e
+        raise TrainerError(
+            f"args: {e}; a file that they name is on the shared filesystem", remedy=remedies.check_filesystem()
+        ) from e
     except CommandError as e:
-        raise TrainerError(f"args: the payload could not look at them: {e}") from e
+        raise TrainerError(f"args: the payload could not check them: {e}") from e
     first, *others = json.loads(done.stdout)
     for number, trouble in enumerate(others or [first]):
         if trouble:
             is_sweeps = bool(choices) and trouble != first
             raise ParameterError(f"options of run {number}" if is_sweeps else "args", trouble)
-    return ["args: the payload takes them" + (f", with the options of each of {len(choices)} runs" if choices else "")]
+    return ["args: accepted by the payload" + (f", with the options of each of {len(choices)} runs" if choices else "")]

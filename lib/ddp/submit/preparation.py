@@ -1,15 +1,15 @@
-"""prepare-dataset: the job that turns text into a dataset."""
+"""prepare: the job that turns text into a dataset."""
 
 import dataclasses
 import typing
 
-from ddp import tables
 from ddp.base import Log, Results, Settings, TrainerError
 from ddp.environment import environments
 from ddp.options import models
-from ddp.runs import control, run_files, written
+from ddp.run import control, folder
 from ddp.slurm import jobs
 from ddp.submit import checks, resources, scripts
+from ddp.view import tables
 from ddp.workspace import folders, operations
 
 DEFAULT_DATASET = "python-stdlib"
@@ -22,7 +22,7 @@ _SUBMISSION_S = 600.0  # an environment may be made first
 
 @dataclasses.dataclass(frozen=True)
 class _Work:
-    """What is to be prepared, and by how many."""
+    """A dataset to prepare, and the number of elements that share the work."""
 
     run: str
     dataset: str
@@ -33,7 +33,7 @@ class _Work:
     parallel: int
 
     def command(self, *more: str) -> tuple[str, ...]:
-        """Return the payload's command."""
+        """Build the payload's command."""
         given = ("--source", self.source, "--output", self.output, "--tokenizer", self.tokenizer)
         return ("ddptrain", "prepare", *given, *more)
 
@@ -44,7 +44,7 @@ class _Work:
         params: models.PrepareDataset,
         environment: environments.Environment,
     ) -> dict[str, str]:
-        """Return the run's files: with several elements `parts.sbatch`, an array, and `job.sbatch`, which ends it."""
+        """Render the run's files: with several elements `parts.sbatch`, an array, and `job.sbatch`, which ends it."""
         check = ("ddptrain", "inspect", "--json", self.output)
         common: dict[str, typing.Any] = {"run": self.run, "dataset": self.dataset}
         whole = self.command() if self.elements == 1 else self.command("--finalize")
@@ -60,11 +60,13 @@ class _Work:
         return parts | files | {"parts.sbatch": parts["job.sbatch"]}
 
 
-def prepare_dataset(settings: Settings, params: models.PrepareDataset, log: Log) -> Results:
-    """Submit what turns text into a dataset: one job, or an array and a job that ends it. Done parts are kept."""
+def prepare_dataset(
+    settings: Settings, params: models.PrepareDataset, log: Log, *, is_automatic: bool = False
+) -> Results:
+    """Submit one job, or an array and a job that ends it. Finished parts are kept."""
     checks.trusted(folders.look(settings))
     partitions = checks.partitions(params.reservation)
-    name = params.name or _dataset_name(params.source)
+    name = params.name or checks.label(params.source.rstrip("/"))
     if params.source != DEFAULT_DATASET:
         checks.check_inside(settings, "source", params.source, kinds=("file", "folder"))
     request = resources.preparation(params, partitions)
@@ -74,11 +76,18 @@ def prepare_dataset(settings: Settings, params: models.PrepareDataset, log: Log)
     control.refuse_if_active(settings, run)
     elements = params.elements or _elements(settings, params.source)
     work = _Work(
-        run=run, dataset=name, output=str(settings.datasets / name), source=params.source, tokenizer=params.tokenizer,
-        elements=elements, parallel=min(params.parallel or elements, elements),
-    )  # fmt: skip
-    for text in _scripts(work.texts(settings, request, params, environments.NOT_INSTALLED)):
-        checks.judge(text)
+        run=run,
+        dataset=name,
+        output=str(settings.datasets / name),
+        source=params.source,
+        tokenizer=params.tokenizer,
+        elements=elements,
+        parallel=min(params.parallel or elements, elements),
+    )
+    drafts = work.texts(settings, request, params, environments.NOT_INSTALLED)
+    for script in ("parts.sbatch", "job.sbatch"):
+        if script in drafts:
+            checks.judge(drafts[script])
     environment = environments.ensure(settings, partitions, log, reservation=params.reservation)
     texts = work.texts(settings, request, params, environment)
     again = folders.locate(settings, str(settings.runs / run)).kind != "absent"
@@ -88,16 +97,18 @@ def prepare_dataset(settings: Settings, params: models.PrepareDataset, log: Log)
         "source": params.source,
         "elements": elements,
         "environment": environment.manifest.hash,
+        "automatic": is_automatic,
     }
-    array, files = _submit_array(settings, run, texts, again=again) if elements > 1 else (None, None)
+    path = settings.runs / run
+    array, former = _submit_array(settings, run, texts, again=again) if elements > 1 else (None, None)
     try:
         submitted = control.submit(
             settings, run, texts, facts | {"array_job_id": array}, again=again or array is not None
         )
     except TrainerError:
-        if array is not None and files is not None:
+        if array is not None:
             jobs.cancel(array)
-            files.undo()
+            folders.call(settings, folder.undo, path=path, former=former)
         raise
     results = {**submitted.as_results(), "dataset": work.output}
     if array is not None:
@@ -109,38 +120,43 @@ def prepare_dataset(settings: Settings, params: models.PrepareDataset, log: Log)
 
 
 def ensure_default(settings: Settings, params: models.PrepareDataset, log: Log) -> None:
-    """Make the default dataset; where a job or another action makes it already, wait for that."""
+    """Make the default dataset; if a job or another command makes it already, wait for that."""
     run = f"{control.PREPARATION}{DEFAULT_DATASET}"
     if not settings.claims.wait(run, timeout_s=_SUBMISSION_S):
-        raise TrainerError(f"another action has been about to submit {run} for {_SUBMISSION_S:g} s; try again")
+        raise TrainerError(f"another command has been submitting {run} for {_SUBMISSION_S:g} s; try again")
     try:
         active = [job for job in jobs.jobs(user=settings.user, name=run) if job.is_active]
     except jobs.SlurmError as e:
         raise TrainerError(f"Slurm: {e}") from e
     if active:
         settings.claims.drop(run)
-        log(f"job {active[0].job_id} prepares it already")
+        log(f"job {active[0].job_id} prepares it already; waiting for that")
         control.follow(
             settings, control.submitted_as(settings, run, active[0].job_id), log, timeout_s=params.wait_timeout
         )
     elif DEFAULT_DATASET not in folders.look(settings).datasets:
-        prepare_dataset(settings, params, log)
+        prepare_dataset(settings, params, log, is_automatic=True)
 
 
-def _submit_array(settings: Settings, run: str, texts: dict[str, str], *, again: bool) -> tuple[int, written.Written]:
+def _submit_array(
+    settings: Settings, run: str, texts: dict[str, str], *, again: bool
+) -> tuple[int, dict[str, str | None] | None]:
     """Submit the array, before the job that waits for all jobs of this name. Raises TrainerError."""
-    files = written.write(settings, run, texts, again=again)
+    path = settings.runs / run
+    former = folders.call(settings, folder.create, path=path, texts=texts, again=again)
     try:
-        return jobs.submit(str(settings.runs / run / "parts.sbatch")), files
+        return control.send(settings, run, "parts.sbatch", texts["parts.sbatch"], control.new_mark()), former
+    except jobs.UncertainError as e:
+        raise TrainerError(f"{run}: {e}") from e
     except jobs.SlurmError as e:
-        files.undo()
+        folders.call(settings, folder.undo, path=path, former=former)
         raise checks.refused(str(e)) from e
 
 
 def _follow(
     settings: Settings, submitted: control.Submitted, work: _Work, array: int | None, *, log: Log, timeout_s: float
 ) -> Results:
-    """Wait for the end, and describe the dataset. Raises TrainerError that names the input at fault."""
+    """Wait for the end, and describe the dataset. Raises TrainerError with the input at fault."""
 
     def report(text: str) -> None:
         try:
@@ -158,21 +174,18 @@ def _follow(
     except TrainerError as e:
         if array is None:
             raise
-        failed = folders.call(
-            settings, run_files.find_failed_elements, workspace=str(settings.folder), run=work.run, array=array
-        )["failed"]
+        failed = folders.call(settings, folder.find_failed_elements, path=settings.runs / work.run, array=array)
         if not failed:
             raise
-        lines = [f"element {one['element']}: {control.printable(one['line'])}" for one in failed]
+        lines = [f"element {element}: {control.printable(line)}" for element, line in failed]
         e.results["failed-elements"] = "\n".join(lines)
-        raise TrainerError(
-            f"job {submitted.job_id}: {lines[0]}; repair it and run the same again", results=e.results
-        ) from e
+        text = f"job {submitted.job_id}: {lines[0]}; correct the input and run the same command again"
+        raise TrainerError(text, results=e.results) from e
     return results | _describe(settings, submitted)
 
 
 def _describe(settings: Settings, submitted: control.Submitted) -> Results:
-    """Describe the dataset from the check of all its bytes."""
+    """Describe the dataset by the inspection of all its bytes."""
     try:
         found = folders.call(settings, operations.read_json, path=f"{submitted.run_dir}/inspection.json")
     except folders.WorkspaceError:
@@ -189,20 +202,8 @@ def _describe(settings: Settings, submitted: control.Submitted) -> Results:
 
 
 def _elements(settings: Settings, source: str) -> int:
-    """Return into how many elements of an array the work is worth being cut."""
+    """Choose the number of elements of the array."""
     if source == DEFAULT_DATASET:
         return 1
     found = folders.call(settings, operations.measure_source, timeout_s=60, path=source, part_bytes=_PART_BYTES)
     return max(1, min(_MOST_ELEMENTS, found["parts"], -(-found["bytes"] // _ELEMENT_BYTES)))
-
-
-def _scripts(texts: dict[str, str]) -> list[str]:
-    """Select the scripts that sbatch can check: none that waits for others of its name."""
-    return [texts[name] for name in ("parts.sbatch", "job.sbatch") if name in texts]
-
-
-def _dataset_name(source: str) -> str:
-    """Return the dataset's name for a source that was given none."""
-    if source == DEFAULT_DATASET:
-        return source
-    return checks.label(source.rstrip("/"))

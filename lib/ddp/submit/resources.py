@@ -1,10 +1,12 @@
-"""What to ask Slurm for: the parameters where they are given, and the partition's own figures where they are not."""
+"""The request to Slurm: the given options, else the partition's own figures."""
 
+import collections.abc
 import dataclasses
 import re
 
 from ddp.base import ParameterError, TrainerError
-from ddp.options import fields
+from ddp.options import fields, models
+from ddp.problem import Step
 from ddp.slurm import jobs
 from ddp.submit import checks
 
@@ -15,7 +17,7 @@ _TOO_LITTLE_MB = 256  # torchrun takes 220 of it, before any rank
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What a job asks for."""
+    """The resources of a job."""
 
     partition: str
     num_nodes: int
@@ -29,52 +31,73 @@ class Request:
 
     @property
     def ranks_per_node(self) -> int:
-        """Return the ranks for each node: one for each GPU, or one that uses all the cores."""
+        """The ranks on each node: one for each GPU, or one that uses all cores."""
         return self.gpus_per_node or 1
 
 
-def training(params: fields.Training, partitions: tuple[jobs.Partition, ...]) -> Request:
+@dataclasses.dataclass(frozen=True)
+class _Wish:
+    """An option that asks each node for an amount."""
+
+    name: str
+    given: int | str | None
+    least: int
+    has: collections.abc.Callable[[jobs.Capacity], int]
+
+    def fitting(self, nodes: tuple[jobs.Capacity, ...], partition: jobs.Partition) -> tuple[jobs.Capacity, ...]:
+        """Select the nodes that have at least so much. Raises ParameterError if none has."""
+        found = tuple(node for node in nodes if self.has(node) >= self.least)
+        if not found:
+            most = f"{max(map(self.has, nodes))}{'M' if self.name == 'memory' else ''}"
+            text = f"{self.given} requested, a node of partition {partition.name} has at most {most}"
+            raise ParameterError(self.name, text)
+        return found
+
+
+def training(params: models.Training, partitions: tuple[jobs.Partition, ...]) -> Request:
     """Compute a training job's request. Without parameters: all usable nodes of the default partition, whole.
 
-    Where some of the nodes have GPUs, only those count, with as many GPUs as each of them has.
-    Raises ParameterError where the cluster cannot give what was asked for.
+    If some of the nodes have GPUs, only those count, with as many GPUs as each of them has.
+    Raises ParameterError if the cluster does not have what is asked for.
     """
     partition = choose_partition(params.partition, partitions)
     if params.constraint is not None:
         partition = _with_features(params.constraint, partition)
     named, unwanted = _named(params, partition, partitions)
     if params.nodes is not None and params.nodes < len(named):
-        raise ParameterError("nodes", f"{params.nodes} asked for, but nodelist names {len(named)}; omit nodes")
+        raise ParameterError("nodes", f"{params.nodes} is less than the {len(named)} of nodelist; omit nodes")
     if unwanted:
         partition = _without(unwanted, partition)
     if named and params.nodes in (None, len(named)):
         partition = dataclasses.replace(partition, nodes=tuple(n for n in partition.nodes if n.name in named))
-    candidates = _with_gpus(params.gpus_per_node, partition)
+    candidates = partition.usable
+    if params.gpus_per_node is None:
+        candidates = tuple(node for node in candidates if node.gpus) or candidates
     gpus = min(node.gpus for node in candidates) if params.gpus_per_node is None else params.gpus_per_node
-    candidates = _with_cpus(params.cpus_per_task, candidates, partition)
-    if params.memory is not None:
-        candidates = _with_memory(params.memory, candidates, partition)
-    if lacking := [name for name in named if name not in {node.name for node in candidates}]:
-        what = "the GPUs, cores or memory that are asked for"
-        raise ParameterError("nodelist", f"{lacking[0]} has not {what}; leave it out, or ask for less")
+    wanted = (
+        _Wish("gpus-per-node", params.gpus_per_node, gpus, lambda node: node.gpus),
+        _Wish("cpus-per-task", params.cpus_per_task, params.cpus_per_task or 1, lambda node: node.cpus),
+        _Wish("memory", params.memory, _memory_mb(params.memory), lambda node: node.memory_mb),
+    )
+    for wish in wanted:
+        candidates = wish.fitting(candidates, partition)
+    if unfit := [name for name in named if name not in {node.name for node in candidates}]:
+        raise ParameterError("nodelist", f"{unfit[0]} has too few GPUs or cores, or too little memory; leave it out")
     num_nodes = len(candidates) if params.nodes is None else params.nodes
     if num_nodes > len(candidates):
         rest = _describe_unusable(partition)
         raise ParameterError(
-            "nodes", f"{num_nodes} asked for, partition {partition.name} has {len(candidates)} usable{rest}"
+            "nodes", f"{num_nodes} requested, partition {partition.name} has {len(candidates)} usable{rest}"
         )
     whole = params.exclusive
     cpus = params.cpus_per_task or min(n.cpus if whole else _share(n.cpus, gpus, n.gpus) for n in candidates)
-    memory_mb = (
-        fields.memory_mb(params.memory)
-        if params.memory
-        else min(n.memory_mb if whole else _memory(n, cpus, gpus) for n in candidates)
-    )
+    shares = (n.memory_mb if whole else _memory(n, cpus, gpus) for n in candidates)
+    memory_mb = _memory_mb(params.memory) or min(shares)
     limit, lead_s = _times(params.time_limit, partition)
     return Request(partition.name, num_nodes, gpus, cpus, memory_mb, limit, lead_s, named, unwanted)
 
 
-def preparation(params: fields.Resources, partitions: tuple[jobs.Partition, ...]) -> Request:
+def preparation(params: models.Resources, partitions: tuple[jobs.Partition, ...]) -> Request:
     """Compute the request to prepare a dataset: half a node, at least one core and 2 GiB where it has them."""
     partition = choose_partition(params.partition, partitions)
     node = max(partition.usable, key=lambda node: (node.cpus, node.memory_mb))
@@ -87,31 +110,27 @@ def preparation(params: fields.Resources, partitions: tuple[jobs.Partition, ...]
 def choose_partition(name: str | None, partitions: tuple[jobs.Partition, ...]) -> jobs.Partition:
     """Return the named partition or the default one. Raises ParameterError unless it takes jobs."""
     if not partitions:
-        raise TrainerError("Slurm has no partition yet; is slurmd integrated with slurmctld?")
+        raise TrainerError("Slurm has no partition yet", remedy=Step("add-partition", "add one to slurm.conf"))
+    known = ", ".join(partition.name for partition in partitions)
     if name is None:
         found = next((partition for partition in partitions if partition.is_default), None)
         if found is None and len(partitions) > 1:
-            known = ", ".join(partition.name for partition in partitions)
-            raise ParameterError(
-                "partition", f"must be given, since Slurm has no default partition; there are: {known}"
-            )
+            raise ParameterError("partition", f"required, since Slurm has no default partition; there are: {known}")
         found = found or next(iter(partitions))
     else:
         found = next((partition for partition in partitions if partition.name == name), None)
         if found is None:
-            known = ", ".join(partition.name for partition in partitions)
             raise ParameterError("partition", f"no partition {name!r}; there are: {known}")
     if not found.is_up:
-        raise ParameterError(
-            "partition", f"{found.name} is not up; scontrol update partitionname={found.name} state=up"
-        )
+        step = Step("partition-up", f"an administrator types: scontrol update partitionname={found.name} state=up")
+        raise ParameterError("partition", f"{found.name} is not up", remedy=step)
     if not found.usable:
         raise ParameterError("partition", f"{found.name} has no usable node{_describe_unusable(found)}; see: sinfo -R")
     return found
 
 
 def _with_features(constraint: str, partition: jobs.Partition) -> jobs.Partition:
-    """Return the partition as if it held only the nodes that the constraint allows; one of both & and | is Slurm's."""
+    """Limit a partition to the nodes that the constraint allows; Slurm evaluates one with both & and |."""
     wanted = set(re.split(r"[&|]", constraint))
     least = 1 if "|" in constraint else len(wanted)
     is_mixed = "&" in constraint and "|" in constraint
@@ -129,19 +148,19 @@ def _with_features(constraint: str, partition: jobs.Partition) -> jobs.Partition
 
 
 def _named(
-    params: fields.Training, partition: jobs.Partition, partitions: tuple[jobs.Partition, ...]
+    params: models.Training, partition: jobs.Partition, partitions: tuple[jobs.Partition, ...]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the nodes of `nodelist` and of `exclude`. Raises ParameterError where a job could not have them so."""
+    """List the nodes of `nodelist` and of `exclude`. Raises ParameterError if a job could not have them so."""
     known = {node.name for one in partitions for node in one.nodes}
     named = checks.hosts("nodelist", params.nodelist, known) if params.nodelist else ()
     unwanted = checks.hosts("exclude", params.exclude, known) if params.exclude else ()
     there = {node.name: node for node in partition.nodes}
     for name in named:
         if name in unwanted:
-            raise ParameterError("nodelist", f"{name} is named in exclude, too; leave it out of one of them")
+            raise ParameterError("nodelist", f"{name} is in exclude, too; remove it from one of them")
         if name not in there:
             having = f" with {params.constraint}" if params.constraint else ""
-            raise ParameterError("nodelist", f"{name} is no node of partition {partition.name}{having}")
+            raise ParameterError("nodelist", f"{name} is not in partition {partition.name}{having}")
         if not there[name].is_usable:
             raise ParameterError("nodelist", f"{name} is {there[name].state.lower()}; see: scontrol show node {name}")
     return named, unwanted
@@ -155,58 +174,32 @@ def _without(unwanted: tuple[str, ...], partition: jobs.Partition) -> jobs.Parti
     return dataclasses.replace(partition, nodes=rest)
 
 
-def _with_gpus(wanted: int | None, partition: jobs.Partition) -> tuple[jobs.Capacity, ...]:
-    if wanted is None:
-        return tuple(node for node in partition.usable if node.gpus) or partition.usable
-    found = tuple(node for node in partition.usable if node.gpus >= wanted)
-    if not found:
-        most = max(node.gpus for node in partition.usable)
-        raise ParameterError(
-            "gpus-per-node", f"{wanted} asked for, a node of partition {partition.name} has at most {most}"
-        )
-    return found
-
-
-def _with_cpus(
-    wanted: int | None, nodes: tuple[jobs.Capacity, ...], partition: jobs.Partition
-) -> tuple[jobs.Capacity, ...]:
-    found = tuple(node for node in nodes if node.cpus >= (wanted or 1))
-    if not found:
-        most = max(node.cpus for node in nodes)
-        raise ParameterError(
-            "cpus-per-task", f"{wanted} asked for, a node of partition {partition.name} has at most {most}"
-        )
-    return found
-
-
-def _with_memory(wanted: str, nodes: tuple[jobs.Capacity, ...], partition: jobs.Partition) -> tuple[jobs.Capacity, ...]:
-    if fields.memory_mb(wanted) < _TOO_LITTLE_MB:
-        meant = f"; {wanted}G?" if wanted.isdecimal() else ""
-        raise ParameterError("memory", f"{wanted} is {fields.memory_mb(wanted)} MiB, and torch alone takes more{meant}")
-    found = tuple(node for node in nodes if node.memory_mb >= fields.memory_mb(wanted))
-    if not found:
-        most = max(node.memory_mb for node in nodes)
-        raise ParameterError("memory", f"{wanted} asked for, a node of partition {partition.name} has at most {most}M")
-    return found
+def _memory_mb(given: str | None) -> int:
+    """Convert the option; 0 without one. Raises ParameterError if torch alone takes more."""
+    memory_mb = fields.memory_mb(given) if given else 0
+    if given and memory_mb < _TOO_LITTLE_MB:
+        meant = f"; {given}G?" if given.isdecimal() else ""
+        raise ParameterError("memory", f"{given} is {memory_mb} MiB, and torch alone takes more{meant}")
+    return memory_mb
 
 
 def _share(total: int, wanted: int, there: int) -> int:
-    """Return the share of a node's cores that goes with `wanted` of its `there` GPUs; all of them without GPUs."""
+    """Compute the share of a node's cores that goes with `wanted` of its `there` GPUs; all of them without GPUs."""
     return max(1, total * wanted // there) if wanted and there else max(1, total)
 
 
 def _memory(node: jobs.Capacity, cpus: int, gpus: int) -> int:
-    """Return the memory that goes with the larger of the two shares of a node, in MiB."""
+    """Compute the memory that goes with the larger of the two shares of a node, in MiB."""
     share = max(cpus / max(node.cpus, 1), gpus / node.gpus if node.gpus else 0.0)
     return max(min(_LEAST_MEMORY_MB, node.memory_mb), int(node.memory_mb * min(share, 1.0)))
 
 
 def _times(wanted: str | None, partition: jobs.Partition) -> tuple[str | None, int]:
-    """Return the time limit to ask for and how long before its end the job is warned."""
+    """Compute the time limit to request, and how long before its end the job is warned."""
     seconds = jobs.parse_time(wanted) if wanted else partition.default_time_s or partition.max_time_s
     if wanted and partition.max_time_s and (seconds is None or seconds > partition.max_time_s):
         most = jobs.format_time(partition.max_time_s)
-        raise ParameterError("time-limit", f"{wanted} asked for, partition {partition.name} allows at most {most}")
+        raise ParameterError("time-limit", f"{wanted} exceeds partition {partition.name}'s limit; use at most {most}")
     least, most_s = _LEAD_S
     lead_s = most_s if seconds is None else min(most_s, max(least, seconds // 5))
     return (jobs.format_time(seconds) if seconds else "UNLIMITED") if wanted else None, lead_s

@@ -1,4 +1,4 @@
-"""The texts of a run: the directives for sbatch, the program that runs in the job, and what it is to do, as JSON."""
+"""The files of a run: the script with the directives for sbatch, the program of the job, and its specification."""
 
 import collections.abc
 import dataclasses
@@ -13,6 +13,7 @@ from ddp.base import Settings
 from ddp.environment.environments import Environment
 from ddp.node import spec
 from ddp.options import declared, fields, models
+from ddp.problem import Command
 from ddp.submit import fabrics
 from ddp.submit.resources import Request
 from ddp.workspace import folders, tokens
@@ -23,7 +24,7 @@ _PROGRAM = pathlib.Path(ddp.node.__file__).parent
 
 @dataclasses.dataclass(frozen=True)
 class Variable:
-    """A word of a command that the job itself knows: `RUN_DIR` or `resume`."""
+    """A word of a command that the job fills in: `RUN_DIR` or `resume`."""
 
     name: str
 
@@ -50,10 +51,10 @@ class Array:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """What each rank runs."""
+    """The program of each rank."""
 
     command: tuple[Word, ...]
-    leaves_outcome: bool  # it is the payload, which tells in a file how it ended
+    leaves_outcome: bool  # it is the payload, which writes its outcome to a file
     resume: str = "auto"  # what `RESUME` is in a run without a checkpoint of its own
     payload: str = ""  # in a container: the folder that holds the payload's package
 
@@ -61,7 +62,7 @@ class Program:
 def training(
     settings: Settings,
     request: Request,
-    params: fields.Training,
+    params: models.Training,
     environment: Environment,
     *,
     run: str,
@@ -69,7 +70,7 @@ def training(
     sweep: Sweep | None = None,
     is_draft: bool = False,
 ) -> dict[str, str]:
-    """Return the files of a training run, or of a sweep of them, by name; a draft is for `sbatch --test-only`."""
+    """Render the files of a training run or a sweep, by name; a draft is for `sbatch --test-only`."""
     by_rank = params.launcher == "srun"
     from_env = fields.variables(params.env)
     has_token = tokens.is_wanted(settings, params)
@@ -79,19 +80,19 @@ def training(
     folder = str(settings.runs / run)
     given = declared.directives(params, is_judged=is_draft)
     given += [(name, value) for name, _, value in (word[2:].partition("=") for word in params.sbatch.split())]
-    about = [f"Written by the trainer for run {run}. Submitting it again by hand continues the run:"]
-    about.append(f"  sbatch {folder}/job.sbatch")
+    about = [f"Written by ddp for run {run}. To continue the run: sbatch {folder}/job.sbatch"]
     if sweep is not None:
-        about = [
-            f"Written by the trainer for sweep {run}: one task of the array for each line of {folder}/sweep.jsonl."
-        ]
+        about = [f"Written by ddp for sweep {run}: one task of the array for each line of {folder}/sweep.jsonl."]
     directives = _directives(
-        request, run, folder, given,
+        request,
+        run,
+        folder,
+        given,
         output=f"{folder}{'-%a' if sweep else ''}/logs/%j.out",
         tasks_per_node=request.ranks_per_node if by_rank else 1,
         array=f"0-{sweep.last}%{sweep.parallel}" if sweep else None,
         signal=f"B:USR1@{request.lead_s}",
-    )  # fmt: skip
+    )
     script = _script(folder, "job job.json", about, directives)
     names = ["PYTHONUNBUFFERED", "CUDA_VISIBLE_DEVICES", *(name for name, _ in variables)]
     image = params.container_image
@@ -108,7 +109,7 @@ def training(
         launcher=params.launcher,
         variables=variables,
         fabric=params.fabric,
-        fabrics=_fabrics(),
+        fabrics=fabrics.FABRICS,
         environment=None if image else _environment(settings, environment),
         container=spec.Container(image, program.payload, ",".join(names)) if image else None,
         profile=spec.Profile(params.profile, params.profile_ranks, has_window) if params.profile else None,
@@ -135,19 +136,22 @@ def preparation(
     array: Array | None = None,
     follows: bool = False,
 ) -> dict[str, str]:
-    """Return the files of a job that prepares a dataset by name. `commands` are what `python -m` does, in turn.
+    """Render the files of a job that prepares a dataset, by name. `commands` are arguments of `python -m`, in turn.
 
     With `follows` it waits until all earlier jobs of its name have ended.
     """
     name = "parts" if array else "job"
     folder = str(settings.runs / run)
     directives = _directives(
-        request, run, folder, declared.directives(params),
+        request,
+        run,
+        folder,
+        declared.directives(params),
         output=f"{folder}/logs/{'%A_%a' if array else '%j'}.out",
         array=f"0-{array.elements - 1}%{array.parallel}" if array else None,
         dependency="singleton" if follows else None,
-    )  # fmt: skip
-    about = [f"Written by the trainer: prepares the dataset {dataset}."]
+    )
+    about = [f"Written by ddp: prepares the dataset {dataset}."]
     script = _script(folder, f"prepare {name}.json", about, directives)
     job = spec.PrepareSpec(
         run_dir=str(settings.runs / run),
@@ -161,16 +165,11 @@ def preparation(
 
 @functools.cache
 def _program() -> dict[str, str]:
-    """Return the program's files; a job runs only what lies in its own run's folder, which nobody else can write."""
+    """Read the program's files; a job runs only files in its own run's folder, which nobody else can write."""
     texts = {f"program/ddp/node/{path.name}": path.read_text() for path in sorted(_PROGRAM.glob("*.py"))}
     texts["program/ddp/__init__.py"] = (_PROGRAM.parent / "__init__.py").read_text()
     texts["program/__main__.py"] = texts.pop("program/ddp/node/__main__.py")
     return texts
-
-
-def _fabrics() -> tuple[spec.Fabric, ...]:
-    names = [field.name for field in dataclasses.fields(spec.Fabric)]
-    return tuple(spec.Fabric(**{name: getattr(fabric, name) for name in names}) for fabric in fabrics.FABRICS)
 
 
 def _environment(settings: Settings, environment: Environment) -> spec.Environment:
@@ -182,7 +181,7 @@ def _environment(settings: Settings, environment: Environment) -> spec.Environme
         unpacked_bytes=about.unpacked_bytes,
         python=about.python,
         trusted_uids=tuple(folders.trusted(settings)),
-        remedy=settings.typed("install-environment"),
+        remedy=settings.render(Command("env install")),
         parts=about.parts,
     )
 
@@ -199,12 +198,12 @@ def _directives(
     dependency: str | None = None,
     signal: str | None = None,
 ) -> list[tuple[str, str]]:
-    """List a job's directives: the computed ones, those that options have `given`, and the fixed ones.
+    """List a job's directives: the computed ones, the `given` ones of options, and the fixed ones.
 
-    Memory is named, or the job would take the whole node's. GPUs are asked for by node: Slurm would bind those asked
-    for by task, and cut the ranks' paths to each other. The log is appended to, so that a requeued attempt keeps the
-    first one's. The login host's limits are not taken over: it locks too little memory for RDMA. The signal goes to the
-    batch script alone, which is the program from then on and asks the ranks to save.
+    Memory is given, or the job would take the whole node's. GPUs are by node: Slurm would bind those of tasks
+    and cut the ranks' paths to each other. The log is appended to, so that a requeued attempt keeps the first one's.
+    The login host's limits are not propagated: it locks too little memory for RDMA. The signal goes to the batch script
+    alone, which is the program from then on and makes the ranks save.
     """
     table = (
         ("job-name", run),
@@ -229,7 +228,7 @@ def _directives(
 
 
 def _tracking(settings: Settings, given: set[str]) -> list[tuple[str, str]]:
-    """Return the variables that tell the payload where to track; what the user gives in `env` counts."""
+    """List the variables that tell the payload where to track, without those that the user gives in `env`."""
     wanted = {"MLFLOW_TRACKING_URI": settings.mlflow_uri, "DDPTRAIN_TENSORBOARD": "1" if settings.tensorboard else ""}
     return [(name, value) for name, value in wanted.items() if value and name not in given]
 

@@ -1,19 +1,21 @@
-"""submit-sweep: one training many times with different options, as an array of jobs; each is a run like any other."""
+"""sweep: one training many times with different options, as an array of jobs; each is a run like any other."""
 
-import collections
 import itertools
 import json
-import math
 import re
 import time
 import typing
 
-from ddp import project, tables
-from ddp.base import REPORT_S, Log, ParameterError, Results, Settings, TrainerError, shown
-from ddp.options import fields
-from ddp.runs import control, run_files
+from ddp import project
+from ddp.base import REPORT_S, Answer, Log, ParameterError, Results, Settings, TrainerError, shown
+from ddp.options import fields, models
+from ddp.problem import Command
+from ddp.run import catalog, control, folder
+from ddp.run.model import State
 from ddp.slurm import jobs
 from ddp.submit import checks, precheck, scripts, training
+from ddp.view import tables
+from ddp.view.result import Result
 from ddp.workspace import folders, operations, tokens
 
 _MAX_FILE_BYTES = 256 * 1024
@@ -22,11 +24,11 @@ _VALUE = re.compile(r"[A-Za-z0-9._+=/:,@%^-]{1,512}", re.ASCII)
 Choice = dict[str, str | int | float | bool]
 
 
-def submit_sweep(settings: Settings, params: fields.SubmitSweep, log: Log) -> Results:
+def submit_sweep(settings: Settings, params: models.SubmitSweep, log: Log) -> Answer:
     """Submit the runs of a sweep; with `wait` follow them to their end."""
     choices = _choices(settings, params)
     if params.workload in ("gpt", "smoke") and any("run-dir" in choice for choice in choices):
-        text = "run-dir is the folder of each run, which the sweep itself gives; omit it"
+        text = "run-dir is set by ddp; omit it"
         raise ParameterError("grid" if params.file is None else "file", text)
     sweep = scripts.Sweep(len(choices) - 1, min(params.parallel or len(choices), len(choices)))
     name = params.name or control.new_name(settings, "sweep")
@@ -36,154 +38,89 @@ def submit_sweep(settings: Settings, params: fields.SubmitSweep, log: Log) -> Re
     checked = training.check(settings, params, run=name, sweep=sweep, choices=choices)
     lines = [json.dumps(choice, sort_keys=True) for choice in choices]
     if params.dry_run:
-        return training.dry(settings, params, checked, sweep=sweep) | {"runs": _listing(name, lines)}
+        dry = training.dry(settings, params, checked, sweep=sweep)
+        runs = {f"{name}-{number}": choice for number, choice in enumerate(choices)}
+        return Result({**dry.shown, "runs": _listing(name, lines)}, {**dry.values, "runs": runs})
     environment = training.provide(settings, params, checked, log)
     with project.copied(settings, params, name, log) as kept:
         checked = training.with_code(checked, kept)
         facts = training.facts_of(params, checked, environment, kept)
         stamp = control.now().strftime("%Y-%m-%dT%H:%M:%SZ")
         record = {"format": 1, "job_id": None, "submitted": stamp, **facts}
+        mark = control.new_mark()
+        own = {**record, "kind": "sweep", "run": name, "count": len(choices), "submission": mark}
         texts = training.texts_of(settings, params, checked, environment, sweep=sweep)
         texts["sweep.jsonl"] = "".join(f"{line}\n" for line in lines)
-        texts["job.json"] = _dump({**record, "kind": "sweep", "run": name, "count": len(choices)})
+        texts["job.json"] = folder.dump(own)
         elements = [
             {
                 "args": "".join(f"{word}\n" for word in precheck.words(choice)),
-                "job.json": _dump({**record, "run": f"{name}-{number}", "sweep": name, "choice": line}),
+                "job.json": folder.dump({**record, "run": f"{name}-{number}", "sweep": name, "choice": line}),
             }
             for number, (choice, line) in enumerate(zip(choices, lines, strict=True))
         ]
-        place: dict[str, object] = {"workspace": str(settings.folder), "run": name}
-        folders.call(settings, run_files.create_sweep, timeout_s=120, **place, texts=texts, elements=elements)
-        folder = settings.runs / name
+        path = settings.runs / name
+        folders.call(settings, folder.create_sweep, timeout_s=120, path=path, texts=texts, elements=elements)
         if kept is not None:
             kept.place()
         try:
             if tokens.is_wanted(settings, params):
                 tokens.deliver(settings, name)
-            job_id = jobs.submit(str(folder / "job.sbatch"))
+            job_id = control.send(settings, name, "job.sbatch", texts["job.sbatch"], mark)
+        except jobs.UncertainError as e:
+            raise TrainerError(f"{name}: {e}", remedy=catalog.LIST) from e
         except (jobs.SlurmError, folders.WorkspaceError) as e:
             tokens.drop(settings, name)
-            folders.call(settings, run_files.remove_sweep, timeout_s=120, **place, count=len(choices))
+            places = [path, *(settings.runs / f"{name}-{number}" for number in range(len(choices)))]
+            folders.call(settings, lambda: folder.remove(*places), timeout_s=120)
             if isinstance(e, folders.WorkspaceError):
                 raise
             raise checks.refused(str(e)) from e
-        folders.call(settings, run_files.number_sweep, timeout_s=120, **place, count=len(choices), job_id=job_id)
+        control.note_job(settings, name, own, job_id)
     settings.claims.drop(name)
     log(f"job {job_id}: sweep {name}, {len(choices)} runs, each on {training.describe(checked.request)}")
     results = {
-        "job-id": str(job_id), "sweep": name, "run-dir": str(folder), "script": str(folder / "job.sbatch"),
-        "count": str(len(choices)), "runs": _listing(name, lines),
-    }  # fmt: skip
+        "job-id": str(job_id),
+        "sweep": name,
+        "run-dir": str(path),
+        "script": str(path / "job.sbatch"),
+        "count": str(len(choices)),
+        "runs": _listing(name, lines),
+    }
     if not params.wait:
         return results
     return _follow(settings, name, results, log, timeout_s=params.wait_timeout)
-
-
-def show_job(settings: Settings, params: fields.ShowJob, log: Log) -> Results:
-    """Show a job, or all runs of a sweep."""
-    if params.run is not None and params.job_id is None and params.element is None and is_sweep(settings, params.run):
-        return show(settings, params.run)[0]
-    return control.show_job(settings, params, log)
-
-
-def is_sweep(settings: Settings, run: str) -> bool:
-    """Return whether this name is a sweep's."""
-    read = folders.call(settings, run_files.read_run, workspace=str(settings.folder), run=run, job_id=None)
-    job: folders.Json = read["job"] or {}
-    return job.get("kind") == "sweep"
-
-
-def show(settings: Settings, name: str) -> tuple[Results, list[dict[str, typing.Any]]]:
-    """Return how a sweep stands, as a table, and the same as rows with a `state` each."""
-    read = folders.call(settings, run_files.read_sweep, workspace=str(settings.folder), run=name)
-    try:
-        known = {job.job_id: job for job in jobs.jobs(user=settings.user, name=name)}
-    except jobs.SlurmError as e:
-        raise TrainerError(f"Slurm: {e}") from e
-    waiting = known.get(read["job_id"])
-    silent = [row["job_id"] for row in read["rows"] if row["job_id"] not in known and row["outcome"] is None]
-    accounted = (
-        jobs.accounted([number for number in silent if number is not None], user=settings.user) if silent else {}
-    )
-    rows: list[dict[str, typing.Any]] = []
-    for row in read["rows"]:
-        if row["job_id"] is None:
-            state = waiting.state if waiting and waiting.is_active else "CANCELLED"
-        elif job := known.get(row["job_id"]) or accounted.get(row["job_id"]):
-            state = job.state
-        else:
-            state = control.OUTCOMES.get(row["outcome"], "UNKNOWN")
-        rows.append({**row, "state": state})
-    best = _best(rows)
-    table = [("RUN", "JOB-ID", "STATE", "STEP", "LOSS", "OPTIONS")]
-    for row in rows:
-        loss = f"{row['loss']:.6g}" if isinstance(row["loss"], int | float) else ""
-        loss += " *" if row is best else ""
-        step = str(row["step"]) if isinstance(row["step"], int) else ""
-        table.append((row["run"], str(row["job_id"] or ""), row["state"], step, loss, str(row["choice"])))
-    counts = collections.Counter(row["state"] for row in rows)
-    results = {"sweep": name, "state": whole(counts), "states": counted(counts), "runs": control.aligned(table)}
-    if best is not None:
-        words = control.printable(str(best["choice"]))
-        results |= {"best-run": best["run"], "best-loss": f"{best['loss']:.6g}", "best-options": words}
-    return results, rows
-
-
-def counted(states: collections.Counter[str]) -> str:
-    """Return how many runs are in which state, in words."""
-    return ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-
-
-def whole(states: collections.Counter[str]) -> str:
-    """Return the state of a sweep as a whole: at work as long as one of its runs is, then as good as the worst."""
-    if at_work := set(jobs.ACTIVE) & set(states):
-        return "PENDING" if at_work == {"PENDING"} and len(states) == 1 else "RUNNING"
-    if len(states) == 1:
-        return next(iter(states))
-    return "FAILED" if set(states) - {"COMPLETED", "CANCELLED"} else "CANCELLED"
-
-
-def _best(rows: list[dict[str, typing.Any]]) -> dict[str, typing.Any] | None:
-    """Return the run that ended well with the least loss."""
-    numbered = [row for row in rows if isinstance(row["loss"], int | float) and math.isfinite(row["loss"])]
-    finished = [row for row in numbered if row["state"] == "COMPLETED"]
-    return min(finished, key=lambda row: row["loss"], default=None)
 
 
 def _follow(settings: Settings, name: str, results: Results, log: Log, *, timeout_s: float) -> Results:
     """Wait for all runs of a sweep and return their table. Raises TrainerError unless all ended well."""
     began = reported_at = time.monotonic()
     states = ""
-    waits = control.Waits(settings, log)
     while True:
-        shown_now, rows = show(settings, name)
-        if not any(row["state"] in jobs.ACTIVE for row in rows):
+        shown_now, runs = catalog.show_sweep(settings, name)
+        if not any(run.state.is_active for run in runs):
             break
-        waits.note()
         if shown_now["states"] != states or time.monotonic() - reported_at > REPORT_S:
             states, reported_at = shown_now["states"], time.monotonic()
-            ended = sum(row["state"] not in jobs.ACTIVE for row in rows)
-            log(tables.Step(f"sweep {name}: {states}", f"sweep {name}", states, done=ended, total=len(rows)))
+            ended = sum(not run.state.is_active for run in runs)
+            log(tables.Step(f"sweep {name}: {states}", f"sweep {name}", states, done=ended, total=len(runs)))
         if time.monotonic() - began > timeout_s:
-            raise TrainerError(
-                f"no end after {timeout_s:g} s: {states}; it goes on, see: {settings.typed('show-job', run=name)}",
-                results=results | shown_now,
-            )
+            show = Command("show", arguments=(name,))
+            text = f"no end after {timeout_s:g} s: {states}; the sweep continues"
+            raise TrainerError(text, remedy=show, results=results | shown_now)
         control.pause(2.0)
     tokens.drop(settings, name)
     results |= shown_now
-    bad = [row for row in rows if row["state"] != "COMPLETED"]
-    if bad:
-        hint = settings.typed("show-job", run=bad[0]["run"])
-        raise TrainerError(f"{len(bad)} of {len(rows)} runs did not end well; see: {hint}", results=results)
+    if bad := [run for run in runs if run.state != State.COMPLETED]:
+        show = Command("show", arguments=(bad[0].name,))
+        raise TrainerError(f"{len(bad)} of {len(runs)} runs did not complete", remedy=show, results=results)
     return results
 
 
-def _choices(settings: Settings, params: fields.SubmitSweep) -> list[Choice]:
-    """Return the options of each run. Raises ParameterError."""
+def _choices(settings: Settings, params: models.SubmitSweep) -> list[Choice]:
+    """List the options of each run. Raises ParameterError."""
     if bool(params.grid.strip()) == (params.file is not None):
-        raise ParameterError("grid", "give either grid or file, such as grid='lr=0.001,0.003 batch=8,16'")
+        raise ParameterError("grid", "give either grid or file; a grid is such as lr=0.001,0.003 batch=8,16")
     if params.file is None:
         choices = _product(params.grid)
     else:
@@ -200,7 +137,7 @@ def _choices(settings: Settings, params: fields.SubmitSweep) -> list[Choice]:
 
 
 def _product(grid: str) -> list[Choice]:
-    """Return every combination of the grid's values, at most one more than are allowed."""
+    """Combine the grid's values, up to one more combination than is allowed."""
     axes = [(name, values.split(",")) for name, _, values in (word.partition("=") for word in grid.split())]
     combinations = itertools.product(*(values for _, values in axes))
     bounded = itertools.islice(combinations, fields.MAX_SWEEP + 1)
@@ -208,7 +145,7 @@ def _product(grid: str) -> list[Choice]:
 
 
 def _parse(number: int, line: str) -> Choice:
-    """Return one line of a sweep's file. Raises ParameterError."""
+    """Parse one line of a sweep's file. Raises ParameterError."""
     where = f"line {number}"
     try:
         value: object = json.loads(line)
@@ -219,7 +156,7 @@ def _parse(number: int, line: str) -> Choice:
     choice: Choice = {}
     for name, given in typing.cast(dict[str, object], value).items():
         if not _OPTION.fullmatch(name):
-            raise ParameterError("file", f"{where}: {shown(name)} is no option; small letters, digits and -")
+            raise ParameterError("file", f"{where}: {shown(name)} is not an option; small letters, digits and -")
         if not isinstance(given, str | int | float | bool):
             raise ParameterError("file", f"{where}: {name} must be a text, a number, true or false")
         if isinstance(given, str) and not _VALUE.fullmatch(given):
@@ -232,7 +169,3 @@ def _parse(number: int, line: str) -> Choice:
 def _listing(name: str, lines: list[str]) -> str:
     rows = [("RUN", "OPTIONS"), *((f"{name}-{number}", line) for number, line in enumerate(lines))]
     return tables.Table(rows, "\n".join(" ".join(row) for row in rows[1:]))
-
-
-def _dump(record: dict[str, object]) -> str:
-    return json.dumps(record, indent=1, sort_keys=True) + "\n"

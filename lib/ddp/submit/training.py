@@ -1,23 +1,26 @@
-"""submit-ddp: check everything that can be known, and only then write and submit."""
+"""submit: check everything that can be known, and only then write and submit."""
 
 import dataclasses
+import json
 import shlex
 
 from ddp import project
-from ddp.base import Log, ParameterError, Results, Settings
+from ddp.base import Answer, Log, ParameterError, Settings
 from ddp.environment import environments
 from ddp.options import declared, fields, models
-from ddp.runs import control
+from ddp.problem import Command
+from ddp.run import control
 from ddp.slurm import jobs
-from ddp.submit import checks, fabrics, manifests, precheck, preparation, resources, scripts, tuning
+from ddp.submit import checks, fabrics, precheck, preparation, resources, scripts, tuning
+from ddp.view.result import Result
 from ddp.workspace import folders, tokens
 
-DEFAULT_PROFILED_STEPS = "10-12"  # behind the first ones, which compile and allocate
+DEFAULT_PROFILED_STEPS = "10-12"  # after the first ones, which compile and allocate
 
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """What torchrun starts."""
+    """The program of the ranks."""
 
     kind: str  # gpt, smoke or script
     label: str  # the first part of a new run's name
@@ -25,9 +28,9 @@ class Workload:
     prepare: bool  # the dataset is the default one and has to be made first
     run: str
     is_again: bool  # the run exists and goes on
-    script: str = ""  # the path of what a job of the kind script starts
+    script: str = ""  # path of the script of a job of the kind script
 
-    def program(self, settings: Settings, params: fields.Training, resume: str) -> scripts.Program:
+    def program(self, settings: Settings, params: models.Training, resume: str) -> scripts.Program:
         """Build the command of the ranks. `resume` is auto, never or a run's name."""
         args = params.words
         payload = environments.payload_folder(settings) if params.container_image else ""
@@ -55,7 +58,7 @@ class Checked:
     passed: tuple[str, ...]  # the checks, in words
 
 
-def submit_ddp(settings: Settings, params: fields.SubmitDdp, log: Log) -> Results:
+def submit_ddp(settings: Settings, params: models.SubmitDdp, log: Log) -> Answer:
     """Submit a training; with `wait` follow it to its end, with `dry-run` only show what would be submitted."""
     checked = check(settings, params, run=params.run, resume=params.resume)
     workload, request = checked.workload, checked.request
@@ -78,14 +81,14 @@ def submit_ddp(settings: Settings, params: fields.SubmitDdp, log: Log) -> Result
 
 def check(
     settings: Settings,
-    params: fields.Training,
+    params: models.Training,
     *,
     run: str | None,
     resume: str = "auto",
     sweep: scripts.Sweep | None = None,
     choices: tuning.Choices = (),
 ) -> Checked:
-    """Check everything that can be known before anything is written. Raises ParameterError naming what fails."""
+    """Check everything that can be known before anything is written. Raises ParameterError that names the option."""
     partitions = checks.partitions(params.reservation)
     request = resources.training(params, partitions)
     contents = folders.look(settings)
@@ -93,37 +96,26 @@ def check(
     passed = [f"resources: {describe(request)}", *checks.admission(settings, params, partition)]
     passed += checks.workspace(settings, contents)
     tuned = tuning.check(settings, params, choices) if params.workload == "gpt" else ()
-    passed += [f"model: {', '.join(tuned)} can be read by {settings.user}"] if tuned else []
+    passed += [f"model: {', '.join(tuned)} is readable"] if tuned else []
     workload = _workload(settings, params, contents, run=run, resume=resume, tunes=bool(tuned))
     if workload.kind == "script":
-        passed.append(f"workload: {params.workload} is there and readable by {settings.user}")
+        passed.append(f"workload: {params.workload} is readable")
     if workload.dataset:
-        passed.append(f"dataset: {workload.dataset} {'will be prepared first' if workload.prepare else 'is there'}")
-        manifests.check_model(settings, workload.dataset, tuned)
-        origin = workload.run if workload.is_again else resume
-        if origin not in ("auto", "never") and "--resume" not in params.words:
-            manifests.check_origin(settings, workload.dataset, origin, is_same_run=workload.is_again)
+        passed.append(f"dataset: {workload.dataset} {'is prepared first' if workload.prepare else 'exists'}")
     _check_profile(params, workload.kind, request)
     passed += precheck.check(settings, workload.kind, workload.run, params.words, choices)
-    if params.environment:
-        if params.container_image:
-            raise ParameterError("environment", "a container brings its own; give environment or container-image")
-        environments.named(settings, contents, params.environment)
-        passed.append(f"environment: {params.environment} is there")
-    if params.container_image and params.container_image.startswith("/"):
-        checks.check_inside(settings, "container-image", params.container_image, kinds=("file",))
-    checked = Checked(request, workload, "", contents, partitions, ())
-    passed += checks.dependency(settings, params.dependency)
+    passed += _check_environment(settings, params, contents)
+    passed += checks.dependency(params.dependency)
     passed += checks.mail(settings, params.mail_type, params.mail_user)
+    checked = Checked(request, workload, "", contents, partitions, ())
     nothing = environments.NOT_INSTALLED
     draft = texts_of(settings, params, checked, nothing, resume=resume, sweep=sweep, is_draft=True)
     verdict = checks.judge(draft["job.sbatch"])
-    passed.append(f"Slurm: {verdict}")
     return dataclasses.replace(checked, verdict=verdict, passed=tuple(passed))
 
 
-def provide(settings: Settings, params: fields.Training, checked: Checked, log: Log) -> environments.Environment:
-    """Return the environment, made now where it is missing, like the default dataset."""
+def provide(settings: Settings, params: models.Training, checked: Checked, log: Log) -> environments.Environment:
+    """Provide the environment and the default dataset, made now if missing."""
     if params.container_image:
         environment = environments.NOT_INSTALLED
         environments.store_payload(settings)
@@ -135,16 +127,19 @@ def provide(settings: Settings, params: fields.Training, checked: Checked, log: 
             settings, checked.partitions, log, gpus=gpus, contents=checked.contents, reservation=params.reservation
         )
         if gpus and environment.manifest.build == "cpu":
-            log("the environment holds torch for CPUs, so this job trains on them; see install-environment torch=cuda")
+            install = settings.render(Command("env install", {"torch": "cuda"}))
+            log(f"the environment has torch for CPUs, so this job trains on them; for GPUs: {install}")
     if checked.workload.prepare:
-        log(f"the dataset {preparation.DEFAULT_DATASET} is not there yet")
-        preparation.ensure_default(settings, fields.parse(models.PrepareDataset, _shared(params)), log)
+        log(f"the dataset {preparation.DEFAULT_DATASET} does not exist yet")
+        shared = declared.shared(params, models.PrepareDataset)
+        shared.pop("time-limit", None)  # of the training
+        preparation.ensure_default(settings, fields.parse(models.PrepareDataset, shared), log)
     return environment
 
 
 def texts_of(
     settings: Settings,
-    params: fields.Training,
+    params: models.Training,
     checked: Checked,
     environment: environments.Environment,
     *,
@@ -152,24 +147,30 @@ def texts_of(
     sweep: scripts.Sweep | None = None,
     is_draft: bool = False,
 ) -> dict[str, str]:
-    """Return the run's files by name; a draft is for `sbatch --test-only`."""
+    """Render the run's files by name; a draft is for `sbatch --test-only`."""
     workload = checked.workload
     program = workload.program(settings, params, resume)
     return scripts.training(
-        settings, checked.request, params, environment, run=workload.run, program=program, sweep=sweep,
+        settings,
+        checked.request,
+        params,
+        environment,
+        run=workload.run,
+        program=program,
+        sweep=sweep,
         is_draft=is_draft,
-    )  # fmt: skip
+    )
 
 
 def with_code(checked: Checked, kept: project.Copy | None) -> Checked:
-    """Replace the script by its copy where the code was kept."""
+    """Replace the script by its copy if the code was copied."""
     if kept is None:
         return checked
     return dataclasses.replace(checked, workload=dataclasses.replace(checked.workload, script=kept.script))
 
 
 def facts_of(
-    params: fields.Training,
+    params: models.Training,
     checked: Checked,
     environment: environments.Environment,
     kept: project.Copy | None,
@@ -191,28 +192,67 @@ def facts_of(
     }
 
 
+def dry(
+    settings: Settings,
+    params: models.Training,
+    checked: Checked,
+    *,
+    resume: str = "auto",
+    sweep: scripts.Sweep | None = None,
+) -> Result:
+    """Show Slurm's verdict, the checks that passed, and the script that would be submitted."""
+    contents, workload = checked.contents, checked.workload
+    if params.environment:
+        installed = environments.named(settings, contents, params.environment)
+    else:
+        installed = environments.installed(settings, contents)
+    described = installed.archive if installed else "not installed yet; the submission installs it"
+    if params.container_image:
+        described = f"the container {params.container_image}"
+    texts = texts_of(settings, params, checked, installed or environments.NOT_INSTALLED, resume=resume, sweep=sweep)
+    dataset = f"{workload.dataset}{' (to be prepared)' if workload.prepare else ''}" if workload.dataset else "none"
+    shown = {
+        "verdict": checked.verdict,
+        "checks": "\n".join(checked.passed),
+        "run": workload.run,
+        "run-dir": str(settings.runs / workload.run),
+        "resources": describe(checked.request),
+        "environment": described,
+        "dataset": dataset,
+        **fabrics.root_scripts(params.fabric),
+        "script": texts["job.sbatch"],
+        "job": texts["program/job.json"],
+    }
+    values: dict[str, object] = {**shown, "checks": list(checked.passed), "job": json.loads(shown["job"])}
+    return Result(shown, values)
+
+
+def describe(request: resources.Request) -> str:
+    """Describe a request in words."""
+    nodes = f"{request.num_nodes} node{'s' if request.num_nodes > 1 else ''} of {request.partition}"
+    gpus = f"{request.gpus_per_node} GPU{'s' if request.gpus_per_node > 1 else ''}, " if request.gpus_per_node else ""
+    return f"{nodes}, each {gpus}{request.cpus_per_task} cores, {request.memory_mb} MiB"
+
+
 def _workload(
     settings: Settings,
-    params: fields.Training,
+    params: models.Training,
     contents: folders.Contents,
     *,
     run: str | None,
     resume: str,
     tunes: bool,
 ) -> Workload:
-    """Resolve the workload. Raises ParameterError where parameters contradict each other or name what is not there."""
+    """Resolve the workload. Raises ParameterError if options contradict each other or name something missing."""
     kind = params.workload if params.workload in ("gpt", "smoke") else "script"
     if kind == "script":
-        if params.snapshot and not settings.is_action:
-            checks.check_script(settings, params.workload)
-        else:  # it starts where it lies, or an operator names another account's file
+        if params.snapshot and settings.takes_any_script:
+            checks.check_readable("workload", params.workload, folders.locate(settings, params.workload), ("file",))
+        else:  # it runs where it lies, or an operator names another account's file
             checks.check_inside(settings, "workload", params.workload, kinds=("file",))
     if kind != "gpt":
-        for name, value in (
-            ("dataset", params.dataset),
-            ("resume", resume if resume != "auto" else None),
-        ):
-            if value is not None:
+        for name, is_given in (("dataset", params.dataset is not None), ("resume", resume != "auto")):
+            if is_given:
                 raise ParameterError(name, "only the workload gpt has it")
     _check_resume(settings, resume, is_awaited=params.dependency is not None)
     dataset, prepare = _dataset(settings, params, contents, tunes=tunes) if kind == "gpt" else (None, False)
@@ -220,21 +260,20 @@ def _workload(
     if run is None:
         return Workload(kind, label, dataset, prepare, control.new_name(settings, label), is_again=False)
     control.claim(settings, run)
-    there = folders.locate(settings, str(settings.runs / run)).kind != "absent"
-    if there and (kind == "smoke" or resume != "auto"):
-        raise ParameterError(
-            "run", f"{run} exists already; choose another name" + (" or resume=auto" if kind == "gpt" else "")
-        )
-    if there:
+    exists = folders.locate(settings, str(settings.runs / run)).kind != "absent"
+    if exists and (kind == "smoke" or resume != "auto"):
+        other = ", or resume auto" if kind == "gpt" else ""
+        raise ParameterError("run", f"{run} exists already; choose another name{other}")
+    if exists:
         _check_kind(settings, run, kind)
         control.refuse_if_active(settings, run)
-    return Workload(kind, label, dataset, prepare, run, is_again=there)
+    return Workload(kind, label, dataset, prepare, run, is_again=exists)
 
 
 def _dataset(
-    settings: Settings, params: fields.Training, contents: folders.Contents, *, tunes: bool
+    settings: Settings, params: models.Training, contents: folders.Contents, *, tunes: bool
 ) -> tuple[str, bool]:
-    """Return the dataset's path and whether it must be prepared first."""
+    """Find the dataset's path, and whether it must be prepared first."""
     if tunes:
         tuning.dataset(settings, params.dataset)
     wanted = params.dataset or preparation.DEFAULT_DATASET
@@ -244,47 +283,54 @@ def _dataset(
         if wanted == preparation.DEFAULT_DATASET:
             return str(settings.datasets / wanted), True
         known = ", ".join(sorted(contents.datasets)[:10]) or "none yet"
-        how = settings.typed("prepare-dataset", name=wanted, source="...")
-        raise ParameterError(
-            "dataset", f"no dataset {wanted!r} in {settings.datasets}; there are: {known}; make it with: {how}"
-        )
+        text = f"no dataset {wanted!r} in {settings.datasets}; there are: {known}; make it"
+        raise ParameterError("dataset", text, remedy=Command("prepare", {"name": wanted}, ("PATH",)))
     if tunes:
         return wanted, False
     checks.check_inside(settings, "dataset", wanted, kinds=("folder",))
     if folders.locate(settings, f"{wanted}/dataset.json").kind != "file":
-        raise ParameterError("dataset", f"{wanted} holds no dataset.json; make a dataset with prepare-dataset")
+        raise ParameterError("dataset", f"{wanted} has no dataset.json", remedy=Command("prepare", {}, (wanted,)))
     return wanted, False
 
 
 def _check_kind(settings: Settings, run: str, kind: str) -> None:
-    """Raise ParameterError unless a run that exists is of the kind that is to go on."""
+    """Raise ParameterError unless an existing run is of the kind that is to go on."""
     about = control.about(settings, run)
     if not about:
-        raise ParameterError("run", f"{settings.runs / run} holds no job.json, so it is no run; choose another name")
+        raise ParameterError("run", f"{settings.runs / run} has no job.json, so it is no run; choose another name")
     if (found := about.get("kind")) != kind:
         what = control.printable(str(found))[:40]
-        raise ParameterError("run", f"{run} is of the kind {what}, which {kind} cannot go on with; choose another name")
+        raise ParameterError("run", f"{run} is of the kind {what}, which {kind} cannot continue; choose another name")
 
 
 def _check_resume(settings: Settings, resume: str, *, is_awaited: bool) -> None:
-    """Raise ParameterError unless this run can be resumed from; one whose job is waited for need not have saved yet."""
+    """Raise ParameterError unless this run can be resumed from; one whose job is awaited need not have saved yet."""
     if resume in ("auto", "never"):
         return
     if folders.locate(settings, str(settings.runs / resume)).kind != "folder":
-        raise ParameterError(
-            "resume", f"there is no run {resume!r} in {settings.runs}; auto, never or the name of a run"
-        )
+        text = f"no run {resume!r} in {settings.runs}; use auto, never or the name of a run"
+        raise ParameterError("resume", text, remedy=Command("list"))
     if (kind := control.about(settings, resume).get("kind")) != "gpt":
         what = control.printable(str(kind or "unknown"))[:40]
         text = f"{resume} is of the kind {what}; only a run of the workload gpt can be resumed from"
         raise ParameterError("resume", text)
     if not is_awaited and folders.locate(settings, str(settings.runs / resume / "latest")).kind != "folder":
-        raise ParameterError(
-            "resume", f"{resume} has no checkpoint to begin from; see: {settings.typed('show-run', run=resume)}"
-        )
+        text = f"{resume} has no checkpoint to start from"
+        raise ParameterError("resume", text, remedy=Command("show", arguments=(resume,)))
 
 
-def _profile_flags(params: fields.Training) -> tuple[str, ...]:
+def _check_environment(settings: Settings, params: models.Training, contents: folders.Contents) -> list[str]:
+    if params.container_image and params.container_image.startswith("/"):
+        checks.check_inside(settings, "container-image", params.container_image, kinds=("file",))
+    if params.environment is None:
+        return []
+    if params.container_image:
+        raise ParameterError("environment", "a container brings its own; omit one of environment and container-image")
+    environments.named(settings, contents, params.environment)
+    return [f"environment: {params.environment} exists"]
+
+
+def _profile_flags(params: models.Training) -> tuple[str, ...]:
     """Build the payload's flags for recording some ranks and steps."""
     if params.profile is None or (params.profile == "nsys" and params.profile_steps is None):
         return ()
@@ -292,64 +338,16 @@ def _profile_flags(params: fields.Training) -> tuple[str, ...]:
     return ("--profile", params.profile, "--profile-ranks", params.profile_ranks, "--profile-steps", steps)
 
 
-def _check_profile(params: fields.Training, kind: str, request: resources.Request) -> None:
+def _check_profile(params: models.Training, kind: str, request: resources.Request) -> None:
     if params.profile is None:
         for name, given in (("profile-ranks", params.profile_ranks != "0"), ("profile-steps", params.profile_steps)):
             if given:
-                raise ParameterError(name, "is for profile=nsys or profile=torch")
+                raise ParameterError(name, "needs the option profile, nsys or torch")
         return
     if kind != "gpt" and params.profile == "torch":
-        raise ParameterError("profile", "torch records the workload gpt only; give profile=nsys")
+        raise ParameterError("profile", "torch records the workload gpt only; use nsys")
     if kind != "gpt" and params.profile_steps:
         raise ParameterError("profile-steps", "only the workload gpt has it; a script starts its own recording")
     most = request.num_nodes * request.ranks_per_node
     if beyond := [rank for rank in params.profile_ranks.split(",") if int(rank) >= most]:
-        raise ParameterError("profile-ranks", f"there is no rank {beyond[0]}; the job has {most}, from 0")
-
-
-def dry(
-    settings: Settings,
-    params: fields.Training,
-    checked: Checked,
-    *,
-    resume: str = "auto",
-    sweep: scripts.Sweep | None = None,
-) -> Results:
-    """Show the script that would be submitted, and every check that it passed."""
-    contents = checked.contents
-    installed = (
-        environments.named(settings, contents, params.environment)
-        if params.environment
-        else environments.installed(settings, contents)
-    )
-    environment = installed or environments.NOT_INSTALLED
-    workload = checked.workload
-    described = installed.archive if installed else "not installed yet: submit-ddp installs it"
-    texts = texts_of(settings, params, checked, environment, resume=resume, sweep=sweep)
-    return {
-        "script": texts["job.sbatch"],
-        "job": texts["program/job.json"],
-        "verdict": checked.verdict,
-        "checks": "\n".join(checked.passed),
-        "run": workload.run,
-        "run-dir": str(settings.runs / workload.run),
-        "resources": describe(checked.request),
-        "environment": f"the container {params.container_image}" if params.container_image else described,
-        "dataset": f"{workload.dataset}{' (to be prepared)' if workload.prepare else ''}"
-        if workload.dataset
-        else "none",
-        **fabrics.root_scripts(params.fabric),
-    }
-
-
-def _shared(params: fields.Training) -> dict[str, object]:
-    """Return the parameters that the default dataset's job shares with the training: not how long it takes."""
-    shared = declared.shared(params, models.PrepareDataset)
-    return {name: value for name, value in shared.items() if name != "time-limit"}
-
-
-def describe(request: resources.Request) -> str:
-    """Return a request in words."""
-    nodes = f"{request.num_nodes} node{'s' if request.num_nodes > 1 else ''} of {request.partition}"
-    gpus = f"{request.gpus_per_node} GPU{'s' if request.gpus_per_node > 1 else ''}, " if request.gpus_per_node else ""
-    return f"{nodes}, each {gpus}{request.cpus_per_task} cores, {request.memory_mb} MiB"
+        raise ParameterError("profile-ranks", f"no rank {beyond[0]}; the job has {most}, from 0")

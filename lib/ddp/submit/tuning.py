@@ -1,39 +1,38 @@
-"""Fine-tuning a local model: what is checked before a run is submitted. The payload's finetune module does the work."""
+"""Fine-tuning a local model: the checks before a run is submitted. The payload's finetune module does the work."""
 
 import collections.abc
 import itertools
 
 from ddp.base import ParameterError, Settings
-from ddp.options import fields
+from ddp.options import models
+from ddp.problem import Step
 from ddp.submit import checks
 from ddp.workspace import folders, operations
 
 MODEL, TOKENIZER = "--model-local-dir", "--tokenizer-local-dir"
-_TAKEN = {"--data": "dataset", "--run-dir": "run"}  # what submit-ddp itself gives, by the parameter that says it
-_EXAMPLE = "/mnt/shared/chat.jsonl"
+_TAKEN = {"--data": "dataset", "--run-dir": "run"}  # set by submit, and the option for each
 Choices = collections.abc.Sequence[collections.abc.Mapping[str, object]]
 
 
-def check(settings: Settings, params: fields.Training, choices: Choices) -> tuple[str, ...]:
-    """Return the folders of the models that a run of the payload tunes, which can be read. Raises ParameterError.
+def check(settings: Settings, params: models.Training, choices: Choices) -> tuple[str, ...]:
+    """List the folders of the models that a run of the payload tunes. Raises ParameterError if one is not readable.
 
     `choices` are the options of a sweep's runs, which come on top of `args`.
     """
     given = _paths(params.words)
     for flag, parameter in _TAKEN.items():
         if flag in given:
-            raise ParameterError("args", f"{flag} is given by the parameter {parameter}; write {parameter}=...")
+            raise ParameterError("args", f"{flag} is set by ddp; use the option {parameter}")
     swept = [{flag: str(choice[flag[2:]]) for flag in (MODEL, TOKENIZER) if flag[2:] in choice} for choice in choices]
     for source, paths in (("args", given), *(("options", paths) for paths in swept)):
         if TOKENIZER in paths and MODEL not in given | paths:
-            raise ParameterError(source, f"{TOKENIZER} goes with {MODEL}; give both")
+            raise ParameterError(source, f"{TOKENIZER} needs {MODEL}; give both")
     if not any(MODEL in paths for paths in (given, *swept)):
         return ()
     if not settings.transformers and not params.container_image:
-        app = settings.unit.partition("/")[0]
-        raise ParameterError(
-            "args", f"{MODEL} needs transformers in the jobs' environment; type: juju config {app} transformers=true"
-        )
+        values = {"option": "transformers", "value": "true"}
+        step = Step("change-option", "set transformers = true in the configuration of ddp", values)
+        raise ParameterError("args", f"{MODEL} needs transformers in the jobs' environment", remedy=step)
     checked: set[tuple[str, str]] = set()
     for source, paths in (("args", given), *(("options", paths) for paths in swept)):
         for flag, path in paths.items():
@@ -44,25 +43,27 @@ def check(settings: Settings, params: fields.Training, choices: Choices) -> tupl
 
 
 def dataset(settings: Settings, wanted: str | None) -> None:
-    """Check what a model is to be tuned on, unless it is a dataset by name. Raises ParameterError."""
+    """Check the text that a model is tuned on, unless it is a dataset by name. Raises ParameterError."""
     if wanted is None:
-        raise ParameterError("dataset", f"fine-tuning needs a file or folder of JSON lines, such as dataset={_EXAMPLE}")
+        raise ParameterError(
+            "dataset", "fine-tuning needs a file or folder of JSON lines, such as /mnt/shared/chat.jsonl"
+        )
     if "/" not in wanted:
         return
     checks.check_inside(settings, "dataset", wanted, kinds=("file", "folder"))
     found = folders.call(settings, operations.measure_source, timeout_s=60, path=wanted, part_bytes=1 << 30)
     if not found["bytes"]:
-        raise ParameterError("dataset", f"{wanted} is empty; it needs JSON lines, and val.jsonl to validate with")
+        raise ParameterError("dataset", f"{wanted} is empty; it needs JSON lines, and val.jsonl for validation")
 
 
 def _check_folder(settings: Settings, name: str, path: str, *, is_model: bool) -> None:
     checks.check_inside(settings, name, path, kinds=("folder",))
     if is_model and folders.locate(settings, f"{path}/config.json").kind != "file":
-        raise ParameterError(name, f"{path} holds no config.json; save the model there with save_pretrained")
+        raise ParameterError(name, f"{path} has no config.json; save the model there with save_pretrained")
 
 
 def _paths(args: collections.abc.Sequence[str]) -> dict[str, str]:
-    """Return the last value of each flag that names a path. Raises ParameterError where one has none."""
+    """Find the last value of each flag that names a path. Raises ParameterError if one has none."""
     flags = (MODEL, TOKENIZER, *_TAKEN)
     found: dict[str, str] = {}
     for word, following in itertools.pairwise([*args, ""]):

@@ -15,7 +15,6 @@ from ddp.node.explain import Json, opened, read_object, tail
 from ddp.workspace.files import MAX_LISTED, RefusedError, private, replace
 
 HF_SUFFIX = ".hf-token"
-MAX_CHECKED_S = 2  # for the files of a dataset: the payload looks at all of them
 
 
 def make_folders(workspace: str, names: list[str], trusted: list[int]) -> Json:
@@ -123,13 +122,6 @@ def read_lines(path: str, limit: int) -> Json:
     return {"lines": data.decode(errors="replace").splitlines()}
 
 
-def take_lines(path: str, limit: int) -> Json:
-    """Return the lines of a file of at most `limit` bytes, and remove it."""
-    lines = read_lines(path, limit)
-    pathlib.Path(path).unlink()
-    return lines
-
-
 def write(path: str, text: str) -> None:
     """Replace a file."""
     replace(pathlib.Path(path), text)
@@ -203,23 +195,6 @@ def read_json(path: str) -> Json:
         return read_object(pathlib.Path(path))
     except ValueError as e:
         raise RefusedError(f"{path} is not a JSON object: {e}") from e
-
-
-def read_dataset(folder: str) -> Json:
-    """Return a dataset's manifest, and its first file that is missing or incomplete."""
-    manifest = read_json(f"{folder}/dataset.json")
-    began = time.monotonic()
-    with contextlib.suppress(KeyError, TypeError, ValueError):  # another version's format; the payload checks again
-        for shard in [shard for split in manifest["splits"].values() for shard in split]:
-            path, wanted = pathlib.Path(folder, str(shard["file"])), int(shard["bytes"])
-            held = None
-            with contextlib.suppress(FileNotFoundError):
-                held = path.stat().st_size
-            if held != wanted:
-                return {"manifest": manifest, "misfit": {"path": str(path), "bytes": held, "wanted": wanted}}
-            if time.monotonic() - began > MAX_CHECKED_S:
-                break
-    return {"manifest": manifest, "misfit": None}
 
 
 def read_baseline(path: str) -> Json:

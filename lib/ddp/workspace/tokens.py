@@ -1,4 +1,4 @@
-"""The Hugging Face token: a Juju secret, in a file that only the submit user can read for as long as a job may need it.
+"""The Hugging Face token: a secret, in a file that only the submit user can read for as long as a job may need it.
 
 The file lies in the workspace, since every node must read it, below a folder of mode 0700 and one for each unit, which
 maintains its own. A job gets only the path (HF_TOKEN_PATH), so that the token is in no script and no environment.
@@ -12,7 +12,7 @@ import logging
 import typing
 
 from ddp.base import Settings
-from ddp.options import fields
+from ddp.options import fields, models
 from ddp.slurm import jobs
 from ddp.workspace import folders, operations
 
@@ -29,7 +29,7 @@ def path(settings: Settings, run: str) -> str:
     return str(settings.folder / FOLDER / _owner(settings) / f"{run}.hf-token")
 
 
-def is_wanted(settings: Settings, params: fields.Training) -> bool:
+def is_wanted(settings: Settings, params: models.Training) -> bool:
     """Return whether a training gets the token: not where `env` names a file of its own."""
     return bool(settings.token) and VARIABLE not in {name for name, _ in fields.variables(params.env)}
 

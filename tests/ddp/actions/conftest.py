@@ -9,11 +9,14 @@ import typing
 import pytest
 from cluster import Cluster
 from harness import PAYLOAD, Trainer, add_dataset
+from node_reports import NAMES, healthy
 from pip_double import Pip
 
 from batch_host import Node
 from ddp import config
 from ddp.base import Settings
+from ddp.doctor.facts import Facts
+from ddp.slurm import access, jobs
 from ddp.submit import checks
 from ddp.workspace import locks
 from slurm_ddp import mounts
@@ -105,6 +108,27 @@ def model(trainer: Trainer) -> pathlib.Path:
     (trainer.workspace / "chat" / "train.jsonl").write_text('{"text": "hello"}\n')
     (trainer.workspace / "empty").mkdir()
     return folder
+
+
+@pytest.fixture
+def facts(settings: object) -> Facts:
+    nodes = tuple(jobs.Capacity(name, 2, 16000, 0, "IDLE", is_usable=True) for name in NAMES)
+    return Facts(
+        partition=jobs.Partition("slurmd", True, True, None, None, nodes),
+        asked=NAMES,
+        left_out={},
+        reports={name: healthy(name) for name in NAMES},
+        trouble="",
+        config={
+            "KillWait": "30 sec",
+            "SLURM_VERSION": "24.11.5",
+            "AccountingStorageType": "accounting_storage/slurmdbd",
+        },
+        manifests=(),
+        damaged=(),
+        login=("fuse.juicefs", "JuiceFS:shared"),
+        accounting=access.Accounting(("physics",), ("normal",), (), frozenset()),
+    )
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ def refused(settings: Settings, args: str, *choices: collections.abc.Mapping[str
         ("--profile-steps 9", "--profile-steps 9: first and last step, such as 10-12"),
         ("--config /mnt/none.toml", "--config /mnt/none.toml: No such file or directory"),
         ("--help", "--help only tells, and nothing would be trained; omit it"),
-        ("--run-dir=/x", "--run-dir is given by the parameter run; write run=..."),
+        ("--run-dir=/x", "--run-dir is set by ddp; use the option run"),
     ],
 )
 def test_what_the_payload_would_refuse_is_refused_before_the_job(settings: Settings, args: str, reason: str):
@@ -40,14 +40,14 @@ def test_what_the_payload_would_refuse_is_refused_before_the_job(settings: Setti
 def test_the_smoke_test_has_options_of_its_own(settings: Settings):
     assert refused(settings, "--classes 1", kind="smoke") == "args: --classes 1: must be at least 2"
     assert refused(settings, "--layers 1", kind="smoke").startswith("args: unrecognized arguments: --layers 1")
-    assert refused(settings, "--run-dir /x", kind="smoke").startswith("args: --run-dir is given")
-    assert precheck.check(settings, "smoke", "night", "--epochs 1".split(), ()) == ["args: the payload takes them"]
+    assert refused(settings, "--run-dir /x", kind="smoke").startswith("args: --run-dir is set")
+    assert precheck.check(settings, "smoke", "night", "--epochs 1".split(), ()) == ["args: accepted by the payload"]
 
 
 def test_each_run_of_a_sweep_is_looked_at(settings: Settings):
     good, bad = {"lr": 0.1, "compile": False}, {"lr": -1}
     problems = precheck.check(settings, "gpt", "night", "--steps 3".split(), (good, good))
-    assert problems == ["args: the payload takes them, with the options of each of 2 runs"]
+    assert problems == ["args: accepted by the payload, with the options of each of 2 runs"]
     assert refused(settings, "", good, bad) == "options of run 1: --lr -1.0: must be above 0.0"
     assert refused(settings, "--bogus", good).startswith("args: unrecognized"), "not the fault of the run's options"
     problems = precheck.check(settings, "gpt", "night", "--epochs 3".split(), ({"local-files-only": True},))
@@ -72,13 +72,13 @@ def test_a_file_that_hangs_is_reported(settings: Settings, monkeypatch: pytest.M
         raise CommandTimeout("python3: no answer within 30 s")
 
     monkeypatch.setattr(precheck, "run", hang)
-    with pytest.raises(TrainerError, match=r"^args: python3: no answer within 30 s; is the filesystem's server up\?"):
+    with pytest.raises(TrainerError, match=r"^args: python3: no answer within 30 s; .*is the filesystem's server up\?"):
         precheck.check(settings, "gpt", "night", "--config /mnt/shared/x.toml".split(), ())
 
 
 def test_a_payload_that_cannot_look_is_reported(settings: Settings):
     (settings.payload / "ddptrain" / "precheck.py").write_text("raise SystemExit('broken')\n")
-    with pytest.raises(TrainerError, match=r"^args: the payload could not look at them: python3 exited 1: broken$"):
+    with pytest.raises(TrainerError, match=r"^args: the payload could not check them: python3 exited 1: broken$"):
         precheck.check(settings, "gpt", "night", "--steps 3".split(), ())
 
 

@@ -1,17 +1,15 @@
 """Actions beside each other: two that submit, two that prepare, two that install, and what others may do meanwhile."""
 
 import collections.abc
-import contextlib
-import re
 import threading
 import time
 
 import pytest
 from cluster import Cluster
-from harness import META, ActionFailedError, Trainer
+from harness import META, Trainer
 from pip_double import Pip
 
-from ddp.runs import control
+from ddp.run import control
 from ddp.workspace.locks import Claims
 
 
@@ -56,7 +54,7 @@ def test_a_run_that_another_action_is_about_to_submit_is_refused(
 ):
     action, run, params = case
     assert other.take(run)
-    line = f"run: another action is submitting {run}; see: juju run trainer/0 list-jobs"
+    line = f"run: another command is submitting {run}; juju run trainer/0 list-runs"
     assert ready.fails(action, **params) == line
     assert not cluster.changes
     other.drop(run)
@@ -95,7 +93,7 @@ def test_the_default_dataset_is_made_once(trainer: Trainer, cluster: Cluster):
     cluster.states = [("PENDING", 0), ("RUNNING", 0), ("RUNNING", 0), ("COMPLETED", 0)]
     trainer.run("prepare-dataset", wait=False)
     assert trainer.run("submit-ddp", run="first")["job-id"] == "41"
-    assert "job 40 prepares it already" in trainer.log
+    assert "job 40 prepares it already; waiting for that" in trainer.log
     assert [job.name for job in cluster.jobs] == ["prepare-python-stdlib", "first"]
 
 
@@ -113,38 +111,5 @@ def test_the_second_of_two_that_install_uses_what_the_first_made(
     trainer.run("install-environment")
     held.join()
     assert time.monotonic() - began >= 0.4
-    assert trainer.log[0] == "waiting for another action that makes an environment"
+    assert trainer.log[0] == "waiting for another command that makes an environment"
     assert len([call for call in pip.calls[made:] if "install" in call]) == 0
-
-
-@pytest.mark.parametrize(
-    ("action", "params"),
-    [
-        ("submit-ddp", {"wait": True, "run": "first"}),
-        ("submit-sweep", {"wait": True, "grid": "lr=1,2"}),
-        ("job-log", {"follow": True, "run": "before"}),
-    ],
-)
-def test_an_action_that_waits_says_at_once_how_to_end_the_waiting(
-    ready: Trainer,
-    cluster: Cluster,
-    action: str,
-    params: dict[str, object],
-):
-    """Juju runs one task of a unit at a time, also of those that are parallel (juju/juju#12548)."""
-    ready.run("submit-ddp", workload="smoke", run="before")
-    cluster.jobs[0].states = cluster.states = [("PENDING", 0), ("RUNNING", 0), ("RUNNING", 0), ("COMPLETED", 0)]
-    with contextlib.suppress(ActionFailedError):
-        ready.run(action, **params)
-    (line,) = [line for line in ready.log if "cancel-task" in line]
-    how = r"to stop waiting without cancelling the job: juju cancel-task \d+"
-    assert re.fullmatch(f"trainer/0 runs no other action while this one waits; {how}", line)
-    progress = [text for text in ready.log if re.match(r"job \d+ [A-Z]+|sweep \S+: ", text)]
-    assert ready.log.index(line) < ready.log.index(progress[0])
-
-
-def test_an_action_that_does_not_wait_says_nothing_of_it(ready: Trainer, cluster: Cluster):
-    ready.run("submit-ddp", workload="smoke", run="before")
-    cluster.jobs[0].states = [("COMPLETED", 0)]
-    assert "there is no output" in ready.fails("job-log", follow=True, run="before")
-    assert not [line for line in ready.log if "cancel-task" in line]

@@ -83,7 +83,9 @@ def test_the_element_that_failed_names_its_input(ready: Trainer, raw: pathlib.Pa
 
     cluster.submitted, cluster.states = fail, [("FAILED", 512)]
     line = ready.fails("prepare-dataset", source=str(raw), elements=3)
-    assert line == f"job 41: element 2: {raw}/a.jsonl line 7 is not JSON; repair it and run the same again"
+    assert (
+        line == f"job 41: element 2: {raw}/a.jsonl line 7 is not JSON; correct the input and run the same command again"
+    )
     assert ready.results["failed-elements"] == f"element 2: {raw}/a.jsonl line 7 is not JSON"
     assert ready.results["failure"] == "[FATAL] 1 of 3 parts are not done"
 
@@ -97,7 +99,7 @@ def test_an_array_does_not_outlive_a_refused_end(ready: Trainer, raw: pathlib.Pa
     assert cluster.job(40).cancelled
 
 
-@pytest.mark.parametrize("named", [{"job_id": 40}, {"job_id": 41}, {"run": "prepare-raw"}])
+@pytest.mark.parametrize("named", [{"run": "40"}, {"run": "41"}, {"run": "prepare-raw"}])
 def test_a_preparation_is_cancelled_with_all_its_jobs(
     ready: Trainer,
     raw: pathlib.Path,
@@ -106,12 +108,12 @@ def test_a_preparation_is_cancelled_with_all_its_jobs(
 ):
     cluster.states = [("PENDING", 0)]
     ready.run("prepare-dataset", source=str(raw), elements=3, wait=False)
-    results = ready.run("cancel-job", **named)
+    results = ready.run("cancel-run", **named)
     assert (results["state"], results["run"], results["cancelled"]) == ("CANCELLED", "prepare-raw", "41 40")
     assert cluster.changes[-1] == ("scancel", "41", "40"), "what ends the work first, or it would start"
     assert all(job.cancelled for job in cluster.jobs)
-    line = "no job of prepare-raw is pending or running; see: juju run trainer/0 list-jobs"
-    assert ready.fails("cancel-job", **named).endswith(line)
+    line = "no job of prepare-raw is pending or running; juju run trainer/0 list-runs"
+    assert ready.fails("cancel-run", **named).endswith(line)
 
 
 def test_sources_are_measured(tmp_path: pathlib.Path):

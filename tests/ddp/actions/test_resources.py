@@ -57,22 +57,22 @@ def test_nodes_by_name():
     [
         ({"nodelist": "n9"}, "nodelist: Slurm knows no node n9; there are: m0, n0, n1, n2, n3"),
         ({"exclude": "n0,n9"}, "exclude: Slurm knows no node n9; there are: m0, n0, n1, n2, n3"),
-        ({"nodelist": "m0"}, "nodelist: m0 is no node of partition main"),
+        ({"nodelist": "m0"}, "nodelist: m0 is not in partition main"),
         ({"nodelist": "n3"}, "nodelist: n3 is down+drain; see: scontrol show node n3"),
-        ({"nodelist": "n0,n1", "exclude": "n1"}, "nodelist: n1 is named in exclude, too; leave it out of one of them"),
-        ({"nodelist": "n0,n1", "nodes": 1}, "nodes: 1 asked for, but nodelist names 2; omit nodes"),
+        ({"nodelist": "n0,n1", "exclude": "n1"}, "nodelist: n1 is in exclude, too; remove it from one of them"),
+        ({"nodelist": "n0,n1", "nodes": 1}, "nodes: 1 is less than the 2 of nodelist; omit nodes"),
         ({"exclude": "n0,n1,n2"}, "exclude: leaves no usable node of partition main (n3 is down+drain)"),
         (
             {"nodelist": "n0", "nodes": 2, "gpus_per_node": 1},
-            "nodelist: n0 has not the GPUs, cores or memory that are asked for; leave it out, or ask for less",
+            "nodelist: n0 has too few GPUs or cores, or too little memory; leave it out",
         ),
         (
             {"nodelist": "n2", "nodes": 2, "cpus_per_task": 8},
-            "nodelist: n2 has not the GPUs, cores or memory that are asked for; leave it out, or ask for less",
+            "nodelist: n2 has too few GPUs or cores, or too little memory; leave it out",
         ),
         (
             {"nodelist": "n0", "nodes": 3, "exclude": "n2"},
-            "nodes: 3 asked for, partition main has 2 usable (n3 is down+drain)",
+            "nodes: 3 requested, partition main has 2 usable (n3 is down+drain)",
         ),
         ({"nodelist": "n0;id"}, "nodelist: 'n0;id' is not allowed; names of nodes, such as node-[0-3],big-7"),
     ],
@@ -184,15 +184,15 @@ def test_another_partition_is_taken_by_name():
     [
         (
             {"nodes": 3},
-            "nodes: 3 asked for, partition main has 2 usable (n2 is down+drain)",
+            "nodes: 3 requested, partition main has 2 usable (n2 is down+drain)",
         ),
-        ({"gpus_per_node": 2}, "gpus-per-node: 2 asked for, a node of partition main has at most 1"),
-        ({"cpus_per_task": 9}, "cpus-per-task: 9 asked for, a node of partition main has at most 8"),
-        ({"memory": "1T"}, "memory: 1T asked for, a node of partition main has at most 16000M"),
+        ({"gpus_per_node": 2}, "gpus-per-node: 2 requested, a node of partition main has at most 1"),
+        ({"cpus_per_task": 9}, "cpus-per-task: 9 requested, a node of partition main has at most 8"),
+        ({"memory": "1T"}, "memory: 1T requested, a node of partition main has at most 16000M"),
         ({"memory": "8"}, "memory: 8 is 8 MiB, and torch alone takes more; 8G?"),
         ({"memory": "255M"}, "memory: 255M is 255 MiB, and torch alone takes more"),
         ({"partition": "nope"}, "partition: no partition 'nope'; there are: main, spare"),
-        ({"time_limit": "2:00:00"}, "time-limit: 2:00:00 asked for, partition main allows at most 01:00:00"),
+        ({"time_limit": "2:00:00"}, "time-limit: 2:00:00 exceeds partition main's limit; use at most 01:00:00"),
     ],
 )
 def test_what_the_cluster_cannot_give_is_refused_by_name(given: dict[str, object], line: str):
@@ -203,21 +203,21 @@ def test_what_the_cluster_cannot_give_is_refused_by_name(given: dict[str, object
 def test_a_partition_that_takes_no_jobs_is_refused():
     assert (
         refusal(partition(node(), is_up=False))
-        == "partition: main is not up; scontrol update partitionname=main state=up"
+        == "partition: main is not up; an administrator types: scontrol update partitionname=main state=up"
     )
     dead = partition(*(node(f"n{i}", usable=False) for i in range(6)))
     assert refusal(dead) == (
         "partition: main has no usable node (n0 is down+drain, n1 is down+drain, n2 is down+drain, n3 is down+drain, ...); "
         "see: sinfo -R"
     )
-    assert refusal() == "Slurm has no partition yet; is slurmd integrated with slurmctld?"
+    assert refusal() == "Slurm has no partition yet; add one to slurm.conf"
 
 
 def test_without_a_default_partition_the_only_one_is_taken_or_one_must_be_named():
     only = partition(node(), default=False)
     assert training(only).partition == "main"
     other = partition(node(), name="other", default=False)
-    line = "partition: must be given, since Slurm has no default partition; there are: main, other"
+    line = "partition: required, since Slurm has no default partition; there are: main, other"
     assert refusal(only, other) == line
 
 

@@ -20,7 +20,7 @@ from batch_host import Node
 from ddp.base import ParameterError, Settings
 from ddp.environment.environments import Environment
 from ddp.node import network, spec
-from ddp.options import fields
+from ddp.options import fields, models
 from ddp.submit import fabrics, resources, scripts
 
 
@@ -32,10 +32,25 @@ def test_the_job_asks_for_what_was_planned(settings: Settings):
     script = texts(settings, constraint="a100&ib", account="physics", qos="high", reservation="r1")["job.sbatch"]
     run_dir = settings.runs / "first"
     assert directives(script) == [
-        "job-name=first", "partition=main", "nodes=2", "ntasks-per-node=1", "cpus-per-task=4", "mem=8000M",
-        "gpus-per-node=1", "time=02:00:00", "account=physics", "qos=high", "reservation=r1", "constraint=a100&ib",
-        f"chdir={run_dir}", f"output={run_dir}/logs/%j.out", "open-mode=append", "requeue", "propagate=NONE", "signal=B:USR1@180",
-    ]  # fmt: skip
+        "job-name=first",
+        "partition=main",
+        "nodes=2",
+        "ntasks-per-node=1",
+        "cpus-per-task=4",
+        "mem=8000M",
+        "gpus-per-node=1",
+        "time=02:00:00",
+        "account=physics",
+        "qos=high",
+        "reservation=r1",
+        "constraint=a100&ib",
+        f"chdir={run_dir}",
+        f"output={run_dir}/logs/%j.out",
+        "open-mode=append",
+        "requeue",
+        "propagate=NONE",
+        "signal=B:USR1@180",
+    ]
 
 
 def test_what_is_not_wanted_is_not_asked_for(settings: Settings):
@@ -54,8 +69,8 @@ def test_what_has_no_option_of_its_own_reaches_sbatch_as_it_is(settings: Setting
         ("--output=/x", "sbatch: --output is set by the job itself, which relies on it; omit it"),
         ("--outp=/x", "sbatch: --output is set by the job itself, which relies on it; omit it"),
         ("--nice=1 --wrap=id", "sbatch: --wrap is set by the job itself, which relies on it; omit it"),
-        ("--time=5", "sbatch: --time has an option of its own; give time-limit"),
-        ("--mem=5", "sbatch: --mem has an option of its own; give memory"),
+        ("--time=5", "sbatch: --time has its own option; use time-limit"),
+        ("--mem=5", "sbatch: --mem has its own option; use memory"),
         (
             "-t5",
             "sbatch: '-t5' is not allowed; sbatch's own long options, separated by blanks, such as --nice=100 --switches=1",
@@ -68,7 +83,7 @@ def test_what_has_no_option_of_its_own_reaches_sbatch_as_it_is(settings: Setting
 )
 def test_what_would_break_the_job_is_refused(given: str, line: str):
     with pytest.raises(ParameterError) as caught:
-        fields.parse(fields.SubmitDdp, {"sbatch": given})
+        fields.parse(models.SubmitDdp, {"sbatch": given})
     assert str(caught.value) == line
 
 
@@ -107,7 +122,7 @@ def write(settings: Settings, files: dict[str, str]) -> str:
 
 def test_a_value_that_slipped_through_would_still_be_quoted(settings: Settings, node: Node, tmp_path: pathlib.Path):
     evil = f"$(touch {tmp_path}/pwned) `touch {tmp_path}/pwned`; touch {tmp_path}/pwned '\" {{{{ 7*7 }}}}"
-    params = fields.SubmitDdp.model_construct()
+    params = models.SubmitDdp.model_construct()
     files = scripts.training(
         settings,
         REQUEST,
@@ -131,12 +146,28 @@ def test_torchrun_gets_exactly_the_command(settings: Settings, node: Node):
     assert code == 0, output
     argv = (node.notes / "argv").read_text().split("\0")[:-1]
     assert argv[:10] == [
-        "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", "--cpus-per-task=4", "--cpu-bind=none", "--kill-on-bad-exit=1",
-        "--wait=300", "--label", "--chdir=/", "sh",
-    ]  # fmt: skip
+        "--nodes=1",
+        "--ntasks=1",
+        "--ntasks-per-node=1",
+        "--cpus-per-task=4",
+        "--cpu-bind=none",
+        "--kill-on-bad-exit=1",
+        "--wait=300",
+        "--label",
+        "--chdir=/",
+        "sh",
+    ]
     assert argv[12:] == [
-        "/usr/bin/python3", str(node.run_dir / "program"), "node", "job.json", "--module", "ddptrain", "smoke", "--lr", "3e-3",
-    ]  # fmt: skip
+        "/usr/bin/python3",
+        str(node.run_dir / "program"),
+        "node",
+        "job.json",
+        "--module",
+        "ddptrain",
+        "smoke",
+        "--lr",
+        "3e-3",
+    ]
     lines = output.splitlines()
     assert len(lines) == 2, "nothing else is printed"
     assert lines[1] == "[RESULT] rc=0 outcome=done"
@@ -512,7 +543,7 @@ def test_a_requeue_whose_answer_was_lost_is_not_asked_for_twice(settings: Settin
 def test_what_the_run_has_saved_goes_before_what_it_began_from(settings: Settings, node: Node):
     node.add("srun", 'echo "${!#}"; ' + ENDS % "done")
     program = scripts.Program(("x", scripts.RESUME), leaves_outcome=True, resume="/mnt/runs/base")
-    params = fields.parse(fields.SubmitDdp, {})
+    params = fields.parse(models.SubmitDdp, {})
     archive = str(settings.environments / "abababababababab.tar.zst")
     files = scripts.training(settings, REQUEST, params, Environment(MANIFEST, archive), run="first", program=program)
     assert "/mnt/runs/base" in node.run(files)[1].splitlines()
@@ -577,11 +608,28 @@ def test_the_agent_gets_its_place(settings: Settings, node: Node):
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 0, output
     assert output.splitlines() == [
-        "[ENV] node=slurmd-0 address=127.0.0.1 fabric=auto gloo=lo nccl==lo", "2 lo =lo", "-P", "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2", "--node-rank=1", "--rdzv-backend=static",
-        "--master-addr=127.0.0.1", "--master-port=20100", "--rdzv-id=12.r0", "--local-addr=127.0.0.1", "--max-restarts=0",
-        "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2", "--shutdown-timeout=120",
-        f"--log-dir={node.cache}/jobs/12/logs/12.r0/node-1", "--redirects=3", "--tee=3", "script.py", "--flag",
-    ]  # fmt: skip
+        "[ENV] node=slurmd-0 address=127.0.0.1 fabric=auto gloo=lo nccl==lo",
+        "2 lo =lo",
+        "-P",
+        "-m",
+        "torch.distributed.run",
+        "--nnodes=2",
+        "--nproc-per-node=2",
+        "--node-rank=1",
+        "--rdzv-backend=static",
+        "--master-addr=127.0.0.1",
+        "--master-port=20100",
+        "--rdzv-id=12.r0",
+        "--local-addr=127.0.0.1",
+        "--max-restarts=0",
+        "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2",
+        "--shutdown-timeout=120",
+        f"--log-dir={node.cache}/jobs/12/logs/12.r0/node-1",
+        "--redirects=3",
+        "--tee=3",
+        "script.py",
+        "--flag",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -651,8 +699,11 @@ def test_a_task_that_another_one_took_down_does_not_wait_to_save(settings: Setti
 
 
 SLURM_RANK: dict[str, str] = {
-    "SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1", "SLURM_CPUS_PER_TASK": "2",
-}  # fmt: skip
+    "SLURM_PROCID": "3",
+    "SLURM_NTASKS": "4",
+    "SLURM_LOCALID": "1",
+    "SLURM_CPUS_PER_TASK": "2",
+}
 
 
 BY_SRUN: dict[str, typing.Any] = {"launcher": "srun"}
@@ -683,9 +734,15 @@ def test_under_srun_each_rank_is_a_task_with_its_share_of_the_cores(settings: Se
     assert node.run(texts(settings, request, launcher="srun"))[0] == 0
     argv = (node.notes / "argv").read_text().split("\0")[:-1]
     assert argv[:8] == [
-        "--nodes=1", "--ntasks=2", "--ntasks-per-node=2", "--cpus-per-task=4", "--cpu-bind=cores", "--gpu-bind=none",
-        "--kill-on-bad-exit=1", "--wait=300",
-    ]  # fmt: skip
+        "--nodes=1",
+        "--ntasks=2",
+        "--ntasks-per-node=2",
+        "--cpus-per-task=4",
+        "--cpu-bind=cores",
+        "--gpu-bind=none",
+        "--kill-on-bad-exit=1",
+        "--wait=300",
+    ]
 
 
 # -- fabrics, containers, profiles -------------------------------------------------------------------------------------
@@ -710,9 +767,12 @@ def fabric(settings: Settings, wanted: str, *show: str, nodes: int = 2, **env: s
     given = " ".join(f"{name}={value}" for name, value in env.items())
     path = write(settings, texts(settings, fabric=wanted, env=given))
     run = subprocess.run(
-        [sys.executable, "-c", FABRIC_DRIVER, path, str(nodes), *show], text=True, capture_output=True, check=False,
+        [sys.executable, "-c", FABRIC_DRIVER, path, str(nodes), *show],
+        text=True,
+        capture_output=True,
+        check=False,
         env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(pathlib.Path(network.__file__).parents[2]), **env},
-    )  # fmt: skip
+    )
     return run.returncode, (run.stderr + run.stdout).splitlines()
 
 
@@ -736,7 +796,7 @@ def test_a_fabrics_variables_are_set_and_the_users_go_before(settings: Settings)
     assert fabric(settings, "tcp", show, NCCL_IB_DISABLE="0") == (0, ["0"])
 
 
-def with_paths(monkeypatch: pytest.MonkeyPatch, top: pathlib.Path, name: str) -> fabrics.Fabric:
+def with_paths(monkeypatch: pytest.MonkeyPatch, top: pathlib.Path, name: str) -> spec.Fabric:
     """Let a fabric's paths be below a folder of the test's."""
 
     def moved(text: str) -> str:
@@ -745,9 +805,12 @@ def with_paths(monkeypatch: pytest.MonkeyPatch, top: pathlib.Path, name: str) ->
     found = next(fabric for fabric in fabrics.FABRICS if fabric.name == name)
     there = dataclasses.replace(
         found,
-        found_by=tuple(map(moved, found.found_by)), needs=tuple(map(moved, found.needs)), profile=moved(found.profile),
-        library_path=moved(found.library_path), mounts=tuple(map(moved, found.mounts)),
-    )  # fmt: skip
+        found_by=tuple(map(moved, found.found_by)),
+        needs=tuple(map(moved, found.needs)),
+        profile=moved(found.profile),
+        library_path=moved(found.library_path),
+        mounts=tuple(map(moved, found.mounts)),
+    )
     others = (fabric for fabric in fabrics.FABRICS if fabric.name != name)
     monkeypatch.setattr(fabrics, "FABRICS", (there, *others))
     for path in (*there.found_by, *there.needs):

@@ -5,9 +5,14 @@ import pathlib
 import typing
 
 import pytest
-import yaml
+import run_verbs
 from cluster import Cluster, Job
 from harness import Trainer, write_result
+
+
+@pytest.fixture
+def ready(ready: Trainer) -> Trainer:  # without the charm's words
+    return run_verbs.of(ready)
 
 
 def start(cluster: Cluster, sweep: Job, number: int, job_id: int, states: list[tuple[str, int]]) -> Job:
@@ -31,7 +36,7 @@ def test_a_grid_is_every_combination_each_a_run_of_its_own(ready: Trainer, clust
     assert cluster.job(40).training().is_sweep, "each task adds its own"
     assert (runs / "lrs-3" / "args").read_text() == "--lr\n0.003\n--batch\n16\n"
     record = json.loads((runs / "lrs-3" / "job.json").read_text())
-    assert (record["job_id"], record["sweep"], record["kind"]) == (40, "lrs", "gpt")
+    assert (record["job_id"], record["sweep"], record["kind"]) == (None, "lrs", "gpt")
     first = (runs / "lrs" / "sweep.jsonl").read_text().splitlines()[0]
     assert json.loads(first) == {"lr": "0.001", "batch": "8"}
 
@@ -49,7 +54,7 @@ def test_a_file_names_each_runs_options(ready: Trainer, cluster: Cluster):
 def test_where_its_runs_write_is_no_option_of_a_sweep(ready: Trainer, cluster: Cluster):
     path = ready.workspace / "sweep.jsonl"
     path.write_text('{"lr": 1}\n{"run-dir": "/tmp/x"}\n')
-    why = "run-dir is the folder of each run, which the sweep itself gives; omit it"
+    why = "run-dir is set by ddp; omit it"
     assert ready.fails("submit-sweep", grid="run-dir=/tmp/x,/tmp/y") == f"grid: {why}"
     assert ready.fails("submit-sweep", file=str(path), workload="smoke") == f"file: {why}"
     assert not cluster.changes
@@ -64,7 +69,7 @@ def test_where_its_runs_write_is_no_option_of_a_sweep(ready: Trainer, cluster: C
         ("{lr: 1}", "line 1: '{lr: 1}' is not JSON"),
         ("[1]", "line 1: '[1]' is not an object of options"),
         ("{}", "line 1: '{}' is not an object of options"),
-        ('{"lr; rm": 1}', "line 1: 'lr; rm' is no option"),
+        ('{"lr; rm": 1}', "line 1: 'lr; rm' is not an option"),
         ('{"lr": [1]}', "line 1: lr must be a text, a number, true or false"),
         ('{"lr": "$(id)"}', "line 1: lr: '$(id)' is not allowed; letters"),
         ('{"lr": "a\\nb"}', "line 1: lr: 'a\\nb' is not allowed"),
@@ -94,8 +99,8 @@ def test_a_line_that_cannot_be_is_refused_and_nothing_is_written(
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        ({}, "grid: give either grid or file, such as grid='lr=0.001,0.003 batch=8,16'"),
-        ({"grid": "lr=1", "file": "/x"}, "grid: give either grid or file, such as grid='lr=0.001,0.003 batch=8,16'"),
+        ({}, "grid: give either grid or file; a grid is such as lr=0.001,0.003 batch=8,16"),
+        ({"grid": "lr=1", "file": "/x"}, "grid: give either grid or file; a grid is such as lr=0.001,0.003 batch=8,16"),
         ({"grid": "lr=1 lr=2"}, "grid: lr is given twice"),
         ({"grid": " ".join(f"a{i}=1,2,3,4" for i in range(5))}, "grid: makes 257 runs; from 1 to 256 are allowed"),
         ({"file": "/etc/passwd"}, "file: /etc/passwd is outside the workspace "),
@@ -117,7 +122,7 @@ def test_an_existing_sweep_is_not_overwritten(ready: Trainer, cluster: Cluster):
 def test_a_sweep_that_slurm_refuses_at_last_leaves_nothing(ready: Trainer, cluster: Cluster):
     cluster.submit_refusal = "sbatch: error: Batch job submission failed: Invalid account"
     before = set(ready.files())
-    assert ready.fails("submit-sweep", grid="lr=1,2").startswith("account: Slurm refuses the job")
+    assert ready.fails("submit-sweep", grid="lr=1,2").startswith("account: Slurm rejects the job")
     assert set(ready.files()) == before
 
 
@@ -136,15 +141,14 @@ def test_a_sweep_is_shown_while_it_runs_and_its_runs_alone(ready: Trainer, clust
     sweep = cluster.job(40)
     first = start(cluster, sweep, 0, 41, [("RUNNING", 0)])
     (first.script.parent / "metrics.jsonl").write_text('{"kind": "step", "step": 7, "loss": 2.5}\n')
-    table = ready.run("show-job", run="s")
+    table = ready.run("show-run", run="s")
     assert table["states"] == "2 PENDING, 1 RUNNING"
     rows = [line.split() for line in table["runs"].splitlines()]
     assert rows[1] == ["s-0", "41", "RUNNING", "7", "2.5", '{"lr":', '"1"}']
     assert rows[2][:2] == ["s-1", "PENDING"]
-    assert ready.run("show-job", run="s-0")["job-id"] == "41"
-    assert ready.run("show-job", run="s-1")["state"] == "PENDING"
-    assert "s-0-2%2" in ready.run("list-jobs")["jobs"], "those that wait together"
-    assert ready.fails("job-log", run="s") == "run: s is a sweep; name one of its runs, such as s-0"
+    assert ready.run("show-run", run="s-0")["job-id"] == "41"
+    assert ready.run("show-run", run="s-1")["state"] == "PENDING"
+    assert ready.fails("run-log", run="s") == "run: s is a sweep; name one of its runs, such as s-0"
     assert ready.fails("submit-ddp", run="s-1").startswith("run: s-1 is active as job 4")
 
 
@@ -155,7 +159,7 @@ def test_the_end_of_a_sweep_names_the_best(ready: Trainer, cluster: Cluster):
         sweep.states = [("PENDING", 0)]
         for number, loss in enumerate((2.0, 1.5)):
             job = start(cluster, sweep, number, 50 + number, [("RUNNING", 0), ("COMPLETED", 0)])
-            write_result(job, last_loss=loss)
+            write_result(job, last_loss=9.0, best_loss=loss)
         sweep.states = [("COMPLETED", 0)]
 
     cluster.submitted = submitted
@@ -173,7 +177,7 @@ def test_a_sweep_with_a_run_that_failed_fails(ready: Trainer, cluster: Cluster):
 
     cluster.submitted = submitted
     line = ready.fails("submit-sweep", grid="lr=1,2", name="s", wait=True)
-    assert line == "1 of 2 runs did not end well; see: juju run trainer/0 show-job run=s-1"
+    assert line == "1 of 2 runs did not complete; ddp show s-1"
     assert ready.results["states"] == "1 COMPLETED, 1 FAILED"
 
 
@@ -194,20 +198,20 @@ def cancelled(cluster: Cluster) -> list[int]:
 
 def test_a_run_of_a_sweep_is_cancelled_alone(ready: Trainer, cluster: Cluster):
     shape(cluster, ready)
-    assert ready.run("cancel-job", job_id=41) == {"job-id": "41", "state": "CANCELLED", "run": "s-0"}
+    assert ready.run("cancel-run", run="41") == {"job-id": "41", "state": "CANCELLED", "run": "s-0"}
     assert cluster.changes[-1] == ("scancel", "40_0")
     assert cancelled(cluster) == [41]
-    assert ready.run("cancel-job", run="s-3")["state"] == "CANCELLED", "it has no record of its own, nor gets one"
+    assert ready.run("cancel-run", run="s-3")["state"] == "CANCELLED", "it has no record of its own, nor gets one"
     assert cluster.changes[-1] == ("scancel", "40_3")
-    line = "run: no job of s-1 is pending or running; see: juju run trainer/0 list-jobs"
-    assert ready.fails("cancel-job", run="s-1") == line
-    assert ready.fails("cancel-job", run="s-9") == line.replace("s-1", "s-9")
+    line = "run: no job of s-1 is pending or running; ddp list"
+    assert ready.fails("cancel-run", run="s-1") == line
+    assert ready.fails("cancel-run", run="s-9") == line.replace("s-1", "s-9")
 
 
-@pytest.mark.parametrize("named", [{"job_id": 40}, {"run": "s"}])
+@pytest.mark.parametrize("named", [{"run": "40"}, {"run": "s"}])
 def test_a_sweep_is_cancelled_as_a_whole(ready: Trainer, cluster: Cluster, named: dict[str, typing.Any]):
     shape(cluster, ready)
-    results = ready.run("cancel-job", **named)
+    results = ready.run("cancel-run", **named)
     assert (results["state"], results["run"]) == ("CANCELLED", "s")
     assert cluster.changes[-1] == ("scancel", "40")
     assert cancelled(cluster) == [40, 41]
@@ -217,12 +221,12 @@ def test_the_id_that_a_sweep_shares_with_its_last_run_is_asked_about(ready: Trai
     """Slurm gives the array's own id to the task that is split off last."""
     last = shape(cluster, ready)["rest"]
     last.task, last.states = "3", [("RUNNING", 0)]
-    message = ready.fails("cancel-job", job_id=40)
-    assert message == "job-id: 40 is the sweep s, and its run s-3; run=s-3 for that run alone, run=s for all"
+    message = ready.fails("cancel-run", run="40")
+    assert message == "run: 40 is the sweep s, and its run s-3; name s-3 for that run alone, s for all"
     assert cancelled(cluster) == []
-    assert ready.run("cancel-job", run="s-3") == {"job-id": "40", "state": "CANCELLED", "run": "s-3"}
+    assert ready.run("cancel-run", run="s-3") == {"job-id": "40", "state": "CANCELLED", "run": "s-3"}
     assert cancelled(cluster) == [40]
-    assert ready.run("cancel-job", job_id=40)["run"] == "s", "the last one is over, so the sweep is meant"
+    assert ready.run("cancel-run", run="40")["run"] == "s", "the last one is over, so the sweep is meant"
     assert cancelled(cluster) == [40, 41]
 
 
@@ -230,13 +234,8 @@ def test_the_last_run_left_of_a_sweep_is_cancelled_by_its_id(ready: Trainer, clu
     jobs = shape(cluster, ready)
     jobs["runs"].states = [("COMPLETED", 0)]
     jobs["rest"].task, jobs["rest"].states = "3", [("RUNNING", 0)]
-    assert ready.run("cancel-job", job_id=40)["run"] == "s-3"
-    assert ready.fails("cancel-job", job_id=40) == "job-id: 40 has ended already: CANCELLED"
-
-
-def test_what_is_to_be_cancelled_is_named_once(ready: Trainer, cluster: Cluster):
-    assert ready.fails("cancel-job") == "job-id: give either job-id or run"
-    assert ready.fails("cancel-job", job_id=1, run="a") == "job-id: give either job-id or run"
+    assert ready.run("cancel-run", run="40")["run"] == "s-3"
+    assert ready.fails("cancel-run", run="40") == "run: job 40 has ended already: CANCELLED"
 
 
 # -- one element of an array, named by the array's id ------------------------------------------------------------------
@@ -245,13 +244,13 @@ def test_what_is_to_be_cancelled_is_named_once(ready: Trainer, cluster: Cluster)
 def test_an_element_is_shown_read_and_cancelled(ready: Trainer, cluster: Cluster):
     jobs = shape(cluster, ready)
     (jobs["runs"].script.parent / "logs" / "41.out").write_text("hello\n")
-    shown = ready.run("show-job", job_id=40, element=0)
+    shown = ready.run("show-run", run="40_0")
     assert (shown["run"], shown["job-id"], shown["state"]) == ("s-0", "41", "RUNNING")
-    assert ready.run("job-log", job_id=40, element=0)["text"] == "hello"
-    assert ready.run("show-job", job_id=40, element=3)["state"] == "PENDING", "it waits, so Slurm knows it by the array"
-    assert ready.run("cancel-job", job_id=40, element=0) == {"job-id": "41", "state": "CANCELLED", "run": "s-0"}
+    assert ready.run("run-log", run="40_0")["text"] == "hello"
+    assert ready.run("show-run", run="40_3")["state"] == "PENDING", "it waits, so Slurm knows it by the array"
+    assert ready.run("cancel-run", run="40_0") == {"job-id": "41", "state": "CANCELLED", "run": "s-0"}
     assert cluster.changes[-1] == ("scancel", "40_0")
-    assert ready.run("cancel-job", job_id=40, element=3)["run"] == "s-3"
+    assert ready.run("cancel-run", run="40_3")["run"] == "s-3"
     assert cluster.changes[-1] == ("scancel", "40_3")
     assert cancelled(cluster) == [41]
 
@@ -259,43 +258,22 @@ def test_an_element_is_shown_read_and_cancelled(ready: Trainer, cluster: Cluster
 def test_an_element_that_was_queued_again_is_let_go(ready: Trainer, cluster: Cluster):
     job = shape(cluster, ready)["runs"]
     job.states, job.reason, job.restarts = [("PENDING", 0)], "BeginTime", 1
-    assert ready.run("resume-now", job_id=40, element=0)["run"] == "s-0"
+    assert ready.run("resume-run", run="40_0")["run"] == "s-0"
     assert cluster.changes[-1] == ("scontrol", "update", "JobId=41", "StartTime=now")
 
 
-@pytest.mark.parametrize("action", ["show-job", "job-log", "cancel-job", "resume-now"])
+@pytest.mark.parametrize("action", ["show-run", "run-log", "cancel-run", "resume-run"])
 @pytest.mark.parametrize(
-    ("named", "line"),
+    ("name", "line"),
     [
-        ({"job_id": 40, "element": 9}, "element: s, job 40, has no element 9; see: juju run trainer/0 show-job run=s"),
-        ({"job_id": 7, "element": 1}, "job-id: 7 is not an array of {runs}; omit element for a single job"),
-        ({"job_id": 40, "element": -1}, "element: -1 is not allowed; a whole number from 0 to 4000000"),
-        ({"run": "s", "element": 1}, "element: belongs to an array; give the array's job-id, too"),
+        ("40_9", "run: s, job 40, has no element 9; ddp show s"),
+        ("7_1", "run: 7 is not an array of {runs}; ddp list"),
     ],
 )
-def test_an_element_that_is_not_there_is_refused(
-    ready: Trainer, cluster: Cluster, action: str, named: dict[str, typing.Any], line: str
-):
+def test_an_element_that_does_not_exist_is_refused(ready: Trainer, cluster: Cluster, action: str, name: str, line: str):
     shape(cluster, ready)
-    assert ready.fails(action, **named) == line.replace("{runs}", str(ready.workspace / "runs"))
+    assert ready.fails(action, run=name) == line.replace("{runs}", str(ready.workspace / "runs"))
     assert cancelled(cluster) == []
-
-
-def test_a_number_that_juju_made_of_an_element_is_not_taken_for_a_job(ready: Trainer, cluster: Cluster):
-    """Juju reads `job-id=40_3` as YAML, where that is the number 403: another user's job, or none."""
-    assert yaml.safe_load("40_3") == 403
-    shape(cluster, ready)
-    message = ready.fails("show-job", job_id=403)
-    assert message.endswith("; see: juju run trainer/0 list-jobs; or do you mean job-id=40 element=3?")
-    assert ready.fails("cancel-job", job_id=403).endswith("; or do you mean job-id=40 element=3?")
-    assert "do you mean" not in ready.fails("show-job", job_id=409)
-    other = Job(403, cluster.user, "night", ready.workspace / "x", "", [("RUNNING", 0)])
-    cluster.jobs.append(other)
-    assert ready.fails("cancel-job", job_id=403) == (
-        "job-id: 403 is night, but Juju also passes it for job-id=40 element=3; give run=night, or job-id=40 element=3"
-    )
-    assert cancelled(cluster) == []
-    assert ready.run("cancel-job", run="night")["state"] == "CANCELLED"
 
 
 def test_an_element_of_a_preparation(ready: Trainer, cluster: Cluster):
@@ -305,17 +283,10 @@ def test_an_element_of_a_preparation(ready: Trainer, cluster: Cluster):
     cluster.states = [("RUNNING", 0)]
     ready.run("prepare-dataset", source=str(source), elements=3, wait=False)
     (ready.workspace / "runs" / "prepare-raw" / "logs" / "40_2.out").write_text("[DONE] part\n")
-    assert ready.run("job-log", job_id=40, element=2)["text"] == "[DONE] part"
-    shown = ready.run("show-job", job_id=40, element=2)
+    assert ready.run("run-log", run="40_2")["text"] == "[DONE] part"
+    shown = ready.run("show-run", run="40_2")
     assert (shown["run"], shown["state"]) == ("prepare-raw", "RUNNING")
-    assert ready.fails("cancel-job", job_id=40, element=2) == (
-        "element: 40_2 is a part of prepare-raw; a dataset's preparation is cancelled as a whole: juju run trainer/0 "
-        "cancel-job run=prepare-raw"
+    assert ready.fails("cancel-run", run="40_2") == (
+        "run: 40_2 is a part of prepare-raw; a dataset's preparation is cancelled as a whole; ddp cancel prepare-raw"
     )
-    assert ready.fails("show-job", job_id=40, element=3).startswith("element: prepare-raw, job 40, has no element 3")
-    cluster.forgets = True
-    cluster.jobs.clear()
-    cluster.accounting = (
-        f"43|{cluster.user}|FAILED|1:0|1|slurmd|00:00:10|UNLIMITED|2026-11-20T18:48:22|slurmd-0|prepare-raw\n"
-    )
-    assert ready.run("show-job", job_id=40, element=2)["state"] == "FAILED"
+    assert ready.fails("show-run", run="40_3").startswith("run: prepare-raw, job 40, has no element 3")

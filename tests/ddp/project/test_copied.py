@@ -26,11 +26,11 @@ def project(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.
     return folder
 
 
-def submit(settings: Settings, script: pathlib.Path, verb: str = "submit-ddp", **more: typing.Any) -> dict[str, str]:
-    model = verbs.ALL[verb].params
+def submit(settings: Settings, script: pathlib.Path, verb: str = "submit-ddp", **more: typing.Any) -> object:
+    model = verbs.ACTIONS[verb].options
     params = fields.parse(model, {"workload": str(script), "nodes": 1, **more})
     with settings.claims:
-        return verbs.ALL[verb].do(settings, params, lambda _: None)
+        return verbs.ACTIONS[verb].do(settings, params, lambda _: None)
 
 
 def contents(folder: pathlib.Path) -> dict[str, str]:
@@ -40,7 +40,7 @@ def contents(folder: pathlib.Path) -> dict[str, str]:
 def test_the_copy_is_in_the_run_and_is_what_starts(
     settings: Settings, cluster: Cluster, pip: Pip, project: pathlib.Path
 ):
-    found = submit(settings, project / "train.py", run="night")
+    submit(settings, project / "train.py", run="night")
     code = settings.runs / "night" / "code"
     assert contents(code) == {
         "train.py": "import lib.model\n",
@@ -50,7 +50,6 @@ def test_the_copy_is_in_the_run_and_is_what_starts(
     assert cluster.job(40).commands() == [f"{code}/train.py"]
     facts = json.loads((settings.runs / "night" / "job.json").read_text())["code"]
     assert (facts["folder"], facts["script"], facts["origin"]) == ("code", "train.py", str(project))
-    assert found["run"] == "night"
     assert [path.name for path in settings.runs.iterdir()] == ["night"], "nothing half-made stays"
 
 

@@ -14,7 +14,6 @@ import pytest
 sys.path.append(str(pathlib.Path(__file__).parents[2] / "ddp"))  # the doubles
 from cluster import Cluster
 from harness import Trainer, add_dataset
-from node_reports import NAMES, healthy
 from pip_double import ZSTD, Pip
 
 import host as host_module
@@ -22,9 +21,8 @@ import program
 from batch_host import Node
 from ddp import config, service
 from ddp.base import Log, Settings
-from ddp.doctor import node_facts
-from ddp.environment import environments
-from ddp.runs import control
+from ddp.environment import uv
+from ddp.run import control
 from ddp.slurm import access, jobs
 from ddp.submit import checks
 from ddp.workspace import locks
@@ -105,7 +103,7 @@ def nearby(monkeypatch: pytest.MonkeyPatch, charm_dir: pathlib.Path) -> None:
 def pip(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Pip:
     """Replace what makes an environment; the archive is stored for real, uncompressed."""
     double = Pip()
-    monkeypatch.setattr(environments, "run", double.run)
+    monkeypatch.setattr(uv, "run", double.run)
     monkeypatch.setattr(host_module, "WHEELHOUSE", tmp_path / "attached" / "wheelhouse")
     monkeypatch.setattr(Settings, "node_cache", property(lambda _: tmp_path / "cache"))
     commands = tmp_path / "bin"
@@ -165,32 +163,6 @@ def ready(trainer: Trainer) -> Trainer:
     trainer.run("install-environment")
     add_dataset(trainer, "python-stdlib")
     return trainer
-
-
-@pytest.fixture
-def model(trainer: Trainer) -> pathlib.Path:
-    """A model's folder and JSON lines in the workspace, and the option set."""
-    trainer.config["transformers"] = True
-    folder = trainer.workspace / "models" / "tiny"
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text("{}")
-    (trainer.workspace / "chat.jsonl").write_text('{"text": "hello"}\n')
-    (trainer.workspace / "chat").mkdir()
-    (trainer.workspace / "chat" / "train.jsonl").write_text('{"text": "hello"}\n')
-    (trainer.workspace / "empty").mkdir()
-    return folder
-
-
-@pytest.fixture
-def facts(settings: Settings) -> node_facts.Facts:
-    nodes = tuple(jobs.Capacity(name, 2, 16000, 0, "IDLE", is_usable=True) for name in NAMES)
-    return node_facts.Facts(
-        partition=jobs.Partition("slurmd", True, True, None, None, nodes), asked=NAMES, left_out={},
-        reports={name: healthy(name) for name in NAMES}, trouble="",
-        config={"KillWait": "30 sec", "SLURM_VERSION": "24.11.5", "AccountingStorageType": "accounting_storage/slurmdbd"},
-        manifests=(), damaged=(), login=("fuse.juicefs", "JuiceFS:shared"),
-        accounting=access.Accounting(("physics",), ("normal",), (), frozenset()),
-    )  # fmt: skip
 
 
 @pytest.fixture

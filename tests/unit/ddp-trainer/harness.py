@@ -15,6 +15,9 @@ import host
 
 SOURCE = pathlib.Path(__file__).parents[3] / "charms" / "ddp-trainer"
 META = yaml.safe_load((SOURCE / "charmcraft.yaml").read_text())
+for _about in META["actions"].values():
+    for _schema in _about["params"].values():  # Scenario knows no option of two types
+        _schema["type"] = _schema["type"][0] if isinstance(_schema["type"], list) else _schema["type"]
 ACCOUNT = host.account  # which the fixture `host` replaces, so that the tests run as root
 
 
@@ -83,8 +86,19 @@ def write_result(job: Job, outcome: str = "done", **summary: object) -> None:
     (folder / "logs" / f"{job.job_id}.out").write_text("[TRAIN] step=16\n[DONE] ok\n")
     (folder / "metrics.jsonl").write_text('{"kind": "step", "step": 16, "loss": 0.5}\n')
     record = {
-        "workload": "smoke", "state": outcome, "nodes": 2, "world_size": 2, "steps": 16, "first_loss": 1.391486, "last_loss": 0.586587,
-        "best_loss": 0.5, "tokens_per_second": None, "samples_per_second": 56118.5, "checkpoint": None,
-        "loss_png": str(folder / "loss.png"), "ranks": [{"rank": 0, "host": "slurmd-0", "device": "cpu"}], **summary,
-    }  # fmt: skip
+        "workload": "smoke",
+        "state": outcome,
+        "nodes": 2,
+        "world_size": 2,
+        "steps": 16,
+        "first_loss": 1.391486,
+        "last_loss": 0.586587,
+        "best_loss": 0.5,
+        "tokens_per_second": None,
+        "samples_per_second": 56118.5,
+        "checkpoint": None,
+        "loss_png": str(folder / "loss.png"),
+        "ranks": [{"rank": 0, "host": "slurmd-0", "device": "cpu"}],
+        **summary,
+    }
     (folder / "summary.json").write_text(json.dumps(record))

@@ -42,12 +42,11 @@ class LoginHost(orders.Unit):
         "submit-ddp again": {"workload": "smoke", "run": "first", "resume": "auto"},
         "submit-ddp second": {"workload": "smoke", "run": "second"},
         "submit-ddp wrong": {"workload": "smoke", "run": "../first"},
-        "list-jobs": {},
         "list-runs": {},
-        "show-job": {},
-        "job-log": {"run": "first"},
-        "cancel-job": {"run": "first"},
-        "resume-now": {"run": "first"},
+        "show-run": {},
+        "run-log": {"run": "first"},
+        "cancel-run": {"run": "first"},
+        "resume-run": {"run": "first"},
         "submit-ddp last": {"workload": "smoke", "run": "last"},  # only when it settles
     }
 

@@ -21,7 +21,7 @@ from batch_host import Node
 from ddp.base import Settings, TrainerError
 from ddp.environment.environments import Environment
 from ddp.node import spec
-from ddp.options import fields
+from ddp.options import fields, models
 from ddp.submit import scripts
 from ddp.workspace import folders, operations, tokens
 from ddp.workspace.files import RefusedError
@@ -111,7 +111,7 @@ def test_the_token_is_nowhere_else(cloud: Cloud, cluster: Cluster, action: str, 
     assert "HF_TOKEN_PATH" in text, "what is searched holds the script"
     assert [form for form in FORMS if form in text] == []
     assert ("first.hf-token" in cloud.files) is not dry
-    for again in (cloud.wake, lambda: cloud.trainer.run("list-jobs"), lambda: cloud.trainer.run("list-runs")):
+    for again in (cloud.wake, lambda: cloud.trainer.run("list-runs")):
         again()
         assert [form for form in FORMS if form in everything(cloud.trainer, cluster)] == []
 
@@ -145,17 +145,17 @@ def test_a_file_of_the_users_own_goes_before(cloud: Cloud, cluster: Cluster):
 @pytest.mark.parametrize("name", ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"])
 def test_a_token_in_env_is_refused_without_being_shown(cloud: Cloud, name: str):
     error = cloud.trainer.fails("submit-ddp", env=f"{name}=hf_mine")
-    assert error == f"env: {name} would be in the job's script for others to read; set the option hf-token"
+    assert error == f"env: {name} would be in the job's script for others to read; use the trainer's hf-token"
 
 
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (None, "there is no such secret, or it is not granted: juju grant-secret NAME trainer"),
+        (None, "the secret does not exist or is not granted: juju grant-secret NAME trainer"),
         ({"key": TOKEN}, "the secret has no key token: juju update-secret NAME token=hf_..."),
-        ({"token": f"{TOKEN}\n"}, "the secret's token holds blanks, line breaks or what is not ASCII: "),
-        ({"token": f"{TOKEN} x"}, "the secret's token holds blanks, line breaks or what is not ASCII: "),
-        ({"token": f"{TOKEN}\u00e9"}, "the secret's token holds blanks, line breaks or what is not ASCII: "),
+        ({"token": f"{TOKEN}\n"}, "the secret's token has blanks, line breaks or characters that are not ASCII: "),
+        ({"token": f"{TOKEN} x"}, "the secret's token has blanks, line breaks or characters that are not ASCII: "),
+        ({"token": f"{TOKEN}\u00e9"}, "the secret's token has blanks, line breaks or characters that are not ASCII: "),
         ({"token": TOKEN * 200}, "the secret's token has 6600 characters, at most 4096: "),
     ],
 )
@@ -215,7 +215,7 @@ def test_cancelling_and_waiting_end_with_the_file_gone(cloud: Cloud, cluster: Cl
     cluster.states = [("PENDING", 0)]
     cloud.trainer.run("submit-ddp", workload="smoke", run="first")
     assert list(cloud.files) == ["first.hf-token"]
-    cloud.trainer.run("cancel-job", job_id=40)
+    cloud.trainer.run("cancel-run", run="40")
     assert cloud.files == {}
     cluster.states = [("RUNNING", 0), ("FAILED", 256)]
     cloud.trainer.fails("submit-ddp", workload="smoke", run="second", wait=True)
@@ -353,12 +353,17 @@ def queued(settings: Settings, *, sweep: bool = False) -> dict[str, str]:
     """Return the files of a run, or of a sweep of two that the node runs the first one of."""
     if not sweep:
         return texts(settings)
-    params = fields.parse(fields.SubmitDdp, {})
+    params = fields.parse(models.SubmitDdp, {})
     program = scripts.Program(("--module", "ddptrain", "smoke"), leaves_outcome=True)
     files = scripts.training(
-        settings, REQUEST, params, Environment(MANIFEST, "/x.tar.zst"), run="first", program=program,
+        settings,
+        REQUEST,
+        params,
+        Environment(MANIFEST, "/x.tar.zst"),
+        run="first",
+        program=program,
         sweep=scripts.Sweep(1, 2),
-    )  # fmt: skip
+    )
     folder = settings.runs / "first-0"
     for name in ("logs", "control"):
         (folder / name).mkdir(parents=True)

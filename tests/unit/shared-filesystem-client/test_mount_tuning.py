@@ -63,7 +63,7 @@ def test_no_text_gets_anything_else_past_the_table(text: str, kind: str):
 
 
 def test_the_guide_shows_every_value_with_its_reason():
-    guide = (pathlib.Path(__file__).resolve().parents[3] / "docs/howto/storage.md").read_text()
+    guide = (pathlib.Path(__file__).resolve().parents[3] / "docs/reference/mount-options.md").read_text()
     for table in KINDS.values():
         for name, value, why in settings(table):
             shown = f"{name}={value}" if value else name

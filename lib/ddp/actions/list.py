@@ -1,0 +1,125 @@
+"""list-runs: the runs with their states, from their folders and Slurm's queue."""
+
+import datetime
+import fnmatch
+import math
+import re
+
+from ddp.base import Log, ParameterError, Settings, TrainerError
+from ddp.options import models
+from ddp.run import catalog, reading, state
+from ddp.run.model import UTC, Run, State
+from ddp.slurm import jobs
+from ddp.view.result import Result
+
+_UNITS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_HEAD = ("RUN", "KIND", "STATE", "NODES", "STEP", "LOSS", "BEST", "RATE", "ELAPSED", "WHERE/REASON")
+Order = dict[int, tuple[int, int]]
+
+
+def list_runs(settings: Settings, params: models.ListRuns, _: Log) -> Result:
+    """List the runs, the newest first, each with its state, last figures, and nodes or position in the queue."""
+    names = [name for name in catalog.names(settings) if fnmatch.fnmatchcase(name, params.name or "*")]
+    is_filtered = params.state is not None or params.since is not None or params.sort != "submitted"
+    runs, silence = catalog.load(settings, names if is_filtered else names[: params.lines], is_brief=True)
+    runs += _others(settings, params.name or "*") if params.all else []
+    if params.state is not None:
+        wanted = set(params.state.upper().replace(",", " ").split())
+        if unknown := sorted(wanted - set(map(str, State))):
+            raise ParameterError("state", f"unknown state {unknown[0]}; known: {', '.join(map(str, State))}")
+        runs = [run for run in runs if str(run.state) in wanted]
+    if params.since is not None:
+        runs = [run for run in runs if run.written >= _begin(params.since)]
+    if params.sort != "submitted":
+        runs.sort(key=lambda run: _key(run, params.sort))
+    count, runs = (len(runs) if is_filtered or params.all else len(names)), runs[: params.lines]
+    order: Order = {}
+    if any(run.state == State.PENDING for run in runs):
+        order = jobs.positions()
+    head = (*(("USER",) if params.all else ()), *_HEAD)
+    rows = [(*((run.user or settings.user,) if params.all else ()), *_row(run, order)) for run in runs]
+    listed = [
+        describe(run) | ({"position": order[run.job.job_id][0]} if run.job and run.job.job_id in order else {})
+        for run in runs
+    ]
+    notes = {"slurm": silence} if silence else {}
+    return Result(
+        {"count": str(count), "runs": catalog.aligned([head, *rows]), **notes},
+        {"count": count, "runs": listed, **notes},
+    )
+
+
+def describe(run: Run) -> dict[str, object]:
+    """Return a run for programs; unknown values are None."""
+    rate, job = run.rate, run.job
+    return {
+        "run": run.name,
+        "user": run.user or None,
+        "kind": run.kind or None,
+        "state": str(run.state),
+        "why": run.why or None,
+        "job_id": run.job_id or (job.job_id if job else None),
+        "submitted": run.submitted or None,
+        "run_dir": str(run.folder),
+        "nodes": _nodes(run),
+        "where": (job.nodes or None) if job else None,
+        "elapsed_s": jobs.parse_time(job.elapsed) if job else _finite(run.summary.get("elapsed_s")),
+        "step": run.step,
+        "total_steps": run.total_steps,
+        "loss": _finite(run.loss),
+        "val_loss": run.metrics.last("val_loss"),
+        "best_loss": _finite(run.best_loss),
+        "rate": rate[0] if rate else None,
+        "rate_unit": f"{rate[1]}/s" if rate else None,
+    }
+
+
+def _row(run: Run, order: Order) -> tuple[str, ...]:
+    rate, job = run.rate, run.job
+    where = run.why if not run.state.is_active or job is None or not job.nodes else job.nodes
+    if job is not None and job.job_id in order and run.state == State.PENDING:
+        position, length = order[job.job_id]
+        where = f"{where} (position {position} of {length})"
+    cells = [run.kind, str(run.state), _nodes(run), run.step, run.loss, run.best_loss]
+    cells += [f"{rate[0]:.6g} {rate[1]}/s" if rate else None, job.elapsed if job else run.figure("elapsed_s")]
+    return (run.name[:64], *map(catalog.cell, [*cells, where[:80]]))
+
+
+def _others(settings: Settings, pattern: str) -> list[Run]:
+    """Return the jobs of all other users, as runs whose folders are not read."""
+    try:
+        known = jobs.jobs(user=None)
+    except jobs.SlurmError as e:
+        raise TrainerError(f"Slurm: {e}") from e
+    now = datetime.datetime.now(UTC).timestamp()
+    return [
+        state.with_job(Run(name, settings.runs / name, user=job.user, job_id=job.job_id, written=now), job)
+        for job in known
+        if job.user != settings.user and fnmatch.fnmatchcase(name := reading.printable(job.run_name, 64), pattern)
+    ]
+
+
+def _key(run: Run, sort: str) -> tuple[object, ...]:
+    if sort in ("name", "state"):
+        return (run.name if sort == "name" else str(run.state), run.name)
+    values = {"loss": run.loss, "best": run.score, "step": -(run.step or 0), "rate": -run.rate[0] if run.rate else None}
+    value = values[sort]
+    return (value is None, value or 0, run.name)
+
+
+def _begin(since: str) -> float:
+    """Return the time that `since` means, in seconds since 1970. Raises ParameterError."""
+    if found := re.fullmatch(r"(\d{1,6})([mhdw])", since):
+        return datetime.datetime.now(UTC).timestamp() - int(found[1]) * _UNITS[found[2]]
+    try:
+        return datetime.datetime.fromisoformat(since).astimezone(UTC).timestamp()
+    except ValueError:
+        raise ParameterError("since", f"{since!r} is neither a duration such as 2d nor a date") from None
+
+
+def _nodes(run: Run) -> object:
+    return run.job.num_nodes if run.job is not None else run.summary.get("nodes")
+
+
+def _finite(value: object) -> object:
+    return value if isinstance(value, int | float) and math.isfinite(value) else None

@@ -1,0 +1,55 @@
+"""resume-run: start a requeued job at once."""
+
+import time
+
+from ddp.base import REPORT_S, Log, Settings, TrainerError
+from ddp.options import models
+from ddp.problem import Command
+from ddp.run import catalog, control
+from ddp.slurm import jobs
+from ddp.view.result import Result
+
+# slurmd refuses a requeued job whose credential is not a second newer than the end of its last attempt ("already
+# killed, do not launch batch job"), and the job then fails.
+_APART_S = 2.0
+
+
+def resume_run(settings: Settings, params: models.ResumeRun, log: Log) -> Result:
+    """Make a requeued job that is held, or waits for its begin time, eligible now."""
+    target = catalog.find(settings, params.run)
+    known = catalog.job_of(settings, target)
+    began = time.monotonic()
+    while known is not None and _is_leaving(known) and time.monotonic() - began < control.LEAVE_S:
+        log(f"job {known.job_id} is leaving its nodes")
+        control.pause(REPORT_S)
+        known = catalog.job_of(settings, target)
+    if known is None or not known.is_active:
+        state = known.state if known is not None else "unknown to Slurm"
+        text = f"job {target.job_id} is not waiting: it is {state}; to resume, submit it with the same options"
+        raise TrainerError(text, remedy=Command("submit", {"run": target.run}))
+    if known.state not in control.WAITING:
+        text = f"job {known.job_id} is not waiting: it is {known.state}"
+        raise TrainerError(text, remedy=Command("log", arguments=(target.run,)))
+    release = f"as an administrator: scontrol release {known.job_id}"
+    if known.restarts:
+        control.pause(_APART_S)
+    try:
+        if known.is_held:
+            jobs.release(known.job_id)
+        jobs.start_now(known.job_id)
+    except jobs.SlurmError as e:
+        problem = control.held(settings, known)
+        text = f"job {known.job_id} ({known.reason}) cannot be released: {e}; {problem.what if problem else release}"
+        raise TrainerError(text, remedy=problem.remedy if problem else None) from e
+    now_known = catalog.job_of(settings, target) or known
+    if now_known.state in control.WAITING and now_known.is_held:
+        raise TrainerError(f"job {known.job_id} is still held ({now_known.reason}); {release}")
+    log(f"job {known.job_id} was {known.state} ({known.reason}); it starts as soon as there is room")
+    state, reason = now_known.state, now_known.reason
+    shown = {"job-id": str(known.job_id), "run": target.run, "state": state, "reason": reason}
+    return Result(shown, {"job_id": known.job_id, "run": target.run, "state": state, "reason": reason})
+
+
+def _is_leaving(known: jobs.Job) -> bool:
+    """Whether a requeued job is still ending on its nodes; Slurm refuses to change an EXPEDITING one."""
+    return known.state == "EXPEDITING" or (known.state == "COMPLETING" and bool(known.restarts))

@@ -1,0 +1,89 @@
+"""show-run: one run in full, or all runs of a sweep."""
+
+from ddp.actions import list as listing
+from ddp.base import Log, ParameterError, Results, Settings
+from ddp.options import models
+from ddp.problem import Command
+from ddp.run import catalog, control, failure
+from ddp.run.model import WITHOUT_LOSS, Run, State
+from ddp.view.result import Result
+
+
+def show_run(settings: Settings, params: models.ShowRun, _: Log) -> Result:
+    """Show a run's state, settings, figures, checkpoints, attempts and curve, or why it failed."""
+    name = catalog.name_of(settings, params.run)[0]
+    runs, silence = catalog.load(settings, [name])
+    run = runs[0]
+    if not (run.record or run.summary or run.job_id or run.metrics.num_records or run.notes):
+        text = f"{settings.runs / name} is a folder without a run's files"
+        raise ParameterError("run", text, remedy=catalog.LIST)
+    if run.kind == "sweep":
+        table, elements = catalog.show_sweep(settings, name)
+        values = {**listing.describe(run), "runs": [listing.describe(one) for one in elements]}
+        return Result(table | {"run-dir": str(run.folder)}, values)
+    job_id = run.job_id or (run.job.job_id if run.job is not None else None)
+    results: Results = {
+        "run": name,
+        "run-dir": str(run.folder),
+        "state": str(run.state),
+        "reason": _reason(settings, run),
+        "kind": run.kind,
+        "job-id": catalog.cell(job_id),
+        "submitted": run.submitted,
+        "log": str(run.log_path) if run.job_id is not None else "",
+        "script": str(run.folder / "job.sbatch") if run.record else "",
+    }
+    if run.state.is_active and run.job is not None:
+        results |= {"elapsed": run.job.elapsed, "nodes": run.job.nodes, "requeued": str(run.job.restarts or "")}
+        results |= {"step": catalog.cell(run.metrics.step), "loss": catalog.cell(run.metrics.last("loss"))}
+    else:
+        problem = failure.explain(settings, run, job_id) if run.state != State.UNKNOWN else None
+        results |= failure.results_of(run) | (problem.results if problem else {})
+        results["reason"] = problem.text(settings.render) if problem else results["reason"]
+    results["settings"] = "\n".join(f"{key}: {catalog.cell(value)}" for key, value in sorted(run.settings.items()))
+    results["metrics"] = _metrics(settings, run)
+    if best := run.metrics.best:
+        results["best"] = f"validation loss {best[1]:.4f} at step {best[0]:.0f}"
+    results["checkpoints"] = "\n".join(
+        f"{one.name}  step {catalog.cell(one.step)}{' (latest)' * one.is_latest}{' (best)' * one.is_best}"
+        for one in run.checkpoints
+    )
+    results["attempts"] = "\n".join(
+        f"{control.printable(one.name, 80)}: {catalog.cell(one.outcome[:40])}, step {catalog.cell(one.step)}"
+        for one in run.attempts[-20:]
+    )
+    results |= {"curve-text": control.draw(run), "curve": run.curve_png, "tracking": catalog.cell(run.tracking_url)}
+    results["slurm"] = silence
+    values: dict[str, object] = {
+        **listing.describe(run),
+        "reason": results["reason"] or None,
+        "settings": run.settings,
+        "figures": run.figures,
+        "attempts": [{"attempt": one.name, "outcome": one.outcome, "step": one.step} for one in run.attempts],
+        "checkpoints": [{"name": one.name, "step": one.step} for one in run.checkpoints],
+        "curve": run.curve_png or None,
+        "tracking": run.tracking_url or None,
+    }
+    return Result({name: value for name, value in results.items() if value not in ("", "-")}, values)
+
+
+def _reason(settings: Settings, run: Run) -> str:
+    problem = control.held(settings, run.job) if run.job is not None else None
+    return problem.text(settings.render) if problem else run.why
+
+
+def _metrics(settings: Settings, run: Run) -> str:
+    losses = run.metrics.series["loss"].points(3) if "loss" in run.metrics.series else []
+    lost = run.metrics.lost_step
+    no_number = "" if lost is None else f"; the loss is not finite from step {lost:.0f} on"
+    if not losses:
+        if no_number:
+            return f"{run.metrics.num_records} records{no_number}"
+        if what := WITHOUT_LOSS.get(run.kind):
+            return f"none: it is {what}; its output: {settings.render(Command('log', arguments=(run.name,)))}"
+        return "none: the script wrote no metrics.jsonl" if run.kind == "script" else "none yet"
+    which = "the last finite one" if no_number else "the last"
+    step, loss = losses[-1]
+    text = f"{run.metrics.num_records} records, {which} at step {step:.0f} with loss {loss:.4f}{no_number}"
+    val_loss = run.metrics.last("val_loss")
+    return text + ("" if val_loss is None else f"; validation loss {val_loss:.4f}")

@@ -1,0 +1,166 @@
+"""uv, which resolves and installs packages: its pinned version, the site's indexes, and where torch comes from.
+
+Imports the standard library and modules that need no more, for scripts/install_torch.py runs before all packages.
+"""
+
+import ast
+import collections.abc
+import contextlib
+import dataclasses
+import os
+import pathlib
+import re
+
+from ddp.problem import Problem, Step
+from slurm_ddp.run import CommandError, CommandTimeout, run
+
+TORCH = "2.13.0"
+PINNED = pathlib.Path(__file__).with_name("requirements.txt")  # uv itself, by its hashes
+PYTORCH_INDEX = "https://download.pytorch.org/whl/cpu"  # https://pytorch.org/get-started/locally/
+CONNECT_S = 10  # for PyTorch's index, which many sites do not reach
+TIMEOUT_S = 5400.0
+DEFAULT_BUILD = (
+    "installing torch's default build, as no index that answers has the CPU build: a download of 0.5 GB and about 2 GB "
+    "of CUDA libraries; torch-index or a wheelhouse with the CPU build avoids that"
+)
+_OWN = {
+    "UV_NO_CONFIG": "1",
+    "UV_PYTHON_DOWNLOADS": "never",
+    "UV_NO_EDITABLE": "1",  # nodes do not have the project's folder
+    "UV_SYSTEM_CERTS": "1",  # as pip does
+    "UV_INDEX_STRATEGY": "unsafe-best-match",  # as pip does: the best version of all indexes
+    "UV_LINK_MODE": "hardlink",  # the cache lies beside the environment and is removed, so a copy would only take room
+}
+_SITE = {  # settings of pip that name package indexes, with uv's variables
+    "index-url": ("UV_DEFAULT_INDEX",),
+    "extra-index-url": ("UV_INDEX",),
+    "find-links": ("UV_FIND_LINKS",),
+    "trusted-host": ("UV_INSECURE_HOST",),
+    "cert": ("SSL_CERT_FILE",),
+    "client-cert": ("SSL_CLIENT_CERT",),
+    "proxy": ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"),
+}
+_UNSATISFIABLE = re.compile("No solution found when resolving|No matching distribution found")  # uv's, pip's
+
+
+class InstallError(Problem):
+    """Packages could not be installed; `is_unsatisfiable`: the indexes answered, and no set of packages fits."""
+
+    def __init__(self, what: str, *, is_unsatisfiable: bool = False, remedy: Step | None = None) -> None:
+        super().__init__(what, remedy=remedy)
+        self.is_unsatisfiable = is_unsatisfiable
+
+
+@dataclasses.dataclass(frozen=True)
+class Uv:
+    """uv, installing into the environment of one interpreter."""
+
+    program: str
+    python: str
+    variables: dict[str, str]  # the package indexes among them; in no command line, since a URL may hold a password
+    options: tuple[str, ...] = ()
+
+    @property
+    def is_offline(self) -> bool:
+        """Whether no package index is used."""
+        return "--no-index" in self.options
+
+    def install(self, *arguments: str | pathlib.Path, also: str = "", **variables: str) -> None:
+        """Install packages; `also` is an additional index, `variables` replace others. Raises InstallError."""
+        indexes = " ".join(filter(None, (also, self.variables.get("UV_INDEX"))))
+        env = {**_OWN, **self.variables, **({"UV_INDEX": indexes} if indexes else {}), **variables}
+        call(self.program, "pip", "install", "--quiet", f"--python={self.python}", *self.options, *arguments, env=env)
+
+    def freeze(self) -> str:
+        """Return what is installed beside pip and setuptools, as a requirements.txt. Raises InstallError."""
+        listed = call(self.program, "pip", "freeze", f"--python={self.python}", env={**_OWN, **self.variables})
+        return re.sub(r"(?m)^(pip|setuptools)==.*\n?", "", listed)
+
+
+def bootstrap(
+    python: pathlib.Path, folder: pathlib.Path, wheels: collections.abc.Sequence[str] = (), **variables: str
+) -> Uv:
+    """Install the pinned uv into `folder` with the pip of `python`, and return it with the site's indexes.
+
+    `wheels` are folders that replace all indexes; `variables` are uv's own. Raises InstallError.
+    """
+    options = ("--no-index", "--only-binary=:all:", *(f"--find-links={one}" for one in wheels)) if wheels else ()
+    pip = (str(python), "-m", "pip", "--disable-pip-version-check", "--no-input")
+    target = (f"--target={folder}", "--require-hashes", "-r", PINNED)
+    call(*pip, "install", "--quiet", *options, *target, env=pip_variables())
+    if not wheels:
+        indexes, options = site(pip)
+        variables |= indexes
+    return Uv(str(folder / "bin" / "uv"), str(python), variables, options)
+
+
+def site(pip: collections.abc.Sequence[str]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the package indexes of pip's files and PIP_* as uv's variables and options. Raises InstallError."""
+    listed = call(*pip, "config", "list", env=pip_variables())
+    found: dict[str, str] = {}
+    bundle = os.environ.get("SSL_CERT_FILE") or os.environ.get("REQUESTS_CA_BUNDLE")
+    if bundle:
+        found["SSL_CERT_FILE"] = bundle
+    is_offline = False
+    for scope in ("global", "install", ":env:"):  # the last wins
+        for key, literal in re.findall(rf"^{scope}\.([a-z-]+)=(.+)$", listed, re.MULTILINE):
+            words = str(ast.literal_eval(literal)).split()
+            value = ("," if key == "find-links" else " ").join(words)
+            if value:
+                found |= dict.fromkeys(_SITE.get(key, ()), value)
+            if key == "no-index":
+                is_offline = value.lower() in ("1", "true", "yes", "on")
+    return found, ("--no-index",) if is_offline else ()
+
+
+def pip_variables() -> dict[str, str]:
+    """Return the variables that name pip's package indexes; others, such as PIP_TARGET, would lead elsewhere."""
+    names = ["PIP_CONFIG_FILE", "PIP_NO_INDEX", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"]
+    names += [f"PIP_{name.upper().replace('-', '_')}" for name in _SITE]
+    return {name: os.environ[name] for name in names if name in os.environ}
+
+
+def install_cpu_torch(
+    uv: Uv,
+    do: collections.abc.Callable[[str, collections.abc.Callable[[], None]], None],
+    *,
+    index: str = "",
+    check_room: collections.abc.Callable[[], None] = lambda: None,
+) -> None:
+    """Install torch for CPUs from the first source that has it. Raises InstallError.
+
+    The order: the CPU build from the site's indexes and `index`; from PyTorch's own index; the default build from the
+    site's, which computes the same on CPUs. `do` reports a text while it calls a function; `check_room` raises an error
+    if the disk has no room for the default build.
+    """
+    build = f"torch=={TORCH}+cpu"
+    try:
+        return do(f"installing {build}", lambda: uv.install(build, also=index))
+    except InstallError as e:
+        if not e.is_unsatisfiable:
+            raise
+    if not uv.is_offline:
+        alone = {"UV_DEFAULT_INDEX": PYTORCH_INDEX, "UV_INDEX": "", "UV_FIND_LINKS": "", "UV_HTTP_RETRIES": "0"}
+        alone |= dict.fromkeys(("UV_HTTP_TIMEOUT", "UV_HTTP_CONNECT_TIMEOUT"), str(CONNECT_S))
+        text = f"installing {build} from PyTorch's index, as no configured index has it"
+        with contextlib.suppress(InstallError):
+            return do(text, lambda: uv.install("--no-deps", build, **alone))
+    check_room()
+    try:
+        return do(DEFAULT_BUILD, lambda: uv.install(f"torch=={TORCH}", also=index))
+    except InstallError as e:
+        remedy = Step("torch-index", "set torch-index to an index that has torch, or use a wheelhouse")
+        raise InstallError(e.what, is_unsatisfiable=e.is_unsatisfiable, remedy=remedy) from e
+
+
+def call(*argv: str | pathlib.Path, env: dict[str, str] | None = None, timeout: float = TIMEOUT_S) -> str:
+    """Run a command and return its output. Raises InstallError with the reason that it printed."""
+    try:
+        return run(*argv, cwd="/", timeout=timeout, env=env).stdout
+    except CommandTimeout as e:
+        raise InstallError(f"{e}; is the package index, or the wheelhouse's filesystem, slow?") from e
+    except CommandError as e:
+        found = re.search(r"(?ims)^error: (.*)", e.stderr)
+        reason = re.sub(r"(?im)\s*^(\s*cause|error|warning): ", ": ", found[1]) if found else str(e)
+        name = argv[2] if argv[1] == "-m" else pathlib.Path(argv[0]).name
+        raise InstallError(f"{name}: {reason}", is_unsatisfiable=bool(_UNSATISFIABLE.search(e.stderr))) from e

@@ -1,0 +1,1 @@
+"""Runs: the types, their folders, their state, and how they are submitted and followed."""

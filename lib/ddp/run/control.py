@@ -1,0 +1,264 @@
+"""Submit runs and follow their jobs."""
+
+import collections.abc
+import contextlib
+import dataclasses
+import datetime
+import re
+import time
+import uuid
+
+from ddp import project, remedies
+from ddp.base import REPORT_S, Log, ParameterError, Results, Settings, TrainerError
+from ddp.problem import Command, Step
+from ddp.run import catalog, failure, folder, state
+from ddp.run.catalog import aligned
+from ddp.run.model import PREPARATION, UTC, Run
+from ddp.run.reading import printable
+from ddp.slurm import jobs
+from ddp.submit import checks
+from ddp.view import curve, tables
+from ddp.workspace import folders, tokens
+
+__all__ = ["PREPARATION", "aligned", "printable"]  # and all that is defined here
+WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
+LEAVE_S = 60.0  # how long a cancelled or requeued job may take to leave its nodes
+_SILENCE_S = 600.0  # how long slurmctld may be unreachable while a job is followed: it may be restarted
+_LOST_ANSWER = re.compile(r"timed out|no answer", re.IGNORECASE)
+_COMMENT = re.compile(r"^#SBATCH --comment=(.*)$", re.MULTILINE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Submitted:
+    """A run that Slurm has accepted."""
+
+    job_id: int
+    run: str
+    run_dir: str
+    script: str
+    log: str
+
+    def as_results(self) -> Results:
+        """Results that every submission reports."""
+        return {
+            "job-id": str(self.job_id),
+            "run": self.run,
+            "run-dir": self.run_dir,
+            "log": self.log,
+            "script": self.script,
+        }
+
+
+def submitted_as(settings: Settings, run: str, job_id: int) -> Submitted:
+    """Describe a run submitted as this job."""
+    path = settings.runs / run
+    return Submitted(job_id, run, str(path), str(path / "job.sbatch"), str(path / "logs" / f"{job_id}.out"))
+
+
+def new_name(settings: Settings, kind: str) -> str:
+    """Name a run after its kind and the time."""
+    stamp = now().strftime("%Y%m%d-%H%M%S")
+    for number in range(1, 100):
+        name = f"{kind}-{stamp}" if number == 1 else f"{kind}-{stamp}-{number}"
+        if not settings.claims.take(name):
+            continue  # another action took it in the same second
+        if folders.locate(settings, str(settings.runs / name)).kind == "absent":
+            return name
+        settings.claims.drop(name)
+    raise TrainerError(f"{settings.runs} holds 99 runs of this second; try again")
+
+
+def claim(settings: Settings, run: str) -> None:
+    """Keep other commands from submitting this run. Raises ParameterError if one is submitting it now."""
+    if not settings.claims.take(run):
+        raise ParameterError("run", f"another command is submitting {run}", remedy=catalog.LIST)
+
+
+def about(settings: Settings, run: str) -> dict[str, object]:
+    """Read a run's job.json; empty if there is none."""
+    return catalog.read_record(settings, run)
+
+
+def refuse_if_active(settings: Settings, run: str) -> None:
+    """Raise ParameterError if a job of this run is pending or running."""
+    names = [run]
+    if sweep := about(settings, run).get("sweep"):
+        names.append(str(sweep))
+    for known in (job for name in names for job in jobs.jobs(user=settings.user, name=name)):
+        if known.is_active:
+            text = f"{run} is active as job {known.job_id} ({known.state}); wait for its end, or cancel it"
+            raise ParameterError("run", text, remedy=Command("cancel", arguments=(known.name,)))
+
+
+def new_mark() -> str:
+    """Return a unique text that a submission's job carries in its comment, so that a later look finds the job."""
+    return f"ddp:{uuid.uuid4().hex[:16]}"
+
+
+def submit(
+    settings: Settings,
+    run: str,
+    texts: dict[str, str],
+    facts: dict[str, object],
+    *,
+    again: bool,
+    token: bool = False,
+    kept: project.Copy | None = None,
+) -> Submitted:
+    """Write a run's files and submit its script; with `token`, deliver Hugging Face's. Raises TrainerError.
+
+    The run's job.json is there before Slurm has the job, with the job's mark and the record that it replaces.
+    """
+    path, mark = settings.runs / run, new_mark()
+    stamp = now().strftime("%Y-%m-%dT%H:%M:%SZ")
+    record = {"format": 1, "job_id": None, "run": run, "submitted": stamp, "submission": mark, **facts}
+    if again:  # the summary of an earlier job is not this one's
+        record["summary_before"] = folders.call(settings, folder.summarised, path=path)
+        if before := about(settings, run):
+            record["previous"] = folder.without_previous(before)
+    texts = {**texts, folder.RECORD: folder.dump(record)}
+    former = folders.call(settings, folder.create, path=path, texts=texts, again=again)
+    if kept is not None:
+        kept.place()
+    try:
+        if token:
+            tokens.deliver(settings, run)
+        job_id = send(settings, run, "job.sbatch", texts["job.sbatch"], mark)
+    except (jobs.SlurmError, folders.WorkspaceError) as e:
+        if isinstance(e, jobs.UncertainError):
+            raise TrainerError(f"{run}: {e}", remedy=catalog.LIST) from e
+        tokens.drop(settings, run)
+        if kept is not None:
+            kept.remove()
+        folders.call(settings, folder.undo, path=path, former=former)
+        raise checks.refused(str(e)) if isinstance(e, jobs.SlurmError) else e from e
+    note_job(settings, run, record, job_id)
+    settings.claims.drop(run)
+    return submitted_as(settings, run, job_id)
+
+
+def send(settings: Settings, run: str, name: str, text: str, mark: str) -> int:
+    """Submit a script of a run's folder and return its job's id; if sbatch's answer was lost, look for the job.
+
+    Raises:
+        jobs.UncertainError: Slurm may have accepted the job.
+        jobs.SlurmError: it has not.
+    """
+    theirs = _COMMENT.search(text)
+    comment = f"{theirs[1]} {mark}" if theirs else mark
+    try:
+        return jobs.submit(str(settings.runs / run / name), comment=comment)
+    except jobs.SlurmError as e:
+        if not isinstance(e, jobs.UncertainError) and not _LOST_ANSWER.search(str(e)):
+            raise
+        try:
+            found = jobs.find_submission(mark, user=settings.user, name=run)
+        except jobs.SlurmError as silence:
+            raise jobs.UncertainError(f"{e}; Slurm may have accepted the job") from silence
+        if found is None:
+            raise jobs.SlurmError(str(e)) from e
+        return found
+
+
+def note_job(settings: Settings, run: str, record: collections.abc.Mapping[str, object], job_id: int) -> None:
+    """Complete job.json with the job's id; where that fails, the next look at the run does it."""
+    full = {**folder.without_previous(dict(record)), "job_id": job_id}
+    with contextlib.suppress(folders.WorkspaceError):
+        folders.call(settings, folder.write_record, path=settings.runs / run, record=full)
+
+
+def follow(settings: Settings, submitted: Submitted, log: Log, *, timeout_s: float) -> Results:
+    """Wait for a job, report its progress, return its results. Raises TrainerError unless it completed."""
+    deadline = time.monotonic() + timeout_s
+    first_asked = last_reported = 0.0
+    answered = time.monotonic()
+    reported = ""
+    timeout_of_squeue_s = 5.0
+    while True:
+        try:
+            known = jobs.job(submitted.job_id, user=settings.user, timeout_s=timeout_of_squeue_s)
+            answered = time.monotonic()
+            timeout_of_squeue_s = 5.0
+        except jobs.SlurmError as e:
+            if time.monotonic() - answered > _SILENCE_S:
+                text = f"job {submitted.job_id}: Slurm does not answer: {e}; the job may still run"
+                show = Command("show", arguments=(submitted.run,))
+                raise TrainerError(text, remedy=show, results=submitted.as_results()) from e
+            known = None
+            timeout_of_squeue_s = min(60.0, timeout_of_squeue_s * 2)  # a large cluster's controller is slow
+            text = f"job {submitted.job_id}: {e}; asking again"
+        else:
+            if known is None or not known.is_active:
+                return conclude(settings, submitted, known)
+            text = f"job {known.job_id} {known.state}"
+            if problem := held(settings, known):
+                problem.results |= {**submitted.as_results(), "state": known.state, "reason": known.reason}
+                raise problem
+            if known.state == "PENDING":
+                text += f" ({known.reason})" + (f", requeued {known.restarts} times" if known.restarts else "")
+        if text != reported or time.monotonic() - last_reported >= REPORT_S:
+            reported, last_reported = text, time.monotonic()
+            is_running = known is not None and known.state == "RUNNING"
+            log(_progress(settings, submitted.run, text) if is_running else tables.Step(text, text))
+        if time.monotonic() >= deadline:
+            results = {**submitted.as_results(), "state": known.state if known else "UNKNOWN"}
+            text = f"no end after {timeout_s:g} s: {text}; the job continues"
+            raise TrainerError(text, remedy=Command("log", arguments=(submitted.run,)), results=results)
+        first_asked = first_asked or time.monotonic()
+        pause(1.0 if time.monotonic() - first_asked < 120 else 3.0)
+
+
+def conclude(settings: Settings, submitted: Submitted, known: jobs.Job | None) -> Results:
+    """Return the results of a completed job. Raises TrainerError with the reason if another ended otherwise."""
+    tokens.drop(settings, submitted.run)
+    run = state.with_job(catalog.read(settings, submitted.run), known)
+    results = {**submitted.as_results(), **failure.results_of(run)}
+    if drawn := draw(run):
+        results["curve-text"] = drawn
+    if problem := failure.explain(settings, run, submitted.job_id):
+        problem.results = {**results, **problem.results}
+        raise problem
+    return results
+
+
+def draw(run: Run) -> str:
+    """Draw a run's losses as text; empty if it measured none."""
+    series = run.metrics.series
+    losses, evals = (series[name].points(1000) if name in series else [] for name in ("loss", "val_loss"))
+    return curve.draw(losses, evals)
+
+
+def held(settings: Settings, known: jobs.Job) -> TrainerError | None:
+    """Return why a job is held so that its user cannot release it; None if it is not."""
+    if not (known.state in WAITING and known.is_held and known.reason.startswith(remedies.HELD)):
+        return None
+    text = f"job {known.job_id} is held ({known.reason}): by an administrator, or slurmctld does not know the account "
+    values = {"user": settings.user, "uid": str(settings.uid), "job": str(known.job_id)}
+    add = f"useradd --no-create-home --uid {settings.uid} {settings.user}"
+    plain = f"on slurmctld's host, as root: {add}; then: scontrol release {known.job_id}"
+    return TrainerError(
+        f"{text}{settings.user} (uid {settings.uid})", remedy=Step("add-account-and-release", plain, values)
+    )
+
+
+def pause(seconds: float) -> None:
+    """Sleep; tests replace it."""
+    time.sleep(seconds)
+
+
+def now() -> datetime.datetime:
+    """The time in UTC; tests replace it."""
+    return datetime.datetime.now(UTC)
+
+
+def _progress(settings: Settings, name: str, text: str) -> tables.Step:
+    """Describe how far a run is, from its metrics."""
+    try:
+        run = folders.call(settings, folder.read, timeout_s=3, path=settings.runs / name, is_brief=True)
+    except folders.WorkspaceError:
+        return tables.Step(text, text)
+    if run.metrics.step is None:
+        return tables.Step(text, text)
+    loss = run.metrics.last("loss")
+    words = f"step {run.metrics.step}" + (f", loss {loss:.4f}" if loss is not None else "")
+    return tables.Step(f"{text}, {words}", text, words, done=run.metrics.step, total=run.total_steps)

@@ -1,0 +1,108 @@
+"""The results of a run that ended, and why it failed."""
+
+import re
+
+from ddp.base import Results, Settings, TrainerError, one_line
+from ddp.problem import Command, Remedy, Step
+from ddp.run import folder
+from ddp.run.model import Run, State
+from ddp.run.reading import printable
+from ddp.workspace import folders
+
+_LINES = 5
+_MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
+_FIGURES = {
+    "last_loss": "loss",
+    "first_loss": "first-loss",
+    "best_loss": "best-loss",
+    "tokens_per_second": "tokens-per-second",
+    "samples_per_second": "samples-per-second",
+    "steps": "steps",
+    "nodes": "nodes",
+    "world_size": "ranks",
+    "checkpoint": "checkpoint",
+    "loss_png": "curve",
+}
+
+
+def results_of(run: Run) -> Results:
+    """Return the state of a run that ended, its exit code and its figures; those that it lacks are left out."""
+    results = {"state": str(run.state)}
+    if not run.state.is_active:
+        results["exit-code"] = str(exit_code(run))
+    found = {name: run.summary[key] for key, name in _FIGURES.items() if run.summary.get(key) is not None}
+    results |= {
+        name: f"{value:.6g}" if isinstance(value, float) else one_line(str(value), 1200)
+        for name, value in found.items()
+    }
+    devices = sorted({part.partition(" x ")[2] for part in run.devices.split(", ")} - {""})
+    return results | ({"device": printable(", ".join(devices), 200)} if devices else {})
+
+
+def exit_code(run: Run) -> int:
+    """Return the exit code of the last job. Slurm's accounting prints 137 as 9:0 (print.c of 24.11)."""
+    attempt = run.last_attempt
+    written = attempt.exit_code if attempt is not None else None
+    if run.job is not None and written != run.job.exit_code + 128:
+        return run.job.exit_code
+    return written if written is not None else int(run.state != State.COMPLETED)
+
+
+def explain(settings: Settings, run: Run, job_id: int | None) -> TrainerError | None:
+    """Return why a run that ended did not complete, with details as results; None if it completed."""
+    if run.state == State.COMPLETED or run.state.is_active or job_id is None:
+        return None
+    text = f"job {job_id} {run.state}, exit code {exit_code(run)}"
+    attempt = run.last_attempt
+    if attempt is not None and attempt.outcome == "preempted":
+        text += f"; it saved at step {attempt.step}; to resume, submit it with the same options"
+        return TrainerError(text, remedy=Command("submit", {"run": run.name}))
+    if run.state in (State.CANCELLED, State.TIMEOUT, State.PREEMPTED, State.DEADLINE):
+        return TrainerError(text)
+    failure = folders.call(settings, folder.find_failure, path=run.folder, job_id=job_id, lines=_LINES)
+    results: Results = {}
+    own = [one for one in run.failures if one.attempt.startswith(f"{job_id}.")]
+    if own:
+        rows = (f"{one.time} fault={one.fault} node={one.node}: {one.reason}" for one in own)
+        results["failures"] = "\n".join(map(printable, rows))
+    lines = [printable(line) for line in failure.lines]
+    if lines:
+        results["failure"] = "\n".join(lines)
+    words, remedy = "", None
+    if failure.absent_ranks:
+        absent, words, remedy = _absent(failure)
+        results |= absent
+    else:
+        if failure.rank is not None:
+            results["failed-rank"] = str(failure.rank)
+            host = printable(failure.host)
+            words = f"; rank {failure.rank}" + (f" on {host}" if host else "")
+        elif run.job is not None and run.job.reason not in ("None", "NonZeroExitCode", ""):
+            words = f" ({run.job.reason})"
+        if lines:
+            words += f": {one_line(lines[-1], 300)}"
+            remedy = None if run.record.get("container") else _missing_module(settings, lines[-1])
+    if not run.record:
+        words += f"; {run.folder}/job.json is missing or damaged, so other files of the run may be, too"
+    return TrainerError(text + words, remedy=remedy, results=results)
+
+
+def _missing_module(settings: Settings, line: str) -> Remedy | None:
+    """Return how to install the module that a ModuleNotFoundError names; None for other lines."""
+    if not (found := _MISSING_MODULE.search(line)):
+        return None
+    module = found[1].partition(".")[0][:60]
+    create = "ddp env create NAME --requirements requirements.txt"
+    words = f"with {module} in requirements.txt: {create}, then: ddp submit --env NAME ..."
+    return Step("install-module", words, {"module": module, "user": settings.user})
+
+
+def _absent(failure: folder.FirstFailure) -> tuple[Results, str, Remedy]:
+    """Return the ranks and nodes that never joined the rendezvous, as results and in words."""
+    ranks, nodes = failure.absent_ranks, [printable(str(node)) for node in failure.absent_nodes]
+    numbers = ", ".join(map(str, ranks[:16])) + (", ..." if len(ranks) > 16 else "")
+    where = f" on {', '.join(nodes[:8])}{', ...' if len(nodes) > 8 else ''}" if nodes else ""
+    results = {"absent-ranks": ", ".join(map(str, ranks[:256]))}
+    results |= {"absent-nodes": ", ".join(nodes[:256])} if nodes else {}
+    words = f"; rank{'s' if len(ranks) > 1 else ''} {numbers}{where} never joined the rendezvous"
+    return results, words, Command("doctor", {"nodes": ",".join(nodes[:8])})

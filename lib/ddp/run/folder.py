@@ -1,0 +1,445 @@
+"""The layout of a run's folder: the only module that opens files below runs/<run>/. Call it through folders.call."""
+
+import collections.abc
+import concurrent.futures
+import contextlib
+import dataclasses
+import datetime
+import errno
+import json
+import os
+import pathlib
+import re
+import shutil
+import time
+
+from ddp.node import explain
+from ddp.run import metrics, reading, state
+from ddp.run.model import UTC, Attempt, Checkpoint, Failure, Run
+from ddp.run.reading import Json
+from ddp.workspace.files import MAX_LISTED, RefusedError, replace
+
+RECORD, METRICS = "job.json", "metrics.jsonl"
+RUN_FILES = frozenset("logs control job.sbatch parts.sbatch job.json program sweep.jsonl args code".split())
+_WRITERS = 8
+_BRIEF_BYTES = 1 << 16  # of a metrics.jsonl that is looked at briefly
+_LOG_BYTES = 256 * 1024
+_MAX_ROWS = 200  # attempts or failures
+_MAX_CHECKPOINTS = 20
+_SUBMISSION_S = 600.0  # an intent this old belongs to no submission that is still under way
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+
+def create(path: pathlib.Path, texts: dict[str, str], *, again: bool) -> dict[str, str | None] | None:
+    """Make a run's folder with its files, by name. Raises RefusedError if it exists, unless `again`.
+
+    Returns the former content of these files, None for one that did not exist; None if the folder is new.
+    """
+    former: dict[str, str | None] | None = None
+    try:
+        path.mkdir(mode=0o755)
+    except FileExistsError:
+        if not again:
+            raise RefusedError(f"{path} exists already") from None
+        former = dict.fromkeys(texts)
+        for name in texts:
+            with contextlib.suppress(FileNotFoundError):
+                former[name] = (path / name).read_text(errors="replace")
+    for name in ("logs", "control"):
+        (path / name).mkdir(mode=0o755, exist_ok=True)
+    _write_all(path, texts)
+    return former
+
+
+def undo(path: pathlib.Path, former: dict[str, str | None] | None) -> None:
+    """Undo `create`: remove a new folder unless a job has used it; give another one its former files."""
+    if former is None:
+        remove(path)
+        return
+    _write_all(path, {name: text for name, text in former.items() if text is not None})
+    for name in (name for name, text in former.items() if text is None):
+        (path / name).unlink(missing_ok=True)
+
+
+def remove(*paths: pathlib.Path) -> None:
+    """Remove the folders of runs that never started; one that holds more than `create` wrote stays."""
+    for path in paths:
+        held = set(reading.names(path))
+        if held <= RUN_FILES and not any(reading.names(path / name) for name in held & {"logs", "control"}):
+            shutil.rmtree(path)
+
+
+def create_sweep(path: pathlib.Path, texts: dict[str, str], elements: list[dict[str, str]]) -> None:
+    """Make a sweep's folder and one for each of its runs, or none of them."""
+    places = [path, *(path.with_name(f"{path.name}-{number}") for number in range(len(elements)))]
+    if taken := [place for place in places if place.exists() or place.is_symlink()]:
+        raise RefusedError(f"{taken[0]} exists already")
+    made: list[pathlib.Path] = []
+    try:
+        for place, files in zip(places, [texts, *elements], strict=True):
+            place.mkdir(mode=0o755)
+            made.append(place)
+            create(place, files, again=True)
+    except BaseException:
+        for place in made:
+            shutil.rmtree(place, ignore_errors=True)
+        raise
+
+
+def write_record(path: pathlib.Path, record: collections.abc.Mapping[str, object]) -> None:
+    """Write a run's job.json."""
+    replace(path / RECORD, dump(record))
+
+
+def is_intent(record: Json) -> bool:
+    """Whether a job.json was written before sbatch, and nobody has noted sbatch's answer in it."""
+    return record.get("job_id") is None and "submission" in record
+
+
+def settle(path: pathlib.Path, job_id: int | None) -> None:
+    """Complete an intent with its job, or if Slurm has none for it give it up, for the record that it replaced."""
+    record = read_record(path)
+    if not is_intent(record):
+        return
+    if job_id is not None:
+        write_record(path, {**without_previous(record), "job_id": job_id})
+    elif time.time() - (path / RECORD).stat().st_mtime > _SUBMISSION_S:
+        del record["submission"]
+        write_record(path, reading.as_object(record.get("previous")) or record)
+
+
+def without_previous(record: Json) -> Json:
+    """Return a record without the one that it replaced."""
+    return {name: value for name, value in record.items() if name != "previous"}
+
+
+def dump(record: collections.abc.Mapping[str, object]) -> str:
+    """Format a job.json."""
+    return json.dumps(record, indent=1, sort_keys=True) + "\n"
+
+
+def write_text(path: pathlib.Path, text: str) -> None:
+    """Write a file, such as a report, at a path."""
+    replace(path, text)
+
+
+def _write_all(path: pathlib.Path, texts: dict[str, str]) -> None:
+    """Write files, many at a time: most of a small file's way to a network filesystem is waiting."""
+    for name in texts:
+        for above in reversed(pathlib.PurePath(name).parents[:-1]):
+            (path / above).mkdir(mode=0o755, exist_ok=True)
+    with concurrent.futures.ThreadPoolExecutor(_WRITERS) as pool:
+        for written in [pool.submit(replace, path / name, text) for name, text in texts.items()]:
+            written.result()
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def read_record(path: pathlib.Path) -> Json:
+    """Read a run's job.json; empty if there is none."""
+    return reading.json_object(path / RECORD)
+
+
+def summarised(path: pathlib.Path) -> float:
+    """Return when a run's summary was written, in seconds since 1970; 0 if it has none."""
+    return reading.written(path / "summary.json") or 0.0
+
+
+def read(path: pathlib.Path, *, is_brief: bool = False, reader: metrics.Reader | None = None, user: str = "") -> Run:
+    """Read a run; absent and damaged files are named in its notes. Raises FileNotFoundError if it does not exist.
+
+    Args:
+        path: the run's folder.
+        is_brief: read only the end of metrics.jsonl, and no checkpoints.
+        reader: has read this run's metrics.jsonl before.
+        user: whose run it is.
+    """
+    if not path.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "no such run", str(path))
+    notes: list[str] = []
+    record = reading.json_object(path / RECORD, notes)
+    summary = reading.json_object(path / "summary.json", notes)
+    if record.get("summary_before") and reading.written(path / "summary.json") == record["summary_before"]:
+        summary = {}  # of an earlier job
+    reader = reader or metrics.Reader(path / METRICS, tail_bytes=_BRIEF_BYTES if is_brief else None)
+    measured = reader.read()
+    if measured.bad_lines:
+        notes.append(f"{METRICS}: {measured.bad_lines} lines are not records and were skipped")
+    number = _job_id(path, record)
+    failures = read_failures(path)
+    attempts = _attempts(path, failures)
+    changed = [path / RECORD, path / "summary.json", path / METRICS]
+    times = [reading.written(one) or 0.0 for one in changed]
+    times += [one.ended.timestamp() for one in attempts if one.ended and one.outcome]
+    hosts = " ".join(reading.tail(path / "control" / f"{number}.hosts", 1 << 20)).split() if number else []
+    ranks = [reading.as_object(rank) for rank in reading.as_list(summary.get("ranks"))]
+    found = Run(
+        name=path.absolute().name,
+        folder=path.absolute(),
+        record=record,
+        config=reading.json_object(path / "config.json", notes),
+        summary=summary,
+        metrics=measured,
+        job_id=number,
+        attempts=tuple(attempts[-_MAX_ROWS:]),
+        failures=tuple(failures[-_MAX_ROWS:]),
+        checkpoints=() if is_brief else tuple(_checkpoints(path)),
+        hosts=tuple(hosts) or tuple(dict.fromkeys(str(rank["host"]) for rank in ranks if rank.get("host"))),
+        tracking_url=str(reading.json_object(path / "tracking.json").get("url") or ""),
+        curve_png=str(path / "loss.png") if (path / "loss.png").is_file() else "",
+        written=max(times),
+        checkpointed=reading.written(path / "latest"),
+        notes=tuple(notes),
+        user=user,
+    )
+    return state.with_job(found, None)
+
+
+def names(runs: pathlib.Path) -> list[str]:
+    """List the runs, the last submitted first; a folder without any of a run's files is not one."""
+    found: list[tuple[float, str]] = []
+    with os.scandir(runs) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                if entry.name.startswith(".") or not entry.is_dir(follow_symlinks=False):
+                    continue
+                places = [pathlib.Path(entry.path, name) for name in (RECORD, METRICS, "summary.json")]
+                times = [reading.written(place) or 0.0 if place.is_file() else 0.0 for place in places]
+                if any(times):
+                    found.append((times[0] or max(times), entry.name))
+    return [name for _, name in sorted(found, reverse=True)[:MAX_LISTED]]
+
+
+def newest(runs: pathlib.Path, *, is_started: bool) -> str | None:
+    """Return the run submitted last, except what a submission started by itself and elements that have not started.
+
+    With `is_started` a sweep does not count either: it has no job of its own to look into.
+    """
+    for name in names(runs):
+        record = read_record(runs / name)
+        is_waiting = "sweep" in record and not reading.tail(runs / name / "control" / "job", 100)
+        if not (record.get("automatic") or is_waiting or (is_started and record.get("kind") == "sweep")):
+            return name
+    return None
+
+
+def read_failures(path: pathlib.Path) -> list[Failure]:
+    """Read control/<job>.failures: time, attempt, fault, node and reason, tab-separated."""
+    found: list[Failure] = []
+    for name in reading.names(path / "control"):
+        if name.endswith(".failures"):
+            rows = (line.split("\t", 4) for line in reading.tail(path / "control" / name, _LOG_BYTES))
+            found += [Failure(*words) for words in rows if len(words) == 5]
+    return sorted(found, key=lambda failure: failure.time)
+
+
+def _job_id(path: pathlib.Path, record: Json) -> int | None:
+    """Return the id of the run's last job, of a sweep's element that of its task; without job.json the newest log's."""
+    started = reading.tail(path / "control" / "job", 100)  # an element's job has its id once it starts
+    if started and (number := reading.number(started[-1].strip(), 0)):
+        return number
+    if "sweep" in record:
+        return None
+    if record and not is_intent(record):
+        number = record.get("job_id")
+        return number if type(number) is int else None
+    log = newest_log(path)
+    is_later = not record or (reading.written(log) or 0.0) >= (reading.written(path / RECORD) or 0.0)
+    return reading.number(log.stem, 0) or None if is_later else None
+
+
+def _attempts(path: pathlib.Path, failed: list[Failure]) -> list[Attempt]:
+    """Read the attempts that left an outcome, a failure or logs, in the order of their start.
+
+    The launcher makes the folder of an attempt's logs when it starts the ranks, so its time is the attempt's start.
+    """
+    held = reading.names(path / "control")
+    outcomes = {name.removesuffix(".outcome") for name in held if name.endswith(".outcome")}
+    failures = {failure.attempt: failure for failure in failed}
+    logs = {name for name in reading.names(path / "logs") if not name.endswith(".out")}
+    found: list[Attempt] = []
+    for name in outcomes | failures.keys() | {name for name in logs if reading.attempt_order(name)[0] >= 0}:
+        outcome: Json = {}
+        ended: float | None = None
+        if name in outcomes:  # a name from a line of failures may be anything
+            place = path / "control" / f"{name}.outcome"
+            ended, outcome = reading.written(place), reading.json_object(place)
+        failure = failures.get(name)
+        code = outcome.get("exit_code")
+        why = str(outcome.get("error") or (failure.reason if failure else ""))
+        found.append(
+            Attempt(
+                name=name,
+                began=_moment(reading.written(path / "logs" / name) if name in logs else None),
+                ended=_moment(ended) or (_parse_moment(failure.time) if failure else None),
+                outcome=str(outcome.get("outcome") or ("failed" if failure else "")),
+                step="" if outcome.get("step") is None else str(outcome["step"]),
+                why=why or (f"exit code {code}" if code is not None else ""),
+                exit_code=code if type(code) is int else None,
+            )
+        )
+    return sorted(found, key=lambda attempt: (attempt.began or attempt.ended or _NEVER, attempt.order))
+
+
+def _checkpoints(path: pathlib.Path) -> collections.abc.Iterator[Checkpoint]:
+    links: list[str] = []
+    for link in ("latest", "best"):
+        links.append("")
+        with contextlib.suppress(OSError):
+            links[-1] = (path / link).readlink().name
+    for place in sorted(path.glob("epoch-*"))[-_MAX_CHECKPOINTS:]:
+        if manifest := reading.json_object(place / "manifest.json"):
+            meta = reading.as_object(manifest.get("meta")) or manifest
+            yield Checkpoint(place.name, meta.get("step"), place.name == links[0], place.name == links[1])
+
+
+_NEVER = datetime.datetime.max.replace(tzinfo=UTC)
+
+
+def _moment(seconds: float | None) -> datetime.datetime | None:
+    return None if seconds is None else datetime.datetime.fromtimestamp(seconds, UTC)
+
+
+def _parse_moment(text: str) -> datetime.datetime | None:
+    with contextlib.suppress(ValueError):
+        return datetime.datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+    return None
+
+
+# -- jobs and elements -------------------------------------------------------------------------------------------------
+
+
+def find_job(runs: pathlib.Path, job_id: int) -> str | None:
+    """Find the run of a job; of several the last written, since a new controller counts job ids from 1."""
+    if logs := sorted(runs.glob(f"*/logs/{int(job_id)}.out"), key=lambda path: reading.written(path) or 0.0):
+        return logs[-1].parent.parent.name
+    for name in names(runs):
+        record = read_record(runs / name)
+        if job_id in (record.get("job_id"), record.get("array_job_id")) and "sweep" not in record:
+            return name
+    return None
+
+
+def find_element(runs: pathlib.Path, array: int, element: int) -> tuple[str | None, str | None]:
+    """Return the run that an element of an array is or is a part of, and the run of the array; None if none is."""
+    for name in names(runs):
+        with contextlib.suppress(KeyError, ValueError, TypeError):
+            record = read_record(runs / name)
+            if record.get("kind") == "sweep" and record["job_id"] == array:
+                return (f"{name}-{element}" if element < int(record["count"]) else None), name
+            if record.get("kind") == "prepare" and record["array_job_id"] == array:
+                return (name if element < int(record["elements"]) else None), name
+    return None, None
+
+
+# -- logs --------------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Lines:
+    """Lines of a log, and up to where each file was read."""
+
+    path: str
+    lines: list[str]
+    offsets: dict[str, int] = dataclasses.field(default_factory=dict[str, int])
+
+
+def read_log(path: pathlib.Path, log: str, job_id: int, *, lines: int, rank: int | None) -> Lines:
+    """Read the last lines of a job's merged log, or of one rank's output in its last attempt."""
+    if rank is None:
+        place = path / "logs" / log
+        return Lines(str(place), explain.tail(place, explain.MAX_TAIL_BYTES)[-lines:])
+    found = [one for one in explain.rank_logs(path, job_id) if one["rank"] == rank]
+    if not found:
+        raise FileNotFoundError(errno.ENOENT, f"no output of rank {rank}", str(path / "logs" / f"{job_id}.r*"))
+    found.sort(key=lambda one: one["written"])
+    text = [line for one in found for line in explain.tail(pathlib.Path(one["path"]), explain.MAX_TAIL_BYTES)]
+    return Lines(str(pathlib.Path(found[0]["path"]).parent), text[-lines:])
+
+
+def follow_log(path: pathlib.Path, log: str, job_id: int, *, rank: int | None, offsets: dict[str, int]) -> Lines:
+    """Read the whole lines behind `offsets`; of a new file its last lines."""
+    paths = [str(path / "logs" / log)]
+    if rank is not None:
+        paths = [one["path"] for one in explain.rank_logs(path, job_id) if one["rank"] == rank]
+    lines: list[str] = []
+    after = dict(offsets)
+    for place in paths:
+        new, after[place] = new_lines(pathlib.Path(place), offsets.get(place))
+        lines += new
+    return Lines(paths[0] if paths else "", lines, after)
+
+
+def new_lines(path: pathlib.Path, begin: int | None, limit: int = explain.MAX_TAIL_BYTES) -> tuple[list[str], int]:
+    """Read the whole lines behind `begin` in at most the last `limit` bytes, and up to where; None: the last lines."""
+    with contextlib.suppress(OSError), explain.opened(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        last = max(0, size - limit)
+        begin = last if begin is None else max(begin if 0 <= begin <= size else 0, last)
+        file.seek(begin)
+        data = file.read(limit)
+        whole = data.rfind(b"\n") + 1 or (len(data) if len(data) == limit else 0)
+        return data[:whole].decode(errors="replace").splitlines(), begin + whole
+    return [], begin or 0
+
+
+def last_lines(run: Run, lines: int = 40) -> list[str]:
+    """Read the last lines of the log of a run's last job; none if it is unreadable."""
+    return reading.tail(run.log_path, _LOG_BYTES)[-lines:]
+
+
+def newest_log(path: pathlib.Path) -> pathlib.Path:
+    """Return the job's log that was written last; it need not exist."""
+    logs = [path / "logs" / name for name in reading.names(path / "logs") if name.endswith(".out")]
+    return max(logs, key=lambda log: reading.written(log) or 0.0, default=path / "logs" / "none")
+
+
+@dataclasses.dataclass(frozen=True)
+class FirstFailure:
+    """The rank that failed first with its last lines, or the ranks that never joined."""
+
+    rank: int | None
+    host: str
+    lines: list[str]
+    absent_ranks: list[int]
+    absent_nodes: list[str]
+
+
+def find_failure(path: pathlib.Path, job_id: int, lines: int) -> FirstFailure:
+    """Find why a job failed."""
+    failure = explain.first_failure(path, job_id, lines)
+    hosts = " ".join(reading.tail(path / "control" / f"{int(job_id)}.hosts", 1 << 20)).split()  # in the ranks' order
+    node: int | None = failure["node"]
+    ranks, nodes = explain.absentees(path, int(job_id), failure["lines"], hosts)
+    host = hosts[node] if node is not None and node < len(hosts) else ""
+    return FirstFailure(failure["rank"], host, failure["lines"], ranks, nodes)
+
+
+def find_failed_elements(path: pathlib.Path, array: int) -> list[tuple[int, str]]:
+    """Find the elements of an array whose logs end with an error, each with that line, at most ten."""
+    failed: list[tuple[int, str]] = []
+    numbered = [(log.stem.rpartition("_")[2], log) for log in (path / "logs").glob(f"{int(array)}_*.out")]
+    for number, log in sorted((int(number), log) for number, log in numbered if number.isdecimal()):
+        lines = [line.strip() for line in reading.tail(log, 65536) if line.strip()]
+        errors = [line for line in lines if explain.TELLING.search(line)]
+        if errors and not any(line.startswith("[DONE]") for line in lines[-1:]):
+            failed.append((number, re.sub(r"^\w+:ddptrain:\[FATAL\] ", "", errors[-1])[:500]))
+    return failed[:10]
+
+
+def measured_rates(runs: pathlib.Path) -> list[Json]:
+    """Read the rates of the newest finished trainings, with what they depend on."""
+    rates: list[Json] = []
+    for name in names(runs)[:100]:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, IndexError):
+            config = explain.read_object(runs / name / "config.json")
+            summary = explain.read_object(runs / name / "summary.json")
+            rate, world = float(summary["tokens_per_second"]), int(summary["world_size"])
+            if rate > 0 and world > 0:
+                about = {key: config.get(key) for key in ("model", "seq_len", "batch", "grad_accum", "precision")}
+                about |= {"nodes": summary.get("nodes"), "run": name, "tokens_per_second": rate, "world_size": world}
+                rates.append(about | {"on_gpu": str(summary["ranks"][0]["device"]) != "cpu"})
+    return rates

@@ -1,0 +1,254 @@
+"""A run's metrics.jsonl, read as it grows and kept within bounds.
+
+A run of a million steps must fill neither memory nor a page, and a spike of one step must stay visible. So a long
+curve is thinned: of each few neighbours the lowest and the highest value stay.
+"""
+
+import array
+import bisect
+import collections
+import collections.abc
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import pathlib
+
+from ddp.node import explain
+from ddp.run import reading
+
+MAX_POINTS = 1 << 16  # of one curve in memory; at least a quarter as many stay after thinning
+MAX_SERIES = 24  # a run's own script may write any names
+_GROUP = 8  # neighbours of which two stay
+_CHUNK_BYTES = 1 << 20
+_LARGEST = 1e300  # the difference of two such values is still finite
+_LEAST = 1e-200  # smaller magnitudes count as 0
+_LARGEST_STEP = 2.0**53  # from there on a float does not hold every whole number
+_NOT_CURVES = {"step", "epoch", "time", "tokens", "samples", "perplexity", "total_steps"}
+_OTHERS = ("start", "checkpoint")  # kinds of records that are no measurement
+_RECENT = 64  # records from which the rate of steps is taken
+
+Point = tuple[float, float]
+
+
+class Series:
+    """The values of one quantity by step, in the order of the steps."""
+
+    def __init__(self, max_points: int = MAX_POINTS) -> None:
+        self._max = max_points
+        self._steps = array.array("d")
+        self._values = array.array("d")
+        self.lost: float | None = None  # the first of the last steps whose value is not finite
+        self._latest = -math.inf
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    @property
+    def last(self) -> float | None:
+        """The last finite value."""
+        return self._values[-1] if self._values else None
+
+    def add(self, step: float, value: float) -> None:
+        """Append a point. A step that exists already replaces all from it on: the run was resumed there."""
+        if step <= self._latest:
+            keep = bisect.bisect_left(self._steps, step)
+            del self._steps[keep:], self._values[keep:]
+            self.lost = None if self.lost is not None and self.lost >= step else self.lost
+        self._latest = step
+        if not -_LARGEST < value < _LARGEST:  # NaN too
+            self.lost = step if self.lost is None else self.lost
+            return
+        self.lost = None
+        self._steps.append(step)
+        self._values.append(value if abs(value) >= _LEAST else 0.0)
+        if len(self._steps) > self._max:
+            self._keep(range(0, len(self._steps), _GROUP))
+
+    def points(self, limit: int = MAX_POINTS) -> list[Point]:
+        """Return at most about `limit` points: first, last, and the extremes of equal ranges of steps."""
+        count = len(self._steps)
+        if count <= limit or count < 3:
+            return list(zip(self._steps, self._values, strict=True))
+        first, last, buckets = self._steps[0], self._steps[-1], max(1, limit // 2 - 1)
+        bounds = [bisect.bisect_left(self._steps, first + (last - first) * at / buckets) for at in range(buckets)]
+        return [(self._steps[index], self._values[index]) for index in self._extremes(bounds)]
+
+    def _extremes(self, begins: collections.abc.Sequence[int]) -> list[int]:
+        """Return the indices of the first and the last value, and of the extremes of each range."""
+        count = len(self._steps)
+        kept = {0, count - 1}
+        for begin, end in zip(begins, [*begins[1:], count], strict=True):
+            if values := self._values[begin:end]:
+                kept |= {begin + values.index(min(values)), begin + values.index(max(values))}
+        return sorted(kept)
+
+    def _keep(self, begins: collections.abc.Sequence[int]) -> None:
+        order = self._extremes(begins)
+        self._steps = array.array("d", [self._steps[index] for index in order])
+        self._values = array.array("d", [self._values[index] for index in order])
+
+
+@dataclasses.dataclass(frozen=True)
+class Metrics:
+    """The content of a metrics.jsonl at one moment; of a brief look, that of its end."""
+
+    series: collections.abc.Mapping[str, Series] = dataclasses.field(default_factory=dict[str, Series])
+    start: reading.Json = dataclasses.field(default_factory=reading.Json)  # the last attempt's first record
+    checkpoint: reading.Json = dataclasses.field(default_factory=reading.Json)  # the last one
+    step: int | None = None
+    total_steps: int | None = None
+    time: float | None = None  # of the last step
+    steps_per_second: float | None = None  # of the last steps, with evaluations and checkpoints
+    num_records: int = 0
+    bad_lines: int = 0
+
+    def last(self, name: str) -> float | None:
+        """Return the last finite value of a quantity."""
+        return self.series[name].last if name in self.series else None
+
+    @property
+    def lost_step(self) -> float | None:
+        """The step from which on the loss is not finite; None if it is."""
+        return self.series["loss"].lost if "loss" in self.series else None
+
+    @property
+    def best(self) -> Point | None:
+        """Step and value of the lowest validation loss."""
+        evals = self.series["val_loss"].points() if "val_loss" in self.series else []
+        return min(evals, key=lambda point: point[1], default=None)
+
+
+class Reader:
+    """Reads a metrics.jsonl; each `read` takes only what was appended since the last one."""
+
+    def __init__(self, path: pathlib.Path, *, tail_bytes: int | None = None) -> None:
+        self.path = path
+        self._tail_bytes = tail_bytes  # begin that much before the end
+        self._file: tuple[int, int] | None = None  # device and inode
+        self._offset = 0
+        self._clear()
+
+    def _clear(self) -> None:
+        self._series: dict[str, Series] = {}
+        self._kinds: dict[str, reading.Json] = {}
+        self._last: reading.Json = {}
+        self._recent: collections.deque[Point] = collections.deque(maxlen=_RECENT)  # time and step
+        self._num_records = self._bad_lines = 0
+        self._is_skipping = False  # within a line that is too long to be a record
+
+    def read(self) -> Metrics:
+        """Read what was appended. A file that was replaced is read again.
+
+        A last line without a newline counts once it is a whole object; until then it is read again.
+        """
+        with contextlib.suppress(OSError), explain.opened(self.path) as file:
+            about = os.fstat(file.fileno())
+            if self._file != (about.st_dev, about.st_ino) or about.st_size < self._offset:
+                self._file, self._offset = (about.st_dev, about.st_ino), 0
+                self._clear()
+                if self._tail_bytes is not None and about.st_size > self._tail_bytes:
+                    self._offset, self._is_skipping = about.st_size - self._tail_bytes, True
+                    self._bad_lines = -1  # the line that is cut is not bad
+            file.seek(self._offset)
+            rest = b""
+            while chunk := file.read(_CHUNK_BYTES):
+                whole, newline, rest = (rest + chunk).rpartition(b"\n")
+                if newline:
+                    self._take(whole)
+                    self._offset += len(whole) + 1
+                elif len(rest) > 4 * _CHUNK_BYTES:
+                    self._offset += len(rest)
+                    self._is_skipping, rest = True, b""
+            if not self._is_skipping and rest.rstrip().endswith(b"}") and _parse(rest.decode(errors="replace")):
+                self._take(rest)
+                self._offset += len(rest)
+        return self._metrics()
+
+    def _metrics(self) -> Metrics:
+        start = self._kinds.get("start", {})
+        rate = None
+        if len(self._recent) > 1:
+            (began, first), (ended, last) = self._recent[0], self._recent[-1]
+            rate = (last - first) / (ended - began) if ended > began and last > first else None
+        return Metrics(
+            series=self._series,
+            start=start,
+            checkpoint=self._kinds.get("checkpoint", {}),
+            step=_whole(self._last.get("step")),
+            total_steps=_whole(self._last.get("total_steps")) or _whole(start.get("total_steps")) or None,
+            time=_real(self._last.get("time")),
+            steps_per_second=rate,
+            num_records=self._num_records,
+            bad_lines=max(0, self._bad_lines),
+        )
+
+    def _take(self, data: bytes) -> None:
+        if self._is_skipping:
+            data = data.partition(b"\n")[2]
+            self._bad_lines += 1
+            self._is_skipping = False
+        for line in data.decode(errors="replace").split("\n"):
+            if not line or line.isspace():
+                continue
+            record = _parse(line)
+            step = _real(record.get("step")) if record else None
+            if record is None or step is None or not abs(step) < _LARGEST_STEP:
+                self._bad_lines += 1
+            elif (kind := record.get("kind")) in _OTHERS:
+                self._kinds[str(kind)] = record
+            else:
+                self._add(step, record)
+
+    def _add(self, step: float, record: reading.Json) -> None:
+        is_curve = False
+        for name, found in record.items():
+            value = _real(found)
+            if value is None or name in _NOT_CURVES:
+                continue
+            if name not in self._series and len(self._series) < MAX_SERIES:
+                self._series[name] = Series()
+            if name in self._series:
+                self._series[name].add(step, value)
+                is_curve = True
+        self._num_records += is_curve
+        if record.get("kind") == "eval":
+            return
+        self._last = record
+        time = _real(record.get("time"))
+        if time is not None and 0 < time < _LARGEST:
+            if self._recent and self._recent[-1][1] >= step:
+                self._recent.clear()
+            self._recent.append((time, step))
+
+
+def smoothed(points: collections.abc.Sequence[Point], window: int) -> list[Point]:
+    """Replace each value by the mean of the `window` values around it."""
+    half = max(1, window) // 2
+    near = (points[max(0, index - half) : index + half + 1] for index in range(len(points)))
+    return [
+        (step, math.fsum(value / len(some) for _, value in some)) for (step, _), some in zip(points, near, strict=True)
+    ]
+
+
+def _parse(line: str) -> reading.Json | None:
+    try:
+        return reading.as_object(json.loads(line)) or None
+    except (ValueError, RecursionError):
+        return None
+
+
+def _whole(value: object) -> int | None:
+    number = _real(value)
+    return int(number) if number is not None and abs(number) < _LARGEST_STEP else None
+
+
+def _real(value: object) -> float | None:
+    """Return a number as a float, infinite if it is too large; None for other values."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf

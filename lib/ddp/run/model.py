@@ -1,0 +1,270 @@
+"""A run as its folder and Slurm know it: the frozen types that every command and the exporter share."""
+
+import collections
+import collections.abc
+import contextlib
+import dataclasses
+import datetime
+import enum
+import json
+import pathlib
+
+from ddp.run import reading
+from ddp.run.metrics import Metrics
+from ddp.run.reading import Json
+from ddp.slurm import jobs
+
+UTC = datetime.timezone.utc  # noqa: UP017 - datetime.UTC came with Python 3.11
+PREPARATION = "prepare-"  # prefix of the runs that prepare datasets
+WITHOUT_LOSS = {"collectives": "a benchmark", "prepare": "the preparation of a dataset"}
+_MAX_SETTINGS = 300
+_NOT_SETTINGS = frozenset(
+    "run_dir report_json job_id run submitted summary_before format choice started sweep count array_job_id submission "
+    "previous automatic".split()
+)
+_OF_CLUSTER = {"torch", "environment", "container", "fabric", "launcher"}  # shown with the cluster
+_FIGURES = tuple(
+    "last_loss best_loss first_loss val_loss best_step tokens_per_second samples_per_second mfu steps tokens samples "
+    "elapsed_s parameters precision world_size nodes checkpoint".split()
+)
+_NOT_FIGURES = {"workload", "state", "ranks", "error", "run_dir", "loss_png"}
+
+
+class State(str, enum.Enum):  # noqa: UP042 - enum.StrEnum came with Python 3.11
+    """The state of a run, in Slurm's words; PREEMPTED has saved and stopped, UNKNOWN is known to nobody."""
+
+    PENDING = "PENDING"
+    REQUEUED = "REQUEUED"
+    CONFIGURING = "CONFIGURING"
+    RUNNING = "RUNNING"
+    COMPLETING = "COMPLETING"
+    SUSPENDED = "SUSPENDED"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+    PREEMPTED = "PREEMPTED"
+    TIMEOUT = "TIMEOUT"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    NODE_FAIL = "NODE_FAIL"
+    DEADLINE = "DEADLINE"
+    BOOT_FAIL = "BOOT_FAIL"
+    UNKNOWN = "UNKNOWN"
+
+    def __str__(self) -> str:
+        return self.value
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the run may still change its state by itself."""
+        return self in _ACTIVE
+
+
+_ACTIVE = frozenset(list(State)[:6])
+
+
+@dataclasses.dataclass(frozen=True)
+class Attempt:
+    """One start of the ranks."""
+
+    name: str  # <job>.r<requeues>[t<restarts>]
+    began: datetime.datetime | None
+    ended: datetime.datetime | None
+    outcome: str  # done, preempted, failed, cancelled; empty while it runs, or if it was killed
+    step: str
+    why: str  # it ended
+    exit_code: int | None = None
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """The numbers of its job, its requeues and its restarts."""
+        return reading.attempt_order(self.name)
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """A failed attempt, as the job's supervisor judged it."""
+
+    time: str
+    attempt: str
+    fault: str  # mistake, node, program, filesystem, network
+    node: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that is complete."""
+
+    name: str
+    step: object
+    is_latest: bool
+    is_best: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A run. Texts are those of its files, hostile ones included."""
+
+    name: str
+    folder: pathlib.Path
+    record: Json = dataclasses.field(default_factory=Json)  # job.json
+    config: Json = dataclasses.field(default_factory=Json)
+    summary: Json = dataclasses.field(default_factory=Json)
+    metrics: Metrics = dataclasses.field(default_factory=Metrics)
+    job_id: int | None = None  # of the last job; None: none, or an element of a sweep that has not started
+    attempts: tuple[Attempt, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    checkpoints: tuple[Checkpoint, ...] = ()
+    hosts: tuple[str, ...] = ()
+    tracking_url: str = ""
+    curve_png: str = ""
+    written: float = 0.0  # when its files changed last, in seconds since 1970
+    checkpointed: float | None = None
+    notes: tuple[str, ...] = ()  # what is missing or damaged
+    user: str = ""
+    job: jobs.Job | None = None
+    state: State = State.UNKNOWN
+    why: str = ""
+
+    @property
+    def kind(self) -> str:
+        """The kind: gpt, smoke, script, collectives, prepare, sweep; empty if it is unknown."""
+        return str(self.record.get("kind") or self.summary.get("workload") or "")
+
+    @property
+    def sweep(self) -> str:
+        """The sweep that the run is an element of; empty for other runs."""
+        return str(self.record.get("sweep") or "")
+
+    @property
+    def submitted(self) -> str:
+        """The time of the submission, such as 2026-11-20T18:48:22Z."""
+        return str(self.record.get("submitted") or "")
+
+    @property
+    def log_path(self) -> pathlib.Path:
+        """The log of the last job."""
+        return self.folder / "logs" / f"{self.job_id}.out"
+
+    @property
+    def last_attempt(self) -> Attempt | None:
+        """The last attempt of the last job."""
+        own = [one for one in self.attempts if self.job_id is None or one.order[0] == self.job_id]
+        return own[-1] if own else None
+
+    @property
+    def step(self) -> int | None:
+        """The last step."""
+        return self.metrics.step if self.metrics.step is not None else _whole(self.summary.get("steps"))
+
+    @property
+    def total_steps(self) -> int | None:
+        """The number of steps in all. Runs of earlier releases have it in their settings only."""
+        found = self.metrics.total_steps or _whole(self.config.get("steps"))
+        return found if found and 0 < found < 1 << 53 else None
+
+    @property
+    def loss(self) -> float | None:
+        """The last training loss."""
+        known = self.metrics.last("loss")
+        return known if known is not None else self.figure("last_loss")
+
+    @property
+    def best_loss(self) -> float | None:
+        """The lowest validation loss."""
+        known = self.figure("best_loss")
+        return known if known is not None or self.metrics.best is None else self.metrics.best[1]
+
+    @property
+    def score(self) -> float | None:
+        """The loss that runs are compared by: validation's, or without one training's."""
+        return self.best_loss if self.best_loss is not None else self.loss
+
+    @property
+    def rate(self) -> tuple[float, str] | None:
+        """Tokens or samples per second, and which of them: of the summary, of an active run the last ones."""
+        for unit in ("tokens", "samples"):
+            whole, last = self.figure(f"{unit}_per_second"), self.metrics.last(f"{unit}_per_second")
+            if value := (last or whole if self.state.is_active else whole or last):
+                return value, unit
+        return None
+
+    @property
+    def choice(self) -> Json:
+        """The options in which an element of a sweep differs from the others."""
+        with contextlib.suppress(ValueError, RecursionError):
+            return reading.as_object(json.loads(str(self.record.get("choice") or "{}")))
+        return {}
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The options of the job, and what the payload made of them; nested names are joined by dots."""
+        found: dict[str, str] = {}
+        for source in (self.record, self.choice, self.config):
+            for name, value in _flat(source):
+                is_setting = name.rsplit(".", maxsplit=1)[-1] not in _NOT_SETTINGS | _OF_CLUSTER
+                if is_setting and value not in (None, [], {}, "") and len(found) < _MAX_SETTINGS:
+                    found[reading.printable(name.removeprefix("request."), 80)] = text(value)
+        return found
+
+    @property
+    def figures(self) -> dict[str, object]:
+        """The numbers and texts of the summary, the most interesting first."""
+        order = [*_FIGURES, *(name for name in self.summary if name not in _FIGURES)][:_MAX_SETTINGS]
+        values = {name: self.summary.get(name) for name in order if name not in _NOT_FIGURES}
+        return {name: value for name, value in values.items() if isinstance(value, str | int | float)}
+
+    def figure(self, name: str) -> float | None:
+        """Return a finite number of the summary."""
+        value = self.summary.get(name)
+        return float(value) if isinstance(value, int | float) and abs(value) < 1e300 else None
+
+    @property
+    def devices(self) -> str:
+        """The ranks' devices, each with its number."""
+        ranks = [reading.as_object(rank) for rank in reading.as_list(self.summary.get("ranks"))]
+        counts = collections.Counter(str(rank["device"]) for rank in ranks if rank.get("device"))
+        return ", ".join(f"{count} x {device}" for device, count in counts.items())
+
+    @property
+    def cluster(self) -> dict[str, str]:
+        """The hardware and software that the run ran on."""
+        start, request = self.metrics.start, reading.as_object(self.record.get("request"))
+        found: dict[str, object] = {
+            "nodes": f"{len(self.hosts)}: {', '.join(self.hosts)}" if self.hosts else request.get("num_nodes"),
+            "ranks": self.summary.get("world_size") or start.get("world_size"),
+            "devices": self.devices or start.get("device"),
+            "GPUs per node": request.get("gpus_per_node"),
+            "CPUs per task": request.get("cpus_per_task"),
+            "partition": request.get("partition"),
+            "backend": start.get("backend"),
+            "torch": start.get("torch") or self.record.get("torch"),
+            "CUDA": start.get("cuda"),
+            "Python": start.get("python"),
+            **{key: self.record.get(key) for key in ("launcher", "fabric", "container", "environment")},
+        }
+        return {name: text(value) for name, value in found.items() if value not in (None, "")}
+
+
+def text(value: object) -> str:
+    """Format a value of a run's file."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if items := reading.as_list(value):
+        return " ".join(text(item) for item in items[:1000])
+    return str(value)
+
+
+def _flat(record: Json, prefix: str = "") -> collections.abc.Iterator[tuple[str, object]]:
+    for key, value in record.items():
+        inner = reading.as_object(value)
+        if inner and prefix.count(".") < 4:
+            yield from _flat(inner, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _whole(value: object) -> int | None:
+    return int(value) if isinstance(value, int | float) and abs(value) < 1 << 53 else None

@@ -1,0 +1,165 @@
+"""The runs of all users for the exporter, read with the submit user's rights; no file of a run is trusted."""
+
+import collections
+import collections.abc
+import contextlib
+import json
+import math
+import pathlib
+import pwd
+import re
+import time
+
+from ddp.base import USERS, Settings
+from ddp.run import catalog, folder, reading, state
+from ddp.run.model import Run, State
+from ddp.run.reading import Json
+from ddp.slurm import jobs
+from ddp.workspace import files, folders
+from slurm_ddp.slurm import commands
+
+MAX_RUNS = 200  # the newest of all users
+KINDS = ("mistake", "program", "node", "filesystem", "network")  # of failures, as in node/explain.py
+STATES = ("pending", "running", "requeued", "completed", "failed", "cancelled")
+DOCTOR = ".doctor.json"  # in the folder of baselines
+_SHOWN_S = 3600.0  # for how long a run that ended is shown
+_WITHOUT_LOSS = ("sweep", "prepare", "collectives")
+_STATES = {State.PREEMPTED: "cancelled", State.UNKNOWN: None, State.CONFIGURING: "pending"}
+_GPUS = re.compile(r"(?:^|,)gres/gpu=(\d+)(?:,|$)")
+_REQUESTED = re.compile(r"(?:^|,)gres[/:]gpu(?:[:=][A-Za-z_][^:=,]*)?(?:[:=](\d+))?(?=,|$)")  # gres/gpu:h100:8
+# An event in the log; srun's label, torchrun's prefix and that of Python's logging may stand before its marker
+_EVENT = re.compile(
+    r"(?:(\d+): )?(?:\[rank(\d+)\]: ?)?(?:[A-Z]+:\w+:)?"
+    r"\[(CKPT|DONE|FAILED|FATAL|PREEMPT|REQUEUE|RESTART)\] ?(.*)"
+)
+_SECRETS = re.compile(r"(?<=://)[^/\s@]+(?=@)|\bhf_\w{8,}")  # of URLs; a token of Hugging Face
+_EVENTS_BYTES = 1 << 20  # of a log, in one look; if it grew by more, what is older is skipped
+_MAX_EVENTS = 50  # of a run, in one look
+_MAX_WORDS = 400
+
+
+def collect(settings: Settings, seen: Json | None = None) -> Json:
+    """Read the newest runs of all users, the GPUs that jobs hold, and doctor's last findings.
+
+    Args:
+        settings: the program's.
+        seen: up to where each run's log was read for events, as the last answer's runs have it: [name, bytes] by
+            USER/RUN.
+
+    Raises:
+        SlurmError: the controller did not answer.
+        TrainerError: the workspace did not.
+    """
+    known = jobs.jobs(user=None)
+
+    def read() -> tuple[list[Json], Json]:
+        runs = [_record(run, known, seen or {}) for run in _newest(settings)]
+        return runs, reading.json_object(settings.workspace / "baselines" / DOCTOR)
+
+    runs, doctor = folders.call(settings, read, timeout_s=15)
+    return {"runs": runs, "gpus": _gpus_held(), "doctor": doctor or None}
+
+
+def note_findings(folder: str, counts: dict[str, int]) -> None:
+    """Store the number of doctor's findings of each level."""
+    files.replace(pathlib.Path(folder, DOCTOR), json.dumps({"time": time.time(), **counts}) + "\n")
+
+
+def _newest(settings: Settings) -> collections.abc.Iterator[Run]:
+    """Read the newest trainings of all users, each with its user."""
+    places = [(settings.user, settings.workspace)]
+    for path in sorted((settings.workspace / USERS).glob("*")):
+        with contextlib.suppress(OSError, KeyError):
+            places.append((pwd.getpwuid(path.lstat().st_uid).pw_name, path))
+    found: list[tuple[float, str, pathlib.Path]] = []
+    for user, place in places:
+        for path in (place / "runs" / name for name in reading.names(place / "runs")):
+            if at := reading.written(path / folder.RECORD):
+                found.append((at, user, path))
+    for _, user, path in sorted(found, key=lambda one: -one[0])[:MAX_RUNS]:
+        with contextlib.suppress(OSError):
+            run = folder.read(path, is_brief=True, user=user)
+            if run.kind not in _WITHOUT_LOSS:
+                yield run
+
+
+def _record(run: Run, known: collections.abc.Sequence[jobs.Job], seen: Json) -> Json:
+    job = catalog.job_among(run, [job for job in known if job.user == run.user])
+    run = state.with_job(run, job)
+    is_active = job is not None and job.is_active
+    orders = [(attempt.order) for attempt in run.attempts if attempt.order[0] >= 0]
+    requeues: dict[int, int] = {}
+    restarts: dict[tuple[int, int], int] = {}
+    for number, requeue, again in orders:
+        requeues[number] = max(requeues.get(number, 0), requeue)
+        restarts[number, requeue] = max(restarts.get((number, requeue), 0), again)
+    if job is not None and is_active:
+        requeues[job.job_id] = max(requeues.get(job.job_id, 0), job.restarts)
+    rate = run.rate
+    values = {
+        "step": run.step,
+        "max_steps": run.total_steps,
+        "loss": run.loss if run.metrics.lost_step is None else math.nan,
+        "tokens_per_second": rate[0] if rate and rate[1] == "tokens" else None,
+        "mfu_ratio": run.metrics.last("mfu") if "mfu" in run.metrics.series else run.figure("mfu"),
+        "progress_timestamp_seconds": run.metrics.time or (run.written if run.metrics.num_records else None),
+        "checkpoint_timestamp_seconds": run.checkpointed,
+        "checkpoint_stall_seconds": run.metrics.checkpoint.get("stall_s"),
+    }
+    name = reading.printable(run.name, 64)
+    log = folder.newest_log(run.folder)
+    is_labelled = run.record.get("launcher") == "srun"
+    events, read_until = _events(log, seen.get(f"{run.user}/{name}"), is_labelled=is_labelled)
+    word = _STATES.get(run.state, str(run.state).lower())
+    return {
+        "run": name,
+        "user": run.user,
+        "state": word if word in (*STATES, None) else "running" if is_active else "failed",
+        "requeues": sum(requeues.values()),
+        "restarts": sum(restarts.values()),
+        "failures": collections.Counter(one.fault for one in run.failures if one.fault in KINDS),
+        "is_shown": is_active or time.time() - run.written < _SHOWN_S,
+        "values": {key: value for key, value in values.items() if isinstance(value, int | float)},
+        "events": events,
+        "log": read_until,
+    }
+
+
+def _events(log: pathlib.Path, seen: object, *, is_labelled: bool) -> tuple[list[Json], list[object]]:
+    """Return the events in the whole lines that a log got since it was `seen`, and up to where it was read now.
+
+    Args:
+        log: of a job; appended to by its attempts.
+        seen: [name, bytes] of the last look, if there was one.
+        is_labelled: whether srun's label is the rank; it is the node under torchrun.
+    """
+    name = reading.printable(log.name, 64)
+    before, begin, *_ = [*reading.as_list(seen), None, None]
+    begin = begin if before == name and type(begin) is int else 0
+    lines, end = folder.new_lines(log, begin, _EVENTS_BYTES)
+    found: list[Json] = []
+    for match in filter(None, map(_EVENT.match, lines)):
+        label, rank, event, words = match.groups()
+        rank = rank or (label if is_labelled else None)
+        found.append({"event": event, "rank": rank, "words": reading.printable(_SECRETS.sub("***", words), _MAX_WORDS)})
+    return found[-_MAX_EVENTS:], [name, end]
+
+
+def _gpus_held() -> dict[str, int]:
+    """Count the GPUs that running jobs hold, by user. Raises SlurmError."""
+    fields = ("UserName", "NumNodes", "NumTasks", "tres-alloc", "tres-per-job", "tres-per-node", "tres-per-task")
+    argv = (commands.find("squeue"), "--noheader", "--states=RUNNING", f"--Format={','.join(f'{f}:|' for f in fields)}")
+    held: collections.Counter[str] = collections.Counter()
+    for line in jobs.ask(*argv, timeout=10).splitlines():
+        words = [word.strip() for word in line.split("|")]
+        if len(words) >= len(fields):
+            held[words[0]] += _gpus(*words[1 : len(fields)])
+    return {user: count for user, count in held.items() if count}
+
+
+def _gpus(nodes: str, tasks: str, held: str, *asked: str) -> int:
+    """Count a job's GPUs: those it holds, or if Slurm tracks none (AccountingStorageTRES), those it asked for."""
+    if found := _GPUS.search(held):
+        return int(found[1])
+    per_job, per_node, per_task = (sum(int(one[1] or 1) for one in _REQUESTED.finditer(text)) for text in asked)
+    return per_job or max(per_node * reading.number(nodes, 0), per_task * reading.number(tasks, 0))

@@ -1,1 +1,0 @@
-"""Runs and their jobs: list, show, follow, explain, compare, resume, cancel."""

@@ -1,0 +1,1 @@
+"""Output: terminal, tables, curves, the report page."""

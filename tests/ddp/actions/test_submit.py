@@ -1,0 +1,406 @@
+"""submit, sweep and prepare, asked as the charm asks: what is submitted, and what is rejected without a trace."""
+
+import json
+import pathlib
+import threading
+import typing
+
+import pytest
+from cluster import Cluster, Job
+from harness import META, ActionFailedError, Trainer, add_dataset, write_result
+from hostile_values import NASTY, ROAMING, TEXTS
+
+from ddp import base, readiness, verbs
+from ddp.base import Ahead
+from ddp.options import fields
+from ddp.run import control
+from ddp.slurm import jobs
+from ddp.workspace import folders
+from slurm_ddp import mounts
+from slurm_ddp.run import Completed
+from slurm_ddp.slurm import nodes
+
+ASKS_NODES = ("submit-ddp", "submit-sweep", "prepare-dataset", "plan", "benchmark-collectives", "doctor")
+BESIDE = {"submit-sweep": {"grid": "lr=1"}}  # required by an action
+
+
+def test_one_command_from_nothing_to_a_result(trainer: Trainer, cluster: Cluster):
+    def finish(job: Job) -> None:
+        if job.name == "prepare-python-stdlib":
+            add_dataset(trainer, "python-stdlib")
+        write_result(job, workload="gpt", tokens_per_second=1832.05, checkpoint=str(job.script.parent / "epoch-0001"))
+
+    cluster.submitted = finish
+    results = trainer.run("submit-ddp", wait=True, run="first")
+    folder = trainer.workspace / "runs" / "first"
+    assert results == {
+        "job-id": "41",
+        "run": "first",
+        "run-dir": str(folder),
+        "log": str(folder / "logs" / "41.out"),
+        "script": str(folder / "job.sbatch"),
+        "state": "COMPLETED",
+        "exit-code": "0",
+        "loss": "0.586587",
+        "first-loss": "1.39149",
+        "best-loss": "0.5",
+        "tokens-per-second": "1832.05",
+        "samples-per-second": "56118.5",
+        "steps": "16",
+        "nodes": "2",
+        "ranks": "2",
+        "checkpoint": str(folder / "epoch-0001"),
+        "curve": str(folder / "loss.png"),
+        "device": "cpu",
+        "curve-text": results["curve-text"],
+    }
+    assert [job.name for job in cluster.jobs] == ["prepare-python-stdlib", "first"]
+    words = "\n".join(trainer.log)
+    for step in (
+        "making the environment: torch 2.13.0 for CPU (Slurm has no node with GPUs)",
+        "the dataset python-stdlib does not exist yet",
+        "job 40 prepares the dataset python-stdlib",
+        "job 41: first on 2 nodes of slurmd, each 2 cores, 8000 MiB",
+        "job 41 PENDING (Resources)",
+        "job 41 RUNNING, step 16, loss 0.5000",
+    ):
+        assert step in words
+    data = trainer.workspace / "datasets" / "python-stdlib"
+    assert cluster.job(41).commands() == [f"--module ddptrain train --run-dir $RUN_DIR --data {data} --resume $resume"]
+    assert cluster.job(41).training().job_dir == str(folder)
+    prepared = cluster.job(40).commands()
+    assert f"ddptrain prepare --source python-stdlib --output {data} --tokenizer auto" in prepared
+
+
+def test_without_wait_the_answer_comes_at_once(ready: Trainer, cluster: Cluster):
+    results = ready.run("submit-ddp", workload="smoke")
+    assert set(results) == {"job-id", "run", "run-dir", "log", "script"}
+    assert results["run"].startswith("smoke-20")
+    run_dir = pathlib.Path(results["run-dir"])
+    record = json.loads((run_dir / "job.json").read_text())
+    assert (record["job_id"], record["kind"], record["ranks_per_node"]) == (40, "smoke", 1)
+    assert cluster.job(40).commands() == ["--module ddptrain smoke --run-dir $RUN_DIR"]
+
+
+@pytest.mark.parametrize("action", list(META["actions"]))
+def test_nodes_are_listed_while_the_mount_is_looked_at(
+    trainer: Trainer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, action: str
+):
+    listing = threading.Event()
+
+    def run(*argv: str, **more: typing.Any) -> Completed:
+        if "nodes" in argv:
+            listing.set()
+        return cluster.run(*argv, **more)
+
+    def probe(*_: object, **__: object) -> mounts.Result:
+        seen = listing.wait(30 if action in ASKS_NODES else 0.2)
+        return mounts.Result(mounts.State.HUNG, f"the nodes are {'' if seen else 'not '}being listed")
+
+    monkeypatch.setattr(nodes, "run", run)
+    monkeypatch.setattr(readiness.mounts, "probe", probe)
+    wanted = {"name": "web", "source": "python-stdlib", "runs": "a,b", "run": "a", "grid": "seed=1,2"}
+    known = META["actions"][action].get("params", {})
+    message = trainer.fails(action, **{name: value for name, value in wanted.items() if name in known})
+    words = "" if action in ASKS_NODES else "not "
+    assert message == f"the nodes are {words}being listed; is the filesystem's server up? see: juju status"
+
+
+def test_a_list_of_nodes_counts_once():
+    made: list[int] = []
+    listing = Ahead(lambda: made.append(1) or len(made))
+    assert [listing(), listing(), listing()] == [1, 2, 3]
+
+    def fail() -> int:
+        raise jobs.NotAnsweringError("no word")
+
+    broken = Ahead(fail)
+    for _ in range(2):
+        with pytest.raises(jobs.NotAnsweringError, match="no word"):
+            broken()
+
+
+def test_two_runs_in_one_second_have_two_names(ready: Trainer, monkeypatch: pytest.MonkeyPatch):
+    now = control.now()
+    monkeypatch.setattr(control, "now", lambda: now)
+    first, second = (ready.run("submit-ddp", workload="smoke")["run"] for _ in range(2))
+    assert second == f"{first}-2"
+
+
+def test_mock_gpus_are_reserved_and_the_job_trains_on_cpus(ready: Trainer, cluster: Cluster):
+    for machine in cluster.machines:
+        machine.gres = "gpu:mock_gpu:1(S:0)"
+    ready.run("submit-ddp", workload="smoke", wait=False)
+    assert "#SBATCH --gpus-per-node=1\n" in cluster.job(40).text
+    assert (
+        "the environment has torch for CPUs, so this job trains on them; for GPUs: juju run trainer/0 install-environment torch=cuda"
+        in ready.log
+    )
+
+
+def test_a_script_of_the_users(ready: Trainer, cluster: Cluster):
+    script = ready.workspace / "my train.py".replace(" ", "_")
+    script.write_text("print('x')\n")
+    results = ready.run("submit-ddp", workload=str(script), args="--lr 3e-4 a=b", env="FOO=bar", nodes=1)
+    assert results["run"].startswith("my_train-")
+    job = cluster.job(40).training()
+    assert cluster.job(40).commands() == [f"{results['run-dir']}/code/my_train.py --lr 3e-4 a=b"]
+    assert (pathlib.Path(results["run-dir"]) / "code" / "my_train.py").read_text() == "print('x')\n"
+    script.write_text("print('y')\n")
+    again = ready.run("submit-ddp", workload=str(script), snapshot=False, nodes=1)
+    assert cluster.job(41).commands() == [str(script)]
+    assert not (pathlib.Path(again["run-dir"]) / "code").exists()
+    assert ("FOO", "bar") in job.variables
+    assert not job.leaves_outcome, "such a script need not leave an outcome"
+
+
+def test_a_script_in_a_container_finds_the_payload(ready: Trainer, cluster: Cluster):
+    """It imports ddptrain.resume."""
+    script = ready.workspace / "train.py"
+    script.write_text("print('x')\n")
+    ready.run("submit-ddp", workload=str(script), container_image="hf/pytorch:1", nodes=1)
+    (payload,) = (ready.workspace / "environments").glob("payload-*")
+    container = cluster.job(40).training().container
+    assert container is not None
+    assert (container.image, container.payload) == ("hf/pytorch:1", str(payload))
+
+
+def test_a_dry_run_shows_everything_and_changes_nothing(trainer: Trainer, cluster: Cluster):
+    before = trainer.files()
+    results = trainer.run("submit-ddp", dry_run=True, wait=True, run="x")
+    assert trainer.files() == before
+    assert not cluster.changes
+    assert results["script"].startswith("#!/bin/bash\n")
+    assert results["verdict"] == (
+        "Job 3 to start at 2026-11-20T18:48:42 using 2 processors on nodes slurmd-[0-1] in partition slurmd"
+    )
+    assert results["environment"] == "not installed yet; the submission installs it"
+    assert results["dataset"] == f"{trainer.workspace}/datasets/python-stdlib (to be prepared)"
+    assert results["resources"] == "2 nodes of slurmd, each 2 cores, 8000 MiB"
+
+
+def test_a_dry_run_names_the_environment_that_is_there(ready: Trainer):
+    results = ready.run("submit-ddp", dry_run=True)
+    assert results["environment"].endswith(".tar.zst")
+    assert json.loads(results["job"])["environment"]["archive"] == results["environment"]
+
+
+def test_another_runs_checkpoint_can_be_the_beginning(ready: Trainer, cluster: Cluster):
+    ready.run("submit-ddp", run="base")
+    cluster.jobs[0].states = [("COMPLETED", 0)]
+    line = "resume: base has no checkpoint to start from; juju run trainer/0 show-run run=base"
+    assert ready.fails("submit-ddp", run="tuned", resume="base") == line
+    ready.run("submit-ddp", run="later", resume="base", dependency="afterok:40", dry_run=True)
+    (cluster.jobs[0].script.parent / "epoch-0001").mkdir()
+    (cluster.jobs[0].script.parent / "latest").symlink_to("epoch-0001")
+    ready.run("submit-ddp", run="tuned", resume="base")
+    assert cluster.job(41).training().resume == f"{ready.workspace}/runs/base"
+
+
+def refusals(trainer: Trainer) -> list[tuple[dict[str, typing.Any], str]]:
+    """Return parameters that contradict what is there, and the line for each."""
+    place = trainer.workspace
+    (place / "fine.py").write_text("")
+    (place / "out.py").symlink_to("/etc/hostname")
+    (place / "folder").mkdir()
+    (place / "runs" / "old").mkdir(parents=True)
+    return [
+        ({"nodes": 0}, "nodes: 0 is not allowed; a whole number from 1 to 4096"),
+        ({"nodes": 3}, "nodes: 3 requested, partition slurmd has 2 usable"),
+        ({"gpus-per-node": 1}, "gpus-per-node: 1 requested, a node of partition slurmd has at most 0"),
+        ({"cpus-per-task": 3}, "cpus-per-task: 3 requested, a node of partition slurmd has at most 2"),
+        ({"memory": "9G"}, "memory: 9G requested, a node of partition slurmd has at most 8000M"),
+        ({"partition": "gpu"}, "partition: no partition 'gpu'; there are: slurmd"),
+        ({"workload": f"{place}/no.py"}, f"workload: {place}/no.py does not exist"),
+        ({"workload": "/etc/passwd"}, f"workload: /etc/passwd is outside the workspace {place}"),
+        ({"workload": f"{place}-other/x.py"}, f"workload: {place}-other/x.py is outside the workspace {place}"),
+        (
+            {"workload": f"{place}/out.py"},
+            f"workload: {place}/out.py leads to /etc/hostname, outside the workspace {place}",
+        ),
+        ({"workload": f"{place}/folder"}, f"workload: {place}/folder is not a file"),
+        (
+            {"workload": "train.py"},
+            "workload: 'train.py' is not allowed; gpt, smoke or an absolute path of letters, digits and . _ / + @ = -",
+        ),
+        (
+            {"dataset": "nope"},
+            f"dataset: no dataset 'nope' in {place}/datasets; there are: python-stdlib; "
+            "make it; juju run trainer/0 prepare-dataset name=nope source=PATH",
+        ),
+        ({"dataset": f"{place}/nope"}, f"dataset: {place}/nope does not exist"),
+        (
+            {"dataset": f"{place}/folder"},
+            f"dataset: {place}/folder has no dataset.json; juju run trainer/0 prepare-dataset source={place}/folder",
+        ),
+        ({"dataset": "/etc"}, f"dataset: /etc is outside the workspace {place}"),
+        ({"dataset": "python-stdlib", "workload": "smoke"}, "dataset: only the workload gpt has it"),
+        ({"resume": "never", "workload": "smoke"}, "resume: only the workload gpt has it"),
+        (
+            {"resume": "nope"},
+            f"resume: no run 'nope' in {place}/runs; use auto, never or the name of a run; juju run trainer/0 list-runs",
+        ),
+        ({"run": "old", "resume": "never"}, "run: old exists already; choose another name, or resume auto"),
+        ({"run": "old", "workload": "smoke"}, "run: old exists already; choose another name"),
+        ({"run": "old"}, f"run: {place}/runs/old has no job.json, so it is no run; choose another name"),
+        (
+            {"resume": "old"},
+            "resume: old is of the kind unknown; only a run of the workload gpt can be resumed from",
+        ),
+        ({"profile_ranks": "1"}, "profile-ranks: needs the option profile, nsys or torch"),
+        ({"profile_steps": "1-2"}, "profile-steps: needs the option profile, nsys or torch"),
+        (
+            {"profile": "torch", "workload": "smoke"},
+            "profile: torch records the workload gpt only; use nsys",
+        ),
+        (
+            {"profile": "nsys", "profile_steps": "1-2", "workload": "smoke"},
+            "profile-steps: only the workload gpt has it; a script starts its own recording",
+        ),
+        ({"profile": "nsys", "profile_ranks": "0,2"}, "profile-ranks: no rank 2; the job has 2, from 0"),
+        (
+            {"profile": "nsys", "profile_steps": "2-1"},
+            "profile-steps: '2-1' is not allowed; first and last step, at most 1000 of them",
+        ),
+        (
+            {"args": "--x '$(id)'"},
+            "args: \"--x '$(id)'\" is not allowed; only letters, digits, blanks and . _ + = / : , @ % ^ -",
+        ),
+    ]
+
+
+def test_what_cannot_be_is_refused_by_name_and_leaves_no_trace(ready: Trainer, cluster: Cluster):
+    table = refusals(ready)
+    before = ready.files()
+    for params, line in table:
+        with pytest.raises(ActionFailedError) as caught:
+            ready.run("submit-ddp", **params)
+        assert caught.value.message == line
+        assert not ready.results
+    assert not cluster.changes
+    assert ready.files() == before
+
+
+def test_what_the_submit_user_cannot_read_is_reported(
+    ready: Trainer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+):
+    path = f"{ready.workspace}/train.py"
+    sealed = folders.Place("file", path, is_inside=True, is_readable=False)
+    monkeypatch.setattr(folders, "locate", lambda *_: sealed)
+    assert ready.fails("submit-ddp", workload=path) == (
+        f"workload: {path} is not readable for this account; its owner can chmod -R a+rX {path}"
+    )
+    assert not cluster.changes
+
+
+@pytest.mark.parametrize(
+    ("stderr", "line"),
+    [
+        (
+            "allocation failure: Invalid account or account/partition combination specified",
+            "account: Slurm rejects the job: ",
+        ),
+        ("allocation failure: Invalid qos specification", "qos: Slurm rejects the job: "),
+        ("allocation failure: Requested reservation is invalid", "reservation: Slurm rejects the job: "),
+        ("allocation failure: Invalid feature specification", "constraint: Slurm rejects the job: "),
+        (
+            "allocation failure: Requested time limit is invalid (missing or exceeds some limit)",
+            "time-limit: Slurm rejects the job: ",
+        ),
+        ("allocation failure: Requested node configuration is not available", "Slurm rejects the job: "),
+    ],
+)
+def test_what_slurm_refuses_is_quoted(ready: Trainer, cluster: Cluster, stderr: str, line: str):
+    cluster.refusal = f"sbatch: error: Batch job submission failed\n{stderr}"
+    before = ready.files()
+    words = f"Batch job submission failed; {stderr}"
+    assert ready.fails("submit-ddp", workload="smoke") == f"{line}{words}"
+    assert ready.files() == before
+
+
+def test_a_job_that_slurm_refuses_at_last_leaves_no_run(ready: Trainer, cluster: Cluster):
+    cluster.submit_refusal = "sbatch: error: QOSMaxSubmitJobPerUserLimit"
+    assert (
+        ready.fails("submit-ddp", workload="smoke", run="x")
+        == "qos: Slurm rejects the job: QOSMaxSubmitJobPerUserLimit"
+    )
+    assert not (ready.workspace / "runs" / "x").exists()
+
+
+def test_a_run_at_work_is_not_started_again(ready: Trainer, cluster: Cluster):
+    cluster.states = [("RUNNING", 0)]
+    ready.run("submit-ddp", run="x")
+    assert ready.fails("submit-ddp", run="x") == (
+        "run: x is active as job 40 (RUNNING); wait for its end, or cancel it; juju run trainer/0 cancel-run run=x"
+    )
+    assert len(cluster.jobs) == 1
+
+
+def test_no_usable_node(ready: Trainer, cluster: Cluster):
+    for machine in cluster.machines:
+        machine.state = "DOWN*+DRAIN"
+    line = ready.fails("submit-ddp")
+    assert line.startswith("partition: slurmd has no usable node (slurmd-0 is down+drain+not_responding, ")
+    assert line.endswith("; see: sinfo -R")
+
+
+@pytest.mark.parametrize(("action", "name"), TEXTS)
+def test_nothing_hostile_is_submitted_written_or_run(ready: Trainer, cluster: Cluster, action: str, name: str):
+    before, calls = ready.files(), len(cluster.calls)
+    chosen = (NASTY if name == "args" else NASTY + ROAMING)[:: len(NASTY) // 5]
+    for nasty in chosen:  # the whole table is held against the parser in test_options
+        line = ready.fails(action, **{name: nasty})
+        assert line.startswith(f"{name}: ")
+        assert len(line) < 400
+    assert ready.files() == before
+    assert all(call[:2] == ("scontrol", "ping") for call in cluster.calls[calls:])
+
+
+def test_no_path_leads_out_of_the_workspace(ready: Trainer, cluster: Cluster):
+    """Every text parameter of every action, in as far as it takes paths: a link, a link in the middle, a place beside."""
+    secret = ready.workspace.parent / "secret"
+    (secret / "inner").mkdir(parents=True)
+    for name in ("dataset.json", "inner/dataset.json", "x.py"):
+        (secret / name).write_text("{}")
+    (ready.workspace / "file.py").symlink_to(secret / "x.py")
+    (ready.workspace / "folder").symlink_to(secret)
+    beside = ready.workspace.with_name(f"{ready.workspace.name}-beside")
+    beside.symlink_to(secret)
+    taken: set[tuple[str, str]] = set()
+    before = ready.files()
+    for action, name in TEXTS:
+        for path in ("file.py", "folder", "folder/x.py", "folder/inner", f"../{beside.name}/x.py", "runs/../folder"):
+            given: dict[str, typing.Any] = {**BESIDE.get(action, {}), name: f"{ready.workspace}/{path}"}
+            if name == "file":
+                given.pop("grid")
+            try:
+                fields.parse(verbs.ACTIONS[action].options, given)
+            except base.ParameterError:
+                continue
+            if name == "args":  # words for the job, which has its user's rights
+                continue
+            taken.add((action, name))
+            line = ready.fails(action, **given)
+            assert line.startswith(f"{name}: "), (action, path, line)
+            assert "outside the workspace" in line or "does not exist" in line, (action, path, line)
+    assert ready.files() == before
+    assert not cluster.changes
+    assert {("submit-ddp", "workload"), ("submit-sweep", "file"), ("prepare-dataset", "source")} <= taken
+
+
+def test_a_dataset_that_could_not_be_prepared_stops_the_training(ready: Trainer, cluster: Cluster):
+    (ready.workspace / "datasets" / "python-stdlib" / "dataset.json").unlink()
+    cluster.states = [("FAILED", 2 << 8)]
+    assert ready.fails("submit-ddp", wait=True).startswith("job 40 FAILED, exit code 2")
+    assert [job.name for job in cluster.jobs] == ["prepare-python-stdlib"]
+
+
+def test_a_source_that_cannot_be_is_refused(ready: Trainer, cluster: Cluster):
+    place = ready.workspace
+    assert ready.fails("prepare-dataset", source="/etc") == f"source: /etc is outside the workspace {place}"
+    assert ready.fails("prepare-dataset", source=f"{place}/no") == f"source: {place}/no does not exist"
+    cluster.states = [("RUNNING", 0)]
+    ready.run("prepare-dataset", wait=False)
+    run = "prepare-python-stdlib"
+    line = f"run: {run} is active as job 40 (RUNNING); wait for its end, or cancel it; juju run trainer/0 cancel-run run={run}"
+    assert ready.fails("prepare-dataset") == line

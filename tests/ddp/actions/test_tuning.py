@@ -1,0 +1,127 @@
+"""Fine-tuning a local model: what the option brings, and what is refused before anything is submitted."""
+
+import pathlib
+
+import pytest
+from cluster import Cluster
+from harness import Trainer
+from pip_double import Pip
+from wheelhouses import make
+
+TUNING = "tuning/requirements.txt"
+
+
+def extras(pip: Pip) -> list[tuple[str, ...]]:
+    return [call for call in pip.calls if call[-1].endswith(TUNING)]
+
+
+def test_the_option_makes_another_environment_with_the_locked_packages(trainer: Trainer, cluster: Cluster, pip: Pip):
+    without = trainer.run("install-environment")["environment"]
+    assert extras(pip) == []
+    assert "transformers" not in pip.calls[-1]
+    trainer.config["transformers"] = True
+    with_it = trainer.run("install-environment")["environment"]
+    assert with_it != without
+    (call,) = extras(pip)
+    assert "--require-hashes" in call
+    assert pathlib.Path(call[-1]).read_text().startswith("transformers==")
+    assert "transformers" in pip.calls[-1], "it is imported before the environment counts as made"
+    trainer.config["tensorboard"] = True
+    assert trainer.run("install-environment")["environment"] not in (with_it, without)
+
+
+def test_a_wheelhouse_brings_it_too(trainer: Trainer, cluster: Cluster, pip: Pip):
+    trainer.config["transformers"] = True
+    trainer.run("install-environment", wheelhouse=make(trainer.workspace, ".tar"))
+    (call,) = extras(pip)
+    assert {"--no-index", "--only-binary=:all:", "--require-hashes"} <= set(call)
+
+
+def test_a_wheel_that_the_wheelhouse_lacks_is_named(trainer: Trainer, cluster: Cluster, pip: Pip):
+    trainer.config["transformers"] = True
+    pip.failure = "ERROR: No matching distribution found for tokenizers==0.23.3"
+    error = trainer.fails("install-environment", wheelhouse=make(trainer.workspace, ".tar"))
+    assert error.startswith("wheelhouse: a wheel is missing: uv: No matching distribution found for tokenizers==0.23.3")
+
+
+@pytest.mark.parametrize("data", ["chat.jsonl", "chat"])
+def test_a_model_in_the_workspace_is_tuned(
+    trainer: Trainer, model: pathlib.Path, cluster: Cluster, pip: Pip, data: str
+):
+    path = trainer.workspace / data
+    trainer.run("submit-ddp", args=f"--model-local-dir {model} --steps 5", dataset=str(path))
+    words = ["--data", str(path), "--resume", "$resume", "--model-local-dir", str(model), "--steps", "5"]
+    assert cluster.job(40).commands()[0].endswith(" ".join(words))
+    checks = trainer.run("submit-ddp", args=f"--model-local-dir={model}", dataset=str(path), dry_run=True)["checks"]
+    assert f"model: {model} is readable" in checks
+
+
+def test_without_the_option_it_is_refused_with_what_to_type(trainer: Trainer, model: pathlib.Path, cluster: Cluster):
+    trainer.config["transformers"] = False
+    for action, more in (
+        ("submit-ddp", {"args": f"--model-local-dir {model}"}),
+        ("submit-ddp", {"args": f"--model-local-dir={model}", "dry_run": True}),
+        ("submit-sweep", {"args": f"--model-local-dir {model}", "grid": "lr=0.1,0.2"}),
+        ("submit-sweep", {"grid": f"model-local-dir={model}"}),
+    ):
+        error = trainer.fails(action, dataset=str(trainer.workspace / "chat"), **more)
+        assert error == (
+            "args: --model-local-dir needs transformers in the jobs' environment; juju config trainer transformers=true"
+        )
+    assert cluster.changes == []
+
+
+def test_a_container_brings_its_own(trainer: Trainer, model: pathlib.Path, cluster: Cluster):
+    trainer.config["transformers"] = False
+    data = str(trainer.workspace / "chat")
+    trainer.run("submit-ddp", args=f"--model-local-dir {model}", dataset=data, container_image="hf/pytorch:1", nodes=1)
+    assert cluster.jobs
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("--model-local-dir {top}/absent", "chat", "args: --model-local-dir: {top}/absent does not exist"),
+        ("--model-local-dir /etc", "chat", "args: --model-local-dir: /etc is outside the workspace {top}"),
+        ("--model-local-dir {top}/../away", "chat", "args: --model-local-dir: {top}/../away leads to "),
+        ("--model-local-dir models/tiny", "chat", "args: --model-local-dir: models/tiny is outside"),
+        ("--model-local-dir {top}/chat.jsonl", "chat", "args: --model-local-dir: {top}/chat.jsonl is not a folder"),
+        ("--model-local-dir {top}/chat", "chat", "args: --model-local-dir: {top}/chat has no config.json"),
+        ("--model-local-dir", "chat", "args: --model-local-dir has no value"),
+        ("--model-local-dir --steps 5", "chat", "args: --model-local-dir has no value"),
+        ("{model} --tokenizer-local-dir {top}/t", "chat", "args: --tokenizer-local-dir: {top}/t does not exist"),
+        ("--tokenizer-local-dir {top}/chat", "chat", "args: --tokenizer-local-dir needs --model-local-dir"),
+        ("{model}", "absent.jsonl", "dataset: {top}/absent.jsonl does not exist"),
+        ("{model}", "empty", "dataset: {top}/empty is empty; it needs JSON lines"),
+        ("{model}", None, "dataset: fine-tuning needs a file or folder of JSON lines"),
+        ("{model} --data {top}/chat", None, "args: --data is set by ddp; use the option dataset"),
+        ("--run-dir {top}/runs/x", "chat", "args: --run-dir is set by ddp; use the option run"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_written(
+    trainer: Trainer, model: pathlib.Path, cluster: Cluster, pip: Pip, case: tuple[str, str | None, str]
+):
+    args, dataset, error = case
+    top, before = trainer.workspace, trainer.files()
+    words = args.format(top=top, model=f"--model-local-dir {model}")
+    given = {"dataset": f"{top}/{dataset}"} if dataset else {}
+    message = trainer.fails("submit-ddp", args=words, **given)
+    assert message.startswith(error.format(top=top))
+    assert (cluster.changes, pip.calls) == ([], [])
+    assert trainer.files() == before
+
+
+def test_each_run_of_a_sweep_is_checked(trainer: Trainer, model: pathlib.Path, cluster: Cluster, pip: Pip):
+    data, absent = str(trainer.workspace / "chat"), trainer.workspace / "models" / "big"
+    error = trainer.fails("submit-sweep", grid=f"model-local-dir={model},{absent}", dataset=data)
+    assert error == f"options: --model-local-dir: {absent} does not exist"
+    assert cluster.changes == []
+    trainer.run("submit-sweep", grid=f"model-local-dir={model} lr=0.1,0.2", dataset=data, nodes=1)
+    assert cluster.jobs
+    error = trainer.fails("submit-sweep", grid=f"tokenizer-local-dir={model}", dataset=data)
+    assert error == "options: --tokenizer-local-dir needs --model-local-dir; give both"
+
+
+def test_a_training_of_the_payloads_own_model_takes_no_json_lines(trainer: Trainer, model: pathlib.Path):
+    error = trainer.fails("submit-ddp", dataset=str(trainer.workspace / "chat"))
+    assert "has no dataset.json" in error

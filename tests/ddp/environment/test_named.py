@@ -1,0 +1,138 @@
+"""A user's own environments: the requirements that are read, and which environment a job takes."""
+
+import pathlib
+
+import pytest
+from cluster import Cluster
+from pip_double import Pip
+
+from ddp import verbs
+from ddp.base import ParameterError, Settings
+from ddp.environment import environments, named
+from ddp.options import fields
+from ddp.workspace import folders
+
+
+def do(settings: Settings, verb: str, **params: object) -> dict[str, str]:
+    with settings.claims:
+        given = {name.replace("_", "-"): value for name, value in params.items()}
+        return verbs.ALL[verb].do(settings, fields.parse(verbs.ALL[verb].params, given), lambda _: None)
+
+
+@pytest.fixture
+def wanted(tmp_path: pathlib.Path) -> pathlib.Path:
+    path = tmp_path / "requirements.txt"
+    path.write_text("einops>=0.8\n-r more.txt\n-c https://example.org/pins.txt\n")
+    (tmp_path / "more.txt").write_text("tqdm\n--requirement=requirements.txt\n")
+    return path
+
+
+def test_a_file_is_known_by_its_content_and_by_what_it_includes(wanted: pathlib.Path):
+    first = named.read("mine", wanted)
+    assert named.read("mine", wanted) == first
+    for changed in (wanted.with_name("more.txt"), wanted):
+        changed.write_text(f"{changed.read_text()}# another\n")
+        assert named.read("mine", wanted).sha256 != first.sha256
+        first = named.read("mine", wanted)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("x.txt", "x.txt cannot be read: No such file or directory"),
+        (".", " cannot be read: Is a directory"),
+        ("/dev/zero", f"/dev/zero and what it includes have more than {named.MAX_BYTES} bytes"),
+        ("dangling.txt", "gone.txt cannot be read: No such file or directory"),
+    ],
+)
+def test_a_file_that_cannot_be_used(tmp_path: pathlib.Path, name: str, why: str):
+    (tmp_path / "dangling.txt").write_text("-rgone.txt\n")
+    with pytest.raises(ParameterError, match=r"^requirements: ") as caught:
+        named.read("mine", tmp_path / name)
+    assert str(caught.value).endswith(why)
+
+
+def test_an_environment_is_made_once_unless_forced_or_changed(
+    settings: Settings, cluster: Cluster, pip: Pip, wanted: pathlib.Path
+):
+    do(settings, "create-environment", name="mine", requirements=str(wanted))
+    (call,) = (call for call in pip.calls if "-c" in call)
+    assert call[call.index("-r") + 1] == str(wanted)
+    made = len(pip.calls)
+    do(settings, "create-environment", name="mine", requirements=str(wanted))
+    assert len(pip.calls) == made
+    do(settings, "create-environment", name="mine", requirements=str(wanted), force=True)
+    assert len(pip.calls) == 2 * made
+    wanted.write_text("einops>=0.9\n")
+    do(settings, "create-environment", name="mine", requirements=str(wanted))
+    assert len(pip.calls) == 3 * made
+    do(settings, "create-environment", name="other", requirements=str(wanted))
+    assert len(pip.calls) == 4 * made
+
+
+def manifest(folder: pathlib.Path, letter: str, *, key: str, name: str = "mine", **more: str) -> folders.Manifest:
+    about = {"python": "3.12", "torch": "2.13.0", "build": "cpu", "created": "1", "size_bytes": 1, "unpacked_bytes": 1}
+    identity = {"key": key, "hash": letter * 16, "sha256": letter * 64, "name": name, "folder": str(folder)}
+    return folders.Manifest.model_validate({**about, **identity, **more})
+
+
+def test_the_users_own_goes_before_the_trainers_and_the_newest_first(settings: Settings, pip: Pip):
+    key = environments._key(settings, "cpu")
+    own = [manifest(settings.environments, letter, key=key) for letter in "ab"]
+    theirs = manifest(settings.workspace / "trainers", "c", key=key)
+    alone = manifest(settings.workspace / "trainers", "d", key=key, name="shared")
+    stale = manifest(settings.environments, "e", key="0" * 16, name="stale")
+    contents = folders.Contents((theirs, alone, *own, stale), {}, is_writable=True)
+    assert environments.named(settings, contents, "mine").manifest is own[0]
+    assert environments.named(settings, contents, "shared").manifest is alone
+    for name, what in {
+        "x": "x does not exist; known: mine, shared, stale",
+        "stale": "stale was made by another release of ddp",
+    }.items():
+        with pytest.raises(ParameterError) as caught:
+            environments.named(settings, contents, name)
+        assert str(caught.value) == f"environment: {what}; ddp env create --requirements FILE {name}"
+
+
+@pytest.mark.parametrize("has_cpu_build", [True, False])
+def test_environments_are_listed_shown_and_removed(
+    settings: Settings, cluster: Cluster, pip: Pip, wanted: pathlib.Path, has_cpu_build: bool
+):
+    pip.cpu_wheel = has_cpu_build
+    do(settings, "create-environment", name="mine", requirements=str(wanted))
+    listed = do(settings, "list-environments")
+    assert listed["count"] == "1"
+    heads, row = listed["environments"].splitlines()
+    assert heads.split() == ["NAME", "HASH", "TORCH", "BUILD", "PYTHON", "SIZE", "OWNER", "CREATED"]
+    assert (row.split()[0], row.split()[-2]) == ("mine", settings.user)
+    assert (" 2.13.0+cpu  cpu  " if has_cpu_build else " 2.13.0  cpu (default build)  ") in row
+    archive = pathlib.Path(do(settings, "show-environment", name="mine")["environment"])
+    assert archive.is_file()
+    removed = do(settings, "remove-environment", name="mine")
+    assert removed == {"name": "mine", "removed": archive.name.removesuffix(".tar.zst")}
+    assert not archive.exists()
+    assert do(settings, "list-environments")["count"] == "0"
+    for verb in ("show-environment", "remove-environment"):
+        with pytest.raises(ParameterError, match=f"^name: {settings.user} has no environment mine; ddp env list$"):
+            do(settings, verb, name="mine")
+
+
+def test_an_environment_that_a_job_uses_stays(
+    settings: Settings, cluster: Cluster, pip: Pip, wanted: pathlib.Path, tmp_path: pathlib.Path
+):
+    do(settings, "create-environment", name="mine", requirements=str(wanted))
+    archive = do(settings, "show-environment", name="mine")["environment"]
+    cluster.states = [("PENDING", 0)]
+    script = tmp_path / "project" / "train.py"
+    script.parent.mkdir()
+    script.touch()
+    do(settings, "submit-ddp", workload=str(script), run="night", environment="mine", nodes=1)
+    used = cluster.job(40).training().environment
+    assert used is not None
+    assert used.archive == archive
+    with pytest.raises(ParameterError, match=r"^name: mine is used by night; ddp cancel night$"):
+        do(settings, "remove-environment", name="mine")
+    assert pathlib.Path(archive).is_file()
+    cluster.job(40).states = [("COMPLETED", 0)]
+    do(settings, "remove-environment", name="mine")
+    assert not pathlib.Path(archive).exists()

@@ -1,0 +1,321 @@
+"""The environment on a node: unpacked once, from an archive that was checked, and held while a job uses it."""
+
+import dataclasses
+import hashlib
+import io
+import os
+import pathlib
+import stat
+import subprocess
+import sys
+import tarfile
+import time
+import typing
+
+import pytest
+
+from ddp.environment import packing
+from ddp.node import environment, spec
+
+DRIVER = """
+import os, sys
+from ddp.node import environment, spec
+if "_extract" in sys.argv[2]:
+    exec(sys.argv[2])
+try:
+    python, lock = environment.use(spec.Environment(**eval(sys.argv[1])), "slurmd-0")
+except environment.UnusableError as e:
+    print(f"[FATAL] slurmd-0: {e}", file=sys.stderr)
+    sys.exit(78)
+print(f"PY={python}", flush=True)
+exec(sys.argv[2])
+"""
+
+
+class Store:
+    """An archive in a workspace, and a node that unpacks it."""
+
+    def __init__(self, tmp_path: pathlib.Path) -> None:
+        self.cache = tmp_path / "cache"
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w") as tar:
+            interpreter = tarfile.TarInfo("./bin/python")
+            interpreter.type, interpreter.linkname = tarfile.SYMTYPE, sys.executable
+            tar.addfile(interpreter)
+            big = tarfile.TarInfo("./lib/data")
+            big.size = 200000
+            tar.addfile(big, io.BytesIO(os.urandom(big.size)))
+        data = subprocess.run(["zstd", "-q", "-c"], input=packed.getvalue(), check=True, capture_output=True).stdout
+        self.sha256 = hashlib.sha256(data).hexdigest()
+        folder = tmp_path / "environments"
+        folder.mkdir()
+        self.archive = folder / f"{self.sha256[:16]}.tar.zst"
+        self.archive.write_bytes(data)
+        self.home = self.cache / self.sha256[:16]
+        self.path = "/usr/bin:/bin"
+
+    def spec(self, **more: typing.Any) -> spec.Environment:
+        about = spec.Environment(
+            archive=str(self.archive),
+            cache=str(self.cache),
+            sha256=self.sha256,
+            unpacked_bytes=300000,
+            python=f"3.{sys.version_info[1]}",
+            trusted_uids=(),
+            remedy="ddp env install",
+        )
+        return dataclasses.replace(about, **more)
+
+    def argv(self, then: str, **more: typing.Any) -> list[str]:
+        given = repr(dataclasses.asdict(self.spec(**more)))
+        return [sys.executable, "-c", DRIVER, given, then]
+
+    def env(self) -> dict[str, str]:
+        return {"PATH": self.path, "PYTHONPATH": str(pathlib.Path(spec.__file__).parents[2])}
+
+    def use(self, then: str = "pass", **more: typing.Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(self.argv(then, **more), env=self.env(), text=True, capture_output=True, check=False)
+
+    def start(self, then: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(self.argv(then), env=self.env(), text=True, stdout=subprocess.PIPE)
+
+
+@pytest.fixture
+def store(tmp_path: pathlib.Path) -> Store:
+    return Store(tmp_path)
+
+
+def test_the_environment_is_unpacked_once(store: Store):
+    first = store.use()
+    assert first.returncode == 0, first.stderr
+    assert f"PY={store.home}/bin/python" in first.stdout
+    assert "unpacked the environment" in first.stdout
+    again = store.use()
+    assert again.stdout == f"PY={store.home}/bin/python\n"
+    assert stat.S_IMODE(store.cache.stat().st_mode) == 0o700
+
+
+def test_who_loses_the_race_to_unpack_does_not_wait_for_the_winners_end(store: Store, monkeypatch: pytest.MonkeyPatch):
+    """A rank of the same job: each would wait for the other."""
+    store.use()
+    _, held = environment.use(store.spec(), "slurmd-0")
+    found = [False, True, True, True]
+    monkeypatch.setattr(environment, "_is_complete", lambda *_: found.pop(0))
+    monkeypatch.setattr(environment, "LOCK_S", 5.0)
+    _, other = environment.use(store.spec(), "slurmd-0")
+    for lock in (held, other):
+        os.close(lock)
+
+
+def test_a_node_without_the_zstd_program_uses_the_library(store: Store, tmp_path: pathlib.Path):
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for folder in ("/usr/bin", "/bin"):
+        for path in pathlib.Path(folder).iterdir():
+            if path.name not in ("zstd", "zstdmt") and not (tools / path.name).exists():
+                (tools / path.name).symlink_to(path)
+    store.path = str(tools)
+    done = store.use()
+    assert done.returncode == 0, done.stderr
+    assert (store.home / "lib" / "data").stat().st_size == 200000
+
+
+def test_jobs_that_start_together_unpack_once(store: Store):
+    processes = [store.start("print('ok')") for _ in range(4)]
+    outputs = [process.communicate(timeout=60)[0] for process in processes]
+    assert all(output.endswith("ok\n") for output in outputs)
+    assert sum("unpacked the environment" in output for output in outputs) == 1
+
+
+@pytest.mark.parametrize("damage", ["changed", "half written"])
+def test_a_damaged_archive_is_never_used(store: Store, damage: str):
+    data = store.archive.read_bytes()
+    changed = data[:1000] + bytes([data[1000] ^ 1]) + data[1001:]
+    store.archive.write_bytes(changed if damage == "changed" else data[:100000])
+    done = store.use()
+    remedy = f"{store.archive} is damaged; remove it, then: ddp env install"
+    assert (done.returncode, done.stderr) == (78, f"[FATAL] slurmd-0: {remedy}\n")
+    assert not store.home.exists()
+
+
+def test_the_parts_of_an_archive_are_unpacked(tmp_path: pathlib.Path):
+    """As the trainer packs them: folders, links, modes, an empty file, names with a newline and a leading dash."""
+    source = tmp_path / "env"
+    for folder in ("bin", "lib/empty", "lib/many"):
+        (source / folder).mkdir(parents=True)
+    (source / "bin" / "python").symlink_to(sys.executable)
+    (source / "lib64").symlink_to("lib")
+    (source / "bin" / "tool").write_text("#!/bin/sh\n")
+    (source / "bin" / "tool").chmod(0o755)
+    (source / "lib" / "-x\ny").write_text("")
+    (source / "lib" / "many" / "copy").hardlink_to(source / "bin" / "tool")
+    for number in range(40):
+        (source / "lib" / "many" / f"{number}").write_bytes(os.urandom(number * 1000))
+    store = Store(tmp_path)
+    with store.archive.open("wb") as file:
+        sha256, parts = packing.pack(source, file)
+    assert len(parts) == packing.PARTS + 1
+    listed = subprocess.run(
+        ["tar", "--zstd", "-t"], input=store.archive.read_bytes()[: parts[0][0]], stdout=-1, check=True
+    )
+    folders = sorted(
+        f"./{path.relative_to(source)}/" for path in source.rglob("*") if path.is_dir() and path.name != "lib64"
+    )
+    assert sorted(listed.stdout.decode().splitlines()) == folders, "tars that both make a folder fail"
+    assert hashlib.sha256(store.archive.read_bytes()).hexdigest() == sha256
+    done = store.use(sha256=sha256, parts=tuple(parts))
+    assert done.returncode == 0, done.stderr
+    assert snapshot(store.home) == snapshot(source)
+    whole = tmp_path / "whole"  # as another program reads it
+    whole.mkdir()
+    subprocess.run(["tar", "--zstd", "-xi", "-f", store.archive, "-C", whole], check=True)
+    assert snapshot(whole) == snapshot(source)
+
+
+def snapshot(folder: pathlib.Path) -> dict[str, tuple[int, int, bytes]]:
+    """Return mode, a file's time of change in seconds, and content of all below a folder, but what marks an unpacking."""
+    found: dict[str, tuple[int, int, bytes]] = {}
+    for path in folder.rglob("*"):
+        about = path.lstat()
+        is_link = stat.S_ISLNK(about.st_mode)
+        content = str(path.readlink()).encode() if is_link else b"" if path.is_dir() else path.read_bytes()
+        found[str(path.relative_to(folder))] = (
+            about.st_mode,
+            int(about.st_mtime) if path.is_file() and not is_link else 0,
+            content,
+        )
+    found.pop("unpacked-in-s", None)
+    return found
+
+
+@pytest.mark.parametrize("damage", ["cut", "more", "changed"])
+def test_a_damaged_part_is_never_used(store: Store, damage: str):
+    data = store.archive.read_bytes()
+    parts = tuple((len(half), hashlib.sha256(half).hexdigest()) for half in (data[:90000], data[90000:]))
+    changed = data[:100000] + bytes([data[100000] ^ 1]) + data[100001:]
+    store.archive.write_bytes({"cut": data[:-1], "more": data + b"x", "changed": changed}[damage])
+    done = store.use(parts=parts)
+    assert (done.returncode, f"{store.archive} is damaged; remove it" in done.stderr) == (78, True)
+    assert len(done.stderr.splitlines()) == 1
+    assert sorted(path.suffix for path in store.cache.iterdir()) == [".lock"]
+
+
+def test_a_disk_that_fills_is_named(store: Store, tmp_path: pathlib.Path):
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "tar").write_text("#!/bin/sh\necho 'tar: ./lib/data: Cannot write: No space left on device' >&2; exit 2\n")
+    (tools / "tar").chmod(0o755)
+    store.path = f"{tools}:{store.path}"
+    done = store.use()
+    assert done.returncode == 78
+    assert done.stderr.endswith(": tar: ./lib/data: Cannot write: No space left on device\n")
+    assert len(done.stderr.splitlines()) == 1
+    assert not store.home.exists()
+
+
+@pytest.mark.parametrize(
+    ("about", "why"),
+    [
+        (
+            {"archive": "/none.zst"},
+            "/none.zst cannot be read (No such file or directory); is the shared filesystem mounted",
+        ),
+        ({"python": "3.7"}, f"this node has Python 3.{sys.version_info[1]}, the environment was made for 3.7"),
+        ({"unpacked_bytes": 1 << 60}, f"bytes free; the environment needs {1 << 60}"),
+    ],
+)
+def test_an_environment_that_this_node_cannot_use_is_refused(store: Store, about: dict[str, typing.Any], why: str):
+    done = store.use(**about)
+    assert (done.returncode, why in done.stderr, len(done.stderr.splitlines())) == (78, True, 1)
+
+
+@pytest.mark.parametrize("boot", [None, "00000000-0000-0000-0000-000000000000"])
+def test_an_unpacking_that_was_interrupted_or_lost_in_a_crash_is_done_again(store: Store, boot: str | None):
+    assert store.use().returncode == 0
+    complete = store.cache / f"{store.home.name}.complete"
+    complete.write_text(f"{store.sha256} {boot}\n") if boot else complete.unlink()
+    (store.home / "lib" / "data").write_text("half")
+    (store.cache / f".{store.home.name}.AbCdEf").mkdir()
+    assert "unpacked the environment" in store.use().stdout
+    assert (store.home / "lib" / "data").stat().st_size == 200000
+    assert not (store.cache / f".{store.home.name}.AbCdEf").exists()
+
+
+def test_a_cache_of_another_account_is_refused(store: Store, tmp_path: pathlib.Path):
+    real = tmp_path / "elsewhere"
+    real.mkdir()
+    store.cache.symlink_to(real)
+    done = store.use()
+    assert done.returncode == 78
+    assert f"[FATAL] slurmd-0: {store.cache} is not a folder of " in done.stderr
+    assert not list(real.iterdir())
+
+
+def test_an_old_environment_goes_unless_a_job_holds_it(store: Store):
+    store.cache.mkdir(mode=0o700)
+    for name in ("old", "held", "young"):
+        (store.cache / name).mkdir()
+        (store.cache / f"{name}.complete").touch()
+        if name != "young":
+            long_ago = time.time() - 15 * 86400
+            os.utime(store.cache / f"{name}.complete", (long_ago, long_ago))
+    holder = subprocess.Popen(["flock", "-s", str(store.cache / "held.lock"), "sleep", "60"])
+    try:
+        for _ in range(100):
+            taken = subprocess.run(["flock", "-n", str(store.cache / "held.lock"), "true"], check=False).returncode
+            if taken:
+                break
+            time.sleep(0.05)
+        assert store.use().returncode == 0
+    finally:
+        holder.terminate()
+        holder.wait(timeout=10)
+    assert not (store.cache / "old").exists()
+    assert (store.cache / "held").exists()
+    assert (store.cache / "young").exists()
+
+
+def test_a_running_job_keeps_the_lock_and_so_do_its_ranks(store: Store):
+    process = store.start("os.execvp('sleep', ['sleep', '60'])")
+    try:
+        lock = store.cache / f"{store.home.name}.lock"
+        for _ in range(200):
+            if (store.cache / f"{store.home.name}.complete").exists():
+                break
+            time.sleep(0.05)
+        time.sleep(0.5)
+        assert subprocess.run(["flock", "-n", str(lock), "true"], check=False).returncode == 1
+        assert subprocess.run(["flock", "-n", "-s", str(lock), "true"], check=False).returncode == 0
+    finally:
+        process.kill()
+        process.communicate(timeout=10)
+
+
+def test_an_archive_that_others_can_replace_is_never_used(store: Store):
+    folder = store.archive.parent
+    folder.chmod(0o777)
+    done = store.use()
+    assert done.returncode == 78
+    assert done.stderr.startswith(f"[FATAL] slurmd-0: the environment is not used: {folder} has mode 0777 without")
+    assert not store.home.exists()
+    folder.chmod(0o755)
+    assert store.use().returncode == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to another account")
+def test_an_archive_of_another_account_is_used_only_where_that_is_trusted(store: Store):
+    os.chown(store.archive, 2077, 2077)
+    done = store.use()
+    assert (done.returncode, "belongs to uid 2077" in done.stderr) == (78, True)
+    assert store.use(trusted_uids=(2077,)).returncode == 0
+
+
+def test_what_was_trusted_is_unpacked_whatever_its_name_leads_to_then(store: Store):
+    """The archive is exchanged between the check of its owner and the unpacking."""
+    other = store.archive.with_name("other")
+    other.write_bytes(b"not an archive")
+    exchange = f"lambda *a, real=environment._extract: (os.replace({str(other)!r}, {str(store.archive)!r}), real(*a))"
+    done = store.use(then=f"environment._extract = {exchange}")
+    assert done.returncode == 0, done.stderr
+    assert (store.home / "lib" / "data").stat().st_size == 200000
+    assert store.archive.read_bytes() == b"not an archive"

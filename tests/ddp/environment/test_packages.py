@@ -1,0 +1,253 @@
+"""Where packages come from: real uv and pip, and package indexes on the loopback."""
+
+import collections.abc
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import indexes
+import pytest
+from cluster import Cluster
+from indexes import make_wheel
+
+from ddp.base import ParameterError, Settings
+from ddp.environment import builder, choice, named, uv, wheelhouse
+from ddp.workspace import folders
+
+ROOT = pathlib.Path(__file__).parents[3]
+CPU, DEFAULT = f"{uv.TORCH}+cpu", uv.TORCH
+PROGRAM = pathlib.Path(sys.executable).with_name("uv")
+
+
+@pytest.fixture
+def packages(tmp_path: pathlib.Path) -> pathlib.Path:
+    """A folder of three indexes: the site's has the default build, and uv, which starts the real one."""
+    folder = tmp_path / "packages"
+    make_wheel(folder / "site", "torch", DEFAULT, requires="cudalib")
+    make_wheel(folder / "site", "cudalib", "1")
+    make_wheel(folder / "site", "numpy", "2.0")
+    make_wheel(folder / "site", "numpy", "1.0")
+    make_wheel(folder / "pytorch", "torch", CPU, requires="not-there")
+    make_wheel(folder / "more", "torch", CPU)
+    return folder
+
+
+@pytest.fixture
+def url(packages: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> collections.abc.Iterator[str]:
+    """The indexes' URL; nothing of this machine's settings of pip is used."""
+    for name in [name for name in os.environ if name.startswith(("PIP_", "UV_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setattr(uv, "CONNECT_S", 1)
+    with indexes.serve(packages) as url:
+        monkeypatch.setattr(uv, "PYTORCH_INDEX", f"{url}/pytorch")
+        monkeypatch.setenv("PIP_INDEX_URL", f"{url}/site")
+        yield url
+
+
+@pytest.fixture
+def pinned(packages: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """Pin the uv in the site's index by its hash; return its wheel."""
+    script = f'#!/bin/sh\nexec {PROGRAM} "$@"\n'
+    wheel = make_wheel(packages / "site", "uv", "0.1", files={"uv-0.1.data/scripts/uv": script})
+    monkeypatch.setattr(uv, "PINNED", tmp_path / "uv.txt")
+    uv.PINNED.write_text(f"uv==0.1 --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n")
+    return wheel
+
+
+@pytest.fixture
+def installer(url: str, tmp_path: pathlib.Path) -> uv.Uv:
+    """uv for a new environment, with pip's settings."""
+    subprocess.run([PROGRAM, "venv", "-q", "--no-config", "--python", sys.executable, tmp_path / "env"], check=True)
+    variables, options = uv.site((sys.executable, "-m", "pip"))
+    cache = {"UV_CACHE_DIR": str(tmp_path / "cache"), "UV_HTTP_RETRIES": "0"}
+    return uv.Uv(str(PROGRAM), str(tmp_path / "env" / "bin" / "python"), cache | variables, options)
+
+
+def install(installer: uv.Uv, index: str = "") -> list[str]:
+    """Install torch for CPUs; return what was reported."""
+    reported: list[str] = []
+
+    def do(text: str, work: collections.abc.Callable[[], None]) -> None:
+        reported.append(text)
+        work()
+
+    uv.install_cpu_torch(installer, do, index=index, check_room=lambda: reported.append("checked the room"))
+    return reported
+
+
+FIRST = f"installing torch=={CPU}"
+SECOND = f"{FIRST} from PyTorch's index, as no configured index has it"
+LAST = [FIRST, SECOND, "checked the room", uv.DEFAULT_BUILD]
+
+
+def test_the_configured_indexes_are_first(installer: uv.Uv, packages: pathlib.Path):
+    make_wheel(packages / "site", "torch", CPU)
+    assert install(installer) == [FIRST]
+    assert installer.freeze().split() == [f"torch=={CPU}"]
+
+
+def test_the_additional_index_is_one_of_them(installer: uv.Uv, url: str):
+    assert install(installer, f"{url}/more") == [FIRST]
+    assert installer.freeze().split() == [f"torch=={CPU}"]
+
+
+def test_pytorchs_own_index_is_second_and_gives_torch_alone(installer: uv.Uv):
+    assert install(installer) == [FIRST, SECOND]
+    assert installer.freeze().split() == [f"torch=={CPU}"]
+
+
+@pytest.mark.parametrize("pytorch", ["refuses", "hangs", "is empty"])
+def test_the_default_build_is_last(installer: uv.Uv, pytorch: str, url: str, monkeypatch: pytest.MonkeyPatch):
+    with indexes.hang() as hanging:
+        elsewhere = {"refuses": indexes.unused(), "hangs": hanging, "is empty": f"{url}/none"}[pytorch]
+        monkeypatch.setattr(uv, "PYTORCH_INDEX", elsewhere)
+        assert install(installer) == LAST
+    assert installer.freeze().split() == ["cudalib==1", f"torch=={DEFAULT}"]
+
+
+def test_without_any_torch_the_option_that_helps_is_named(installer: uv.Uv, packages: pathlib.Path):
+    shutil.rmtree(packages / "pytorch")
+    shutil.rmtree(packages / "site" / "torch")
+    with pytest.raises(
+        uv.InstallError, match=r"torch was not found .*; set torch-index to an index that has torch, or "
+    ):
+        install(installer)
+
+
+def test_a_configured_index_that_fails_is_an_error_and_no_reason_to_download_more(installer: uv.Uv):
+    broken = dataclasses.replace(installer, variables=installer.variables | {"UV_DEFAULT_INDEX": indexes.unused()})
+    with pytest.raises(uv.InstallError, match=r"^uv: Failed to fetch: .*Connection refused") as caught:
+        install(broken)
+    assert not caught.value.is_unsatisfiable
+
+
+@pytest.mark.parametrize("way", ["extra-index-url", "find-links", "proxy", "no-index"])
+def test_uv_searches_what_pip_is_configured_with(
+    way: str,
+    url: str,
+    packages: pathlib.Path,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+):
+    """In a file and in variables: an index that only a proxy finds stands for the certificates, too."""
+    monkeypatch.delenv("PIP_INDEX_URL")
+    settings = {
+        "extra-index-url": f"index-url = {url}/site\nextra-index-url =\n    {url}/none\n    {url}/more\n",
+        "find-links": f"index-url = {url}/site\nfind-links = {url}/site/numpy {packages}/more/torch\n",
+        "proxy": f"index-url = http://packages.invalid/more\nproxy = {url}\n",
+        "no-index": f"no-index = true\nfind-links = {packages}/more/torch\n",
+    }[way]
+    (tmp_path / "pip.conf").write_text(f"[global]\n{settings}")
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+    installer: uv.Uv = request.getfixturevalue("installer")
+    assert installer.is_offline == (way == "no-index")
+    assert install(installer) == [FIRST]
+    assert installer.freeze().split() == [f"torch=={CPU}"]
+
+
+def test_variables_replace_files_and_an_empty_one_does_not(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    config = "[global]\nindex-url = https://a\ncert = /a.pem\nproxy = http://a\ntrusted-host = a b\n[install]\ncert = /b.pem\n"
+    (tmp_path / "pip.conf").write_text(f"{config}target = /elsewhere\n")
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+    monkeypatch.setenv("PIP_INDEX_URL", "https://b")
+    monkeypatch.setenv("PIP_PROXY", "")
+    monkeypatch.setenv("PIP_TARGET", "/elsewhere")
+    found, options = uv.site((sys.executable, "-m", "pip"))
+    proxies = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), "http://a")
+    assert found == proxies | {
+        "UV_DEFAULT_INDEX": "https://b",
+        "SSL_CERT_FILE": "/b.pem",
+        "UV_INSECURE_HOST": "a b",
+    }
+    assert options == ()
+    assert "PIP_TARGET" not in uv.pip_variables()
+
+
+@pytest.fixture
+def request_(
+    settings: Settings, url: str, packages: pathlib.Path, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+):
+    """The inputs of an environment whose locked package is in the site's index."""
+    digest = hashlib.sha256((packages / "site/numpy/numpy-2.0-py3-none-any.whl").read_bytes()).hexdigest()
+    (settings.payload / "requirements.txt").write_text(f"numpy==2.0 --hash=sha256:{digest}\n")
+    monkeypatch.setattr(Settings, "node_cache", property(lambda _: tmp_path / "nodes"))
+    return builder.Request(choice.Choice("cpu", False, "as configured"))
+
+
+def make(settings: Settings, request: builder.Request) -> folders.Manifest:
+    return builder.make(settings, request, "0" * 16, lambda _: None)
+
+
+def test_an_environment_is_made_of_the_site_alone(
+    settings: Settings, request_: builder.Request, pinned: pathlib.Path, cluster: Cluster, tmp_path: pathlib.Path
+):
+    """With pip, uv, tar and zstd themselves."""
+    made = make(settings, request_)
+    assert (made.torch, made.build) == (CPU, "cpu")
+    listed = subprocess.run(
+        ["tar", "--zstd", "-ti", "-f", made.archive], check=True, capture_output=True, text=True
+    ).stdout
+    assert {"numpy.py", "__init__.py"} <= {pathlib.PurePath(name).name for name in listed.splitlines()}
+    assert not [name for name in listed.splitlines() if "/bin/uv" in name], "nodes need none"
+    assert not list((tmp_path / "nodes").iterdir()), "neither the build's folder nor uv's cache stays"
+
+
+def test_a_users_requirements_change_no_package_that_is_installed(installer: uv.Uv, tmp_path: pathlib.Path):
+    installer.install("numpy==2.0")
+    (tmp_path / "more.txt").write_text("cudalib\n")
+    (tmp_path / "wanted.txt").write_text("numpy; python_version > '3'\n-r more.txt\n")
+    wanted = named.read("mine", tmp_path / "wanted.txt")
+    builder.install_own(installer, wanted, tmp_path, lambda _: None, also="")
+    assert installer.freeze().split() == ["cudalib==1", "numpy==2.0"]
+    (tmp_path / "wanted.txt").write_text("numpy<2\n")
+    with pytest.raises(ParameterError, match=r"^requirements: uv: .*numpy.*2\.0.* your requirements are unsatisfiable"):
+        builder.install_own(installer, wanted, tmp_path, lambda _: None, also="")
+
+
+def test_a_wheelhouse_is_the_only_source_and_brings_uv(
+    settings: Settings,
+    request_: builder.Request,
+    pinned: pathlib.Path,
+    packages: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setenv("PIP_INDEX_URL", indexes.unused())
+    house = settings.workspace / "wheels"
+    house.mkdir()
+    for wheel in [pinned, *packages.glob("more/*/*.whl"), *packages.glob("site/numpy/*-2.0-*.whl")]:
+        shutil.copy(wheel, house)
+    request = dataclasses.replace(request_, wheels=wheelhouse.Wheelhouse(str(house), "0" * 64))
+    assert make(settings, request).torch == CPU
+    (house / pinned.name).unlink()
+    with pytest.raises(uv.InstallError, match=r"^pip: .*No matching distribution found for uv==") as caught:
+        uv.bootstrap(pathlib.Path(sys.executable), settings.workspace / "uv", [str(house)])
+    assert caught.value.is_unsatisfiable
+
+
+def test_the_lanes_get_torch_in_the_same_order(
+    url: str, pinned: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    subprocess.run([folders.PYTHON, "-m", "venv", tmp_path / "lane"], check=True)
+    python = tmp_path / "lane" / "bin" / "python"
+    script = ROOT / "scripts" / "install_torch.py"
+    constants = f"uv.PINNED = pathlib.Path({str(uv.PINNED)!r}); uv.PYTORCH_INDEX = {indexes.unused()!r}"
+    program = f"import sys, pathlib, runpy; sys.path.insert(0, {str(ROOT / 'lib')!r})\nfrom ddp.environment import uv\n"
+    program += f"{constants}\nrunpy.run_path({str(script)!r}, run_name='__main__')\n"
+    environ = {**os.environ, "PYTHONPATH": "", "HOME": str(tmp_path)}
+    done = subprocess.run([python, "-"], input=program, env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[:3] == [f"torch: {text}" for text in (FIRST, SECOND, uv.DEFAULT_BUILD)]
+    listed = subprocess.run(
+        [python, "-m", "pip", "list", "--format=json"], capture_output=True, text=True, check=True
+    ).stdout
+    assert {"name": "torch", "version": DEFAULT} in json.loads(listed)
+    again = subprocess.run([python, script], env=environ, capture_output=True, text=True, check=True)
+    assert again.stdout == ""

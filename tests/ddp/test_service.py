@@ -1,0 +1,88 @@
+"""The charm's front end: what it renders for an operator, and that nothing below the front ends knows Juju."""
+
+import pathlib
+import time
+
+import pytest
+import yaml
+
+from ddp import remedies, service, verbs
+from ddp.base import Settings
+from ddp.problem import Command, Remedy, Step, plain
+
+LIBRARY = pathlib.Path(service.__file__).parent
+
+
+@pytest.mark.parametrize(
+    ("remedy", "typed", "run"),
+    [
+        (Command("submit", {"time-limit": 30}), "ddp submit --time-limit 30", "juju run t/0 submit-ddp time-limit=30"),
+        (Command("show", arguments=("nano1",)), "ddp show nano1", "juju run t/0 show-run run=nano1"),
+        (Command("cancel", arguments=("a", "b")), "ddp cancel a b", "juju run t/0 cancel-run run=a,b"),
+        (
+            Command("env install", {"force": "true"}),
+            "ddp env install --force",
+            "juju run t/0 install-environment force=true",
+        ),
+        (
+            Command("submit", {"args": "a b", "run": ""}),
+            "ddp submit --args 'a b'",
+            "juju run t/0 submit-ddp 'args=a b'",
+        ),
+        (Command("env create", arguments=("mine",)), "ddp env create mine", "ddp env create mine"),
+        (
+            remedies.start_slurmctld(),
+            "is slurmctld up? see: scontrol ping",
+            "is slurmctld up (juju status)? else: juju integrate sackd slurmctld",
+        ),
+        (
+            Step("change-option", "set x", {"option": "transformers", "value": "true"}),
+            "set x",
+            "juju config t transformers=true",
+        ),
+        (Step("of-no-front-end", "as root: do it"), "as root: do it", "as root: do it"),
+    ],
+)
+def test_a_remedy_is_rendered_for_who_reads_it(remedy: Remedy, typed: str, run: str):
+    assert plain(remedy) == typed
+    assert service.render_remedy("t/0", remedy) == run
+
+
+def test_settings_of_slurm_go_through_upstreams_charms():
+    found = service.render_remedy("t/0", Step("slurm-conf", "set it", {"line": "KillWait=30"}))
+    assert found.startswith("juju config slurmctld slurm-conf-parameters=")
+    assert "KillWait=30" in found
+    found = service.render_remedy(
+        "t/0", Step("partition-conf", "set it", {"partition": "gpu", "line": "PreemptMode=requeue"})
+    )
+    assert found.startswith("juju config gpu partition-config=")
+
+
+def test_no_module_below_the_front_ends_knows_juju():
+    naming = {path.name for path in LIBRARY.rglob("*.py") if "juju" in path.read_text().lower()}
+    assert naming <= {"service.py", "cli.py"}
+
+
+def test_each_action_is_one_verbs():
+    charm = yaml.safe_load((LIBRARY.parents[1] / "charms" / "ddp-trainer" / "charmcraft.yaml").read_text())
+    assert set(charm["actions"]) == set(verbs.ACTIONS)
+    assert len(verbs.ACTIONS) == sum(bool(verb.action) for verb in verbs.ALL.values())
+
+
+def test_an_action_that_takes_long_shows_how_to_stop_it(settings: Settings, monkeypatch: pytest.MonkeyPatch):
+    lines: list[str] = []
+
+    def work(*_: object) -> dict[str, str]:
+        for _ in range(200):
+            if lines:
+                break
+            time.sleep(0.01)
+        return {}
+
+    monkeypatch.setattr(service, "_QUIET_S", 0.01)
+    monkeypatch.setattr(verbs.Verb, "do_when_ready", work)
+    request = {"do": "plan", "params": {}, "task": "7", "unit": "t/0", "config": {"workspace": str(settings.workspace)}}
+    assert service.answer(request, lines.append) == {"results": {}}
+    assert lines == [
+        "t/0 runs no other action while this one waits; to stop waiting, without cancelling a job: juju cancel-task 7"
+    ]

@@ -1,0 +1,166 @@
+"""The workspace: real files and folders, whatever a user put there."""
+
+import json
+import os
+import pathlib
+import pwd
+import stat
+import threading
+
+import pytest
+
+from ddp.base import Settings
+from ddp.workspace import folders, operations
+
+
+def test_the_folders_are_made_once(settings: Settings):
+    for name in folders.FOLDERS:
+        (settings.workspace / name).rmdir()
+    folders.ensure_folders(settings)
+    before = {path.name: path.stat().st_mtime_ns for path in settings.workspace.iterdir()}
+    folders.ensure_folders(settings)
+    assert {path.name: path.stat().st_mtime_ns for path in settings.workspace.iterdir()} == before
+    assert set(before) == {"runs", "datasets", "environments", "baselines"}
+
+
+def test_in_a_workspace_of_the_trainers_own_it_makes_the_users_folder(settings: Settings):
+    for _ in range(2):
+        folders.call(settings, operations.make_users, workspace=str(settings.workspace))
+        assert stat.S_IMODE((settings.workspace / "users").stat().st_mode) == 0o1777
+    (settings.workspace / "users").rmdir()
+    os.chown(settings.workspace, 33, 33)
+    folders.call(settings, operations.make_users, workspace=str(settings.workspace))
+    assert not (settings.workspace / "users").exists(), "root makes it in root's"
+
+
+def test_a_filesystem_that_hangs_is_given_up(settings: Settings):
+    gate = threading.Event()
+
+    def hang() -> folders.Json:
+        gate.wait(60)
+        return {}
+
+    with pytest.raises(folders.HangingError) as caught:
+        folders.call(settings, hang, timeout_s=0.1)
+    gate.set()
+    assert str(caught.value) == f"{settings.workspace} gave no answer within 0.1 s; is the filesystem's server up?"
+
+
+def test_an_operation_that_is_refused_says_why(settings: Settings):
+    with pytest.raises(folders.MissingError, match=r"/nothing: No such file or directory$"):
+        folders.call(settings, operations.read_json, path=str(settings.workspace / "nothing"))
+    (settings.workspace / "note").write_text("[]")
+    with pytest.raises(folders.WorkspaceError, match="is not a JSON object"):
+        folders.call(settings, operations.read_json, path=str(settings.workspace / "note"))
+
+
+def test_a_mistake_of_ours_is_not_taken_for_the_filesystems(settings: Settings):
+    with pytest.raises(TypeError):
+        folders.call(settings, operations.read_json)
+
+
+@pytest.mark.parametrize("name", folders.FOLDERS)
+@pytest.mark.parametrize("mode", [0o755, 0o777])
+def test_a_folder_that_another_account_made_first_is_named(settings: Settings, name: str, mode: int):
+    """In a sticky root anybody can squat on a name; what lies there is never used."""
+    settings.workspace.chmod(0o1777)
+    squatted = settings.workspace / name
+    squatted.chmod(mode)
+    os.chown(squatted, 33, 33)
+    owner = pwd.getpwuid(os.geteuid()).pw_name
+    message = f"{squatted} belongs to uid 33 (mode {mode:04o}), which is none of the trusted 0: chown {owner} {squatted}, or remove it"
+    assert folders.look(settings).untrusted == message
+    assert squatted.stat().st_uid == 33
+
+
+def test_a_link_in_place_of_a_folder_is_named(settings: Settings, tmp_path: pathlib.Path):
+    (tmp_path / "elsewhere").mkdir()
+    (settings.workspace / "environments").rmdir()
+    (settings.workspace / "environments").symlink_to(tmp_path / "elsewhere")
+    assert folders.look(settings).untrusted.startswith(f"{settings.workspace}/environments is a symbolic link")
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o1777, 0o1775, 0o700])
+def test_a_workspace_that_nobody_can_change_for_others_is_trusted(settings: Settings, mode: int):
+    settings.workspace.chmod(mode)
+    assert folders.look(settings).untrusted == ""
+
+
+@pytest.mark.parametrize("name", [".", "..", "environments"])
+def test_a_folder_that_others_can_write_is_named(settings: Settings, name: str):
+    folder = pathlib.Path(os.path.normpath(settings.workspace / name))
+    folder.chmod(0o777)
+    message = "without the sticky bit, so any account can replace what is in it: chmod +t"
+    assert folders.look(settings).untrusted == f"{folder} has mode 0777 {message} {folder}"
+
+
+def manifest(settings: Settings, digit: str = "a", **more: object) -> dict[str, object]:
+    record = {
+        "key": "1" * 16,
+        "hash": digit * 16,
+        "sha256": digit * 64,
+        "size_bytes": 3,
+        "unpacked_bytes": 9,
+        "python": "3.12",
+        "torch": "2.13.0+cpu",
+        "build": "cpu",
+        "created": f"2026-11-2{ord(digit) % 10}T00:00:00Z",
+        **more,
+    }
+    (settings.environments / f"{digit * 16}.tar.zst").write_text("xyz")
+    (settings.environments / f"{digit * 16}.json").write_text(json.dumps(record))
+    return record
+
+
+def test_what_the_workspace_holds(settings: Settings):
+    manifest(settings, "a")
+    manifest(settings, "b")
+    (settings.datasets / "web").mkdir()
+    (settings.datasets / "web" / "dataset.json").write_text("{}")
+    (settings.datasets / "half").mkdir()
+    found = folders.look(settings)
+    assert [one.hash for one in found.environments] == ["b" * 16, "a" * 16], "the newest first"
+    assert found.datasets == {"web": str(settings.datasets / "web")}
+    assert found.is_writable
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"size_bytes": 4},  # a half-written archive
+        {"hash": "../../../../etc/x"},
+        {"sha256": "$(id)"},
+        {"torch": "x'; id"},
+        {"python": "3.12\n#SBATCH"},
+        {"unpacked_bytes": "1; id"},
+        {"build": "rocm"},
+        {"created": "now; id"},
+        {"key": None},
+    ],
+)
+def test_a_manifest_that_is_not_ours_is_passed_over(settings: Settings, more: dict[str, object]):
+    manifest(settings, "a", **more)
+    (settings.environments / "note.json").write_text("[]")
+    (settings.environments / "broken.json").write_text("{")
+    os.mkfifo(settings.environments / "pipe.json")
+    assert folders.look(settings).environments == ()
+
+
+def test_where_a_path_leads(settings: Settings, tmp_path: pathlib.Path):
+    inside, outside = settings.workspace / "a.py", tmp_path / "b.py"
+    inside.write_text("")
+    outside.write_text("")
+    (settings.workspace / "in").symlink_to("a.py")
+    (settings.workspace / "out").symlink_to(outside)
+    (settings.workspace / "loop").symlink_to("loop")
+    locate = folders.locate
+    assert locate(settings, str(inside)) == folders.Place("file", str(inside), True, True)
+    assert locate(settings, str(settings.workspace / "in")).real == str(inside)
+    assert not locate(settings, str(settings.workspace / "out")).is_inside
+    assert locate(settings, str(settings.runs)).kind == "folder"
+    assert locate(settings, str(settings.workspace / "no")).kind == "absent"
+    assert not locate(settings, str(settings.workspace)).is_inside, "the workspace itself is not in it"
+    assert not locate(settings, "/dev/null").is_inside
+    assert locate(settings, "/dev/null").kind == "other"
+    with pytest.raises(folders.WorkspaceError, match="Too many levels of symbolic links"):
+        locate(settings, str(settings.workspace / "loop"))
