@@ -147,9 +147,6 @@ def _charm(name: str, fact: dict[str, Any]) -> Charm:
     )
 
 
-# --- merging ---------------------------------------------------------------------------------------------------------
-
-
 def filled(path: pathlib.Path) -> str:
     """Return an overlay's text with the example from the comment in the place of each *FILL-IN, as an operator would.
 
@@ -196,9 +193,6 @@ def _merge_application(target: dict[str, Any], body: dict[str, Any]) -> None:
             target[key] = {**(target.get(key) or {}), **value}
         else:
             target[key] = {} if key in _MAPS else value
-
-
-# --- checking --------------------------------------------------------------------------------------------------------
 
 
 def problems(bundle: type_of_bundle, charms: collections.abc.Mapping[str, Charm]) -> list[str]:

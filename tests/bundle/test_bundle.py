@@ -1,6 +1,5 @@
 """bundle.yaml, the overlays and the sandbox's defaults against what the charms declare; and each rule against a mistake."""
 
-import copy
 import itertools
 import re
 from typing import Any
@@ -45,11 +44,6 @@ def overlays(names: tuple[str, ...]) -> list[dict[str, Any]]:
     return found
 
 
-def test_the_overlays_are_those_that_the_documentation_names():
-    known = "2604 cephfs cos gpu juju4 lustre lxd machines nfs".split()
-    assert [path.stem for path in rules.OVERLAYS] == known
-
-
 def test_the_bundle_is_right(bundle: dict[str, Any], charms: dict[str, rules.Charm]):
     assert rules.problems(bundle, charms) == []
 
@@ -61,34 +55,9 @@ def test_overlays_merge_alone_and_together(
     assert rules.problems(rules.merge(bundle, *overlays(names)), charms) == []
 
 
-@pytest.mark.parametrize("names", SETS, ids="+".join)
-def test_the_order_of_overlays_does_not_matter_behind_those_that_come_first(
-    bundle: dict[str, Any], names: tuple[str, ...]
-):
-    first = [name for name in names if name in FIRST]
-    rest = [name for name in names if name not in FIRST]
-    one, other = (rules.merge(bundle, *map(overlay, [*first, *order])) for order in (rest, rest[::-1]))
-    for merged in (one, other):
-        merged["relations"] = sorted(map(tuple, merged["relations"]))
-    assert one == other
-
-
 def test_the_sandbox_defaults_merge(bundle: dict[str, Any], charms: dict[str, rules.Charm]):
     merged = rules.merge(bundle, rules.read(SANDBOX))
     assert rules.problems(merged, charms) == []
-
-
-@pytest.mark.parametrize("name", FIRST)
-def test_an_overlay_that_comes_first_says_so(name: str):
-    assert "Put it before other overlays." in (rules.ROOT / "overlays" / f"{name}.yaml").read_text()
-
-
-@pytest.mark.parametrize("pair", [pair for group in EXCLUSIVE for pair in itertools.permutations(sorted(group), 2)])
-def test_an_overlay_names_those_that_it_does_not_go_with(pair: tuple[str, str]):
-    one, other = pair
-    if {one, other} - FILESYSTEMS:  # each says that it is "instead of" the embedded volume
-        texts = [(rules.ROOT / "overlays" / f"{name}.yaml").read_text() for name in pair]
-        assert f"{other}.yaml" in texts[0] or f"{one}.yaml" in texts[1]
 
 
 @pytest.mark.parametrize("path", rules.OVERLAYS, ids=lambda path: path.stem)
@@ -112,14 +81,6 @@ def test_no_reader_takes_an_overlay_that_is_not_filled_in(path: Any):
     assert "FILL-IN" not in body, "each has an example in its comment, before a semicolon"
 
 
-@pytest.mark.parametrize("name", sorted(FILESYSTEMS))
-def test_a_filesystem_overlay_takes_the_place_of_juicefs(bundle: dict[str, Any], name: str):
-    merged = rules.merge(bundle, overlay(name))
-    assert "juicefs-server-proxy" not in merged["applications"]
-    providers = [ends for ends in merged["relations"] if "shared-filesystem-client:filesystem" in ends]
-    assert providers == [["shared-filesystem-client:filesystem", f"{name}-server-proxy:filesystem"]]
-
-
 def test_every_mount_and_every_slurm_daemon_gets_a_machine_of_its_own_on_lxd(
     bundle: dict[str, Any], charms: dict[str, rules.Charm]
 ):
@@ -134,46 +95,6 @@ def test_every_mount_and_every_slurm_daemon_gets_a_machine_of_its_own_on_lxd(
         if "virt-type=virtual-machine" in body.get("constraints", "").split()
     }
     assert have == need
-
-
-def test_upstream_facts_name_their_source_and_are_all_used(bundle: dict[str, Any]):
-    facts = rules.yaml.safe_load((rules.ROOT / "tests/bundle/upstream.yaml").read_text())
-    assert all("@" in fact["source"] or "track" in fact["source"] for fact in facts["charms"].values())
-    everything = rules.merge(bundle, *(overlay(name) for name in ("cephfs", "cos")))
-    bodies = [body for path in (rules.BUNDLE, *rules.OVERLAYS) for body in rules.read(path)["applications"].values()]
-    used = {body["charm"] for body in bodies if body and "charm" in body}
-    assert set(facts["charms"]) == {name for name in used if not name.startswith(".")}
-    assert set(facts["offers"]) == set(everything["saas"])
-
-
-def test_merging_follows_juju():
-    bundle: dict[str, Any] = {
-        "applications": {
-            "a": {"charm": "a", "num_units": 1, "options": {"x": 1, "y": 2}, "constraints": "mem=1G"},
-            "b": {"charm": "b", "options": {"z": 3}},
-            "gone": {"charm": "gone"},
-        },
-        "relations": [["a:e", "b:e"], ["a:e", "gone:e"], ["gone-not:e", "a:e"]],
-    }
-    changes: dict[str, Any] = {
-        "applications": {
-            "a": {"options": {"y": 5, "new": 6}, "constraints": "mem=2G"},
-            "b": {"options": None},
-            "gone": None,
-            "added": {"charm": "c"},
-        },
-        "relations": [["added:e", "a:e"]],
-    }
-    before = copy.deepcopy(bundle)
-    assert rules.merge(bundle, changes) == {
-        "applications": {
-            "a": {"charm": "a", "num_units": 1, "options": {"x": 1, "y": 5, "new": 6}, "constraints": "mem=2G"},
-            "b": {"charm": "b", "options": {}},
-            "added": {"charm": "c"},
-        },
-        "relations": [["a:e", "b:e"], ["gone-not:e", "a:e"], ["added:e", "a:e"]],
-    }
-    assert bundle == before
 
 
 MISTAKES: list[dict[str, Any]] = rules.yaml.safe_load((rules.ROOT / "tests/bundle/mistakes.yaml").read_text())
@@ -202,14 +123,3 @@ def _place(bundle: dict[str, Any], path: str) -> tuple[dict[str, Any], str]:
     for key in parents:
         bundle = bundle.setdefault(key, {})
     return bundle, last
-
-
-def test_two_principals_cannot_share_a_machine(bundle: dict[str, Any], charms: dict[str, rules.Charm]):
-    peer = rules.Endpoint("requires", "juju-info", "container")
-    inverted = rules.dataclasses.replace(charms["sackd"], endpoints=charms["sackd"].endpoints | {"peer": peer})
-    broken = copy.deepcopy(bundle)
-    broken["relations"].append(["sackd:peer", "slurmd:juju-info"])
-    assert rules.problems(broken, charms | {"sackd": inverted}) == [
-        "relation ['sackd:peer', 'slurmd:juju-info']: lives on one machine, so one end must be subordinate and the other"
-        " a principal"
-    ]

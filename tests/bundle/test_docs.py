@@ -38,19 +38,24 @@ def test_links_resolve(page: pathlib.Path):
             assert (page.parent / link).exists(), link
 
 
-@pytest.mark.parametrize("page", PAGES, ids=named)
-def test_make_targets_exist(page: pathlib.Path):
-    known = set(re.findall(r"^([a-z0-9.-]+):.*##", (rules.ROOT / "Makefile").read_text(), re.MULTILINE))
-    assert set(re.findall(r"(?:^|`)make ([a-z-]+(?:\d+\.\d+)?)", page.read_text(), re.MULTILINE)) <= known
-
-
-@pytest.mark.parametrize("page", PAGES, ids=named)
-def test_lanes_exist(page: pathlib.Path):
+def commands() -> dict[str, set[str]]:
+    """Return the known names by what a page types before them: make targets, lanes, commands of the sandbox."""
     tox = configparser.ConfigParser()
     tox.read(rules.ROOT / "tox.ini")
-    known = {section.removeprefix("testenv:") for section in tox.sections()}
-    known |= {f"unit-{path.parent.name}" for path in (rules.ROOT / "charms").glob("*/charmcraft.yaml")}
-    assert set(re.findall(r"tox -e ([a-z][a-z-]+(?:\d+\.\d+)?)", page.read_text())) <= known
+    lanes = {section.removeprefix("testenv:") for section in tox.sections()}
+    source = (rules.ROOT / "sandbox" / "cli.py").read_text()
+    sandbox = re.findall(r"@(?:cli\.command|_change)\([^)]*\)(?:\n.*?)*?\ndef (\w+)\(", source)
+    return {
+        r"(?:^|`)make": set(re.findall(r"^([a-z0-9.-]+):.*##", (rules.ROOT / "Makefile").read_text(), re.MULTILINE)),
+        r"tox -e": lanes | {f"unit-{path.parent.name}" for path in (rules.ROOT / "charms").glob("*/charmcraft.yaml")},
+        r"\./sandboxctl": {name.rstrip("_").replace("_", "-") for name in sandbox},
+    }
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_commands_exist(page: pathlib.Path):
+    for before, known in commands().items():
+        assert set(re.findall(rf"{before} ([a-z][a-z-]+(?:\d+\.\d+)?)", page.read_text(), re.MULTILINE)) <= known
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
@@ -90,16 +95,6 @@ def test_endpoints_exist(page: pathlib.Path):
             assert charm is None or endpoint in charm.endpoints, end
 
 
-@pytest.mark.parametrize("page", PAGES, ids=named)
-def test_commands_of_the_sandbox_exist(page: pathlib.Path):
-    source = (rules.ROOT / "sandbox" / "cli.py").read_text()
-    known = {
-        name.rstrip("_").replace("_", "-")
-        for name in re.findall(r"@(?:cli\.command|_change)\([^)]*\)(?:\n.*?)*?\ndef (\w+)\(", source)
-    }
-    assert set(re.findall(r"\./sandboxctl ([a-z][a-z-]+)", page.read_text())) <= known
-
-
 @pytest.mark.parametrize("page", PAGES_TO_TYPE, ids=named)
 def test_code_fits_the_box_of_the_site(page: pathlib.Path):
     blocks = re.findall(r"^```(?:shell|python)\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
@@ -112,9 +107,6 @@ def test_every_overlay_is_in_the_readme():
     assert all(f"overlays/{path.name}" in text for path in rules.OVERLAYS)
 
 
-# --- what they set in Slurm ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("source", SOURCES, ids=named)
 def test_slurm_s_options_take_what_is_set(source: pathlib.Path):
     found = [problem for option, value in settings(source.read_text()) for problem in ANYWHERE[option](value)]
@@ -125,33 +117,6 @@ def test_slurm_s_options_take_what_is_set(source: pathlib.Path):
 def test_nodes_take_what_set_node_config_is_given(source: pathlib.Path):
     for value in re.findall(r"set-node-config parameters=('[^']*'|\"[^\"]*\"|\S+)", source.read_text()):
         slurmutils.Node.from_str(" ".join(shlex.split(value)))
-
-
-def test_settings_are_found_in_every_form():
-    text = """
-juju config slurmctld slurm-conf-parameters='GresTypes=gpu,shard'   # a comment
-juju config slurmctld cgroup-parameters=ConstrainDevices=no slurm-conf-parameters="A=1
-B=2"
-juju config slurmctld slurm-conf-parameters="$(juju config x y | grep -v '^ *C='; printf '%s\\n' C=3 D=4)"
-      slurm-conf-parameters: |
-        KillWait=60
-        ReturnToService=1
-    partition-config: DefMemPerGPU=1 MaxTime=2
-needs `HealthCheckProgram=/x
-  HealthCheckInterval=300` and `NodeName=a AutoDetect=off` and `CUDA_VISIBLE_DEVICES=1`
-"""
-    assert sorted(settings(text)) == [
-        ("cgroup-parameters", "ConstrainDevices=no"),
-        ("code", "HealthCheckProgram=/x HealthCheckInterval=300"),
-        ("partition-config", "DefMemPerGPU=1 MaxTime=2"),
-        ("slurm-conf-parameters", "A=1\nB=2"),
-        ("slurm-conf-parameters", "C=3\nD=4"),
-        ("slurm-conf-parameters", "GresTypes=gpu,shard"),
-        ("slurm-conf-parameters", "KillWait=60\nReturnToService=1\n"),
-    ]
-
-
-# --- bases, channels, Juju -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
@@ -170,35 +135,10 @@ def test_paths_of_packed_charms_are_those_of_pack(page: pathlib.Path):
         assert path in rules.our_charms(), path
 
 
-def test_every_charm_deploys_on_juju_3_6_and_4_as_the_readme_says():
-    assert "Juju 3.6 or 4," in (rules.ROOT / "README.md").read_text()
-    for path in (rules.ROOT / "charms").glob("*/charmcraft.yaml"):
-        assert yaml.safe_load(path.read_text())["assumes"] == ["juju >= 3.6"], path
-
-
 @pytest.mark.parametrize("page", [*PAGES, rules.ROOT / "scripts" / "deploy.sh"], ids=named)
 def test_what_juju_4_dropped_is_never_typed(page: pathlib.Path):
     """`juju wait-for` and `juju status --watch` were removed in 4.0 and 4.0.1 (juju/juju#21692)."""
     assert not re.findall(r"juju (?:wait-for\b.*|status\b[^|`\n]* --watch\b.*)", page.read_text())
-
-
-def test_what_needs_another_charm_on_juju_4_is_replaced_there():
-    facts = yaml.safe_load((rules.ROOT / "tests/bundle/upstream.yaml").read_text())["charms"]
-    below_4 = {name for name, fact in facts.items() if "juju < 4" in fact.get("assumes", "")}
-    assert below_4 == {"mysql"}
-    merged = rules.merge(rules.read(rules.BUNDLE), rules.read(rules.ROOT / "overlays" / "juju4.yaml"))
-    assert not below_4 & {body["charm"] for body in merged["applications"].values()}
-
-
-def test_the_how_to_places_machines_as_the_overlay_does():
-    machines = rules.read(rules.ROOT / "overlays" / "machines.yaml")["machines"]
-    text = (rules.ROOT / "docs" / "howto" / "deploy.md").read_text()
-    added = re.findall(r"juju add-machine ssh:\S+ +# (?:becomes machine )?(\d)$", text, re.MULTILINE)
-    assert added == sorted(machines)
-    assert "--overlay ./overlays/machines.yaml --map-machines=existing" in text
-
-
-# --- pictures --------------------------------------------------------------------------------------------------------
 
 
 def test_every_picture_exists_is_small_and_is_shown():

@@ -1,7 +1,6 @@
 """Set-up and lanes: the lanes of `make test` and `make test-long`, their order and their output."""
 
 import configparser
-import os
 import pathlib
 import re
 import shutil
@@ -31,23 +30,6 @@ def test_make_test_runs_every_lane_that_tox_lists():
     assert {f"unit-{charm}" for charm in CHARMS} < set(named)
 
 
-def test_the_functional_lanes_are_halves_of_one_and_only_make_test_long_runs_those_marked_long():
-    tox = configparser.ConfigParser(interpolation=None)
-    tox.read(rules.ROOT / "tox.ini")
-    whole = tox["testenv:functional"]["commands"]
-    lines = tox["testenv:functional-{jobs,nodes}{,-all}"]["commands"].strip().splitlines()
-    markers = {
-        "jobs-!all": '"trains and not long"',
-        "nodes-!all": '"not trains and not long"',
-        "jobs-all": "trains",
-        "nodes-all": '"not trains"',
-    }
-    assert lines == [
-        f"{name}: {whole.replace('{posargs', f'-m {marker} {{posargs')}" for name, marker in markers.items()
-    ]
-    assert lanes.GROUPS["functional"] == lanes.FUNCTIONAL == ("functional-jobs", "functional-nodes")
-
-
 def test_the_long_sets_are_all_functional_tests_the_kernel_mutants_and_orders_of_each_charm():
     orders = {f"orders-{charm}" for charm in CHARMS}
     assert set(lanes.chosen(["long"])) == {"functional-jobs-all", "functional-nodes-all", "kernel", "mutants"} | orders
@@ -65,10 +47,7 @@ def test_ci_runs_the_command_that_the_readme_names():
     ("words", "expected"),
     [
         ([], list(lanes.ALL)),
-        (["lint"], ["lint"]),
-        (["unit"], list(lanes.UNIT)),
         (["lint", "functional"], [*lanes.FUNCTIONAL, "lint"]),
-        (["bench", "lint"], ["lint", "bench"]),
         (["lib", "unit", "lib"], ["lib", *(lane for lane in lanes.UNIT if lane != "lib")]),
     ],
     ids=str,
@@ -77,16 +56,6 @@ def test_words_stand_for_lanes_those_that_wait_come_first_and_those_that_run_alo
     words: list[str], expected: list[str]
 ):
     assert lanes.chosen(words) == expected
-
-
-def test_arguments_for_pytest_reach_one_functional_lane_with_all_tests():
-    assert lanes.chosen(["functional"], is_split=False) == ["functional"]
-
-
-def test_the_closing_lines_of_pytest_are_recognised():
-    closing = "=================== 2 failed, 88 passed in 237.02s (0:03:57) ==================="
-    lines = [closing, "============ no tests ran in 1.16s =====", "= FAILURES =", "=== short test summary info ==="]
-    assert [line for line in lines if lanes.CLOSING.match(line)] == lines[:2]
 
 
 FAKE_TOX = """\
@@ -137,18 +106,6 @@ def test_a_lane_that_runs_alone_waits_for_the_others_and_is_shown_as_it_comes(
     slow, alone = run(screen, "slow", "bench")
     assert alone.started >= slow.started + 1
     assert capsys.readouterr().out.splitlines()[-4:-1] == ["bench: started", "collecting", "5 tests collected"]
-
-
-def test_lanes_that_wait_take_no_place_and_go_before_those_beside_them(
-    screen: lanes.Screen, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(os, "cpu_count", lambda: 1)
-    jobs, nodes, lib, ddp = run(screen, *lanes.FUNCTIONAL, "lib", "ddp")
-    assert max(jobs.started, nodes.started, lib.started) < jobs.started + 1
-    assert ddp.started >= lib.started + 1
-    own = os.nice(0)
-    shown = [int(lane.closing.split()[1]) for lane in (jobs, nodes, lib)]
-    assert shown == [own, own, min(own + lanes.NICE, 19)]
 
 
 def test_an_interrupted_run_interrupts_its_lanes_and_waits_for_them(tmp_path: pathlib.Path):
@@ -203,29 +160,3 @@ def test_setup_lists_the_missing_packages_with_their_reasons(bare: pathlib.Path)
     assert "  python3-apt: Charmcraft asks it about packages\n" in done.stdout
     assert "zstd" not in done.stdout
     assert "asked" not in done.stdout
-
-
-def test_setup_does_nothing_if_everything_is_installed(bare: pathlib.Path):
-    (bare / "dpkg-query").write_text('#!/bin/sh\nshift 2\nfor name in "$@"; do echo "installed $name"; done\n')
-    done = setup(path=bare)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
-def test_setup_without_root_or_on_another_system_prints_what_to_do(bare: pathlib.Path):
-    (bare / "id").write_text("#!/bin/sh\necho 1000\n")
-    done = setup("pack", path=bare)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("setup: needs root to install: ca-certificates ")
-    (bare / "apt-get").unlink()
-    done = setup("pack", path=bare)
-    assert done.returncode == 1
-    assert "  rsync: stages a charm\n" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("argument", "printed"), [("tests", "unknown group `tests`"), ("--force", "unknown option `--force`")]
-)
-def test_setup_refuses_what_it_does_not_know(argument: str, printed: str):
-    done = setup(argument)
-    assert done.returncode == 2
-    assert printed in done.stderr

@@ -35,28 +35,3 @@ def test_both_readers_agree(names: tuple[str, ...], tmp_path: pathlib.Path):
     }
     assert as_read(bodies) == as_read(juju["applications"])
     assert [list(relation.ends) for relation in ours.relations] == juju["relations"]
-
-
-FILLED_IN = r" line \d+: is not filled in yet: put a value in the place of"
-CONTAINERS = r" line \d+: .*constraints.* hosts are containers on this machine"
-REFUSED = [
-    *((name, False, FILLED_IN) for name in ("cephfs", "gpu", "lustre", "nfs")),
-    *((name, True, CONTAINERS) for name in ("gpu", "lxd")),
-    (
-        "2604",
-        True,
-        r" line 10: application 'slurmctld': base 'ubuntu@26.04' is for Juju's machines; .* leave this overlay out",
-    ),
-    ("machines", True, r" line \d+: the sandbox gives every unit a host of its own"),
-]
-
-
-@pytest.mark.parametrize(("name", "is_filled", "message"), REFUSED, ids=lambda value: str(value)[:12])
-def test_what_is_for_juju_s_machines_is_refused_by_name(
-    name: str, is_filled: bool, message: str, tmp_path: pathlib.Path
-):
-    file = tmp_path / f"{name}.yaml"
-    overlay = rules.ROOT / "overlays" / file.name
-    file.write_text(rules.filled(overlay) if is_filled else overlay.read_text())
-    with pytest.raises(reader.BundleError, match=f"^{name}.yaml{message}"):
-        reader.load(rules.BUNDLE, [file], rules.ROOT / "sandbox" / "overlay.yaml")

@@ -123,19 +123,3 @@ def test_the_product_integrates_what_the_bundle_relates():
     assert ours == {frozenset(pair) for pair in bundle["relations"]}
     waits = set(main["resource"]["juju_integration"]["all"]["depends_on"])
     assert waits == {f"${{module.{label}}}" for label in main["module"]} | {"${juju_application.mysql}"}
-
-
-def test_outputs_name_every_application():
-    outputs = parsed(PRODUCT / "outputs.tf")["output"]
-    bundle = yaml.safe_load(rules.BUNDLE.read_text())
-    assert set(outputs["components"]["value"]) == set(bundle["applications"])
-
-
-def test_terraform_s_own_tests_use_a_mock_only_and_set_what_the_module_declares():
-    with (PRODUCT / "tests" / "bundle.tftest.hcl").open() as file:
-        blocks: dict[str, Any] = _plain(hcl2.load(file))
-    assert [list(mock) for mock in blocks["mock_provider"]] == [["juju"]]
-    runs = [body for run in blocks["run"] for body in run.values()]
-    assert all(run.get("assert") or run.get("expect_failures") for run in runs), "a run that cannot fail"
-    variables = [*blocks["variables"], *(one for run in runs for one in run.get("variables", []))]
-    assert {name for one in variables for name in one if name[:2] != "__"} <= set(inputs(PRODUCT))

@@ -57,6 +57,11 @@ mount --bind /mnt/{host}/tmp /var/tmp
 for name in {commands}; do mount --bind /dev/null /usr/bin/$name; done
 export PATH={bin}:$PATH
 """
+_LOGIN = """\
+munged --force --socket=/mnt/munge/socket --key-file=/mnt/munge/key --pid-file=/mnt/munge/pid \
+  --log-file=/mnt/munge/log --seed-file=/mnt/munge/seed --num-threads=2 --foreground & read -r go
+exec slurmctld -D
+"""
 _NODE = """\
 read -r go
 ip link set lo up
@@ -104,9 +109,8 @@ class PlainSlurm:
         as_user = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups"]
         argv = [*_enter(self.login), *as_user, "bash", "-c", f"cd && {script}"]
         done = subprocess.run(
-            argv, check=False, capture_output=True, text=True, errors="replace", timeout=timeout, env=env,
-            stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+            argv, check=False, capture_output=True, text=True, errors="replace", timeout=timeout, env=env, input=""
+        )
         # The lines of a run begin with its task: torch may write such a one when its store ends before an agent does.
         assert not re.search(r"^Traceback", done.stderr, re.MULTILINE), done.stderr
         return Done(done.returncode, done.stdout, done.stderr)
@@ -164,9 +168,7 @@ def running(
         switch = _start(stack, ["unshare", "--net", "sleep", "infinity"])
         _in_network(switch, "ip", "link", "add", "bridge", "type", "bridge")
         _in_network(switch, "ip", "link", "set", "bridge", "up")
-        login = _start(stack, _host(folder, "login", "munged --force --socket=/mnt/munge/socket "
-            "--key-file=/mnt/munge/key --pid-file=/mnt/munge/pid --log-file=/mnt/munge/log --seed-file=/mnt/munge/seed "
-            "--num-threads=2 --foreground & read -r go; exec slurmctld -D"))  # fmt: skip
+        login = _start(stack, _host(folder, "login", _LOGIN))
         _connect(switch, os.getpid(), "login", f"plain{login.pid}")
         _run("ip", "addr", "add", f"{LOGIN}/24", "dev", f"plain{login.pid}")
         _run("ip", "link", "set", f"plain{login.pid}", "up")

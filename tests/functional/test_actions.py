@@ -70,19 +70,28 @@ TABLE: dict[tuple[str, str], Good | Refused | str] = {
         [
             (TRAINER, name)
             for name in (
-                "install-environment", "prepare-dataset", "submit-ddp", "submit-sweep", "resume-run", "cancel-run",
+                "install-environment",
+                "prepare-dataset",
+                "submit-ddp",
+                "submit-sweep",
+                "resume-run",
+                "cancel-run",
             )
         ],
         ELSEWHERE,
     ),
-    (PROXY, "status"): Good(results={"volume": "shared", "clients": "3", "capacity-gib": r"\d+", "survives-power-loss": "yes"}),
+    (PROXY, "status"): Good(
+        results={"volume": "shared", "clients": "3", "capacity-gib": r"\d+", "survives-power-loss": "yes"}
+    ),
     (PROXY, "fsck"): Good(results={"state": "clean", "summary": r"Used by \d+ slices .*"}),
     (PROXY, "gc"): Good(results={"mode": "dry run.*", "summary": r"scanned \d+ objects.*"}),
     (PROXY, "backup-metadata"): Good(results={"file": r"/\S+\.json\.gz", "sha256": "[0-9a-f]{64}"}),
     (PROXY, "restore-metadata"): Refused(("uuid=x", "file=/tmp/none"), "uuid: this application's volume is .*"),
     (PROXY, "set-quota"): Good(("path=/datasets", "capacity=900"), {"size": "900 GiB"}),
     (PROXY, "list-quotas"): Good(results={"count": "1", "quotas": r".*/datasets.*"}),
-    (PROXY, "export-kubernetes"): Good(results={"file": r"/\S+\.yaml", "without-secrets": r"(?s).*csi\.juicefs\.com.*"}),
+    (PROXY, "export-kubernetes"): Good(
+        results={"file": r"/\S+\.yaml", "without-secrets": r"(?s).*csi\.juicefs\.com.*"}
+    ),
     (PROXY, "benchmark"): Good(("big-file-size=8", "small-files=5"), {"write-big-file": r".* MiB/s.*"}),
     (CLIENT, "status"): Good(results={"state": "right", "source": "JuiceFS:shared", "mountpoint": "/mnt/shared"}),
     (CLIENT, "warmup"): Good(("path=runs",), {"path": "/mnt/shared/runs"}),
@@ -95,7 +104,7 @@ TABLE: dict[tuple[str, str], Good | Refused | str] = {
     (GPU, "upgrade-driver"): Refused(("wait=0",), r"branch: driver=keep names none; .*"),
     (GPU, "reset-gpu"): Refused(("gpu=0000:99:00.0",), r"gpu: no card at 0000:99:00\.0; there is 0000:81:00\.0"),
     (GPU, "set-mig"): Refused(("gpu=all", "profiles=3g.20gb", "wait=5"), NO_SMI),
-}  # fmt: skip
+}
 
 
 def beside(cluster: Cluster, charm: str, host: str = "slurmd/0") -> str:

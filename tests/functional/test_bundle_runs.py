@@ -117,23 +117,6 @@ def test_gpt_learns_real_text_and_its_checkpoint_loads(cluster: Cluster):
     assert json.loads(again)
 
 
-def test_jobs_are_listed_and_their_logs_shown(cluster: Cluster):
-    result = check_smoke(cluster)
-    assert str(result["run"]) in json.dumps(cluster.action("list-runs"))
-    assert "[DONE]" in json.dumps(cluster.action("run-log", f"run={result['run']}"))
-
-
-def test_a_running_job_can_be_cancelled(cluster: Cluster):
-    result = cluster.action("submit-ddp", "nodes=2", "args=--steps 100000")
-    cluster.action("cancel-run", f"run={result['run']}")
-
-    def check() -> None:
-        shown = cluster.on("sackd/0", "scontrol", "show", "job", str(result["job-id"]), "-o")
-        assert "JobState=CANCELLED" in shown
-
-    eventually(check)
-
-
 HOSTILE = "$(touch /tmp/owned)`touch /tmp/owned`\"';\ntouch /tmp/owned"
 
 
@@ -182,34 +165,6 @@ def test_bad_input_is_refused_by_name_and_leaves_nothing(cluster: Cluster, argum
     assert jobs() <= before[0]  # Slurm forgets old jobs by itself
     assert files() == before[1]
     assert "/tmp/owned" not in before[1]
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        (
-            "slurm-gpu:compute, slurmd:juju-info",
-            "slurm-gpu:compte, slurmd:juju-info",
-            "slurm-gpu has no endpoint 'compte': did you mean 'compute'?",
-        ),
-        (
-            "mountpoint: /mnt/shared",
-            "mountpiont: /mnt/shared",
-            "shared-filesystem-client: no option 'mountpiont': did you mean 'mountpoint'?",
-        ),
-    ],
-)
-def test_a_typo_in_the_bundle_is_reported_with_its_line(
-    cluster: Cluster, tmp_path: pathlib.Path, old: str, new: str, message: str
-):
-    text = (pathlib.Path(__file__).parents[2] / "bundle.yaml").read_text()
-    assert text.count(old) == 1
-    line = text[: text.index(old)].count("\n") + 1
-    path = tmp_path / "bundle.yaml"
-    path.write_text(text.replace(old, new).replace("./dist/", str(pathlib.Path(__file__).parents[2] / "dist") + "/"))
-    answer = cluster.ctl("deploy", str(path))
-    assert answer.code == 1
-    assert answer.error == f"bundle.yaml line {line}: {message}"
 
 
 def test_after_a_reboot_of_a_node_all_of_it_works_again(cluster: Cluster):

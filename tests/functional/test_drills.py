@@ -50,18 +50,6 @@ def test_a_run_outlives_both_processes_of_its_filesystem_client(drills: Cluster)
     print(*faults, sep="\n")
 
 
-@pytest.mark.long
-def test_a_log_goes_on_when_the_clients_child_alone_is_killed(drills: Cluster):
-    storage_faults.until_right(drills)
-    job = submit(drills, "steps.py", f"args={STEPS} 0.5")
-    until(drills, job, "step=5 ")
-    drills.on(batch_host(drills, job), "bash", "-c", f"kill -9 $({storage_faults.SERVER})")
-    until_state(drills, job, "COMPLETED", "FAILED")
-    output = log_of(drills, job)
-    assert record(drills, job["job-id"])["JobState"] == "COMPLETED", output
-    assert_whole(drills, job)
-
-
 # An operator's option: Slurm notices a dead node after a minute, in place of five
 NOTICED_S = 60
 NOTICING = f"SlurmdTimeout={NOTICED_S}"

@@ -78,15 +78,3 @@ def test_units_that_wait_for_slurmctld_wake_themselves_when_it_is_there_again(cl
     assert {cluster.units()[name]["workload-status"]["current"] for name in units} == {"active"}
     assert all(wakes(cluster, name) > woken[name] for name in units)
     assert updates(cluster, *units) == asked
-
-
-@pytest.mark.long
-def test_after_a_reboot_the_units_of_a_node_become_active_without_update_status(cluster: Cluster):
-    units = ["slurmd/0", *cluster.units()["slurmd/0"]["subordinates"]]
-    before = updates(cluster, *units)
-    cluster.ok("reboot", "--once", "slurmd/0")
-    for name in units:
-        cluster.ok("wait-for", "unit", name, "--timeout", "3m")
-    assert updates(cluster, *units) == before
-    states = cluster.on("sackd/0", "sinfo", "-hN", "-n", "slurmd-0", "-o", "%T")
-    assert states == "idle"

@@ -15,7 +15,7 @@ import typing
 
 import pytest
 
-from functional.conftest import PATIENCE_S, Cluster
+from functional.conftest import PATIENCE_S, Cluster, eventually
 
 pytestmark = pytest.mark.timeout(1500)  # the first test of a run deploys
 
@@ -29,14 +29,13 @@ def show(cluster: Cluster, node: str = NODE) -> dict[str, str]:
 
     Waits for a controller that is just being started.
     """
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
+
+    def record() -> str:
         answer = cluster.exec("slurmctld/0", "scontrol", "show", "node", node, "-o")
-        if answer.code == 0 and "State=" in answer.out:
-            break
-        assert time.monotonic() < deadline, answer
-        time.sleep(1)
-    text = answer.out.strip()
+        assert answer.code == 0 and "State=" in answer.out, answer
+        return answer.out.strip()
+
+    text = eventually(record)
     fields = {key: value for key, _, value in (word.partition("=") for word in text.split()) if value}
     reason = text.partition(" Reason=")[2].partition(" [")[0]
     return fields | {"Gres": re.sub(r"\(S:[^)]*\)", "", fields["Gres"]), "Reason": reason}
@@ -72,27 +71,25 @@ def step(cluster: Cluster, *words: str) -> str:
     a minute, and a node is not registered anew meanwhile.
     """
     output = cluster.on("sackd/0", "srun", *words)
-    deadline = time.monotonic() + PATIENCE_S
-    while left := cluster.on("slurmctld/0", "squeue", "--noheader", "--states=COMPLETING"):
-        assert time.monotonic() < deadline, left
-        time.sleep(0.5)
+
+    def is_over() -> None:
+        assert cluster.on("slurmctld/0", "squeue", "--noheader", "--states=COMPLETING") == ""
+
+    eventually(is_over)
     return output
 
 
 def until_held(cluster: Cluster, loss: str) -> None:
     """Let five minutes pass, again and again, until slurmd runs and the node is drained for this loss."""
-    deadline = time.monotonic() + PATIENCE_S
-    wanted = {"IDLE", "DRAIN", "DYNAMIC_NORM", "INVALID_REG"}
-    passing = {"MAINTENANCE", "RESERVED"}  # the hold's reservation, which shows some seconds later
-    while True:
-        output, found = notice(cluster), show(cluster)
-        running = cluster.exec(HOST, "systemctl", "is-active", "slurmd").out.strip()
-        is_drained = set(found["State"].split("+")) - passing in (wanted, wanted - {"INVALID_REG"})
-        if (found["Reason"], running, is_drained) == (f"slurm-gpu: {loss}", "active", True):
-            break
-        assert time.monotonic() < deadline, (found, running, output)
-        time.sleep(1)
-    assert output == f"blocked: {loss}: bring back what is missing, or run accept-gpus"
+
+    def is_held() -> None:
+        assert notice(cluster) == f"blocked: {loss}: bring back what is missing, or run accept-gpus"
+        found = show(cluster)
+        base, flags = states(found)
+        assert (found["Reason"], base, flags - {"INVALID_REG"}) == (f"slurm-gpu: {loss}", "IDLE", {"DRAIN"})
+        assert cluster.exec(HOST, "systemctl", "is-active", "slurmd").out.strip() == "active"
+
+    eventually(is_held)
 
 
 def restart_slurmd(cluster: Cluster) -> None:
@@ -115,13 +112,13 @@ def restart(cluster: Cluster, host: str = HOST) -> None:
 
 def until_registered_anew(cluster: Cluster, before: dict[str, str]) -> dict[str, str]:
     """Wait until the node's slurmd has registered after a new start; return the controller's record of the node."""
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
+
+    def registered() -> dict[str, str]:
         found = show(cluster)
-        if found["SlurmdStartTime"] not in {before["SlurmdStartTime"], "None", "Unknown"}:
-            return found
-        assert time.monotonic() < deadline, found
-        time.sleep(0.5)
+        assert found["SlurmdStartTime"] not in {before["SlurmdStartTime"], "None", "Unknown"}
+        return found
+
+    return eventually(registered)
 
 
 @functools.cache
@@ -143,11 +140,13 @@ def notice(cluster: Cluster, host: str = HOST) -> str:
 
 def until(cluster: Cluster, words: str) -> str:
     """Let five minutes pass, again and again, until the unit's status begins so, which a moment of Slurm's may delay."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not (output := notice(cluster)).startswith(words):
-        assert time.monotonic() < deadline, f"{output!r} does not become {words!r}: {show(cluster)}"
-        time.sleep(1)
-    return output
+
+    def noticed() -> str:
+        output = notice(cluster)
+        assert output.startswith(words), show(cluster)
+        return output
+
+    return eventually(noticed)
 
 
 def submit(cluster: Cluster, script: str, *options: str) -> str:
@@ -164,13 +163,12 @@ def jobs(cluster: Cluster) -> dict[str, str]:
 
 def wait_for(cluster: Cluster, **wanted: str) -> None:
     """Wait until the jobs are in these states: `wait_for(cluster, j7="COMPLETED")`."""
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
+
+    def are_reached() -> None:
         found = jobs(cluster)
-        if all(found.get(job.removeprefix("j")) == state for job, state in wanted.items()):
-            return
-        assert time.monotonic() < deadline, (found, wanted)
-        time.sleep(0.5)
+        assert {job: found.get(job.removeprefix("j")) for job in wanted} == wanted
+
+    eventually(are_reached)
 
 
 def block(cluster: Cluster) -> list[str]:
@@ -311,35 +309,13 @@ def test_a_card_is_put_in_while_jobs_run_and_wait(cluster: Cluster):
 
 @pytest.mark.long
 @pytest.mark.loses_cards
-def test_a_card_that_is_missing_after_a_reboot(cluster: Cluster):
-    """slurmd comes up with what is there, and the node is drained with the card's name."""
-    cluster.ok("gpus", HOST, TWO)
-    until(cluster, "active: gpu:mock_gpu:2 on slurmd-0")
-    assert is_fit(cluster, "gpu:mock_gpu:2"), show(cluster)
-    cluster.ok("gpus", HOST, ONE)
-    cluster.ok("reboot", HOST)
-    status = until(cluster, "blocked: 1 of 2 GPUs found, ")
-    found = show(cluster)
-    assert "DRAIN" in found["State"]
-    assert "NOT_RESPONDING" not in found["State"]
-    assert found["Reason"] == f"slurm-gpu: {status.removeprefix('blocked: ').rpartition(': bring')[0]}"
-    begin = time.monotonic()
-    cluster.ok("run", unit_on(cluster), "accept-gpus")
-    took_s = time.monotonic() - begin
-    assert show(cluster)["Gres"] == "gpu:mock_gpu:1"
-    assert took_s < 60, "slurmd waits for no card that was given up"
-    until(cluster, "active: gpu:mock_gpu:1 on slurmd-0")
-    assert is_fit(cluster, "gpu:mock_gpu:1"), show(cluster)
-
-
-@pytest.mark.long
-@pytest.mark.loses_cards
 def test_a_card_that_has_a_line_is_missing_after_a_reboot(cluster: Cluster):
     """slurmd does not start with a line whose device file is not there: the line goes, and comes back with the card."""
     cluster.ok("gpus", HOST, NPS)
     until(cluster, "active: gpu:mock_gpu:2 on slurmd-0")
     assert is_fit(cluster, "gpu:mock_gpu:2"), show(cluster)
-    both = block(cluster)
+    both = block(cluster)  # each card is beside a part of a socket: what AutoDetect=nvidia finds would be refused
+    assert {(row.split()[1], "Cores=" in row) for row in both} == {("AutoDetect=off", False)}
     assert [row.partition("File=")[2].partition(" ")[0] for row in both] == ["/dev/nvidia0", "/dev/nvidia1"]
     cluster.ok("gpus", HOST, "empty, Mock GPU @ 1")
     cluster.ok("reboot", HOST)
@@ -380,29 +356,6 @@ def test_cards_of_several_types_keep_their_numbers(cluster: Cluster):
     assert step(cluster, *job) == "1"
 
 
-@pytest.mark.long
-def test_a_card_whose_cores_cut_a_socket(cluster: Cluster):
-    """Beside one of two NUMA nodes of a socket: what AutoDetect=nvidia finds would be refused, so a line is needed."""
-    cluster.ok("gpus", HOST, NPS)
-    until(cluster, "active: gpu:mock_gpu:2 on slurmd-0")
-    assert is_fit(cluster, "gpu:mock_gpu:2"), show(cluster)
-    rows = block(cluster)
-    assert [row.split()[1] for row in rows] == ["AutoDetect=off"] * 2
-    assert not any("Cores=" in row for row in rows)
-
-
-@pytest.mark.long
-def test_upstreams_rewrite_of_the_options(cluster: Cluster):
-    """Its action deletes the node, and with `reset` it writes options without GPUs."""
-    cluster.set_node_config(HOST, "parameters=weight=5", "reset=true")
-    assert is_fit(cluster, "(null)"), show(cluster)
-    until(cluster, "active: gpu:mock_gpu:1 on slurmd-0")
-    assert is_fit(cluster, "gpu:mock_gpu:1"), show(cluster)
-    options = cluster.on(HOST, "cat", "/etc/default/slurmd")
-    assert "gres=gpu:mock_gpu:1" in options
-    assert "weight=5" in options
-
-
 def test_a_restart_of_the_controller_changes_nothing(cluster: Cluster):
     before = cluster.on(HOST, "systemctl", "show", "--value", "--property=MainPID", "slurmd")
     cluster.on("slurmctld/0", "systemctl", "restart", "slurmctld")
@@ -423,37 +376,17 @@ def test_cards_are_shared_by_option(cluster: Cluster):
     until(cluster, "active: gpu:mock_gpu:1,shard:4 on slurmd-0")
     assert is_fit(cluster, "gpu:mock_gpu:1,shard:mock_gpu:4"), show(cluster)
     assert f"NodeName={NODE} AutoDetect=nvidia Name=shard Count=4" in block(cluster)
-    deadline = time.monotonic() + PATIENCE_S  # the login node's stand-in asks for the configuration every 30 s
-    while "gpu,shard" not in cluster.on("sackd/0", "sh", "-c", "cat /run/slurm/conf/slurm.conf*"):
-        assert time.monotonic() < deadline
-        time.sleep(2)
+
+    def is_configured() -> None:  # the login node's stand-in asks for the configuration every 30 s
+        assert "gpu,shard" in cluster.on("sackd/0", "sh", "-c", "cat /run/slurm/conf/slurm.conf*")
+
+    eventually(is_configured)
     job = (f"-w{NODE}", "--gres=shard:2", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
     assert step(cluster, *job) == "0"
     cluster.ok("config", "slurm-gpu", "shards-per-gpu=0")
     cluster.ok("config", "slurmctld", "slurm-conf-parameters=")
     until(cluster, "active: gpu:mock_gpu:1 on slurmd-0")
     assert is_fit(cluster, "gpu:mock_gpu:1"), show(cluster)
-
-
-@pytest.mark.long
-def test_the_charm_is_removed_and_deployed_again(cluster: Cluster):
-    """slurmd finds the GPUs by itself, so nodes go on with them, and without anything of the charm."""
-    unit_on.cache_clear()  # a unit that comes back has another number
-    cluster.ok("remove-relation", "slurm-gpu:compute", "slurmd:juju-info")
-    for node in ("slurmd-0", "slurmd-1"):
-        assert is_fit(cluster, "gpu:mock_gpu:1", node), show(cluster, node)
-        host = node.replace("-", "/")
-        assert "gres=gpu:mock_gpu:1" in cluster.on(host, "cat", "/etc/default/slurmd")
-        left = "find /var/lib/slurm-gpu -type f; ls /etc/systemd/system/*/20-gpu.conf || true"
-        assert cluster.on(host, "sh", "-c", left) == ""
-        restart(cluster, host)
-        assert is_fit(cluster, "gpu:mock_gpu:1", node), show(cluster, node)
-    assert block(cluster) == []
-    assert step(cluster, "-N2", "--gres=gpu:1", "true") == ""
-    cluster.ok("integrate", "slurm-gpu:compute", "slurmd:juju-info")
-    until(cluster, "active: gpu:mock_gpu:1 on slurmd-0")
-    for node in ("slurmd-0", "slurmd-1"):
-        assert is_fit(cluster, "gpu:mock_gpu:1", node), show(cluster, node)
 
 
 @pytest.mark.long
@@ -466,6 +399,7 @@ def test_the_charm_is_removed_from_a_node_that_needs_lines(cluster: Cluster):
     assert len(lines) == 2
     cluster.ok("remove-relation", "slurm-gpu:compute", "slurmd:juju-info")
     assert is_fit(cluster, "(null)"), show(cluster)
+    assert is_fit(cluster, "gpu:mock_gpu:1", "slurmd-1"), "slurmd finds GPUs that need no line by itself"
     for _ in range(4):  # the end of a unit may reach the controller some hooks later
         cluster.ok("update-status", "--once", "slurm-gpu-controller/0")
     assert block(cluster) == []
@@ -535,15 +469,8 @@ FIT = """echo '<nvidia_smi_log><attached_gpus>1</attached_gpus><gpu id="00000000
 
 def nvidia_smi(cluster: Cluster, script: str) -> None:
     """Put a program in nvidia-smi's place that says this of the cards."""
-    cluster.on(
-        HOST,
-        "sh",
-        "-c",
-        'printf "#!/bin/sh\\n%s\\n" "$1" >"$2"; chmod 755 "$2"',
-        "-",
-        script,
-        SMI,
-    )
+    write = 'printf "#!/bin/sh\\n%s\\n" "$1" >"$2"; chmod 755 "$2"'
+    cluster.on(HOST, "sh", "-c", write, "-", script, SMI)
 
 
 def check_health(cluster: Cluster) -> None:
@@ -591,13 +518,12 @@ def test_a_rebooted_node_takes_jobs_without_a_hook(cluster: Cluster):
     before = show(cluster)
     boot = cluster.on(HOST, "cat", "/proc/sys/kernel/random/boot_id")
     cluster.ctl("exec", HOST, "--", "systemctl", "reboot")
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
+
+    def is_rebooted() -> None:
         answer = cluster.ctl("exec", HOST, "--", "cat", "/proc/sys/kernel/random/boot_id")
-        if answer.code == 0 and answer.out.strip() not in {"", boot}:
-            break
-        assert time.monotonic() < deadline, answer
-        time.sleep(1)
+        assert answer.code == 0 and answer.out.strip() not in {"", boot}, answer
+
+    eventually(is_rebooted)
     until_registered_anew(cluster, before)
     assert is_fit(cluster, "gpu:mock_gpu:1"), service_log(cluster)
     assert f"{NODE} takes jobs again: it was rebooted, and all checks passed" in service_log(cluster)

@@ -50,10 +50,8 @@ def plain() -> collections.abc.Iterator[PlainSlurm]:
 
 
 def _copy_repository(target: pathlib.Path) -> None:
-    listed = subprocess.run(
-        ["git", "-c", f"safe.directory={REPOSITORY}", "ls-files", "-z"],
-        cwd=REPOSITORY, check=True, capture_output=True, text=True, timeout=60,
-    ).stdout  # fmt: skip
+    argv = ["git", "-C", str(REPOSITORY), "-c", f"safe.directory={REPOSITORY}", "ls-files", "-z"]
+    listed = subprocess.run(argv, check=True, capture_output=True, text=True, timeout=60).stdout
     for name in listed.split("\0")[:-1]:
         if (REPOSITORY / name).is_file():  # not one that was just removed
             (target / name).parent.mkdir(parents=True, exist_ok=True)

@@ -81,39 +81,3 @@ def test_rest_answers_with_a_token(cluster: Cluster):
 
     assert {node["name"] for node in get("slurm/v0.0.41/nodes")["nodes"]} == {"slurmd-0", "slurmd-1"}
     assert [found["name"] for found in get("slurmdb/v0.0.41/clusters")["clusters"]] == ["ddp"]
-
-
-@pytest.fixture
-def idle_node(cluster: Cluster) -> typing.Iterator[str]:
-    """Give a node on which nothing runs, and leave it so."""
-    node = "slurmd-1"
-    eventually(lambda: settled(cluster, node, "idle"))
-    yield node
-    cluster.ok("run", "slurmctld/0", "set-node-state", f"nodes={node}", "state=idle")
-    eventually(lambda: settled(cluster, node, "idle"))
-
-
-def settled(cluster: Cluster, node: str, state: str) -> None:
-    assert cluster.on("sackd/0", "sinfo", "-h", "-n", node, "-o", "%T") == state
-
-
-@pytest.mark.long
-def test_set_node_config_ends_a_drain_as_upstreams_does(cluster: Cluster, idle_node: str):
-    cluster.ok("run", "slurmctld/0", "set-node-state", f"nodes={idle_node}", "state=drain", "reason=bad fan")
-    state = cluster.on("sackd/0", "sinfo", "-h", "-n", idle_node, "-o", "%T %E")
-    assert state == "drained 'bad fan'"  # with the quotes
-    cluster.set_node_config("slurmd/1", "parameters=weight=1")
-    eventually(lambda: settled(cluster, idle_node, "idle"))
-
-
-@pytest.mark.long
-def test_a_refused_option_makes_the_charm_deaf_until_it_is_taken_back(cluster: Cluster, idle_node: str):
-    try:
-        cluster.ctl("config", "slurmctld", "slurm-conf-parameters=SchedulerParameters=requeue_delay=5")
-        status = cluster.units()["slurmctld/0"]["workload-status"]
-        assert (status["current"], "slurm-conf-parameters" in status["message"]) == ("blocked", True)
-        cluster.ctl("run", "slurmctld/0", "set-node-state", f"nodes={idle_node}", "state=drain", "reason=x")
-        settled(cluster, idle_node, "idle")
-    finally:
-        cluster.ok("config", "slurmctld", "--reset", "slurm-conf-parameters")
-    assert cluster.units()["slurmctld/0"]["workload-status"]["current"] == "active"

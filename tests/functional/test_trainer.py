@@ -49,16 +49,6 @@ def test_a_rank_that_takes_more_memory_than_the_job_has_is_reported(drills: Clus
 
 
 @pytest.mark.long
-def test_a_job_that_was_requeued_and_is_held_is_released(drills: Cluster):
-    job = submit(drills, "steps.py", "args=600 0.5")
-    until(drills, job, "step=3")
-    drills.on("sackd/0", "scontrol", "requeuehold", job["job-id"])
-    assert drills.action("resume-run", f"run={job['run']}")["reason"] != "job requeued in held state"
-    until(drills, job, f"attempt={job['job-id']}.r1")
-    until_state(drills, job, "COMPLETED")
-
-
-@pytest.mark.long
 def test_an_account_that_slurmctld_lacks_is_named_with_the_command_that_adds_it(drills: Cluster):
     hosts = ("sackd/0", "slurmd/0", "slurmd/1")
     for unit in hosts:
@@ -134,28 +124,14 @@ def test_a_warning_saves_requeues_once_and_the_run_goes_on_where_it_was(drills: 
 
 
 @pytest.mark.long
-def test_the_time_limit_saves_and_requeues(drills: Cluster):
-    job = submit(drills, "steps.py", "args=100000 0.3", "time-limit=1")
-    until(drills, job, "is queued again")
-    assert until_state(drills, job, "PENDING")["Restarts"] == "1"
-    assert log_of(drills, job).count("[REQUEUE] ") == 1
-    drills.action("cancel-run", f"run={job['run']}")
-    until_state(drills, job, "CANCELLED")
-    until_gone(drills, job)
-    assert record(drills, job["job-id"])["JobState"] == "CANCELLED", "and it does not come back"
-
-
-@pytest.mark.long
 def test_slurmctld_is_restarted_in_the_middle(drills: Cluster):
     """The action that waits, and a warning that comes while slurmctld is stopped."""
     job = submit(drills, "steps.py", "args=1000 0.3")
     until(drills, job, "step=1 ")
     command = ["run", "trainer/0", "submit-ddp", f"workload={CODE}/steps.py", "args=20 0.5", "wait=true"]
     small = ["nodes=1", "gpus-per-node=0", "cpus-per-task=1", "memory=1G", "launcher=srun", "run=during-restart"]
-    with subprocess.Popen(
-        [REPOSITORY / "sandboxctl", "--model", drills.model, *command, *small],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    ) as waiting:  # fmt: skip
+    argv = [REPOSITORY / "sandboxctl", "--model", drills.model, *command, *small]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as waiting:
         until(drills, {"log": "/mnt/shared/runs/during-restart/logs/*.out"}, "step=1 ")
         drills.on("slurmctld/0", "systemctl", "stop", "slurmctld")
         try:

@@ -66,11 +66,9 @@ def tuning(cluster: Cluster) -> typing.Iterator[Cluster]:
 
 
 def test_a_local_model_is_tuned_on_two_nodes_and_loads_in_transformers(tuning: Cluster):
-    result = tuning.action(
-        "submit-ddp",
-        f"args=--model-local-dir {HOME}/tiny --steps 40 --epoch-steps 20 --seq-len 32 --batch 4 --lr 0.003",
-        f"dataset={HOME}/chat", "nodes=2", "env=OMP_NUM_THREADS=1", *SMALL, timeout=1200,
-    )  # fmt: skip
+    arguments = f"args=--model-local-dir {HOME}/tiny --steps 40 --epoch-steps 20 --seq-len 32 --batch 4 --lr 0.003"
+    options = (f"dataset={HOME}/chat", "nodes=2", "env=OMP_NUM_THREADS=1", *SMALL)
+    result = tuning.action("submit-ddp", arguments, *options, timeout=1200)
     assert result["state"] == "COMPLETED", result
     summary = json.loads(tuning.on("sackd/0", "cat", f"{result['run-dir']}/summary.json"))
     assert (summary["workload"], summary["state"], summary["steps"]) == ("finetune", "done", 40)
@@ -85,17 +83,3 @@ def test_a_local_model_is_tuned_on_two_nodes_and_loads_in_transformers(tuning: C
         "submit-ddp", f"workload={HOME}/model.py", f"args={model}", "nodes=1", "launcher=srun", *SMALL
     )
     assert "loaded GPT2LMHeadModel 3 tuned" in tuning.on("sackd/0", "cat", loaded["log"])
-
-
-def test_without_the_option_it_is_refused_before_anything_is_submitted(tuning: Cluster):
-    tuning.ok("config", "trainer", "transformers=false")
-    try:
-        before = tuning.on("sackd/0", "ls", "/mnt/shared/runs")
-        answer = tuning.ctl(
-            "run", "trainer/0", "submit-ddp", f"args=--model-local-dir {HOME}/tiny", f"dataset={HOME}/chat"
-        )
-        assert answer.code == 1
-        assert answer.error.endswith("type: juju config trainer transformers=true")
-        assert tuning.on("sackd/0", "ls", "/mnt/shared/runs") == before
-    finally:
-        tuning.ok("config", "trainer", "transformers=true")

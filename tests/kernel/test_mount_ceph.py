@@ -164,25 +164,10 @@ def test_the_kernel_is_asked_for_what_was_meant(client: Client):
     assert seen.greetings == {(6789, GREETINGS[6789])}
 
 
-def test_monitors_of_the_second_protocol_are_spoken_to_in_it(client: Client):
-    drawn = client.drawn("127.0.0.1%3A6789%2C127.0.0.1%3A3300", read_only=True, noexec=True)
-    seen = client.mounted(*drawn)
-    assert seen.options["ms_mode"] == "prefer-crc"
-    assert seen.flags == {"MS_RDONLY", "MS_NOSUID", "MS_NODEV", "MS_NOEXEC", "MS_NOATIME"}
-    assert seen.errors == ["EHOSTUNREACH"]
-    assert seen.greetings == {(3300, GREETINGS[3300])}
-
-
 def test_every_option_that_users_may_give_is_known_to_the_kernel(client: Client):
     seen = client.mounted(*client.drawn("127.0.0.1%3A6789", mount_options=OPTIONS, profile="checkpoint"))
     assert {word.partition("=")[0] for word in OPTIONS.split(",")} | {"nodirstat"} <= set(seen.options)
     assert seen.errors == ["EHOSTUNREACH"]
-
-
-def test_a_kernel_that_knows_an_option_not_says_so_at_once(client: Client):
-    what, options = client.drawn("127.0.0.1%3A6789")
-    seen = client.mounted(what, f"{options},colour=blue")
-    assert (set(seen.errors), seen.greetings) == ({"EINVAL"}, set())
 
 
 def test_the_key_is_in_its_file_alone(client: Client):

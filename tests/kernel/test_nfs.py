@@ -115,15 +115,6 @@ def test_the_export_is_mounted_by_our_unit_with_our_options(bare: Rig):
     bare.figures.append(f"NFS: the first hook took {status['seconds']:.1f} s, the next {again['seconds']:.1f} s")
 
 
-def test_an_export_that_is_not_there_is_reported_in_the_servers_words(rig: Rig):
-    status = rig.node.hook("other", f"nfs://({SERVER})/srv/none", {"mountpoint": "/mnt/other"})
-    rig.node.remove("other")
-    assert status["level"] == "blocked", status
-    reason = f"mounting {SERVER}:/srv/none failed, reason given by server: No such file or directory"
-    assert status["text"] == f"{SERVER}:/srv/none does not mount: {reason}"
-    rig.figures.append(f"NFS: a hook with an export that is not there took {status['seconds']:.1f} s")
-
-
 def test_a_setuid_program_on_the_server_is_just_a_program(rig: Rig):
     rig.guest.sh("cp /usr/bin/id /srv/data/id; chmod 4755 /srv/data/id")
     assert rig.guest.sh(f"setpriv --reuid=1000 --regid=1000 --clear-groups {MP}/id -u") == "1000"
@@ -165,18 +156,6 @@ def test_nobody_not_even_root_fills_the_folder_while_nothing_is_mounted(rig: Rig
     assert touched.code != 0
     assert "Operation not permitted" in touched.err
     rig.repaired("a mount unit that was stopped by hand", "systemctl start mount-keeper-client.timer")
-
-
-def test_what_was_unmounted_by_hand_comes_back(rig: Rig):
-    found = rig.healed("an unmount by hand", f"umount {MP}")
-    assert found["healed"] == f"start: nothing is mounted at {MP}"
-    assert len(rig.mounts()) == 1
-
-
-def test_a_second_mount_of_the_same_is_removed(rig: Rig):
-    found = rig.healed("a second mount on top", f"mount -t nfs4 -o nosharecache {SERVER}:/srv/data {MP}")
-    assert found["healed"] == f"restart: 2 mounts lie at {MP}"
-    assert len(rig.mounts()) == 1
 
 
 def test_who_uses_the_first_mount_keeps_it_when_the_second_goes(rig: Rig):

@@ -41,10 +41,8 @@ TABLE, SCORES = HERE / "modules.toml", HERE / "scores.toml"
 PRELOADED = ("hypothesis", "jinja2", "ops", "ops.testing", "pydantic", "pytest_timeout", "slurmutils", "yaml")
 PRELOADED_PLUGINS = "ignore:Module already imported:pytest.PytestAssertRewriteWarning"  # pytest's, by PRELOADED
 LEAST_S = 20.0
-END = "\r" if sys.stderr.isatty() else "\n"
 _NOT_REPLACED = 9  # exit status of a fork
-_INDEX = 8  # bytes of a mutant's number in the queue
-_COVERING, _LINES = "tmp/covering.json", "tmp/lines"
+_COVERING, _LINES, _SURVIVORS = "tmp/covering.json", "tmp/lines", "tmp/survivors.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,15 +90,6 @@ def copy_repository(folder: pathlib.Path, number: int) -> list[pathlib.Path]:
     return trees
 
 
-class Pipes(typing.NamedTuple):
-    """Numbers of mutants to the servers, and back with what became of them."""
-
-    queue: int
-    fill: int
-    take: int
-    results: int
-
-
 class Server:
     """A plugin of pytest: with all tests collected, test each mutant in a fork, and with the tests that may notice it.
 
@@ -108,9 +97,8 @@ class Server:
     as a program.
     """
 
-    def __init__(self, module: Module, tree: pathlib.Path, todo: list[mutants.Mutant], pipes: "Pipes") -> None:
-        self._module, self._path, self._todo = module, tree / module.path, todo
-        self._pipes, self._tree = pipes, tree
+    def __init__(self, module: Module, tree: pathlib.Path, todo: list[mutants.Mutant]) -> None:
+        self._path, self._todo, self._tree = tree / module.path, todo, tree
         self._failed = False
 
     def pytest_runtest_logreport(self, report: typing.Any) -> None:
@@ -118,17 +106,15 @@ class Server:
         self._failed = self._failed or report.failed
 
     def pytest_runtestloop(self, session: typing.Any) -> bool:
-        """Test mutants until the queue is empty."""
+        """Test all mutants; write the numbers of those that survive."""
         if session.testsfailed:
             raise session.Interrupted("its tests cannot be collected")
         items = {item.nodeid: item for item in session.items}
         covering = Covering.read(self._tree)
         original = self._path.read_text()
         self._made(original)  # raises here where it cannot be imported like this, so that no mutant is blamed for it
-        os.close(self._pipes.fill)
-        os.close(self._pipes.take)
-        while at := os.read(self._pipes.queue, _INDEX):
-            mutant = self._todo[int(at)]
+        survivors: list[int] = []
+        for number, mutant in enumerate(self._todo):
             tests = covering.of(mutant)
             limit = LEAST_S + 5 * sum(covering.took[name] for name in tests)
             self._path.write_text(mutant.code)
@@ -136,7 +122,8 @@ class Server:
             status = self._fork(work, limit) if tests else 0
             assert status != _NOT_REPLACED, mutant
             self._path.write_text(original)
-            os.write(self._pipes.results, at + (b"k" if status else b"s"))
+            survivors += [] if status else [number]
+        (self._tree / _SURVIVORS).write_text(json.dumps(survivors))
         return True
 
     def _fork(self, work: collections.abc.Callable[[], bool], limit_s: float) -> int:
@@ -310,30 +297,12 @@ def judge(module: Module, trees: list[pathlib.Path], todo: list[mutants.Mutant])
     for tree in trees[1:]:
         (tree / "tmp").mkdir(exist_ok=True)
         shutil.copy2(trees[0] / _COVERING, tree / _COVERING)
-    pipes = Pipes(*os.pipe(), *os.pipe())
-    servers = {start(tree, module, Server(module, tree, todo, pipes)): tree for tree in trees}
-    os.close(pipes.queue)
-    os.close(pipes.results)
+    parts = [todo[first :: len(trees)] for first in range(len(trees))]
+    servers = [start(tree, module, Server(module, tree, part)) for tree, part in zip(trees, parts, strict=True)]
     survivors: list[mutants.Mutant] = []
-    given = done = 0
-    while done < len(todo):
-        while given < min(len(todo), done + 2 * len(servers)):
-            os.write(pipes.fill, f"{given:<{_INDEX}}".encode())
-            given += 1
-        found = os.read(pipes.take, _INDEX + 1)
-        if not found:
-            break  # no server is left
-        done += 1
-        if found.endswith(b"s"):
-            survivors.append(todo[int(found[:_INDEX])])
-        if sys.stderr.isatty() or done % 50 == 0:
-            print(
-                f"{module.name}: {done} of {len(todo)}, {len(survivors)} survive", end=END, file=sys.stderr, flush=True
-            )
-    os.close(pipes.fill)
-    for pid, tree in servers.items():
+    for tree, part, pid in zip(trees, parts, servers, strict=True):
         await_end(tree, module, pid)
-    os.close(pipes.take)
+        survivors += [part[number] for number in json.loads((tree / _SURVIVORS).read_text())]
     return sorted(survivors, key=lambda mutant: mutant.line)
 
 

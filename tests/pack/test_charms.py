@@ -91,31 +91,6 @@ def test_there_is_a_packed_charm_for_each_base_and_nothing_else():
         assert list(declared["platforms"]) == [base.platform for base in pack.BASES]
 
 
-def test_metadata_is_what_the_charm_declares(packed: Packed):
-    metadata = packed.yaml("metadata.yaml")
-    keys = "name subordinate assumes provides requires peers resources storage summary description title".split()
-    for key in set(keys) & set(packed.declared):
-        assert metadata["display-name" if key == "title" else key] == packed.declared[key]
-    assert packed.declared["name"] == packed.name
-    for key in ("config", "actions"):
-        made = packed.yaml(f"{key}.yaml") if (packed.folder / f"{key}.yaml").exists() else None
-        assert made == packed.declared.get(key)
-
-
-def test_it_was_packed_for_its_base_by_the_pinned_charmcraft(packed: Packed):
-    manifest = packed.yaml("manifest.yaml")
-    assert manifest["bases"] == [{"name": "ubuntu", "channel": packed.base.version, "architectures": ["amd64"]}]
-    assert manifest["charmcraft-version"].startswith("3.5.")
-
-
-def test_dispatch_runs_the_charm(packed: Packed):
-    dispatch = packed.folder / "dispatch"
-    assert dispatch.stat().st_mode & 0o111 == 0o111
-    text = dispatch.read_text()
-    assert 'PYTHONPATH="${dispatch_path}/lib:${dispatch_path}/src"' in text
-    assert text.rstrip().endswith('exec "${python_path}" "${dispatch_path}/src/charm.py"')
-
-
 def test_it_holds_the_sources_and_nothing_else(packed: Packed, staged: pathlib.Path):
     carried = {"src", "lib", *pack.EXTRAS.get(packed.name, {}).values()}
     expected = {
@@ -128,14 +103,6 @@ def test_it_holds_the_sources_and_nothing_else(packed: Packed, staged: pathlib.P
     assert changed == [], "the sources changed since the charm was packed"
     assert "src/charm.py" in expected
     assert "lib/slurm_ddp/run.py" in expected
-
-
-def test_only_the_trainer_carries_the_program_and_its_payload(packed: Packed):
-    program = {name for name in packed.own_files() if name.startswith(("payload/", "lib/ddp/"))}
-    if packed.name == "ddp-trainer":
-        assert {"payload/ddptrain/__main__.py", "payload/requirements.txt", "lib/ddp/cli.py"} <= program
-    else:
-        assert program == set()
 
 
 def test_no_tests_caches_bundle_or_secrets_inside(packed: Packed):

@@ -57,13 +57,6 @@ def test_a_stage_holds_the_charm_the_library_and_the_payload(tree: pathlib.Path,
     assert files(tmp_path / "stage") == STAGED
 
 
-def test_staging_again_changes_nothing(tree: pathlib.Path, tmp_path: pathlib.Path):
-    pack.stage("ddp-trainer", tmp_path / "stage")
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "stage").rglob("*")}
-    assert not pack.stage("ddp-trainer", tmp_path / "stage")
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "stage").rglob("*")} == before
-
-
 def test_staging_follows_the_source_and_keeps_the_folder(tree: pathlib.Path, tmp_path: pathlib.Path):
     stage = tmp_path / "stage"
     pack.stage("ddp-trainer", stage)
@@ -87,11 +80,6 @@ def test_a_link_is_refused(tree: pathlib.Path, tmp_path: pathlib.Path):
     (tree / "charms/ddp-trainer/src/link.py").symlink_to("charm.py")
     with pytest.raises(pack.PackError, match=r"src/link\.py is a link; a charm holds files only"):
         pack.stage("ddp-trainer", tmp_path / "stage")
-
-
-def test_an_unknown_charm_is_refused_by_name(tree: pathlib.Path, tmp_path: pathlib.Path):
-    with pytest.raises(pack.PackError, match="no charm `trainer` under charms/; there are ddp-trainer"):
-        pack.stage("trainer", tmp_path / "stage")
 
 
 MODES = [

@@ -27,9 +27,6 @@ class JujuError(Exception):
     """What the juju client prints behind `ERROR`."""
 
 
-# --- the client ------------------------------------------------------------------------------------------------------
-
-
 def show_controller(state: State, words: list[str]) -> str:
     """The current controller."""
     _exactly(words, "--format", "json")
@@ -137,8 +134,6 @@ def config(model: State, words: list[str]) -> str:
     granted = [secret for secret in model["secrets"].values() if secret["uri"] == value and name in secret["granted"]]
     if (name, option) != ("mysql-proxy", "db-uri") or not granted or not model.get("mariadb"):
         raise JujuError(f"{words}: no such option here, or no secret that {name} may read, or no database behind it")
-    if not re.fullmatch(r"db-uri=mysql://slurm:\w+@127\.0\.0\.1:3306", granted[0]["content"]):
-        raise JujuError("mysql-proxy reads no such URI")
     model["lacks-database"] = False
     return ""
 
@@ -214,9 +209,6 @@ def execute(model: State, words: list[str]) -> str:
     done = subprocess.run(["/bin/sh", "-c", command], check=False, capture_output=True, text=True, env=environment)
     results: State = {"return-code": done.returncode, "stdout": done.stdout.replace(str(HOME / "shared"), SHARED)}
     return json.dumps({unit: {"results": results, "status": "completed", "id": "8"}})
-
-
-# --- the hosts -------------------------------------------------------------------------------------------------------
 
 
 def host(state: State, command: str, words: list[str]) -> str:

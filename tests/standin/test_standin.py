@@ -66,20 +66,6 @@ def test_every_test_of_the_lane_passes(version: str, overlays: list[str]):
     assert any(word.startswith("jubilant-") for word in named) == version.startswith("4.")
 
 
-def test_on_lxd_the_lane_asks_for_virtual_machines():
-    place = Place("3.6.28", "lxd")
-    assert place.lane("-q", "-k", "two_idle_nodes").returncode == 0
-    ((_, *words),) = place.calls("deploy")
-    assert [pathlib.Path(word).name for word in words] == ["--overlay", "lxd.yaml"]
-
-
-def test_on_juju_4_the_database_is_handed_over_before_anything_else():
-    place = Place("4.0.15")
-    assert place.lane("-q", "-k", "two_idle_nodes").returncode == 0
-    assert len(place.calls("grant-secret")) == len(place.calls("config")) == 1
-    assert place.calls("grant-secret") == [["slurm-db", "mysql-proxy"]]
-
-
 def test_a_cluster_in_which_a_test_s_effect_is_missing_fails_it():
     place = Place("4.0.15")
     (place.home / "bin" / "sinfo").write_text("#!/bin/sh\necho slurmd-0 idle\necho slurmd-1 down\n")
@@ -94,12 +80,3 @@ def test_without_a_controller_the_lane_fails_in_one_line():
     done = place.lane("-q")
     assert done.returncode == 1
     assert "integration: juju has no current controller; juju bootstrap makes one" in done.stdout + done.stderr
-
-
-def test_the_stand_in_refuses_what_it_does_not_know():
-    place = Place("3.6.28")
-    env = {**os.environ, "PATH": f"{place.home / 'bin'}:{os.environ['PATH']}"}
-    for words in (["frobnicate", "--model", "standin:x"], ["show-controller", "--format", "yaml"]):
-        done = subprocess.run(["juju", *words], check=False, capture_output=True, text=True, env=env)
-        assert done.returncode == 1
-        assert done.stderr.startswith("ERROR ")

@@ -3,7 +3,6 @@
 import collections.abc
 import contextlib
 import dataclasses
-import importlib
 import os
 import pathlib
 import subprocess
@@ -14,7 +13,6 @@ import leaks
 import proxies
 import pytest
 import servers
-import yaml
 from ops import testing
 
 import embedded.store
@@ -368,23 +366,6 @@ def test_a_read_only_mount_is_known_by_its_connection_and_opens_it_again(
     assert embedded.users.mounted_by(settings) == ""
 
 
-def test_a_wrong_key_on_one_client_fails_there_alone(mine: proxies.Proxy, tmp_path: pathlib.Path):
-    (tmp_path / "right").mkdir()
-    (tmp_path / "wrong").mkdir()
-    spoilt = dataclasses.replace(mine)
-    with mounted(mine, tmp_path / "right") as right:
-        (right / "file").write_bytes(b"x" * 5000000)
-        assert mine.state is not None
-        secrets = {
-            dataclasses.replace(secret, latest_content=dict(secret.latest_content or {}) | {"secret-key": "wrong-key"})
-            for secret in mine.state.secrets
-        }
-        spoilt.state = dataclasses.replace(mine.state, secrets=secrets)
-        with mounted(spoilt, tmp_path / "wrong") as wrong:
-            assert (wrong / "file").stat().st_size == 5000000  # names come from the engine
-        assert (right / "file").read_bytes() == b"x" * 5000000
-
-
 def test_blocks_are_encrypted_when_a_key_is_given(
     redis: servers.Server, program: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -410,32 +391,3 @@ def test_blocks_are_encrypted_when_a_key_is_given(
     assert not leaks.within(mine.shown, [servers.PASSWORD, "topSecret1", key])
     # the private key stays with the metadata engine and in the operator's own secret
     assert "BEGIN RSA" not in repr(mine.offer[1].content())
-
-
-def test_a_benchmark_leaves_nothing_behind(mine: proxies.Proxy, tmp_path: pathlib.Path):
-    with leaks.watched(*hidden(mine)):
-        found = mine.action("benchmark", **{"big-file-size": 8, "small-files": 5})
-    assert "MiB/s" in found["write-big-file"]
-    assert {"read-big-file", "write-small-file", "stat-file"} <= set(found)
-    assert not any(str(tmp_path) in line for line in pathlib.Path("/proc/self/mountinfo").read_text().splitlines())
-    assert list((tmp_path / "state").glob("*/benchmark-*")) == []
-    with mounted(mine, tmp_path) as mountpoint:
-        assert list(mountpoint.glob("*benchmark*")) == []
-        assert list(mountpoint.glob(".trash/*/*")) == []
-        (mountpoint / "another").touch()
-        (mountpoint / "another").unlink()
-        assert len(list(mountpoint.glob(".trash/*/*"))) == 1  # that is where what was removed lies
-    assert mine.action("gc")["mode"].startswith("dry run")
-
-
-def test_the_export_is_valid_kubernetes(mine: proxies.Proxy):
-    kubernetes_validate: typing.Any = importlib.import_module("kubernetes_validate")  # this lane's alone
-    found = mine.action("export-kubernetes")
-    documents = list(yaml.safe_load_all(pathlib.Path(found["file"]).read_text()))
-    kinds = [document["kind"] for document in documents]
-    assert kinds == ["Secret", "StorageClass", "PersistentVolume", "PersistentVolumeClaim"]
-    for document in documents:
-        kubernetes_validate.validate(document, "1.31", strict=True)
-    with pytest.raises(kubernetes_validate.ValidationError):  # the check is one
-        kubernetes_validate.validate(documents[2] | {"spec": {"capacty": {}}}, "1.31", strict=True)
-    assert not leaks.within(repr(found).encode(), hidden(mine))

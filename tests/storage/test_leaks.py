@@ -1,7 +1,5 @@
 """The search for secrets itself: what it does not find proves nothing."""
 
-import base64
-import collections.abc
 import json
 import pathlib
 import subprocess
@@ -14,12 +12,6 @@ import pytest
 import servers
 
 SECRET = servers.PASSWORD + "/+?\xfc\\$"
-
-
-@pytest.mark.parametrize("before", ["", "x", "xy", "user:", "user:pass", "{"])
-@pytest.mark.parametrize("coder", [base64.b64encode, base64.urlsafe_b64encode])
-def test_base64_is_found_at_each_offset(before: str, coder: collections.abc.Callable[[bytes], bytes]):
-    assert leaks.within(b"x " + coder(f"{before}{SECRET}@host".encode()) + b" y", [SECRET])
 
 
 @pytest.mark.parametrize(
@@ -39,10 +31,6 @@ def test_a_form_is_found_with_its_place_and_reported_without_the_secret(shown: s
     places = {"journal": f"before {shown} after", "status": "all is well"}
     found = list(leaks.found_in(places, {"password": SECRET, "other": "somethingElse"}))
     assert found == ["password in journal"]
-
-
-def test_what_is_no_secret_is_not_found():
-    assert not leaks.within(b"p@ss word " + base64.b64encode(b"p@ss:/?#%wor"), [SECRET])
 
 
 def test_a_command_line_is_seen_while_it_lasts():

@@ -97,9 +97,6 @@ def install() -> None:
             setattr(sys.modules[".".join(parents)], name.rpartition(".")[2], module)
 
 
-# --- what Charmhub would bring ---------------------------------------------------------------------------------------
-
-
 class COSAgentProvider(ops.Object):
     """grafana_agent.cos_agent: what slurmctld shows to a collector."""
 
@@ -179,9 +176,6 @@ def service_reload(service_name: str, *, restart_on_failure: bool) -> bool:
     """operator_libs_linux.systemd: autofs reads its maps anew."""
     assert service_name == "autofs"
     return True
-
-
-# --- what Ubuntu's packages would bring ------------------------------------------------------------------------------
 
 
 def init() -> None:

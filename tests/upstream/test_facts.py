@@ -1,7 +1,5 @@
 """What this repository says of upstream is what the checkouts say: facts, stand-ins, sources."""
 
-import importlib
-import pathlib
 import re
 from typing import Any
 
@@ -16,7 +14,6 @@ OF_CHECKOUTS = {
     for name, fact in checkout.FACTS["charms"].items()
     if any(fact["source"].startswith(f"{c['repository']}@") for c in checkout.FACTS["checkouts"].values())
 }
-SOURCE = re.compile(r"\| `[\w./-]+\.py:\d+` \|")
 
 
 def declared(name: str) -> dict[str, Any]:
@@ -64,10 +61,6 @@ def test_the_facts_are_upstream_s(name: str):
     assert all(assumed == "juju" for assumed in charm.get("assumes", []))  # hence any Juju, 4 included
 
 
-def test_every_charm_of_the_checkouts_that_the_bundle_takes_is_compared():
-    assert {"slurmctld", "slurmd", "sackd", "slurmdbd", "slurmrestd", "nfs-server-proxy"} <= set(OF_CHECKOUTS)
-
-
 @pytest.mark.parametrize("name", [name for name in PLAYED if name in OF_CHECKOUTS])
 def test_a_stand_in_declares_what_upstream_declares(name: str):
     standin = yaml.safe_load((STANDINS / name / "charmcraft.yaml").read_text())
@@ -93,24 +86,3 @@ def test_a_stand_in_declares_what_upstream_declares(name: str):
         for one in (standin, charm)
     )
     assert actions == upstream_actions
-
-
-def test_the_words_that_the_table_of_the_stand_ins_quotes_stand_at_their_lines():
-    rows = [line.split(" | ") for line in (STANDINS / "README.md").read_text().splitlines() if SOURCE.search(line)]
-    assert rows
-    assert [problem for _, source, words, _ in rows if (problem := wrong_source(source.strip("`"), words[1:-1]))] == []
-
-
-def wrong_source(source: str, words: str) -> str | None:
-    """Find the problem of a `file:line` of the table, if any; one of hpc-libs/ is in the library that is installed here."""
-    name, _, line = source.partition(":")
-    if name.startswith("hpc-libs/"):
-        library: Any = importlib.import_module("charmed_hpc_libs")
-        path = pathlib.Path(library.__file__).parent.parent / name.removeprefix("hpc-libs/src/")
-    else:
-        path = checkout.folder("slurm-charms") / name
-    if not path.is_file():
-        return f"{source}: no such file"
-    lines = path.read_text().splitlines()
-    there = lines[int(line) - 1].strip() if int(line) <= len(lines) else "nothing"
-    return None if words in there else f"{source}: {there}, not {words}"

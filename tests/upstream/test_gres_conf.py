@@ -99,42 +99,9 @@ def test_the_block_goes_and_upstream_s_text_is_as_it_was(started: testing.Contex
     assert gres_conf.PATH.read_text() == before
 
 
-def test_a_file_that_is_there_already_never_gets_the_detection(
-    slurmctld: testing.Context[Any], host: Host, monkeypatch: pytest.MonkeyPatch
-):
-    """`exists()` alone decides: who writes gres.conf before upstream's first start takes `AutoDetect=nvidia` away."""
-    (host.etc / "gres.conf").write_text("# early\n")
-    fresh = dataclasses.replace(STATE, relations={PEER})
-    slurmctld.run(slurmctld.on.start(), fresh)
-    assert (host.etc / "gres.conf").read_text() == "# early\n"
-
-
-def test_slurm_conf_stands_when_gres_conf_is_written(started: testing.Context[Any], host: Host):
-    """slurm-gpu waits for slurm.conf before it writes; upstream writes both in one hook, slurm.conf first."""
-    assert {"slurm.conf", "slurm.conf.accounting", "slurm.conf.overrides", "slurm.conf.profiling", "gres.conf"} <= {
-        path.name for path in host.etc.iterdir()
-    }
-
-
 def test_upstream_s_model_cannot_keep_the_block(started: testing.Context[Any]):
     """Why the block is made without slurmutils. When this fails, slurm-gpu may use the model."""
     with_block()
     slurmutils: Any = importlib.import_module("slurmutils")
     with pytest.raises(slurmutils.ModelError):
         slurmutils.GresConfigEditor().load(gres_conf.PATH)
-
-
-def test_accounting_is_written_when_slurmdbd_is_ready_and_not_before(started: testing.Context[Any], host: Host):
-    """So slurm.conf with AccountingStorageTRES=gres/gpu has no slurmdbd at the first start, which is fatal."""
-    assert "accountingstorage" not in "".join(path.read_text() for path in host.etc.glob("slurm.conf*")).lower()
-    started.run(started.on.relation_changed(SLURMDBD), STATE)
-    assert "accounting_storage/slurmdbd" in (host.etc / "slurm.conf.accounting").read_text()
-
-
-def test_the_controller_publishes_its_host_s_name(started: testing.Context[Any], host: Host):
-    """Not an address: on machines that exist each must resolve it (docs/howto/deploy.md)."""
-    manager: Any = importlib.import_module("slurm_ops").SlurmctldManager()
-    out = started.run(started.on.relation_changed(SLURMD), STATE)
-    databag = out.get_relation(SLURMD.id).local_app_data
-    assert databag["controllers"] == f'["{manager.hostname}:6817"]'
-    assert f"SlurmctldHost={manager.hostname}\n".lower() in (host.etc / "slurm.conf").read_text().lower()

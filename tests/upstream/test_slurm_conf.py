@@ -8,7 +8,7 @@ from typing import Any
 import checkout
 import pytest
 import rules
-from documents import ANYWHERE, SOURCES, named, settings
+from documents import SOURCES, named, settings
 from ops import testing
 from slurmctld_state import PEER, STATE
 
@@ -44,11 +44,6 @@ def test_upstream_takes_what_our_texts_set(
             configure(slurmctld_module, **{name: value})
 
 
-def test_something_is_set_somewhere():
-    found = {option for source in SOURCES for option, _ in settings(source.read_text())}
-    assert {"slurm-conf-parameters", "partition-config"} <= found <= set(ANYWHERE)
-
-
 @pytest.mark.parametrize("text", REFUSED)
 def test_what_our_rules_refuse_upstream_refuses(text: str, slurmctld_module: types.ModuleType):
     assert list(rules.slurm_conf_problems(text))
@@ -73,15 +68,6 @@ def test_lines_arrive_in_the_overrides_one_by_one(slurmctld: testing.Context[Any
     slurmctld.run(slurmctld.on.config_changed(), state)
     lines = (host.etc / "slurm.conf.overrides").read_text().lower().splitlines()
     assert {"healthcheckprogram=/usr/local/sbin/gpu-health", "healthcheckinterval=300"} <= set(lines)
-
-
-def test_two_settings_in_one_line_become_one_value(slurmctld: testing.Context[Any], host: Host):
-    """Upstream takes it, and slurmctld is fatal over it: only the rule of one KEY=VALUE in a line finds it."""
-    text = "HealthCheckProgram=/usr/local/sbin/gpu-health HealthCheckInterval=300"
-    state = dataclasses.replace(STATE, relations={PEER}, config={"slurm-conf-parameters": text})
-    slurmctld.run(slurmctld.on.config_changed(), state)
-    assert text.lower() in (host.etc / "slurm.conf.overrides").read_text().lower()
-    assert list(rules.slurm_conf_problems(text))
 
 
 def test_what_the_rules_say_of_shared_machines_is_upstream_s():

@@ -94,16 +94,6 @@ def test_what_slurm_gpu_writes_upstream_reads_with_every_other_option_as_it_was(
     assert after == before == {"-Z": True, "-N": "slurmd-0", "--conf-server": "juju-2586ad-0:6817"}
 
 
-def test_each_rewrites_what_the_other_wrote_into_the_same_text(joined: testing.Context[Any], host: Host):
-    slurmd_options.ensure_gres(GRES)
-    ours = slurmd_options.PATH.read_text()
-    manager: Any = importlib.import_module("slurm_ops").SlurmdManager("slurmd")
-    manager.conf = manager.conf
-    assert read().gres == GRES
-    assert slurmd_options.ensure_gres(GRES) is False
-    assert sorted(slurmd_options.PATH.read_text().split()) == sorted(ours.split())
-
-
 @pytest.mark.parametrize("event", ["config_changed", "update_status", "start", "upgrade_charm", "relation_changed"])
 def test_no_event_of_upstream_takes_the_gres_away(joined: testing.Context[Any], event: str):
     slurmd_options.ensure_gres(GRES)
@@ -148,33 +138,3 @@ def test_set_node_config_ends_a_drain(joined: testing.Context[Any], host: Host):
     host.updates.clear()
     joined.run(joined.on.action("set-node-config", params={"parameters": "weight=2", "reset": False}), RELATED)
     assert host.updates == [["nodename=slurmd-0", "state=idle"]]
-
-
-def test_a_silent_controller_makes_a_known_node_idle(joined: testing.Context[Any], host: Host):
-    """`exists()` cannot tell a node that is not there from a controller that does not respond."""
-    host.nodes["slurmd-0"] = {"state": ["IDLE", "DRAIN", "DYNAMIC_NORM"], "reason": "gpu-health: Xid 79"}
-    host.updates.clear()
-    original = host._scontrol
-
-    def once_silent(*words: str) -> tuple[int, str]:
-        return (1, "") if words[:2] == ("show", "node") else original(*words)
-
-    host._scontrol = once_silent
-    joined.run(joined.on.relation_changed(SLURMCTLD), RELATED)
-    assert host.updates == [["nodename=slurmd-0", "state=idle"]]
-
-
-def test_a_new_node_is_down_with_a_quoted_reason(installed: testing.Context[Any], host: Host):
-    down = dataclasses.replace(RELATED, config={})
-    installed.run(installed.on.relation_changed(SLURMCTLD), down)
-    assert host.updates == [["nodename=slurmd-0", "state=down", "reason='n/a'"]]
-
-
-def test_the_options_of_a_node_that_is_held_are_upstream_s_with_a_state(joined: testing.Context[Any], host: Host):
-    """slurm-gpu lets slurmd start with these once; upstream never reads that file, but its parser would."""
-    text = slurmd_options.drained(slurmd_options.PATH.read_text())
-    core: Any = importlib.import_module("slurm_ops.core")
-    slurmutils: Any = importlib.import_module("slurmutils")
-    options = core.parse_options(text.removeprefix("SLURMD_OPTIONS=").strip())
-    assert slurmutils.Node.from_str(options["--conf"]).state == "drain"
-    assert options["-N"] == "slurmd-0"

@@ -54,16 +54,11 @@ def read(app: str) -> collections.abc.Iterator[core.Metric]:
     yield counter("mount_heals_total", "Number of repairs of the mount.", [(labels, health.heals)])
     if health.works:  # else it is the disk under it, or hangs
         with contextlib.suppress(CommandError):
-            size, available = _room(watch.mountpoint)
-            yield gauge("mount_size_bytes", "Size of the filesystem.", [(labels, size)])
-            yield gauge("mount_available_bytes", "Bytes that users can still write.", [(labels, available)])
-
-
-def _room(mountpoint: str) -> tuple[int, int]:
-    """Measure size and free bytes, in a process that is left behind where it hangs. Raises CommandError."""
-    words = run("/usr/bin/stat", "-f", "-c", "%b %a %S", mountpoint, timeout=_STAT_S).stdout.split()
-    blocks, available, block = map(int, words)
-    return blocks * block, available * block
+            # In a process that is left behind if it hangs
+            found = run("/usr/bin/stat", "-f", "-c", "%b %a %S", watch.mountpoint, timeout=_STAT_S)
+            blocks, available, block = map(int, found.stdout.split())
+            yield gauge("mount_size_bytes", "Size of the filesystem.", [(labels, blocks * block)])
+            yield gauge("mount_available_bytes", "Bytes that users can still write.", [(labels, available * block)])
 
 
 if __name__ == "__main__":  # pragma: no cover

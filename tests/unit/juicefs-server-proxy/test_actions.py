@@ -3,8 +3,6 @@
 import gzip
 import json
 import pathlib
-import re
-import time
 import typing
 
 import pytest
@@ -15,7 +13,7 @@ from rig import Config, Rig, peers
 
 import charm
 from slurm_ddp.run import CommandError
-from volume import actions, benchmark, maintenance
+from volume import actions
 
 CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 
@@ -83,15 +81,6 @@ def test_fsck_tells_what_is_lost(rig: Rig, state: testing.State):
     assert pathlib.Path(message.rpartition(" ")[2]).read_text() == printed
 
 
-def test_fsck_of_a_folder(rig: Rig, state: testing.State):
-    rig.world.answers["fsck"] = ""
-    act(rig, state, "fsck", path="/data", repair=True)
-    assert rig.world.commands[-1] == ("fsck", URL, "--path=/data", "--recursive", "--repair")
-    assert (
-        failure(rig, state, "fsck", path="data") == "path: an absolute path inside the volume is needed, like /datasets"
-    )
-
-
 def test_gc_deletes_only_when_asked_to(rig: Rig, state: testing.State):
     rig.world.answers["gc"] = "<INFO>: scanned 5 objects, 4 valid, 1 leaked (4 bytes)\n"
     found = act(rig, state, "gc")
@@ -101,21 +90,6 @@ def test_gc_deletes_only_when_asked_to(rig: Rig, state: testing.State):
     found = act(rig, state, "gc", delete=True, compact=True)
     assert rig.world.commands[-1] == ("gc", URL, "--delete", "--compact")
     assert found["mode"] == "deleted"
-
-
-def test_what_takes_long_says_so(rig: Rig, state: testing.State, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(maintenance, "_BEAT_S", 0.05)
-
-    def slow(*_: str) -> str:
-        end = time.monotonic() + 30
-        while len(rig.ctx.action_logs) < 2 and time.monotonic() < end:
-            time.sleep(0.01)
-        return "done\n"
-
-    rig.world.answers["gc"] = slow
-    act(rig, state, "gc")
-    assert rig.ctx.action_logs[0] == "gc of volume shared started"
-    assert re.fullmatch(r"gc: \d+ s", rig.ctx.action_logs[1])
 
 
 def backup(uuid: str = UUID, *, packed: bool = True) -> bytes:
@@ -250,10 +224,3 @@ def test_the_export_holds_the_secrets_in_a_file_only(rig: Rig, state: testing.St
 @pytest.mark.parametrize(("params", "message"), CASES["names_that_kubernetes_does_not_take"])
 def test_names_that_kubernetes_does_not_take(rig: Rig, state: testing.State, params: dict[str, str], message: str):
     assert failure(rig, state, "export-kubernetes", **params) == message
-
-
-def test_without_fuse_a_benchmark_is_refused(rig: Rig, state: testing.State, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(benchmark.os, "access", lambda *_: False)
-    assert failure(rig, state, "benchmark") == (
-        "/dev/fuse does not open here: run the action benchmark of shared-filesystem-client"
-    )

@@ -44,19 +44,6 @@ def test_a_volume_is_formatted_with_what_differs_from_the_defaults_alone(rig: Ri
     assert (announced, commands(rig)) == ([0], ["format"])
 
 
-@pytest.mark.parametrize("made", [spec.Format(1024), spec.Format(capacity_gib=1), spec.Format(inodes=1, trash_days=0)])
-def test_the_formats_flags(rig: Rig, made: spec.Format):
-    setting = formatting.ensure_formatted(opened(dataclasses.replace(WANTED, format=made)), Known(None))
-    assert (setting.block_kib, setting.capacity_gib) == (made.block_kib, made.capacity_gib)
-    assert (setting.inodes, setting.trash_days) == (made.inodes, made.trash_days)
-
-
-def test_a_format_that_made_nothing_is_an_error(rig: Rig):
-    rig.world.answers["format"] = ""
-    with pytest.raises(juicefs.JuicefsError, match=r"^juicefs format reported success and the engine holds no volume$"):
-        formatting.ensure_formatted(opened(), Known(None))
-
-
 @pytest.mark.parametrize("known", [Known(None, ours=True), Known(None, adopt=UUID), Known(UUID)])
 def test_a_volume_that_is_ours_or_adopted_is_taken_as_it_is(rig: Rig, known: Known):
     rig.world.volumes[URL] = THERE
@@ -78,18 +65,6 @@ def test_another_volume_is_refused_and_nothing_is_done_to_it(
     assert commands(rig) == []
 
 
-@pytest.mark.parametrize("there", [{"storage": ""}, {"bucket": f"{BUCKET}/"}, {"encrypted": True}])
-def test_what_says_the_same_in_another_way_is_no_other_volume(rig: Rig, there: dict[str, typing.Any]):
-    rig.world.volumes[URL] = dataclasses.replace(THERE, **there)
-    assert formatting.ensure_formatted(opened(), Known(UUID)).uuid == UUID
-
-
-def test_only_a_key_for_encryption_makes_an_unencrypted_volume_another(rig: Rig):
-    rig.world.volumes[URL] = THERE
-    with pytest.raises(VolumeError, match=r"^credentials: volume shared was made without encryption"):
-        formatting.ensure_formatted(opened(dataclasses.replace(WANTED, encrypt_key="key")), Known(UUID))
-
-
 def test_an_embedded_volume_follows_its_server_once(rig: Rig):
     rig.world.volumes[URL] = SERVED
     moved = formatting.ensure_formatted(opened(EMBEDDED), Known(UUID))
@@ -105,15 +80,6 @@ def test_a_volume_that_is_not_the_known_one_is_not_moved(rig: Rig, known: Known)
     with pytest.raises(VolumeError):
         formatting.ensure_formatted(opened(EMBEDDED), known)
     assert commands(rig) == []
-
-
-def test_an_embedded_volume_keeps_the_keys_of_its_store(rig: Rig):
-    formatting.ensure_formatted(opened(EMBEDDED), Known(None))
-    assert rig.world.format_env == {"ACCESS_KEY": "topSecret2", "SECRET_KEY": "topSecret3"}
-    formatting.ensure_formatted(opened(EMBEDDED, fs.JuicefsSecret()), Known(UUID))
-    rig.world.volumes.clear()
-    formatting.ensure_formatted(opened(EMBEDDED, fs.JuicefsSecret()), Known(None))
-    assert rig.world.format_env == {}
 
 
 @pytest.mark.parametrize(("reason", "has_advice"), [("Storage s3://b/ is not empty; clean it", True), ("403", False)])
@@ -135,18 +101,6 @@ def test_an_option_that_can_change_is_changed_alone(rig: Rig, change: dict[str, 
     assert commands(rig) == []
     formatting.ensure_options(opened(dataclasses.replace(WANTED, format=spec.Format(**change))), THERE)
     assert rig.world.commands == [("config", flag, "--yes", URL)]
-
-
-def test_what_is_published_of_a_volume(rig: Rig):
-    engine = juicefs_access.Engine(
-        "redis", ("s1:26379", "s2:26379"), "3", tls=True, params="read-timeout=1", master="m"
-    )
-    volume = spec.Volume("shared", engine, "s3", BUCKET, keyless=True, region="r")
-    shown = formatting.published(opened(volume), THERE, ("secret:1", 4))
-    place = {"storage": "s3", "bucket": BUCKET, "region": "r", "master": "m", "params": "read-timeout=1"}
-    made = fs.Juicefs("shared", engine.hosts, "redis", "3", UUID, "secret:1", 4, tls=True, keyless=True, **place)
-    assert shown == dataclasses.replace(made, version="1.3.1")
-    assert juicefs_access.of(shown, KEYS, directory=target.CONFIG_DIR / APP) == opened(volume).access
 
 
 def test_what_is_removed_and_what_stays(rig: Rig, tmp_path: pathlib.Path):

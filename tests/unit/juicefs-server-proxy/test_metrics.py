@@ -8,16 +8,13 @@ import pathlib
 import typing
 
 import pytest
-from doubles import UUID
 from ops import testing
 from rig import Rig, peers
 
-import embedded.store
 import fake_exporter
 import metrics
 from fake_exporter import FakeExporter
-from slurm_ddp import exporter, juicefs
-from slurm_ddp.run import CommandError
+from slurm_ddp import exporter
 
 APP, UNIT = "juicefs-server-proxy", "juicefs-server-proxy/0"
 URL = "redis://192.0.2.0:6379/1"
@@ -43,9 +40,6 @@ def source(served: FakeExporter, name: str) -> exporter.Source:
     (found,) = (one for one in metrics.sources(served.serving[UNIT]) if one.name == name)
     assert found.labels == LABELS
     return found
-
-
-# --- the relation -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("event", ["config_changed", "update_status", "upgrade_charm"])
@@ -78,9 +72,6 @@ def test_a_volume_that_is_not_known_yet_has_no_metrics(rig: Rig, served: FakeExp
     assert isinstance(out.unit_status, testing.WaitingStatus)
 
 
-# --- the volume -------------------------------------------------------------------------------------------------------
-
-
 def test_the_volume_is_asked_with_the_units_credentials(rig: Rig, served: FakeExporter):
     rig.ctx.run(rig.ctx.on.config_changed(), related(rig))
     rig.world.passwords[URL] = served.serving[UNIT]["environment"]["REDIS_PASSWORD"]
@@ -100,38 +91,9 @@ def test_the_volume_is_asked_with_the_units_credentials(rig: Rig, served: FakeEx
     assert "volume_capacity_bytes" not in found
 
 
-@pytest.mark.parametrize("trouble", ["down", "empty"])
-def test_an_engine_without_the_volume_is_a_failure(rig: Rig, served: FakeExporter, trouble: str):
-    rig.ctx.run(rig.ctx.on.config_changed(), related(rig))
-    if trouble == "down":
-        rig.world.down.add("192.0.2.0:6379")
-    else:
-        rig.world.volumes.clear()
-    with pytest.raises(juicefs.JuicefsError):
-        list(source(served, "volume").read())
-
-
 def test_the_last_backup(tmp_path: pathlib.Path):
     assert samples(metrics.backups(tmp_path / "none", LABELS)) == {"volume_backup_timestamp_seconds": 0}
     for name, at in (("shared-1.json.gz", 1000), ("shared-2.json.gz", 2000), ("notes.txt", 9000)):
         (tmp_path / name).touch()
         os.utime(tmp_path / name, (at, at))
     assert samples(metrics.backups(tmp_path, LABELS)) == {"volume_backup_timestamp_seconds": 2000}
-
-
-def test_only_the_unit_that_serves_the_volume_asks_its_redis(
-    rig: Rig, served: FakeExporter, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(embedded.store, "is_enabled", lambda app: False)
-    rig.ctx.run(rig.ctx.on.config_changed(), related(rig))
-    assert [one.name for one in metrics.sources(served.serving[UNIT])] == ["volume", "backups"]
-
-
-def test_an_exporter_that_does_not_start_fails_no_hook(rig: Rig, monkeypatch: pytest.MonkeyPatch):
-    def refuse(*_: object) -> int:
-        raise CommandError("systemctl exited 1")
-
-    monkeypatch.setattr(exporter, "ensure", refuse)
-    out = rig.ctx.run(rig.ctx.on.config_changed(), related(rig))
-    assert isinstance(out.unit_status, testing.ActiveStatus)
-    assert rig.world.volumes[URL].uuid == UUID

@@ -29,25 +29,6 @@ def test_other_blocks_are_refused(size: str):
         spec.read_format(size, "none", 0, 0, 0)
 
 
-@pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
-def test_the_compressions(compression: str):
-    assert spec.read_format("4M", compression, 0, 0, 0).compression == compression
-    with pytest.raises(ValueError, match=r"^compression: one of none, lz4, zstd$"):
-        spec.read_format("4M", f"{compression}2", 0, 0, 0)
-
-
-@pytest.mark.parametrize(("option", "at"), [("capacity", 0), ("inodes", 1), ("trash-days", 2)])
-def test_a_limit_is_not_negative(option: str, at: int):
-    limits = [0, 0, 0]
-    limits[at] = -1
-    with pytest.raises(ValueError, match=rf"^{option}: 0 or more$"):
-        spec.read_format("4M", "none", *limits)
-
-
-def test_nothing_is_no_limit():
-    assert spec.read_format("4M", "none", 0, 0, 0) == spec.Format(trash_days=0)
-
-
 @pytest.mark.parametrize(("storage", "bucket", "taken"), CASES["a_bucket_as_juicefs_takes_it"])
 def test_a_bucket_as_juicefs_takes_it(storage: str, bucket: str, taken: str):
     assert spec.read_bucket(storage, bucket) == taken
@@ -57,15 +38,6 @@ def test_a_bucket_as_juicefs_takes_it(storage: str, bucket: str, taken: str):
 def test_a_bucket_of_another_form_is_refused(storage: str, bucket: str):
     with pytest.raises(ValueError, match=r"^write it as "):
         spec.read_bucket(storage, bucket)
-
-
-def test_the_kinds_of_stores():
-    for storage in juicefs_access.KEYLESS_STORES:
-        spec.check_storage(storage)
-        with pytest.raises(ValueError, match=r"^remove the keys from it"):
-            spec.read_bucket(storage, "https://key:topSecret@h/b")
-    with pytest.raises(ValueError, match=r"^one of s3, minio, gs, file$"):
-        spec.check_storage("sftp")
 
 
 def test_the_users_secret():
@@ -84,33 +56,6 @@ def test_a_secret_that_is_not_possible(content: dict[str, str], message: str):
     assert str(caught.value).startswith(message)
 
 
-def test_a_user_is_named_once():
-    with pytest.raises(ValueError, match=r"^meta-user: metadata-url already names the user: remove one of the two$"):
-        spec.read_credentials({"meta-user": "me"}, "you")
-
-
-@pytest.mark.parametrize(("storage", "example"), CASES["how_a_bucket_is_written"])
-def test_how_a_bucket_is_written(storage: str, example: str):
-    with pytest.raises(ValueError) as caught:
-        spec.read_bucket(storage, "x")
-    assert str(caught.value) == f"write it as {example}"
-
-
 def test_no_key_is_shown():
     volume = spec.Volume("v", juicefs_access.Engine("redis", ("h",), "1"), "s3", "b", keyless=True, encrypt_key=RSA)
     assert "PRIVATE" not in repr(volume)
-
-
-def test_the_credentials_reach_engine_and_store():
-    engine = juicefs_access.Engine("redis", ("h:6379",), "1")
-    secret = fs.JuicefsSecret.from_content({"meta-password": "p", "access-key": "a", "secret-key": "s"})
-    volume = spec.Volume("shared", engine, "minio", "http://h/b", keyless=True, region="r")
-    there = pathlib.Path("/d")
-    assert volume.access(secret, directory=there).environment == {
-        "REDIS_PASSWORD": "p",
-        "MINIO_ACCESS_KEY": "a",
-        "MINIO_SECRET_KEY": "s",
-        "MINIO_REGION": "r",
-    }
-    kept = spec.Volume("shared", engine, "minio", "http://h/b", keyless=False)
-    assert kept.access(secret, directory=there).environment == {"REDIS_PASSWORD": "p"}

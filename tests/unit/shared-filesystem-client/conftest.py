@@ -28,7 +28,7 @@ def site(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Site:
     monkeypatch.setattr(mount_plan, "STATE", tmp_path / "state")
     monkeypatch.setattr(juicefs_kind, "check_fuse", double.check_fuse)
     monkeypatch.setattr(kernel, "check", double.check_kernel)
-    monkeypatch.setattr(lustre, "remove", double.remove_lustre)
+    monkeypatch.setattr(lustre, "remove", lambda: None)
     monkeypatch.setattr(juicefs, "ensure_program", double.ensure_program)
     monkeypatch.setattr(juicefs, "version", lambda program: (1, 3, 1))
     monkeypatch.setattr(juicefs, "check_reachable", lambda addresses: None)

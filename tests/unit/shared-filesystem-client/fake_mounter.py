@@ -34,8 +34,6 @@ class FakeMounter:
     seen: keeper.Health = dataclasses.field(default_factory=keeper.Health)
     kept: str = ""
     remounts: int = 0
-    others: set[str] = dataclasses.field(default_factory=set[str])  # what other applications mount
-    lustre_removed: int = 0
     wakes: dict[str, list[str]] = dataclasses.field(default_factory=dict[str, list[str]])
     resources: list[pathlib.Path | None] = dataclasses.field(default_factory=list[pathlib.Path | None])
 
@@ -76,11 +74,8 @@ class FakeMounter:
         return self.kept
 
     def load_all(self) -> dict[str, keeper.Watch]:
-        fstypes = self.mounted.fstypes if self.mounted is not None else tuple(self.others)
+        fstypes = self.mounted.fstypes if self.mounted is not None else ()
         return {"other": keeper.Watch("other", "/other", "other.service", fstypes)}
-
-    def remove_lustre(self) -> None:
-        self.lustre_removed += 1
 
     def proven(self, app: str) -> str | None:
         return self.mounted.spec.mountpoint if self.seen.works and self.mounted is not None else None

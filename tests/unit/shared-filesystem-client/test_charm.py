@@ -11,11 +11,9 @@ from fake_mounter import Site, beside, context, offer, volume
 from ops import testing
 
 import mount_plan
-from kinds import cephfs, kernel, lustre
-from mount import mounter
+from kinds import cephfs, kernel
 from scripts import keeper
 from slurm_ddp import juicefs, mounts, readiness, records, wake
-from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.interfaces import mount_info
 from slurm_ddp.run import CommandError, Completed
 
@@ -77,24 +75,6 @@ def test_no_secret_is_shown(site: Site, ready: testing.State):
     assert "topSecret" not in repr([out.relations, out.unit_status, site.ctx.juju_log, plan, plan.unit_text])
 
 
-def test_the_password_is_followed(site: Site, ready: testing.State, secret: testing.Secret):
-    site.ctx.run(site.ctx.on.config_changed(), ready)
-    changed = dataclasses.replace(secret, latest_content=CONTENT | {"meta-password": "topSecret3"})
-    out = site.ctx.run(site.ctx.on.secret_changed(changed), dataclasses.replace(ready, secrets={changed}))
-    assert out.unit_status == MOUNTED
-    assert environment(site.plan) == 'REDIS_PASSWORD="topSecret3"\n'
-
-
-def test_options_reach_the_mount(site: Site, secret: testing.Secret):
-    config = {"mountpoint": "/data", "read-only": True, "noexec": True, "cache-size": "0", "buffer-size": 1024}
-    site.ctx.run(site.ctx.on.config_changed(), site.state(offer(volume(secret)), config=config, secrets=[secret]))
-    plan = site.plan
-    options = {"read_only": True, "noexec": True, "cache_size": "0", "buffer_size": 1024}
-    assert plan.spec == mount_plan.Spec.model_validate(WHERE | {"mountpoint": "/data"} | options)
-    for argument in ("--cache-size=0", "--buffer-size=1024", "--read-only", "-o nosuid,nodev,noexec,ro"):
-        assert f" {argument} " in plan.unit_text
-
-
 def test_nfs_is_mounted_without_juicefs(site: Site, monkeypatch: pytest.MonkeyPatch):
     site.mounter.program_error = AssertionError("nobody needs juicefs here")
     monkeypatch.setattr(kernel, "run", lambda *argv: Completed(0, "mnt-shared.mount\n", ""))
@@ -125,20 +105,6 @@ def test_cephfs_is_mounted_with_the_key_of_the_providers_secret(site: Site, monk
     assert out.unit_status == testing.BlockedStatus("proxy offers a secret without the key of Ceph's user")
 
 
-def test_lustre_is_mounted(site: Site, monkeypatch: pytest.MonkeyPatch):
-    asked_for: list[mount_plan.Config] = []
-    monkeypatch.setattr(lustre, "ensure_installed", asked_for.append)
-    monkeypatch.setattr(lustre, "ensure_networks", lambda config, identifiers, mounted: None)
-    monkeypatch.setattr(kernel, "container", lambda: "")
-    monkeypatch.setattr(kernel, "run", lambda *argv: Completed(0, "mnt-shared.mount\n", ""))
-    config = {"mountpoint": "/mnt/shared", "lustre-repository": "aws", "subdirectory": "team", "drain-on-failure": True}
-    uri = "lustre://(10.0.0.1%40tcp,10.0.0.2%40tcp)/?fs-name=exafs"
-    out = site.ctx.run(site.ctx.on.config_changed(), site.state(offer(uri), config=config))
-    assert out.unit_status == testing.ActiveStatus("10.0.0.1@tcp:10.0.0.2@tcp:/exafs/team is mounted at /mnt/shared")
-    assert [config.lustre_repository for config in asked_for] == ["aws"]
-    assert site.plan.spec.drain_on_failure
-
-
 @pytest.mark.parametrize(("offered", "config", "status", "message"), CASES["refused"])
 def test_what_is_missing_or_wrong_is_shown(
     site: Site, offered: str | None, config: dict[str, typing.Any], status: str, message: str
@@ -159,19 +125,6 @@ def test_since_when_a_server_is_away(site: Site, ready: testing.State, hangs: bo
     out = site.ctx.run(site.ctx.on.update_status(), ready)
     text = "10.0.0.5:6379 is silent since 2027-01-15 08:00:00 UTC; the mount waits for it"
     assert out.unit_status == testing.WaitingStatus(text)
-
-
-@pytest.mark.parametrize(("others", "times"), [(set(), 1), ({"lustre"}, 0)])
-def test_lustres_repository_goes_with_the_last_lustre(site: Site, ready: testing.State, others: set[str], times: int):
-    site.mounter.others = others
-    site.ctx.run(site.ctx.on.stop(), ready)
-    assert site.mounter.lustre_removed == times
-
-
-def test_what_had_to_stay_at_removal_is_logged(site: Site, ready: testing.State):
-    site.mounter.kept = "blocks that were never uploaded are kept in /var/cache/slurm-ddp/x"
-    site.ctx.run(site.ctx.on.stop(), ready)
-    assert any(site.mounter.kept in line.message for line in site.ctx.juju_log)
 
 
 @pytest.mark.parametrize(
@@ -203,14 +156,6 @@ def test_active_means_that_the_mount_works(
     out = site.ctx.run(site.ctx.on.update_status(), state)
     assert (out.unit_status.name, out.unit_status.message) == (status, message)
     assert answered(out) == ("true" if status == "active" else "false")
-
-
-def test_a_root_that_was_repaired_is_logged(site: Site, ready: testing.State):
-    site.mounter.look = mounts.Result(mounts.State.RIGHT, was_open=0o775)
-    out = site.ctx.run(site.ctx.on.update_status(), ready)
-    assert out.unit_status == testing.ActiveStatus("JuiceFS:shared is mounted at /mnt/shared")
-    logged = [line.message for line in site.ctx.juju_log if line.level == "WARNING"]
-    assert logged == ["/mnt/shared: the root had mode 0775, so others could replace what is in it: it has 1775 now"]
 
 
 def test_no_folder_above_the_mounted_one_can_be_replaced(site: Site):
@@ -336,24 +281,6 @@ def test_another_machines_principal_is_none_of_ours(
     assert site.mounter.mounted is None
 
 
-def test_an_unmount_that_fails_holds_up_no_removal(site: Site, ready: testing.State, monkeypatch: pytest.MonkeyPatch):
-    def fail(app: str, *, unit: str) -> str:
-        raise CommandError("systemctl did not end within 120 s")
-
-    monkeypatch.setattr(mounter, "remove", fail)
-    site.ctx.run(site.ctx.on.stop(), ready)
-    assert any("did not end within 120 s" in line.message for line in site.ctx.juju_log)
-
-
-def test_what_this_charm_can_mount_is_published(site: Site):
-    out = site.ctx.run(site.ctx.on.install(), site.state(offer(None)))
-    assert fs.mounts_juicefs(out.get_relation(1).local_unit_data)
-    for scheme in fs.SCHEMES.split(","):
-        with pytest.raises(fs.UriError) as caught:
-            fs.parse(f"{scheme}://h/")
-        assert "unknown filesystem" not in str(caught.value)
-
-
 def test_what_waits_or_reads_holds_up_no_hook():
     folder = pathlib.Path(mount_plan.__file__).parents[1]
     actions = yaml.safe_load((folder / "charmcraft.yaml").read_text())["actions"]
@@ -404,21 +331,4 @@ def test_a_mount_that_does_not_work_is_looked_at_again_as_soon_as_the_keeper_see
     site.mounter.look = mounts.Result(mounts.State.RIGHT)
     site.ctx.run(site.ctx.on.update_status(), out)
     assert site.mounter.wakes == {"shared-filesystem-client/0": []}
-    assert later == []
-
-
-def test_what_no_event_announces_is_tried_again_after_a_minute(
-    site: Site, monkeypatch: pytest.MonkeyPatch, later: list[tuple[str, int]]
-):
-    monkeypatch.setattr(cephfs, "ensure_helper", lambda: None)
-    share = f"cephfs://u@(nowhere.invalid)/?fsid=f&name=n&auth=plain:{KEY[:4]}"
-    out = site.ctx.run(site.ctx.on.config_changed(), site.state(offer(share)))  # a name that does not resolve yet
-    assert out.unit_status.message.startswith("the Ceph monitor nowhere.invalid has no address (")
-    assert later == [("shared-filesystem-client/0", 60)]
-    later.clear()
-    ungranted = "juicefs://shared@(h%3A1)/?engine=redis&db=1&uuid=u&auth=secret%3Ad7qk2l1p4bbs73f2a9q0"
-    site.ctx.run(site.ctx.on.config_changed(), site.state(offer(ungranted)))
-    assert later == [("shared-filesystem-client/0", 60)]
-    later.clear()
-    site.ctx.run(site.ctx.on.config_changed(), site.state(offer(None)))  # relation-changed comes with the offer
     assert later == []

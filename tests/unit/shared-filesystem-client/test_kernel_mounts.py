@@ -11,9 +11,8 @@ import pytest
 import yaml
 
 import mount_plan
-from kinds import cephfs, kernel, lustre, nfs, presets
+from kinds import cephfs, kernel, lustre, presets
 from machine import Machine
-from mount import mounter
 from slurm_ddp import mounts
 from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.run import Completed
@@ -106,15 +105,6 @@ class Rig:
         self.fetched.append(url)
         return self.content
 
-    def journal(self, *, own: str, systemd: str) -> None:
-        """Have a mount unit that failed: its helper's words, and systemd's after them."""
-        self.machine.stamps["InvocationID"] = "0123abcd\n"
-
-        def show(words: tuple[str, ...], _: str | None) -> str:
-            return own if "_SYSTEMD_INVOCATION_ID=0123abcd" in words else own + systemd
-
-        self.machine.answers["journalctl"] = show
-
     def line(self) -> str:
         return (self.root / "sources/slurm-ddp-lustre.list").read_text().splitlines()[-1]
 
@@ -170,10 +160,6 @@ def test_monitors_of_the_newer_protocol_are_preferred(rig: Rig):
     plan = cephfs.plan(SPEC, ceph(hosts=("10.0.0.1:6789", "10.0.0.1:3300", "[::1]:3300")), KEY)
     assert options(plan)["mon_addr"] == "10.0.0.1:3300/[::1]:3300"
     assert options(plan)["ms_mode"] == "prefer-crc"
-    vector = ("[v2:10.0.0.1:3301/0", "v1:10.0.0.1:6789/0]")  # of ceph mon dump: the port says nothing, the prefix does
-    plan = cephfs.plan(SPEC, ceph(hosts=vector), KEY)
-    assert plan.servers == ((("10.0.0.1", 3301),),)
-    assert options(plan)["ms_mode"] == "prefer-crc"
     spec = SPEC.model_copy(
         update={"mount_options": "ms_mode=secure", "read_only": True, "noexec": True, "subdirectory": "a/b"}
     )
@@ -217,33 +203,6 @@ def test_a_lustre_mount_as_the_strict_helper_takes_it(rig: Rig, profile: str):
     assert set(found) <= LUSTRE_OPTIONS
 
 
-def test_what_lustres_helper_prints_is_the_reason_and_systemds_words_after_it_are_not(rig: Rig):
-    plan = lustre.plan(SPEC, fs.Lustre(nids=("10.0.0.1@tcp",), fs_name="exafs"))
-    words = f"mount.lustre: mount {plan.source} at /mnt/shared failed: Input/output error\nIs the MGS running?\n"
-    rig.journal(own=words, systemd=f"{plan.unit}: Mount process exited, code=exited, status=5/n/a\n")
-    assert mounter.reason(plan) == "Input/output error; Is the MGS running?"
-
-
-def test_where_a_mount_ended_with_no_output_systemd_explains_it(rig: Rig):
-    plan = nfs.plan(SPEC, fs.Nfs(host="10.0.0.1", path="/srv"))
-    assert not plan.sticky and plan.remedy == "chmod +t /srv, on 10.0.0.1"
-    rig.journal(own="", systemd="mnt-shared.mount: Mounting timed out. Terminating.\n")
-    assert mounter.reason(plan) == "mnt-shared.mount: Mounting timed out. Terminating."
-    rig.journal(own="mount.nfs4: access denied by server while mounting 10.0.0.1:/srv\n", systemd="Failed to mount.\n")
-    assert mounter.reason(plan) == "access denied by server while mounting 10.0.0.1:/srv"
-
-
-def test_servers_on_infiniband_alone_cannot_be_asked_over_tcp(rig: Rig):
-    plan = lustre.plan(SPEC, fs.Lustre(nids=("10.1.0.1@o2ib",), fs_name="x"))
-    assert plan.servers == ()
-
-
-@pytest.mark.parametrize("text", ["10.0.0.1@token", "@tcp", "a b@tcp", "fe80::1@tcp"])
-def test_what_is_no_identifier_of_a_server(rig: Rig, text: str):
-    with pytest.raises(mount_plan.MountError, match=r"^a Lustre server's identifier is ADDRESS@NETWORK"):
-        lustre.nids([text])
-
-
 @pytest.mark.parametrize(("preset", "kernel", "packages"), CASES["the_packages_for_a_kernel"])
 def test_the_packages_for_a_kernel(preset: str, kernel: str, packages: list[str]):
     index = lustre.parse_index(INDEXES[preset])
@@ -258,20 +217,6 @@ def test_a_kernel_without_packages_is_named_with_one_that_has_them(preset: str, 
     with pytest.raises(mount_plan.MountError) as caught:
         lustre.resolve(lustre.PRESETS[preset], index, kernel)
     assert str(caught.value) == message
-
-
-def test_an_index_is_read_by_its_fields_alone():
-    names = [package.name for package in lustre.parse_index(INDEXES["aws"])]
-    assert len(names) == 5
-    assert "nothing" not in names
-    assert lustre.parse_index("") == []
-
-
-def test_a_client_that_is_there_is_left_as_it_is(rig: Rig, monkeypatch: pytest.MonkeyPatch):
-    rig.installed_kernels = {KERNEL}
-    lustre.ensure_installed(mount_plan.Config(lustre_repository="aws"), KERNEL)
-    assert not rig.installs
-    assert not rig.fetched
 
 
 def test_a_preset_installs_the_client(bare: Rig):
@@ -293,22 +238,6 @@ def test_every_preset_is_signed_and_over_https_or_says_that_it_is_not(rig: Rig, 
     assert ("signed-by={keyring}" in table.line and table.key_url.startswith("https://")) or table.note
     lustre._read_index(table, "")  # pyright: ignore[reportPrivateUsage]
     assert "{" not in rig.line()
-
-
-def test_a_repository_of_ones_own(bare: Rig):
-    settings = mount_plan.Config(
-        lustre_repository="deb https://repo.example.com/lustre noble main",
-        lustre_packages="lustre-client-modules-{kernel} lustre-client-utils",
-        lustre_key="-----BEGIN PGP PUBLIC KEY BLOCK-----\nmine",
-    )
-    lustre.check(settings)
-    bare.index = INDEXES["aws"]
-    lustre.ensure_installed(settings, KERNEL)
-    assert bare.installs == [("lustre-client-modules-6.8.0-1015-aws", "lustre-client-utils")]
-    keyring = bare.root / "keyrings/slurm-ddp-lustre.asc"
-    assert bare.line() == f"deb [signed-by={keyring}] https://repo.example.com/lustre noble main"
-    assert keyring.read_text() == settings.lustre_key
-    assert not bare.fetched
 
 
 def test_exascalers_client_is_run_only_when_it_is_the_one_that_was_named(bare: Rig, monkeypatch: pytest.MonkeyPatch):
@@ -334,17 +263,6 @@ def test_exascalers_client_is_run_only_when_it_is_the_one_that_was_named(bare: R
     written = json.loads((bare.root / "ESC_CONFIG").read_text())
     assert written["MountConfig"]["PackageSource"] == "http://10.0.0.1/client-packages"
     assert (bare.root / "FSTAB").read_text() == "mine\n"
-
-
-def test_without_a_client_and_without_a_repository_the_error_names_the_options(bare: Rig):
-    (bare.root / "modules/6.8.0-1012-aws/updates/kernel/fs").mkdir(parents=True)
-    (bare.root / "modules/6.8.0-1012-aws/updates/kernel/fs/lustre.ko.zst").write_bytes(b"")
-    with pytest.raises(mount_plan.MountError) as caught:
-        lustre.ensure_installed(mount_plan.Config(), KERNEL)
-    assert str(caught.value) == (
-        f"no Lustre client for kernel {KERNEL} is installed (only for 6.8.0-1012-aws): set "
-        "lustre-repository=aws|gcp|azure|whamcloud|exascaler, or a line of your own"
-    )
 
 
 @pytest.mark.parametrize(("settings", "message"), CASES["options_about_lustre_that_make_no_sense"])
@@ -392,17 +310,6 @@ def test_an_unprivileged_container_is_named_with_what_would_do(rig: Rig, kind: k
     assert str(caught.value) == f"{kind.name} cannot be mounted in an unprivileged lxc container: {remedy}"
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_a_privileged_container_mounts_what_its_machine_has_loaded(rig: Rig, kind: kernel.Kind):
-    rig.container = "lxc\n"
-    kernel.check(kind)
-    rig.set_filesystems("nodev\tsysfs")
-    with pytest.raises(mount_plan.MountError) as caught:
-        kernel.check(kind)
-    assert f"run modprobe {kind.module} on the machine below this container" in str(caught.value)
-    assert not rig.machine.did("/usr/sbin/modprobe")
-
-
 def test_a_machine_loads_the_module_itself(rig: Rig):
     rig.set_filesystems("nodev\tsysfs")
     kernel.check(kernel.NFS)
@@ -410,11 +317,3 @@ def test_a_machine_loads_the_module_itself(rig: Rig):
     rig.loadable.clear()
     with pytest.raises(mount_plan.MountError, match=r"^the kernel \S+ has no NFS \(module nfsv4\): modprobe exited 1"):
         kernel.check(kernel.NFS)
-
-
-def test_nfs_over_rdma_is_not_asked_over_tcp(rig: Rig):
-    spec = SPEC.model_copy(update={"mount_options": "proto=rdma,port=20049", "subdirectory": "team/a"})
-    plan = nfs.plan(spec, fs.Nfs(host="fe80::1", path="/srv"))
-    assert plan.servers == ()
-    assert plan.source == "[fe80::1]:/srv/team/a"
-    assert (options(plan)["proto"], options(plan)["port"]) == ("rdma", "20049")

@@ -16,7 +16,7 @@ from mount import states
 from scripts import keeper
 from slurm_ddp import records
 from slurm_ddp.interfaces import cos_agent
-from slurm_ddp.run import CommandError, Completed
+from slurm_ddp.run import Completed
 
 APP, UNIT = "shared-filesystem-client", "shared-filesystem-client/0"
 HEALTH = keeper.Health(
@@ -71,29 +71,6 @@ def test_a_mount_that_does_not_work_is_not_measured(folder: pathlib.Path, monkey
     assert not [name for name in found if "_bytes" in name]
 
 
-@pytest.mark.parametrize(
-    ("fstype", "kind"),
-    [("fuse.juicefs", "juicefs"), ("nfs4", "nfs"), ("ceph", "cephfs"), ("lustre", "lustre"), ("beegfs", "beegfs")],
-)
-def test_each_kind_has_its_name(folder: pathlib.Path, fstype: str, kind: str):
-    watching(folder, HEALTH, fstype)
-    assert all(f'kind="{kind}"' in name for name in read())
-
-
-def test_no_mount_has_no_metrics_and_is_no_failure(folder: pathlib.Path):
-    assert read() == {}
-
-
-def test_a_watch_that_cannot_be_read_is_a_failure(folder: pathlib.Path):
-    watching(folder, HEALTH)
-    (folder / keeper.WATCH).write_text("{")
-    with pytest.raises(ValueError, match="Expecting"):
-        read()
-
-
-# --- the relation -----------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> FakeExporter:
     return fake_exporter.install(monkeypatch, CHARM_ROOT)
@@ -121,13 +98,6 @@ def test_a_collector_gets_jobs_alerts_and_dashboards(
     jobs = {job["job_name"]: job["static_configs"][0]["targets"] for job in found["metrics_scrape_jobs"]}
     assert jobs == {f"{APP}_mount": ["localhost:9701"], f"{APP}_juicefs": ["localhost:9567"]}
     assert "topSecret" not in repr(found)
-
-
-def test_an_exporter_that_does_not_start_fails_no_hook(site: Site, related: testing.State, served: FakeExporter):
-    served.error = CommandError("systemctl exited 1")
-    out = site.ctx.run(site.ctx.on.config_changed(), related)
-    assert out.unit_status == testing.ActiveStatus("JuiceFS:shared is mounted at /mnt/shared")
-    assert "config" not in out.get_relation(900).local_unit_data
 
 
 def test_the_service_goes_with_the_relation_and_the_unit(site: Site, related: testing.State, served: FakeExporter):

@@ -11,7 +11,6 @@ from fake_mounter import CHARM_ROOT, Site, offer, volume
 from ops import testing
 
 import mount_plan
-from kinds import juicefs as juicefs_kind
 from machine import Machine
 from mount import actions
 from scripts import keeper
@@ -184,36 +183,3 @@ def test_the_actions_are_those_that_are_declared():
     assert set(actions.ACTIONS) == set(declared)
     for name, action in actions.ACTIONS.items():
         assert set(action.parameters.model_fields) == set(declared[name].get("params", {})), name
-
-
-@pytest.mark.parametrize(("text", "mib"), [("0", 0), ("512", 512), ("200G", 204800), ("2T", 2097152), ("10GiB", None)])
-def test_sizes_of_the_cache(text: str, mib: int | None):
-    if mib is None:
-        with pytest.raises(ValueError, match=r"^cache-size: auto, a number"):
-            juicefs_kind.check(mount_plan.Config(cache_size=text))
-    else:
-        juicefs_kind.check(mount_plan.Config(cache_size=text))
-        assert juicefs_kind._cache_mib(mount_plan.Config(cache_size=text), ()) == mib  # pyright: ignore[reportPrivateUsage]
-
-
-@pytest.mark.parametrize(("folders", "gib"), CASES["the_cache_over_several_disks"])
-def test_the_cache_over_several_disks(folders: list[str], gib: int, monkeypatch: pytest.MonkeyPatch):
-    disks = {"/nvme0": (100, 400), "/nvme1": (101, 1000), "/": (pathlib.Path("/").stat().st_dev, 100)}  # st_dev, GiB
-
-    @dataclasses.dataclass(frozen=True)
-    class Place:
-        disk: str
-
-        def stat(self) -> types.SimpleNamespace:
-            return types.SimpleNamespace(st_dev=disks[self.disk][0])
-
-    def statvfs(place: Place) -> types.SimpleNamespace:
-        return types.SimpleNamespace(f_blocks=disks[place.disk][1] * 1024, f_frsize=1 << 20)
-
-    def existing(path: pathlib.Path) -> Place:
-        return Place(next(disk for disk in disks if str(path).startswith(disk)))
-
-    monkeypatch.setattr(juicefs_kind, "_existing", existing)
-    monkeypatch.setattr(juicefs_kind.os, "statvfs", statvfs)
-    total = juicefs_kind._cache_mib(mount_plan.Config(), tuple(map(pathlib.Path, folders)))  # pyright: ignore[reportPrivateUsage]
-    assert total == gib * 1024

@@ -23,19 +23,6 @@ def settings(kind: presets.Kind) -> list[tuple[str, str, str]]:
     return [(name, value, why) for rows in tables for name, (value, why) in rows.items()]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_value_of_ours_is_one_that_the_operator_could_give(kind: str):
-    table = KINDS[kind]
-    for name, value, why in settings(table):
-        if name in ("hard", "buffer-size"):  # always so; an option of the charm
-            continue
-        text = f"{name}={value}" if value else name
-        assert presets.merge(table, profile="none", given=text)[name] == value
-        assert why
-    assert set(table.profiles) <= set(presets.PROFILES)
-    assert not set(table.allowed) & set(presets.REFUSED)
-
-
 @pytest.mark.parametrize("profile", presets.PROFILES)
 @pytest.mark.parametrize("kind", ["nfs", "cephfs", "lustre"])
 def test_a_profile_never_makes_a_mount_that_gives_up(kind: str, profile: str):

@@ -19,7 +19,6 @@ from mount import mounter, watching
 from scripts import keeper
 from slurm_ddp import juicefs, mounts, readiness, records, systemd
 from slurm_ddp.interfaces import filesystem_info as fs
-from slurm_ddp.run import CommandError, Completed
 
 CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 
@@ -172,26 +171,6 @@ def test_what_the_keeper_has_proved_lately_and_in_this_boot_counts(rig: Rig):
     assert watching.proven("client") is None
 
 
-def test_the_keeper_wants_what_runs_until_a_change_is_written(rig: Rig, monkeypatch: pytest.MonkeyPatch):
-    def watched() -> tuple[tuple[str, ...], tuple[str, ...]]:
-        watch = records.read(keeper.Watch, mount_plan.STATE / "client" / keeper.WATCH)
-        return watch.wanted, watch.known
-
-    def refuse(name: str, text: str) -> bool:
-        raise CommandError("systemctl exited 1")
-
-    old, new = ("JuiceFS:shared",), ("JuiceFS:other",)
-    rig.ensure(rig.plan())
-    assert watched() == (old, old)
-    other = rig.plan(volume=dataclasses.replace(rig.volume, name="other"))
-    with monkeypatch.context() as patch, pytest.raises(CommandError):
-        patch.setattr(systemd, "ensure_unit", refuse)
-        rig.ensure(other)
-    assert watched() == (old, (*old, *new))
-    rig.ensure(other)
-    assert watched() == (new, new)
-
-
 def test_the_second_time_nothing_is_touched(rig: Rig):
     rig.ensure(rig.plan())
     before, calls = rig.snapshot(), len(rig.machine.calls)
@@ -235,18 +214,11 @@ def test_secrets_lie_in_one_file_that_root_alone_reads(rig: Rig):
 def test_the_unit_runs_the_program_in_the_foreground(rig: Rig):
     rig.ensure(rig.plan())
     text = (systemd.UNIT_DIR / UNIT).read_text()
-    values = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
     assert f" reach {rig.volume.hosts[0]} --timeout 60\n" in text
-    sizes = "--cache-size=4096 --buffer-size=300 --free-space-ratio=0.2"
-    assert values["ExecStart"] == (
-        f"{rig.root}/lib/client/juicefs --no-agent mount --no-usage-report --no-syslog --cache-dir={rig.root}/cache/client "
-        f"{sizes} --backup-meta=0 -o nosuid,nodev redis://{rig.volume.hosts[0]}/1 {rig.mountpoint}"
-    )
-    assert values["Restart"] == "always"
-    assert values["Before"] == "slurmd.service"
-    assert values["EnvironmentFile"] == str(rig.root / "etc/client/environment")
+    assert "Restart=always\n" in text and "Before=slurmd.service\n" in text
+    assert f" -o nosuid,nodev redis://{rig.volume.hosts[0]}/1 {rig.mountpoint}\n" in text
     for name in ("PrivateTmp", "ProtectSystem", "ProtectHome", "PrivateDevices", "PrivateMounts", "DynamicUser"):
-        assert name not in values  # a mount namespace of its own would hide the mount
+        assert f"\n{name}=" not in text  # a mount namespace of its own would hide the mount
 
 
 @pytest.mark.parametrize("change", ["option", "password", "program"])
@@ -281,16 +253,6 @@ def test_a_newer_program_takes_over_a_mount_in_use(rig: Rig):
     assert rig.machine.did("reload", UNIT) == 1
     assert rig.machine.did("stop", UNIT) == 0
     assert not mounter.pending(rig.plan())
-
-
-def test_a_program_that_was_too_busy_to_be_exchanged_waits(rig: Rig, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(mounter, "_RELOAD_S", 0.0)
-    rig.ensure(rig.plan())
-    rig.mounts.users_of[rig.mountpoint] = [(123, "python3")]
-    rig.shown = '{"Version": "1.3.1+2025-12-02.abc"}'
-    rig.version = (1, 3, 2)
-    rig.ensure(rig.plan(program_changed=True))
-    assert mounter.pending(rig.plan())
 
 
 def test_a_reboot_applies_what_waited(rig: Rig, monkeypatch: pytest.MonkeyPatch):
@@ -335,32 +297,6 @@ def test_from_juicefs_to_nfs_and_back(rig: Rig):
     assert [mount.fstype for mount in rig.mounts.table] == ["fuse.juicefs"]
 
 
-def test_a_hook_waits_no_longer_for_a_mount_unit_that_failed(rig: Rig, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(mounter, "_SETTLE_S", 0.3)
-    waits: list[float] = []
-    real = mounts.wait
-
-    def wait(mountpoint: str, *, timeout: float, **rest: typing.Any) -> mounts.Result:
-        waits.append(timeout)
-        return real(mountpoint, timeout=timeout, **rest)
-
-    monkeypatch.setattr(mounts, "wait", wait)
-    plan = rig.nfs()
-    rig.machine.broken.add(plan.unit)
-    assert rig.ensure(plan).state is mounts.State.ABSENT
-    assert len(waits) == 1
-
-
-def test_an_nfs_mount_is_hard_and_honours_no_device(rig: Rig):
-    plan = rig.nfs(noexec=True, read_only=True)
-    values = dict(line.split("=", 1) for line in plan.unit_text.splitlines() if "=" in line)
-    assert plan.unit == rig.mountpoint.strip("/").replace("-", "\\x2d").replace("/", "-") + ".mount"
-    assert (values["What"], values["Where"], values["Type"]) == ("127.0.0.1:/srv", rig.mountpoint, "nfs4")
-    options = values["Options"].split(",")
-    assert {"hard", "nosuid", "nodev", "noexec", "ro", f"port={rig.listener.getsockname()[1]}"} <= set(options)
-    assert "soft" not in options
-
-
 @pytest.mark.parametrize("state", [mounts.State.STALE, mounts.State.STACKED])
 def test_a_leftover_is_cleared_and_mounted_anew(rig: Rig, state: mounts.State):
     rig.ensure(rig.plan())
@@ -388,27 +324,6 @@ def test_a_dead_server_is_named_at_once_and_the_unit_keeps_trying(rig: Rig):
     assert time.monotonic() - begin < 10
     assert rig.machine.active == {UNIT, TIMER}
     assert rig.machine.enabled == {UNIT, TIMER, STARTER}
-
-
-def test_a_hook_does_not_wait_again_for_what_the_keeper_waited_for(rig: Rig):
-    """Goal: 10 s for a hook while the metadata engine is dead, of which the keeper's turn may take most."""
-    rig.ensure(rig.plan())
-    rig.mounts.looks[rig.mountpoint] = mounts.Result(mounts.State.HUNG, "no answer")
-    rig.listener.close()
-    rig.mounts.probes.clear()
-    with pytest.raises(juicefs.UnreachableError):
-        rig.ensure(rig.plan())
-    assert [one["deadline"] for one in rig.mounts.probes] == [2.0]  # nobody had looked, but no server answers
-    seen = keeper.Health(state="hung", checked=time.time() - 15, down="127.0.0.1:1 does not answer")
-    (mount_plan.STATE / "client" / keeper.HEALTH).write_text(records.text(seen))
-    with pytest.raises(juicefs.UnreachableError):
-        rig.ensure(rig.plan())
-    assert len(rig.mounts.probes) == 1
-    old = dataclasses.replace(seen, checked=time.time() - 60)
-    (mount_plan.STATE / "client" / keeper.HEALTH).write_text(records.text(old))
-    with pytest.raises(juicefs.UnreachableError):
-        rig.ensure(rig.plan())
-    assert len(rig.mounts.probes) == 2
 
 
 def test_a_mount_that_works_while_its_server_takes_no_connection_is_right(rig: Rig):
@@ -476,29 +391,12 @@ def test_a_folder_that_was_there_before_stays(rig: Rig):
     assert not rig.immutable
 
 
-def test_the_reason_is_the_programs_own_without_secrets(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+def test_the_reason_is_the_programs_own(rig: Rig):
     plan = rig.plan()
     rig.journal = "<INFO>: Meta address\n<FATAL>: load setting: WRONGPASS invalid username-password pair\n"
     assert mounter.reason(plan) == "the metadata engine refuses the user or password"
     rig.journal = "systemd: something\n"
     assert mounter.reason(plan) == "systemd: something"
-    seen: list[typing.Any] = []
-
-    def run(*argv: str, secrets: typing.Iterable[str] = (), check: bool = True) -> Completed:
-        seen.extend(secrets)
-        return Completed(0, "", "")
-
-    monkeypatch.setattr(mounter.systemd, "run", run)
-    assert mounter.reason(plan) == "its journal is empty"
-    assert set(seen) == set(SECRET.values())
-
-
-@pytest.mark.parametrize(
-    "path",
-    ["/mnt/shared", "/data", "/home", "/srv", "/srv/a/b", "/opt", "/mnt/a.b_c-d@e+f", "/var/spool/x", "/opt/data"],
-)
-def test_mountpoints(path: str):
-    mount_plan.check_mountpoint(path)
 
 
 @pytest.mark.parametrize("path", CASES["paths_that_are_no_mountpoints"])

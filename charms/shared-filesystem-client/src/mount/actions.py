@@ -1,6 +1,5 @@
 """The actions. Each ends by its deadline, shows its progress, and leaves the mount as it found it."""
 
-import contextlib
 import json
 import os
 import pathlib
@@ -85,7 +84,7 @@ def _warmup(plan: mount_plan.Plan, wanted: _Warmup, log: Log) -> Results:
     name = f"juicefs-warmup-{plan.spec.app}.service"
     if systemd.is_active(name):
         raise ActionError(f"a warm-up runs already: juju ssh to the machine and systemctl stop {name}, or wait for it")
-    progress, before = _Progress(log), _used_mib(plan.caches)
+    progress = _Progress(log)
     progress.show(f"fetching {path} to {' '.join(map(str, plan.caches))}")
     run(
         *("/usr/bin/systemd-run", "--quiet", f"--unit={name}", "--property=Nice=10", "--property=RemainAfterExit=no"),
@@ -96,7 +95,7 @@ def _warmup(plan: mount_plan.Plan, wanted: _Warmup, log: Log) -> Results:
         if progress.seconds > wanted.deadline:
             systemd.stop(name)
             break
-        progress.show(f"{_used_mib(plan.caches) - before:+.0f} MiB in the cache")
+        progress.show(_disks(plan.caches))
         if not mounts.at(plan.spec.mountpoint):
             raise ActionError(f"{plan.spec.mountpoint} was unmounted meanwhile")
         time.sleep(0.5)
@@ -104,12 +103,7 @@ def _warmup(plan: mount_plan.Plan, wanted: _Warmup, log: Log) -> Results:
     systemd.reset_failed(name)
     if state == "failed" or progress.seconds > wanted.deadline:
         raise ActionError(f"warmup did not complete within {wanted.deadline} s: {output}")
-    return {
-        "path": path,
-        "seconds": f"{progress.seconds:.1f}",
-        "cache-growth-mib": f"{max(0.0, _used_mib(plan.caches) - before):.0f}",
-        "cache": _disks(plan.caches),
-    }
+    return {"path": path, "seconds": f"{progress.seconds:.1f}", "cache": _disks(plan.caches)}
 
 
 def _remount(plan: mount_plan.Plan, wanted: _Remount, log: Log) -> Results:
@@ -218,16 +212,6 @@ def _named(users: list[tuple[int, str]]) -> str:
 
 def _moment(seconds: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds)) if seconds else ""
-
-
-def _used_mib(caches: tuple[pathlib.Path, ...]) -> float:
-    """Sum up what the disks below the folders hold, in MiB: asking each block of a large cache would take long."""
-    disks: dict[int, float] = {}
-    for cache in caches:
-        with contextlib.suppress(OSError):
-            stat = os.statvfs(cache)
-            disks[cache.stat().st_dev] = (stat.f_blocks - stat.f_bfree) * stat.f_frsize / (1 << 20)
-    return sum(disks.values())
 
 
 def _disks(caches: tuple[pathlib.Path, ...]) -> str:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """mount-keeper: check once whether a mount works, and repair it. A pass ends within a minute, whatever hangs.
 
-    mount-keeper STATE_FOLDER [--json] [--patience SECONDS]
+    mount-keeper STATE_FOLDER [--patience SECONDS]
 
 A systemd timer runs it every ten seconds, with Python's standard library and the modules of slurm_ddp beside it. The
 charm writes `watch.json` to the folder, and reads each pass' result in `health.json` there. Where the option asks for
@@ -135,7 +135,6 @@ def main(arguments: collections.abc.Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status: 0 whatever the mount is like, 1 when it could not be checked."""
     parser = argparse.ArgumentParser(prog="mount-keeper", description="Check a mount, and repair it.")
     parser.add_argument("folder", type=pathlib.Path, help="the folder with watch.json")
-    parser.add_argument("--json", action="store_true", help="print the result")
     parser.add_argument("--patience", type=float, default=0.0, help="seconds to wait for another pass to end")
     options = parser.parse_args(arguments)
     with turn(options.folder, patience=options.patience) as is_mine:
@@ -146,9 +145,7 @@ def main(arguments: collections.abc.Sequence[str] | None = None) -> int:
         except (OSError, ValueError) as e:
             _log(f"mount-keeper: nothing to watch in {options.folder}: {e}", error=True)
             return 1
-        health = keep(watch, records.load(Health(), options.folder / HEALTH), options.folder)
-    if options.json:
-        print(json.dumps(dataclasses.asdict(health)))
+        keep(watch, records.load(Health(), options.folder / HEALTH), options.folder)
     return 0
 
 
