@@ -50,7 +50,7 @@ def _flag(name: str, value: str) -> tuple[str, ...]:
 
 
 class Problem(Exception):
-    """A failure that somebody can fix. `str()` is one line: what failed, why, and what to type.
+    """A failure that a user or operator can fix. `str()` is one line: what failed, why, and what to type.
 
     Attributes:
         what: what failed and why, without the remedy.

@@ -180,7 +180,7 @@ def state_of(module: nn.Module, optimizer: torch.optim.Optimizer) -> State:
 
 
 def _identity(tensor: Tensor) -> typing.Any:
-    """Return what two tensors have in common that are one in memory."""
+    """Identify the memory of a tensor: tied weights share it."""
     return tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape
 
 

@@ -71,12 +71,12 @@ class World(tree.Tree):
 
     @property
     def backend(self) -> str:
-        """Return what moves gradients."""
+        """Describe the transport of gradients."""
         return "nccl" if self.device.type == "cuda" else "gloo"
 
     @property
     def interface(self) -> str | None:
-        """Return the network interface that the backend is told to use."""
+        """Return the network interface that the environment sets for the backend."""
         return os.environ.get(f"{self.backend.upper()}_SOCKET_IFNAME")
 
     def leave_control(self) -> None:

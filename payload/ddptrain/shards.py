@@ -111,8 +111,8 @@ def open_dataset(root: pathlib.Path) -> Dataset:
     for shard in (shard for split in SPLITS for shard in dataset.splits[split]):
         found = read_header(shard.path)
         if (found.tokens, found.dtype) != (shard.tokens, shard.dtype):
-            held, said = (f"{one.tokens} tokens ({one.dtype})" for one in (found, shard))
-            raise ShardError(f"shard {shard.path} holds {held}, {MANIFEST} says {said}; prepare it again")
+            held, recorded = (f"{one.tokens} tokens ({one.dtype})" for one in (found, shard))
+            raise ShardError(f"shard {shard.path} holds {held}, {MANIFEST} records {recorded}; prepare it again")
     return dataset
 
 

@@ -82,7 +82,7 @@ def test_a_script_of_one_s_own_is_submitted_and_followed(plain: PlainSlurm, smok
     assert sorted(re.findall(r"rank=\d host.*", output.partition("text:")[2])) == [
         f"rank={rank} host=n{rank + 1} uid={plain_slurm.UID} sum=3 argv=['a', 'b c']" for rank in (0, 1)
     ]
-    done = results(plain, "ddp --json job first")
+    done = results(plain, "ddp --json show first")
     assert done["state"] == "COMPLETED", (done, output)
     shown = plain.does("ddp show first")
     assert re.search(rf"^run-dir +{WORKSPACE}/runs/first$", shown, re.MULTILINE)

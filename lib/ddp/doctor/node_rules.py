@@ -189,7 +189,7 @@ def _differences(facts: Facts, findings: Findings) -> None:
 
 
 def _held(about: Json, environment: str) -> Json:
-    """Return what a node's report has of an environment of this hash."""
+    """Find an environment by its hash in a node's report."""
     return next((as_dict(one) for one in about["environments"] if one["hash"] == environment), as_dict(None))
 
 

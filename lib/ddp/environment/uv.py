@@ -72,7 +72,7 @@ class Uv:
         call(self.program, "pip", "install", "--quiet", f"--python={self.python}", *self.options, *arguments, env=env)
 
     def freeze(self) -> str:
-        """Return what is installed beside pip and setuptools, as a requirements.txt. Raises InstallError."""
+        """List the installed packages, without pip and setuptools, as a requirements.txt. Raises InstallError."""
         listed = call(self.program, "pip", "freeze", f"--python={self.python}", env={**_OWN, **self.variables})
         return re.sub(r"(?m)^(pip|setuptools)==.*\n?", "", listed)
 

@@ -36,7 +36,7 @@ class Request:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Wish:
+class _Wanted:
     """An option that asks each node for an amount."""
 
     name: str
@@ -75,9 +75,9 @@ def training(params: models.Training, partitions: tuple[jobs.Partition, ...]) ->
         candidates = tuple(node for node in candidates if node.gpus) or candidates
     gpus = min(node.gpus for node in candidates) if params.gpus_per_node is None else params.gpus_per_node
     wanted = (
-        _Wish("gpus-per-node", params.gpus_per_node, gpus, lambda node: node.gpus),
-        _Wish("cpus-per-task", params.cpus_per_task, params.cpus_per_task or 1, lambda node: node.cpus),
-        _Wish("memory", params.memory, _memory_mb(params.memory), lambda node: node.memory_mb),
+        _Wanted("gpus-per-node", params.gpus_per_node, gpus, lambda node: node.gpus),
+        _Wanted("cpus-per-task", params.cpus_per_task, params.cpus_per_task or 1, lambda node: node.cpus),
+        _Wanted("memory", params.memory, _memory_mb(params.memory), lambda node: node.memory_mb),
     )
     for wish in wanted:
         candidates = wish.fitting(candidates, partition)
