@@ -117,7 +117,7 @@ def test_a_run_is_cancelled(plain: PlainSlurm, smoke: Json):
     plain.does("ddp cancel sleeper")
     ended = plain.tries("ddp log -f sleeper 2>/dev/null")  # with the rank's own traceback
     assert re.search(r"^state +CANCELLED$", ended.out, re.MULTILINE), ended.out
-    assert results(plain, "ddp --json job sleeper")["state"] == "CANCELLED"
+    assert results(plain, "ddp --json show sleeper")["state"] == "CANCELLED"
 
 
 def test_a_variable_goes_before_the_file(plain: PlainSlurm, smoke: Json):

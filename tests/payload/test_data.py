@@ -125,7 +125,7 @@ def test_a_manifest_that_says_other_than_the_shard_is_named(
     assert says in manifest
     (tmp_path / "dataset.json").write_text(manifest.replace(says, instead))
     path = dataset.splits["train"][0].path
-    words = f"shard {path} holds 3000 tokens (<u2), dataset.json says {words}; prepare it again"
+    words = f"shard {path} holds 3000 tokens (<u2), dataset.json records {words}; prepare it again"
     with pytest.raises(shards.ShardError, match=re.escape(words)):
         shards.open_dataset(tmp_path)
 
