@@ -35,12 +35,11 @@ def charm_filler(app: bundles.BundleApplication) -> Filler:
     if app.is_local:
         path = pathlib.Path(app.charm)
         if not path.is_dir():
-            raise bundles.BundleError(app.at("charm"), f"{app.name}: no charm at {app.charm}")
+            raise SandboxError(f"{app.name}: no charm at {app.charm}")
         return lambda directory: _copy(path, directory)
     if not (STANDINS / app.charm / "charmcraft.yaml").is_file():
         known = ", ".join(sorted(path.name for path in STANDINS.iterdir() if (path / "charmcraft.yaml").is_file()))
-        raise bundles.BundleError(
-            app.at("charm"),
+        raise SandboxError(
             f"{app.name}: the sandbox cannot play the charm {app.charm!r} (it plays {known}): remove it in an overlay",
         )
     return lambda directory: stage_standin(app.charm, directory)
@@ -81,8 +80,8 @@ class Deployment:
             bundles.check(bundle, {name: read_metadata(directory) for name, directory in staged.items()})
             for app in bundle.applications.values():
                 self._ensure_application(app, staged[app.name])
-        for relation in bundle.relations:
-            self._ensure_relation(relation.ends)
+        for ends in bundle.relations:
+            self._ensure_relation(ends)
         for app in bundle.applications.values():
             current = self.model.applications[app.name]
             while not current.subordinate and len(self.model.app_units(app.name)) < app.body["num_units"]:

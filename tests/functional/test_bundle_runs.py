@@ -199,17 +199,16 @@ def test_bad_input_is_refused_by_name_and_leaves_nothing(cluster: Cluster, argum
         ),
     ],
 )
-def test_a_typo_in_the_bundle_is_reported_with_its_line(
+def test_a_typo_in_the_bundle_is_reported_by_name(
     cluster: Cluster, tmp_path: pathlib.Path, old: str, new: str, message: str
 ):
     text = (pathlib.Path(__file__).parents[2] / "bundle.yaml").read_text()
     assert text.count(old) == 1
-    line = text[: text.index(old)].count("\n") + 1
     path = tmp_path / "bundle.yaml"
     path.write_text(text.replace(old, new).replace("./dist/", str(pathlib.Path(__file__).parents[2] / "dist") + "/"))
     answer = cluster.ctl("deploy", str(path))
     assert answer.code == 1
-    assert answer.error == f"bundle.yaml line {line}: {message}"
+    assert answer.error == message
 
 
 def test_after_a_reboot_of_a_node_all_of_it_works_again(cluster: Cluster):

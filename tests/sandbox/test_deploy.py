@@ -92,13 +92,13 @@ def test_what_changed_is_brought_up_to_date(bench: Bench):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("port: 81", "prot: 81", "bundle.yaml line 3: thing: no option 'prot': did you mean 'port'?"),
-        ("./tool}", "./none}", "bundle.yaml line 3: resource 'tool': no file "),
-        ("charm: ./thing, num_units: 2", "charm: ./none, num_units: 2", "bundle.yaml line 4: other: no charm at "),
+        ("port: 81", "prot: 81", "thing: no option 'prot': did you mean 'port'?"),
+        ("./tool}", "./none}", "thing: resource 'tool': no file "),
+        ("charm: ./thing, num_units: 2", "charm: ./none, num_units: 2", "other: no charm at "),
         (
             "charm: ./thing, num_units: 2",
             "charm: postgresql, num_units: 2",
-            "bundle.yaml line 4: other: the sandbox cannot play the charm 'postgresql'",
+            "other: the sandbox cannot play the charm 'postgresql'",
         ),
         ("port: 81", "token: mine", "secret 'mine' not found"),
     ],
