@@ -61,7 +61,7 @@ class _Phases:
         return "\n".join(f"  {name:<34}{seconds:7.1f} s" for name, seconds in rows)
 
 
-def run(session: Session, engine: Engine, bundle: bundles.Bundle, seed: int | None) -> str:
+def run(session: Session, engine: Engine, bundle: bundles.Bundle) -> str:
     """Deploy, train, and return the demo's last lines.
 
     Raises:
@@ -76,7 +76,7 @@ def run(session: Session, engine: Engine, bundle: bundles.Bundle, seed: int | No
 
     phases = _Phases()
     with phases.phase("deploy the bundle"):
-        session.deploy(engine, bundle, seed=seed)
+        session.deploy(engine, bundle)
     with phases.phase("install the training environment"):
         offer_environment(engine.hosts, engine.model)
         made = act("install-environment")

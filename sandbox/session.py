@@ -46,21 +46,14 @@ class Session:
                 yield model
             self.settle(engine, once=once)
 
-    def deploy(self, engine: Engine, bundle: bundles.Bundle, *, seed: int | None = None, once: bool = False) -> None:
+    def deploy(self, engine: Engine, bundle: bundles.Bundle, *, once: bool = False) -> None:
         """Bring the model to the bundle, and wait until every unit is active; with `once`, until all hooks have run.
 
         Raises:
             SandboxError: units do not become active; it names them.
         """
         with engine.change() as model:
-            new = not model.applications
             deployment.Deployment(self.store, model, self.progress).apply(bundle)
-            if seed is not None and seed != model.seed:
-                model.seed, new = seed, True
-            if new:
-                text = f"what Juju leaves open is drawn from seed {model.seed}: deploy --seed {model.seed} repeats it"
-                self.store.log("sandbox", "INFO", text)
-                self.progress("sandbox", text)
         self.settle(engine, once=once, until_active=True)
         self.progress("sandbox", view.summary(engine.model))
         left = [f"{unit.name} ({unit.status.name})" for unit in engine.model.units.values() if not is_active(unit)]
