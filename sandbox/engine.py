@@ -214,27 +214,24 @@ class Engine:
 
     def _take_commands(self, model: Model) -> None:
         """Queue what units asked for with juju-exec; drop what their hosts forgot, as at a reboot."""
-        there = self.hosts.names()
         for machine in sorted({unit.machine for unit in model.units.values()}):
-            host = model.host(machine)
-            if host not in there:
+            if (host := model.host(machine)) not in self.hosts.names():
                 continue
             root = self.hosts.get(host).root
             pending = juju_exec.pending(root)
             units = {unit.name: unit for unit in model.machine_units(machine)}
-            for unit in units.values():
-                for event in [event for event in unit.events if event.command and event.command not in pending]:
-                    if unit.executing in (None, event):
-                        _take_off(unit, event)
-                    else:
-                        unit.events.remove(event)
-            known = {event.command for unit in units.values() for event in unit.events}
-            for request, name in pending.items():
-                unit = units.get(name)
-                if unit is None:
-                    juju_exec.not_found(root, request, name)
-                elif request not in known and not unit.dying:
-                    rules.enqueue(model, unit, "update-status", command=request)
+            asked = [(unit, event) for unit in units.values() for event in unit.events if event.command]
+            for unit, event in asked:
+                if event.command not in pending and unit.executing in (None, event):
+                    _take_off(unit, event)
+                elif event.command not in pending:
+                    unit.events.remove(event)
+            for request in pending.keys() - {event.command for _, event in asked}:
+                name = pending[request]
+                if name not in units:
+                    juju_exec.answer(root, request, f'ERROR unit "{name}" not found on this machine')
+                elif not units[name].dying:
+                    rules.enqueue(model, units[name], "update-status", command=request)
                     self.store.log(name, "INFO", "juju-exec asks for update-status")
 
     def _ready_tasks(self, model: Model) -> list[_Task]:
@@ -420,7 +417,7 @@ class Engine:
             self.progress(unit, f"{status}: {text}" if text else status)
 
     def _finish(self, model: Model, unit: Unit, event: Event, request: Json, answer: Json, *, took_s: float) -> None:
-        given, deleted = request["state"], request["deleted"]
+        given = request["state"]
         if event.action is not None:
             if answer["ok"]:
                 self._results[event.action["id"]] = answer["action"]
@@ -435,14 +432,10 @@ class Engine:
                 rules.apply(model, unit, event, given, answer["state"])
             self._finish_command(model, unit, event, answer, took_s=took_s)
             return
-        if not answer["ok"] and not deleted:
+        if not answer["ok"]:
             self._fail(unit, event, answer)
             return
         unit.agent = Status(name="idle", since=time.time())
-        if not answer["ok"]:  # the unit no longer exists: the failure is only logged
-            self.store.log(unit.name, "ERROR", answer["trace"])
-            rules.finished(model, unit, event)
-            return
         if answer["reboot"] == "now":  # the interrupted hook runs again afterwards
             return
         self.store.log(unit.name, "DEBUG", f"ran {event.label} in {took_s:.1f} s")
@@ -461,7 +454,7 @@ class Engine:
             self.store.log(unit.name, "ERROR", answer["trace"])
             self.progress(unit.name, f"{event.label}: {answer['error']}")
         root = self.hosts.get(model.host(unit.machine)).root
-        juju_exec.answer(root, event.command, 0 if answer["ok"] else 1, "" if answer["ok"] else f"{answer['trace']}\n")
+        juju_exec.answer(root, event.command, "" if answer["ok"] else answer["trace"])
 
     def _fail(self, unit: Unit, event: Event, answer: Json) -> None:
         self._failures[unit.name] = self._failures.get(unit.name, 0) + 1
@@ -496,7 +489,7 @@ def _obstacle(model: Model, unit: Unit) -> Unit | None:
 
 
 def _take_off(unit: Unit, event: Event) -> None:
-    """Take an action, or what juju-exec asked for, off the queue; a unit that was in error before it is so again."""
+    """Take an action, or a request of juju-exec, off the queue; a unit that was in error before it is so again."""
     unit.events = [other for other in unit.events if other.sequence != event.sequence]
     if unit.failed is not None:
         unit.agent = Status(name="error", message=unit.failed.problem, since=time.time())

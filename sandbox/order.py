@@ -9,7 +9,7 @@ A draw depends on the seed, the unit and how many hooks the unit has run, not on
 import time
 
 from sandbox import model as rules
-from sandbox.store import Event, Model, Relation, Unit
+from sandbox.store import Event, Model, Unit
 
 _RETRY_S, _RETRY_MAX_S = 2.0, 16.0  # Juju: 5 s, doubled up to 5 min
 _ALONE = ("install", "start", "stop", "remove", "storage-attached", "storage-detaching", "upgrade-charm")
@@ -66,8 +66,7 @@ def ran(model: Model, unit: Unit, *, update_status: bool = True) -> None:
 def rebooted(model: Model, machine: int) -> None:
     """Queue what the units of a machine get after its reboot, in an order of units that the seed decides.
 
-    Each gets start, by chance config-changed, and a subordinate, as seen on Juju 4.0.15, relation-created and
-    -joined of a principal of another machine to which its application is related in container scope.
+    Each gets start, and by chance config-changed.
     """
     units = [unit for unit in model.machine_units(machine) if unit.started and not unit.dying]
     for unit in sorted(units, key=lambda unit: model.draw("reboot", unit.name, unit.ran)):
@@ -79,24 +78,3 @@ def rebooted(model: Model, machine: int) -> None:
             rules.enqueue(model, unit, "config-changed")
         behind = [event for event in waiting if not any(event.same_as(other) for other in unit.events)]
         unit.events = interrupted + unit.events + behind  # start waits for a hook that was interrupted
-        for relation in model.app_relations(unit.app) if unit.principal else []:
-            _meet_foreign(model, unit, relation)
-
-
-def _meet_foreign(model: Model, unit: Unit, relation: Relation) -> None:
-    """Let a subordinate into a container relation whose principals are all on other machines."""
-    if (
-        not relation.container
-        or relation.dying
-        or relation.id in unit.foreign
-        or rules.takes_part(model, relation, unit)
-    ):
-        return
-    remote = relation.remote_of(unit.app)
-    there = sorted(name for name in relation.unit_data if name.partition("/")[0] == remote)
-    if there:
-        chosen = there[int(model.draw("foreign", unit.name, relation.id) * len(there))]
-        unit.foreign[relation.id] = chosen
-        rules.enqueue(model, unit, "relation-created", relation=relation.id)
-        rules.enqueue(model, unit, "relation-joined", relation=relation.id, remote=chosen)
-        rules.enqueue(model, unit, "relation-changed", relation=relation.id, remote=chosen)

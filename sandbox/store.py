@@ -53,7 +53,6 @@ class Event(_Record):
     remote: str | None = None  # the remote unit of a relation event
     departing: str | None = None
     secret: str | None = None
-    revision: int | None = None
     storage: tuple[str, int] | None = None
     action: dict[str, typing.Any] | None = None  # {name, id, params, parallel}
     command: str | None = None  # the request of a juju-exec that waits for it
@@ -128,12 +127,10 @@ class Unit(_Record):
     stored: list[dict[str, typing.Any]] = []
     storages: list[tuple[str, int]] = []
     members: dict[int, list[str]] = {}  # relation id -> remote units whose relation-joined was delivered
-    foreign: dict[int, str] = {}  # container relation of another machine -> its principal there, see order.rebooted
     events: list[Event] = []  # the one that runs now is the first
     ran: int = 0  # hooks so far
     started: bool = False
     dying: bool = False
-    cut_short: bool = False  # it is deleted behind its last relation hook: neither stop nor remove runs
 
     @property
     def number(self) -> int:
@@ -191,7 +188,6 @@ class Secret(_Record):
     grants: dict[int, list[str]] = {}  # relation id -> applications and units
     granted_apps: list[str] = []  # a user's secret is granted to applications as such
     tracked: dict[str, int] = {}  # unit -> revision
-    obsolete: list[int] = []  # revisions whose secret-remove was sent to the owner
     labels: dict[str, str] = {}  # unit -> the label it gave as an observer
 
 

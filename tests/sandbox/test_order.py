@@ -235,40 +235,6 @@ def test_after_a_reboot_a_hook_that_was_interrupted_comes_before_start():
     assert server.events[-1].kind == "update-status"
 
 
-def test_after_a_reboot_a_subordinate_meets_a_principal_of_another_machine():
-    """As on Juju 4.0.15: the subordinate on slurmd/0 got juju-info-relation-created and -joined of sackd/0."""
-    world = Hostile(0)
-    world.subordinates()
-    agent = next(unit for unit in world.model.units.values() if unit.principal == "server/0")
-    foreign = next(relation for relation in world.model.relations.values() if ("store", "juju-info") in relation.ends)
-    order.rebooted(world.model, agent.machine)
-    world.settle()
-    hooks = [hook for hook in world.of(agent.name) if hook.startswith("juju-info")]
-    assert hooks == [
-        "juju-info-relation-created",
-        "juju-info-relation-joined store/0",
-        "juju-info-relation-changed store/0",
-    ]
-    seen = {seen["remote_app"]: seen for seen in world.state(agent)["relations"] if seen["endpoint"] == "juju-info"}
-    assert list(seen) == ["server", "store"]
-    assert list(seen["store"]["remote_units_data"]) == ["0"]
-    assert not any(line.split()[0] in ("server/0", "store/0") and "juju-info" in line for line in world.ran)
-    world.ran.clear()
-    order.rebooted(world.model, agent.machine)
-    world.settle()
-    assert not [hook for hook in world.of(agent.name) if hook.startswith("juju-info")], "it knows it now"
-    rules.remove_unit(world.model, world.model.units["store/0"])
-    rules.remove_relation(world.model, foreign)
-    world.settle()
-    assert world.of(agent.name)[-2:] == ["juju-info-relation-departed store/0", "juju-info-relation-broken"]
-    for request in world.requests[-20:]:  # scenario needs the relation that a hook is about, and its remote unit
-        about = request["event"]["relation"]
-        if request["unit"] == agent.name and about is not None:
-            (shown,) = [seen for seen in request["state"]["relations"] if seen["id"] == about]
-            assert list(shown["remote_units_data"]) == ["0"]
-    assert agent.name in world.model.units, "it stays with its own principal"
-
-
 def test_what_juju_exec_asks_for_comes_before_hooks_but_behind_actions_and_a_boots_start():
     world = Hostile(0)
     world.subordinates()
@@ -296,41 +262,6 @@ def test_what_juju_exec_asks_for_comes_before_hooks_but_behind_actions_and_a_boo
     rules.enqueue(model, server, "update-status", command="a")
     order.rebooted(model, 0)
     assert labels()[:2] == ["start", "update-status (juju-exec)"]
-
-
-HALF: dict[str, typing.Any] = {
-    "name": "half",
-    "subordinate": True,
-    "requires": {"juju-info": {"interface": "juju-info", "scope": "container"}},
-    "provides": {"feed": {"interface": "http"}},
-}
-
-
-def test_a_subordinate_removed_with_the_other_end_of_a_relation_gets_neither_stop_nor_remove():
-    """As on Juju 4.0.15, where slurm-gpu and slurm-gpu-controller were removed in one command."""
-    world = Hostile(0)
-    world.add("server", SERVER)
-    world.add("store", STORE)
-    for name, metadata, principal in (("agent", AGENT, "server"), ("half", HALF, "store")):
-        rules.add_application(world.model, app(name, metadata))
-        rules.relate(world.model, f"{name}:juju-info", f"{principal}:juju-info")
-    rules.relate(world.model, "agent:api", "half:feed")
-    world.settle()
-    world.ran.clear()
-    world.requests.clear()
-    rules.remove_applications(world.model, ["half", "agent"])
-    world.settle()
-    hooks = [
-        "api-relation-broken",
-        "api-relation-departed half/0",
-        "juju-info-relation-broken",
-        "juju-info-relation-departed server/0",
-    ]
-    assert sorted(world.of("agent/0")) == hooks
-    deleted = [request["deleted"] for request in world.requests if request["unit"] == "agent/0"]
-    assert deleted == [False, False, False, True], "the last one sets no status any more"
-    assert list(world.model.applications) == ["server", "store"]
-    assert {app for relation in world.model.relations.values() for app, _ in relation.ends} == {"server", "store"}
 
 
 HOST: dict[str, typing.Any] = {"name": "host", "provides": {"slot": {"interface": "http", "scope": "container"}}}
