@@ -252,12 +252,14 @@ def check_relation(
     )
 
 
-def endpoints_of(metadata: Json) -> dict[str, dict[str, str]]:
-    """Return {endpoint: {role, interface, scope}} of a charm, with the `juju-info` that every charm provides."""
-    found = {"juju-info": {"role": "provides", "interface": "juju-info", "scope": "global"}}
+def endpoints_of(metadata: Json) -> dict[str, Json]:
+    """Return {endpoint: {role, interface, scope, limit}} of a charm, with the `juju-info` that every charm provides."""
+    found: dict[str, Json] = {
+        "juju-info": {"role": "provides", "interface": "juju-info", "scope": "global", "limit": None}
+    }
     for role in ("provides", "requires"):
         for name, spec in section(metadata, role).items():
-            found[name] = {"role": role, "interface": spec["interface"], "scope": spec.get("scope", "global")}
+            found[name] = {"role": role, "scope": "global", "limit": None} | spec
     return found
 
 

@@ -19,7 +19,7 @@ from sandbox import model as rules
 from sandbox import session as sessions
 from sandbox import view
 from sandbox.engine import Progress, parse_gpus
-from sandbox.hosts import HostError, Hosts
+from sandbox.hosts import Hosts
 from sandbox.session import Session
 from sandbox.store import Model, SandboxError, Store
 
@@ -32,7 +32,7 @@ class _Group(click.Group):
     def invoke(self, ctx: click.Context) -> typing.Any:
         try:
             return super().invoke(ctx)
-        except (SandboxError, HostError) as e:
+        except SandboxError as e:
             click.echo(f"ERROR {e}", err=True)
             ctx.exit(1)
 

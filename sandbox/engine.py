@@ -23,11 +23,9 @@ import threading
 import time
 import typing
 
-import yaml
-
 from sandbox import juju_exec, order
 from sandbox import model as rules
-from sandbox.hosts import Gpu, Host, HostError, Hosts
+from sandbox.hosts import Gpu, Host, Hosts
 from sandbox.store import Event, Lock, Model, SandboxError, Status, Store, Unit
 
 GUEST = pathlib.Path("/var/lib/sandbox")  # where a host finds the agent, the charms and the resources
@@ -332,18 +330,12 @@ class Engine:
         with contextlib.suppress(queue.Empty):
             key, error = self._done.get(timeout=_POLL_S)
             del self._running[key]
-            if isinstance(error, HostError):
-                raise SandboxError(str(error)) from error
             if error is not None:
                 raise error
             return
         if time.monotonic() - self.progress.last >= _TICK_S:
             for task in list(self._running.values()):
                 self.progress(task.key, f"{task.what} ... {time.monotonic() - task.since:.0f} s")
-            for unit in self.model.units.values():
-                if unit.executing is not None and unit.name not in self._running:
-                    took = time.time() - unit.agent.since
-                    self.progress(unit.name, f"{unit.executing.label} ... {took:.0f} s (another command)")
 
     # --- tasks, each in a thread of its own -------------------------------------------------------------------------
 
@@ -583,19 +575,3 @@ def parse_gpus(text: str) -> tuple[Gpu, ...]:
         model = "" if found["model"] == "empty" else found["model"]
         gpus += [Gpu(model, int(found["node"]) if found["node"] else None)] * int(found["count"] or 1)
     return tuple(gpus)
-
-
-def stage_charm(
-    store: Store, app: str, revision: int, fill: collections.abc.Callable[[pathlib.Path], object]
-) -> pathlib.Path:
-    """Make the sandbox's own copy of a charm's files as `fill(directory)` writes them; return its folder."""
-    directory = store.directory / "charms" / f"{app}-{revision}"
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(parents=True)
-    fill(directory)
-    return directory
-
-
-def read_metadata(directory: pathlib.Path) -> Json:
-    """Return a charm's charmcraft.yaml."""
-    return yaml.safe_load((directory / "charmcraft.yaml").read_text())

@@ -11,7 +11,7 @@ import time
 import typing
 
 from sandbox import bundle as bundles
-from sandbox.store import Application, Event, Model, Relation, SandboxError, Secret, Status, Unit, new_id, section
+from sandbox.store import Application, Event, Model, Relation, SandboxError, Secret, Status, Unit, new_id
 
 Json = dict[str, typing.Any]
 _LATE = 0.35  # the share of relation-departed of removed units that come late
@@ -87,17 +87,9 @@ def relate(model: Model, first: str, second: str) -> Relation:
     for app, endpoint in (provider, requirer):
         if model.applications[app].dying:
             raise SandboxError(f"application {app!r} is being removed")
-        spec: Json = next(
-            (
-                section(metadata[app], role)[endpoint]
-                for role in ("provides", "requires")
-                if endpoint in section(metadata[app], role)
-            ),
-            Json(),
-        )
-        used = sum((app, endpoint) in relation.ends for relation in model.relations.values())
-        if spec.get("limit") is not None and used >= spec["limit"]:
-            raise SandboxError(f"{app}:{endpoint} takes {spec['limit']} relation at most: remove the other one first")
+        limit = bundles.endpoints_of(metadata[app])[endpoint]["limit"]
+        if limit is not None and sum((app, endpoint) in other.ends for other in model.relations.values()) >= limit:
+            raise SandboxError(f"{app}:{endpoint} takes {limit} relation at most: remove the other one first")
     relation = _new_relation(model, [provider, requirer], interface, container=container)
     for unit in list(model.units.values()):
         if unit.app in (provider[0], requirer[0]) and not unit.dying:

@@ -198,7 +198,6 @@ class Model(_Record):
     uuid: str = pydantic.Field(default_factory=lambda: str(uuid.uuid4()))
     created: float = pydantic.Field(default_factory=time.time)
     seed: int = pydantic.Field(default_factory=lambda: secrets.randbelow(10**6))  # of what happens by chance
-    dying: bool = False  # ./sandboxctl destroy waits for the other commands to end
     applications: dict[str, Application] = {}
     units: dict[str, Unit] = {}
     relations: dict[int, Relation] = {}
@@ -329,18 +328,9 @@ class Store:
             else:
                 model = (self._current if self._stamp() == self._seen else None) or self.load()
             self._current = None  # until it is saved: what is raised may leave it half changed
-            if model.dying:
-                raise SandboxError(f"model {self.name!r} is being destroyed")
             yield model
             self.save(model)
             self._current, self._seen = model, self._stamp()
-
-    def end(self) -> None:
-        """Let every command that changes the model fail from now on."""
-        with contextlib.suppress(SandboxError), Lock(self._lock_file("model")):  # none, or of another version
-            model = self.load()
-            model.dying = True
-            self.save(model)
 
     def _stamp(self) -> tuple[int, int] | None:
         """Return a stamp that changes whenever the model's file is replaced."""
@@ -352,7 +342,7 @@ class Store:
     def _lock_file(self, name: str) -> pathlib.Path:
         """Return the file behind a lock. Raises `SandboxError` when the model does not exist."""
         if not self.directory.is_dir():
-            self.load()
+            self.load()  # raises
         (self.directory / "locks").mkdir(exist_ok=True)
         return self.directory / "locks" / name
 

@@ -11,7 +11,7 @@ from world import AGENT, CLIENT, SERVER, World
 
 from sandbox import cli, session
 from sandbox import model as rules
-from sandbox.store import SandboxError, Status, Store
+from sandbox.store import Status, Store
 
 
 class Prompt:
@@ -181,9 +181,6 @@ def test_destroy_ends_a_model_whatever_wrote_it(prompt: Prompt, monkeypatch: pyt
             self.name = name
 
         def destroy(self) -> None:
-            if prompt.store.path.read_text() != "{}":
-                with pytest.raises(SandboxError, match=r"^model 't' is being destroyed$"), prompt.store.change():
-                    pass
             ended.append(self.name)
 
     monkeypatch.setattr(session, "Hosts", Hosts)

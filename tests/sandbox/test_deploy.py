@@ -111,14 +111,6 @@ def test_a_wrong_bundle_changes_nothing(bench: Bench, old: str, new: str, messag
     assert not bench.store.exists()
 
 
-def test_an_upgrade_that_loses_a_related_endpoint_is_refused(bench: Bench):
-    bench.deploy()
-    path = bench.folder / "thing" / "charmcraft.yaml"
-    path.write_text(METADATA.replace("provides: {api: {interface: http}}\n", ""))
-    with pytest.raises(SandboxError, match=r"thing has no endpoint 'api'"):
-        bench.deploy()
-
-
 def test_charms_of_this_repository_are_staged_as_they_are_packed(tmp_path: pathlib.Path):
     path = tmp_path / "bundle.yaml"
     path.write_text("applications:\n  trainer: {charm: ./dist/ddp-trainer.charm}\n")
