@@ -19,6 +19,7 @@ import re
 import shutil
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 import typing
@@ -126,7 +127,7 @@ class Engine:
                 while not until():
                     with self.change() as model:
                         self._drop_orphans(model)
-                        self._take_commands(model)
+                        self._take_requests(model)
                         tasks = self._ready_tasks(model)
                         waits = self._waits(model)
                     for task in tasks:
@@ -210,26 +211,14 @@ class Engine:
                     self.store.log(unit.name, "WARNING", f"{event.label} was interrupted: no command waits for it")
                     _take_off(unit, event)
 
-    def _take_commands(self, model: Model) -> None:
-        """Queue what units asked for with juju-exec; drop what their hosts forgot, as at a reboot."""
-        for machine in sorted({unit.machine for unit in model.units.values()}):
+    def _take_requests(self, model: Model) -> None:
+        """Queue what units ask for with juju-exec."""
+        for machine in {unit.machine for unit in model.units.values()}:
             if (host := model.host(machine)) not in self.hosts.names():
                 continue
-            root = self.hosts.get(host).root
-            pending = juju_exec.pending(root)
-            units = {unit.name: unit for unit in model.machine_units(machine)}
-            asked = [(unit, event) for unit in units.values() for event in unit.events if event.command]
-            for unit, event in asked:
-                if event.command not in pending and unit.executing in (None, event):
-                    _take_off(unit, event)
-                elif event.command not in pending:
-                    unit.events.remove(event)
-            for request in pending.keys() - {event.command for _, event in asked}:
-                name = pending[request]
-                if name not in units:
-                    juju_exec.answer(root, request, f'ERROR unit "{name}" not found on this machine')
-                elif not units[name].dying:
-                    rules.enqueue(model, units[name], "update-status", command=request)
+            for name in juju_exec.take_requests(self.hosts.get(host).root):
+                if name in model.units and not model.units[name].dying:
+                    rules.enqueue(model, model.units[name], "update-status", asked=True)
                     self.store.log(name, "INFO", "juju-exec asks for update-status")
 
     def _ready_tasks(self, model: Model) -> list[_Task]:
@@ -419,11 +408,6 @@ class Engine:
                 self._results[event.action["id"]] = {"results": {}, "failure": f"the action crashed: {answer['error']}"}
             _take_off(unit, event)
             return
-        if event.command is not None:
-            if answer["ok"] and answer["reboot"] != "now":
-                rules.apply(model, unit, event, given, answer["state"])
-            self._finish_command(model, unit, event, answer, took_s=took_s)
-            return
         if not answer["ok"]:
             self._fail(unit, event, answer)
             return
@@ -435,18 +419,6 @@ class Engine:
             self.progress(unit.name, f"{event.label} took {took_s:.1f} s")
         rules.apply(model, unit, event, given, answer["state"])
         order.ran(model, unit, update_status=self.update_status)
-
-    def _finish_command(self, model: Model, unit: Unit, event: Event, answer: Json, *, took_s: float) -> None:
-        """Let juju-exec end; a hook that fails is its failure, not the unit's, and no reboot runs it again."""
-        assert event.command is not None
-        _take_off(unit, event)
-        if answer["ok"]:
-            self.store.log(unit.name, "DEBUG", f"ran {event.label} in {took_s:.1f} s")
-        else:
-            self.store.log(unit.name, "ERROR", answer["trace"])
-            self.progress(unit.name, f"{event.label}: {answer['error']}")
-        root = self.hosts.get(model.host(unit.machine)).root
-        juju_exec.answer(root, event.command, "" if answer["ok"] else answer["trace"])
 
     def _fail(self, unit: Unit, event: Event, answer: Json) -> None:
         self._failures[unit.name] = self._failures.get(unit.name, 0) + 1
@@ -481,7 +453,7 @@ def _obstacle(model: Model, unit: Unit) -> Unit | None:
 
 
 def _take_off(unit: Unit, event: Event) -> None:
-    """Take an action, or a request of juju-exec, off the queue; a unit that was in error before it is so again."""
+    """Take an action off the queue; a unit that was in error before it is so again."""
     unit.events = [other for other in unit.events if other.sequence != event.sequence]
     if unit.failed is not None:
         unit.agent = Status(name="error", message=unit.failed.problem, since=time.time())
@@ -494,17 +466,10 @@ class _Agent:
 
     def __init__(self, host: Host) -> None:
         argv = ["/opt/sandbox/venv/bin/python", str(GUEST / "agent.py")]
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the agent
         self._process = host.popen(
-            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, start_new_session=True
         )
-        self._stderr: list[str] = []
-        self._reader = threading.Thread(target=self._read_stderr, daemon=True)
-        self._reader.start()
-
-    def _read_stderr(self) -> None:
-        assert self._process.stderr is not None
-        for line in self._process.stderr:
-            self._stderr = [*self._stderr[-20:], line.decode(errors="replace").rstrip()]
 
     def alive(self) -> bool:
         return self._process.poll() is None
@@ -523,11 +488,12 @@ class _Agent:
                 show(message)
         except BrokenPipeError:
             pass
-        last = self._stderr[-1] if self._stderr else "no error output"
+        self._stderr.seek(0)
+        last = self._stderr.read().decode(errors="replace").splitlines()[-20:] or ["no error output"]
         return {
             "ok": False,
-            "error": f"the host stopped in the middle of the hook ({last})",
-            "trace": "\n".join(self._stderr),
+            "error": f"the host stopped in the middle of the hook ({last[-1]})",
+            "trace": "\n".join(last),
         }
 
     def kill(self) -> None:
@@ -545,10 +511,9 @@ class _Agent:
         except subprocess.TimeoutExpired:
             self.kill()
             self._process.wait()
-        self._reader.join(timeout=5)  # what the hook left behind may still hold its end of the pipe
-        for pipe in (self._process.stdout, self._process.stderr):
-            if pipe and not self._reader.is_alive():
-                pipe.close()
+        if self._process.stdout:
+            self._process.stdout.close()
+        self._stderr.close()
 
 
 def _who(machine: int) -> str:

@@ -343,8 +343,7 @@ class Host:
         """Run a command inside the host and return its status and texts.
 
         Raises:
-            SandboxError: the host does not run, the command took more than `timeout` seconds, or it failed and `check` is
-                set.
+            SandboxError: the host does not run, or the command took more than `timeout` seconds or failed with `check`.
         """
         process = self.popen(
             argv,

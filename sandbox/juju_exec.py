@@ -1,4 +1,4 @@
-"""Requests of a host's units by juju-exec: files that guest/juju_exec.py makes, and whose end it waits for."""
+"""Requests of a host's units by juju-exec: files that guest/juju_exec.py makes."""
 
 import pathlib
 import re
@@ -15,24 +15,16 @@ def prepare(root: pathlib.Path) -> None:
     files.ensure_file(root / "etc/tmpfiles.d/sandbox-juju-exec.conf", f"D! {guest.REQUESTS} 0700 root root -\n")
 
 
-def pending(root: pathlib.Path) -> dict[str, str]:
-    """Return the units of a host whose update-status is asked for, by request."""
-    names = (re.fullmatch(r"[0-9a-f]{32}\.(.+)-(\d+)", path.name) for path in sorted(_requests(root).glob("*")))
-    return {found.string: f"{found[1]}/{found[2]}" for found in names if found}
-
-
-def answer(root: pathlib.Path, request: str, failure: str = "") -> None:
-    """End a request: juju-exec ends with status 0, or prints its failure and ends with 1."""
-    path = _requests(root) / request
-    if failure and path.exists():  # else the host was rebooted
-        files.ensure_file(path.with_name(f"failure.{request}"), failure, mode=0o600)
-    files.ensure_absent(path)
+def take_requests(root: pathlib.Path) -> list[str]:
+    """Remove the requests of a host; return their units."""
+    units: list[str] = []
+    for path in (root / guest.REQUESTS.relative_to("/")).glob("*"):
+        if found := re.fullmatch(r"[0-9a-f]{32}\.(.+)-(\d+)", path.name):
+            path.unlink(missing_ok=True)
+            units.append(f"{found[1]}/{found[2]}")
+    return units
 
 
 def agent(root: pathlib.Path, unit: str) -> pathlib.Path:
     """Return the folder of a unit's agent, which Juju removes with the unit."""
     return root / guest.AGENTS.relative_to("/") / f"unit-{unit.replace('/', '-')}"
-
-
-def _requests(root: pathlib.Path) -> pathlib.Path:
-    return root / guest.REQUESTS.relative_to("/")

@@ -19,23 +19,20 @@ _UPDATE_STATUS = 0.1  # the share of a unit's idle moments in which update-statu
 def next_event(model: Model, unit: Unit) -> Event | None:
     """Return the event that the unit's agent takes next; None while none may be delivered.
 
-    A unit in error gets the failed event again after a pause, and actions and juju-exec's meanwhile; nothing else.
+    A unit in error gets the failed event again after a pause, and actions meanwhile; nothing else.
     """
     if unit.executing is not None:
         return unit.executing  # where nobody holds its locks it was interrupted, and runs again from its start
     failed = unit.failed
-    command = next((event for event in unit.events if event.command), None)
     if failed is not None:
         action = next((event for event in unit.events if event.action), None)
-        return action or command or (failed if time.time() >= failed.retry_at else None)
-    waiting = [event for event in unit.events if event.not_before <= unit.ran and not event.command]
+        return action or (failed if time.time() >= failed.retry_at else None)
+    waiting = [event for event in unit.events if event.not_before <= unit.ran]
     if not waiting:
-        return command
+        return None
     created = [event for event in waiting if event.kind == "relation-created"]
     if not unit.started and created and waiting[0].kind not in ("storage-attached", "install"):
         return _one_of(model, unit, created)  # all of them come before leader-elected, config-changed and start
-    if command is not None and not (unit.started and waiting[0].kind == "start"):
-        return command  # before all hooks but the start that reports a reboot
     if waiting[0].kind in _ALONE:
         return waiting[0]
     heads: dict[int | None, Event] = {}  # the first of each relation, and the first of all others
@@ -71,7 +68,7 @@ def rebooted(model: Model, machine: int) -> None:
     units = [unit for unit in model.machine_units(machine) if unit.started and not unit.dying]
     for unit in sorted(units, key=lambda unit: model.draw("reboot", unit.name, unit.ran)):
         interrupted = [event for event in unit.events if event.attempts or event is unit.executing]
-        waiting = [event for event in unit.events if event not in interrupted]
+        waiting = [event for event in unit.events if event not in interrupted and not event.asked]
         unit.events = []
         rules.enqueue(model, unit, "start")
         if model.draw("reboot config-changed", unit.name, unit.ran) < 0.5:

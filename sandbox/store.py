@@ -55,7 +55,7 @@ class Event(_Record):
     secret: str | None = None
     storage: tuple[str, int] | None = None
     action: dict[str, typing.Any] | None = None  # {name, id, params, parallel}
-    command: str | None = None  # the request of a juju-exec that waits for it
+    asked: bool = False  # by juju-exec
     attempts: int = 0  # that failed; the unit is in error until this one is done
     retry_at: float = 0.0  # when it runs again by itself
     problem: str = ""  # why it failed
@@ -76,7 +76,7 @@ class Event(_Record):
         """The event's name in progress lines."""
         if self.action:
             return f"action {self.action['name']}"
-        if self.command:
+        if self.asked:
             return f"{self.kind} (juju-exec)"
         hook = f"{self.endpoint}-{self.kind}" if self.endpoint else self.kind
         return f"{hook} {self.remote}" if self.remote else hook
@@ -274,8 +274,6 @@ class Store:
         self.path = self.directory / "model.json"
         self.log_path = self.directory / "debug.log"
         self._mutex = threading.RLock()
-        self._current: Model | None = None  # as `change` last left it
-        self._seen: tuple[int, int] | None = None  # and the file that holds it
 
     def exists(self) -> bool:
         """Check whether the model was made."""
@@ -323,21 +321,9 @@ class Store:
         if make is not None:
             self.directory.mkdir(parents=True, exist_ok=True)
         with self._mutex, Lock(self._lock_file("model")):
-            if not self.exists() and make is not None:
-                model = make()
-            else:
-                model = (self._current if self._stamp() == self._seen else None) or self.load()
-            self._current = None  # until it is saved: what is raised may leave it half changed
+            model = make() if make is not None and not self.exists() else self.load()
             yield model
             self.save(model)
-            self._current, self._seen = model, self._stamp()
-
-    def _stamp(self) -> tuple[int, int] | None:
-        """Return a stamp that changes whenever the model's file is replaced."""
-        with contextlib.suppress(FileNotFoundError):
-            found = self.path.stat()
-            return (found.st_ino, found.st_mtime_ns)
-        return None
 
     def _lock_file(self, name: str) -> pathlib.Path:
         """Return the file behind a lock. Raises `SandboxError` when the model does not exist."""

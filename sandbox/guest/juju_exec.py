@@ -1,9 +1,8 @@
 #!/usr/bin/python3 -I
-"""juju-exec of a host, where it is /usr/bin/juju-exec: runs a unit's update-status hook, and waits for its end.
+"""juju-exec of a host, where it is /usr/bin/juju-exec: queues a unit's update-status hook.
 
-A request is a file that a command of the sandbox finds and carries out with the machine's lock (juju_exec.py beside the
-engine). Other uses of juju-exec are refused. Exit statuses are those of cmd/jujud/run/run.go in juju/juju: 2 for
-arguments, 1 if the unit is not here, else the hook's. This file imports nothing of the sandbox.
+A request is a file that a command of the sandbox takes (juju_exec.py beside the engine). Other uses of juju-exec are
+refused. This file imports nothing of the sandbox.
 """
 
 import os
@@ -19,7 +18,7 @@ _POLL_S = 0.3
 
 
 def main() -> str | int:
-    """Run the hook that the arguments ask for; return the exit status, or the error to exit with."""
+    """Wait until a command has queued the hook; return the exit status, or the error to exit with."""
     unit = (sys.argv[1:] or [""])[0].replace("/", "-")
     hook = f"JUJU_DISPATCH_PATH=hooks/update-status {AGENTS}/unit-{unit}/charm/dispatch"
     if os.environ.get("JUJU_CONTEXT_ID"):
@@ -35,8 +34,7 @@ def main() -> str | int:
     request.touch()
     while request.exists():
         time.sleep(_POLL_S)
-    failure = REQUESTS / f"failure.{request.name}"
-    return failure.read_text() if failure.exists() else 0
+    return 0
 
 
 if __name__ == "__main__":

@@ -138,21 +138,6 @@ def test_the_log_is_chosen_by_unit_and_application(prompt: Prompt):
     assert texts("-n 1") == ["four"]
 
 
-def test_resolved_retries_or_skips_the_failed_hook(prompt: Prompt):
-    model = prompt.store.load()
-    unit = model.units["server/0"]
-    event = rules.enqueue(model, unit, "config-changed")
-    assert event is not None
-    rules.failed(unit, event, "hook failed", 10.0**12)
-    prompt.store.save(model)
-    prompt.ok("resolved server/0")
-    (event,) = prompt.store.load().units["server/0"].events
-    assert (event.kind, event.attempts, event.retry_at) == ("config-changed", 1, 0.0)
-    prompt.ok("resolved server/0 --no-retry")
-    unit = prompt.store.load().units["server/0"]
-    assert (unit.agent.name, unit.events) == ("idle", [])
-
-
 @pytest.mark.parametrize("once", [False, True])
 @pytest.mark.parametrize(
     "words",

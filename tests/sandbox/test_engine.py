@@ -21,7 +21,7 @@ def test_hosts_are_named_as_juju_names_machines(bench: Bench):
         with engine.change() as model:
             rules.add_unit(model, model.applications["server"])
         engine.settle()
-        assert {unit.address for unit in model.machine_units(1)} == {"10.0.0.3"}
+        assert {unit.address for unit in engine.model.machine_units(1)} == {"10.0.0.3"}
         with engine.change() as model:
             rules.remove_unit(model, model.units["server/0"])
         engine.settle()

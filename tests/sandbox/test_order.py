@@ -235,35 +235,6 @@ def test_after_a_reboot_a_hook_that_was_interrupted_comes_before_start():
     assert server.events[-1].kind == "update-status"
 
 
-def test_what_juju_exec_asks_for_comes_before_hooks_but_behind_actions_and_a_boots_start():
-    world = Hostile(0)
-    world.subordinates()
-    model, server = world.model, world.model.units["server/0"]
-
-    def labels() -> list[str]:
-        found: list[str] = []
-        while (event := order.next_event(model, server)) is not None:
-            found.append(event.label)
-            server.events.remove(event)
-        return found
-
-    rules.enqueue(model, server, "config-changed")
-    rules.enqueue(model, server, "update-status", command="a")
-    rules.enqueue(model, server, "update-status", command="b")
-    rules.enqueue(model, server, "update-status")
-    assert labels() == ["update-status (juju-exec)"] * 2 + ["config-changed", "update-status"]
-    rules.enqueue(model, server, "config-changed")
-    failed = server.events[0]
-    rules.enqueue(model, server, "update-status", command="a")
-    rules.request_action(model, server, "dump", {"path": "/x"})
-    rules.failed(server, failed, "as asked", 0.0)
-    assert labels() == ["action dump", "update-status (juju-exec)", "config-changed"]
-    server.agent.name = "idle"
-    rules.enqueue(model, server, "update-status", command="a")
-    order.rebooted(model, 0)
-    assert labels()[:2] == ["start", "update-status (juju-exec)"]
-
-
 HOST: dict[str, typing.Any] = {"name": "host", "provides": {"slot": {"interface": "http", "scope": "container"}}}
 GUEST: dict[str, typing.Any] = {
     "name": "guest",
