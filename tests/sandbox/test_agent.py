@@ -268,17 +268,13 @@ def test_equal_content_makes_no_revision(agent: Agent):
     assert (after["latest_revision"], after["tracked_revision"]) == (3, 3)
 
 
-def test_an_action_streams_its_log_and_finds_its_storage(agent: Agent):
-    result, messages = agent.run("action", action={"name": "talk", "id": "1", "params": {"text": "hi"}})
+@pytest.mark.parametrize(("text", "failure"), [("hi", None), ("fail", "as asked")])
+def test_an_action_streams_its_log_finds_its_storage_and_keeps_its_results(
+    agent: Agent, text: str, failure: str | None
+):
+    result, messages = agent.run("action", action={"name": "talk", "id": "1", "params": {"text": text}})
     assert [line["message"] for line in messages if line["kind"] == "action-log"] == ["first"]
-    assert result["action"]["failure"] is None
-    assert result["action"]["results"]["text"] == "hi"
+    assert (result["ok"], result["action"]["failure"]) == (True, failure)
+    assert result["action"]["results"]["text"] == text
     assert result["action"]["results"]["place"] == str(agent.root / "disk" / "data-0")
     assert "tool" in result["action"]["results"]["resource"]
-
-
-def test_a_failed_action_keeps_its_results(agent: Agent):
-    result, _ = agent.run("action", action={"name": "talk", "id": "1", "params": {"text": "fail"}})
-    assert result["ok"]
-    assert result["action"]["failure"] == "as asked"
-    assert result["action"]["results"]["text"] == "fail"

@@ -233,34 +233,3 @@ def test_after_a_reboot_a_hook_that_was_interrupted_comes_before_start():
     server.agent.name = "idle"
     assert [event.kind for event in server.events[:2]] == ["config-changed", "start"]
     assert server.events[-1].kind == "update-status"
-
-
-HOST: dict[str, typing.Any] = {"name": "host", "provides": {"slot": {"interface": "http", "scope": "container"}}}
-GUEST: dict[str, typing.Any] = {
-    "name": "guest",
-    "subordinate": True,
-    "requires": {"slot": {"interface": "http", "scope": "container"}},
-}
-
-
-def test_a_principal_sees_the_subordinate_that_its_last_hooks_are_about():
-    for seed in range(30):
-        world = Hostile(seed)
-        world.add("host", HOST)
-        rules.add_application(world.model, app("guest", GUEST))
-        relation = rules.relate(world.model, "host:slot", "guest:slot")
-        world.settle()
-        world.requests.clear()
-        rules.remove_relation(world.model, relation)
-        guest = world.model.units["guest/0"]
-        while guest.name in world.model.units:  # it is removed before its principal's hooks run
-            event = order.next_event(world.model, guest)
-            assert event is not None
-            guest.events = [event, *(other for other in guest.events if other is not event)]
-            world.step(guest)
-        world.settle()
-        assert world.of("host/0")[-2:] == ["slot-relation-departed guest/0", "slot-relation-broken"]
-        for request in [request for request in world.requests if request["unit"] == "host/0"]:
-            if request["event"]["relation"] is not None:
-                (seen,) = request["state"]["relations"]
-                assert list(seen["remote_units_data"]) == ["0"]
