@@ -1,4 +1,4 @@
-"""bundle.yaml and its overlays: read with line numbers, merged by Juju's rules, checked against the charms' metadata.
+"""bundle.yaml and its overlays: merged by Juju's rules, checked against the charms' metadata.
 
 The rules are those of Juju 3.6 (juju/charm v12, overlay.go and bundledata.go): an overlay merges into an
 application's mappings (options, annotations, resources ...) and replaces everything else; an application with an empty
@@ -32,33 +32,15 @@ _OPTION_TYPES: dict[str, tuple[type, ...]] = {
     "secret": (str,),
 }
 
-
-@dataclasses.dataclass(frozen=True)
-class Where:
-    """A place in a file, for messages: `bundle.yaml line 12`."""
-
-    file: pathlib.Path
-    line: int
-
-    def __str__(self) -> str:
-        """Return the file's name and the line."""
-        return f"{self.file.name} line {self.line}"
-
-
-class BundleError(SandboxError):
-    """The bundle is wrong; `str()` starts with the file and line."""
-
-    def __init__(self, where: Where, message: str) -> None:
-        super().__init__(f"{where}: {message}")
+Json = dict[str, typing.Any]
 
 
 @dataclasses.dataclass
 class BundleApplication:
-    """One application of the merged bundle. `where` maps each key to the place that set it last."""
+    """One application of the merged bundle."""
 
     name: str
-    body: dict[str, typing.Any]
-    where: dict[str, Where]
+    body: Json
     charm: str  # as written; a path is absolute
 
     @property
@@ -66,77 +48,25 @@ class BundleApplication:
         """Whether `charm` is a file of ours and not a name in Charmhub."""
         return self.charm.startswith("/")
 
-    def at(self, *keys: str) -> Where:
-        """Return where the first known of `keys` was set."""
-        return next((self.where[key] for key in keys if key in self.where), self.where[""])
-
-
-@dataclasses.dataclass
-class BundleRelation:
-    """One relation of the merged bundle: two `application:endpoint` texts."""
-
-    ends: tuple[str, str]
-    where: Where
-
 
 @dataclasses.dataclass
 class Bundle:
-    """The merged bundle."""
+    """The merged bundle: its applications by name, and relations as two `application:endpoint`."""
 
-    name: str
-    applications: dict[str, BundleApplication]
-    relations: list[BundleRelation]
-
-
-class _Mapping(dict[str, typing.Any]):
-    """A mapping that knows the line of each key."""
-
-    def __init__(self, lines: dict[str, int]) -> None:
-        super().__init__()
-        self.lines = lines
-
-
-class _Sequence(list[typing.Any]):
-    """A list that knows the line of each item."""
-
-    lines: list[int]
-
-
-def _construct(loader: typing.Any, node: yaml.Node) -> typing.Any:
-    return loader.construct_object(node, deep=True)
+    applications: dict[str, BundleApplication] = dataclasses.field(default_factory=dict[str, BundleApplication])
+    relations: list[tuple[str, str]] = dataclasses.field(default_factory=list[tuple[str, str]])
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads mappings and lists with their lines, and no key twice."""
+    """Refuses a key that is given twice."""
 
-    file: pathlib.Path
-
-    def mapping(self, node: yaml.MappingNode) -> _Mapping:
-        made = _Mapping({})
-        for key_node, value_node in node.value:
-            key, line = str(key_node.value), key_node.start_mark.line + 1
-            if key in made:
-                raise BundleError(Where(self.file, line), f"{key!r} is given twice")
-            made[key] = _construct(self, value_node)
-            made.lines[key] = line
-        return made
-
-    def sequence(self, node: yaml.SequenceNode) -> _Sequence:
-        made = _Sequence(_construct(self, item) for item in node.value)
-        made.lines = [item.start_mark.line + 1 for item in node.value]
-        return made
-
-
-_Loader.add_constructor("tag:yaml.org,2002:map", _Loader.mapping)
-_Loader.add_constructor("tag:yaml.org,2002:seq", _Loader.sequence)
-
-
-def _entries(file: pathlib.Path, above: _Mapping, key: str, what: str = "") -> _Mapping:
-    """Return the mapping below a key, empty if there is none."""
-    value = above.get(key)
-    if value is not None and not isinstance(value, _Mapping):
-        raise BundleError(Where(file, above.lines[key]), f"{what or key} is a mapping")
-    return value or _Mapping({})
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[typing.Hashable, typing.Any]:
+        keys: list[str] = []
+        for key, _ in node.value:
+            if key.value in keys:
+                raise yaml.MarkedYAMLError(problem=f"{key.value!r} is given twice", problem_mark=key.start_mark)
+            keys.append(key.value)
+        return super().construct_mapping(node, deep)
 
 
 def load(
@@ -145,17 +75,15 @@ def load(
     """Read `path`, merge the part of `defaults` about its applications, then `overlays`.
 
     Raises:
-        BundleError: a mistake, with its place.
-        SandboxError: a file that cannot be read.
+        SandboxError: a file cannot be read or has a mistake.
     """
-    bundle = Bundle(name=path.stem, applications={}, relations=[])
+    bundle = Bundle()
     for document in _parse(path):
         _merge(bundle, path, document)
     for document in _parse(defaults) if defaults is not None else []:
-        applications = document["applications"]
-        for name in applications.keys() - bundle.applications.keys():
-            del applications[name]
-        _merge(bundle, typing.cast(pathlib.Path, defaults), document)
+        applications: Json = document["applications"]
+        known = {name: body for name, body in applications.items() if name in bundle.applications}
+        _merge(bundle, typing.cast(pathlib.Path, defaults), {"applications": known})
     for file in overlays:
         for document in _parse(file):
             if defaults is not None:
@@ -164,158 +92,123 @@ def load(
     return bundle
 
 
-def _refuse_machines(bundle: Bundle, file: pathlib.Path, document: _Mapping) -> None:
+def _refuse_machines(bundle: Bundle, file: pathlib.Path, document: Json) -> None:
     """Refuse what is asked of a cloud's machines, and bases that the bundle itself does not name."""
     bases = {app.body.get("base") for app in bundle.applications.values()}
-    applications = _entries(file, document, "applications")
-    for name in applications:
-        body, what, key = _entries(file, applications, name, f"application {name!r}"), "", "constraints"
-        if found := body.get(key):
-            hosts = "the sandbox's hosts are containers on this machine"
-            what = f"constraints {found!r} are for Juju's machines; {hosts}"
-        elif (found := body.get(key := "base")) and found not in bases:
+    for name, given in _mapping(file, "applications", document.get("applications")).items():
+        body, what = _mapping(file, f"application {name!r}", given), ""
+        if found := body.get("constraints"):
+            what = f"constraints {found!r} are for Juju's machines; the sandbox's hosts are containers on this machine"
+        elif (found := body.get("base")) and found not in bases:
             what = f"base {found!r} is for Juju's machines; the sandbox's hosts all have one base"
         if what:
-            where = Where(file, body.lines[key])
-            raise BundleError(where, f"application {name!r}: {what}: leave this overlay out here")
+            raise SandboxError(f"{file.name}: application {name!r}: {what}: leave this overlay out here")
 
 
-def _parse(file: pathlib.Path) -> list[_Mapping]:
+def _parse(file: pathlib.Path) -> list[Json]:
     try:
-        loader: typing.Any = _Loader(file.read_text())
+        documents: list[Json] = list(yaml.load_all(file.read_text(), _Loader))
     except OSError as e:
         raise SandboxError(f"{file}: {e.strerror}") from e
-    loader.file = file
-    documents: list[typing.Any] = []
-    try:
-        while loader.check_data():
-            documents.append(loader.get_data())
     except yaml.MarkedYAMLError as e:
-        line = e.problem_mark.line + 1 if e.problem_mark else 1
+        line = f"{file.name} line {e.problem_mark.line + 1 if e.problem_mark else 1}"
         if "FILL-IN" in str(e.problem):  # an alias without an anchor, which Juju's reader refuses as well
-            raise BundleError(Where(file, line), "is not filled in yet: put a value in the place of *FILL-IN") from e
-        raise BundleError(Where(file, line), f"not YAML: {e.problem}") from e
-    if not all(isinstance(document, _Mapping) for document in documents):
-        raise BundleError(Where(file, 1), "a bundle is a mapping")
-    return documents
+            raise SandboxError(f"{line}: is not filled in yet: put a value in the place of *FILL-IN") from e
+        raise SandboxError(f"{line}: not YAML: {e.problem}") from e
+    return [_mapping(file, "a bundle", document) for document in documents]
 
 
-def _merge(bundle: Bundle, file: pathlib.Path, document: _Mapping) -> None:
-    for key, line in document.lines.items():
-        if key not in _BUNDLE_KEYS:
-            raise BundleError(Where(file, line), f"unknown key {key!r}{_guess(key, _BUNDLE_KEYS)}")
+def _mapping(file: pathlib.Path, what: str, value: object) -> Json:
+    """Return a mapping of a bundle, empty if it is missing."""
+    if value is not None and not isinstance(value, dict):
+        raise SandboxError(f"{file.name}: {what} is a mapping")
+    return typing.cast("Json | None", value) or {}
+
+
+def _check_keys(where: str, given: Json, known: frozenset[str]) -> None:
+    for key in given.keys() - known:
+        raise SandboxError(f"{where}: unknown key {key!r}{_guess(key, known)}")
+
+
+def _merge(bundle: Bundle, file: pathlib.Path, document: Json) -> None:
+    _check_keys(file.name, document, _BUNDLE_KEYS)
     if "machines" in document:
-        where = Where(file, document.lines["machines"])
-        raise BundleError(where, "the sandbox gives every unit a host of its own: no machines section")
-    bundle.name = str(document.get("name", bundle.name))
-    applications = _entries(file, document, "applications")
-    for name, body in applications.items():
+        raise SandboxError(f"{file.name}: the sandbox gives every unit a host of its own: no machines section")
+    for name, body in _mapping(file, "applications", document.get("applications")).items():
         if body is not None:
-            _merge_application(bundle, file, name, applications)
+            _merge_application(bundle, file, name, body)
             continue
         if name not in bundle.applications:
-            where = Where(file, applications.lines[name])
-            raise BundleError(where, f"application {name!r} cannot be removed: there is none of that name")
+            raise SandboxError(f"{file.name}: application {name!r} cannot be removed: there is none of that name")
         del bundle.applications[name]
-        bundle.relations = [
-            relation for relation in bundle.relations if all(end.split(":")[0] != name for end in relation.ends)
-        ]
-    relations = document.get("relations") or _Sequence()
-    if not isinstance(relations, _Sequence):
-        raise BundleError(Where(file, document.lines["relations"]), "relations is a list")
-    for ends, line in zip(relations, getattr(relations, "lines", []), strict=True):
+        bundle.relations = [ends for ends in bundle.relations if all(end.split(":")[0] != name for end in ends)]
+    relations: object = document.get("relations") or []
+    for ends in typing.cast(list[object], relations) if isinstance(relations, list) else [relations]:
         match ends:
             case [str(first), str(second)]:
-                bundle.relations.append(BundleRelation((first, second), Where(file, line)))
+                bundle.relations.append((first, second))
             case _:
-                raise BundleError(Where(file, line), "a relation is a list of two application:endpoint")
+                raise SandboxError(f"{file.name}: relation {ends!r} is no list of two application:endpoint")
 
 
-def _merge_application(bundle: Bundle, file: pathlib.Path, name: str, applications: _Mapping) -> None:
-    where = Where(file, applications.lines[name])
-    body = _entries(file, applications, name, f"application {name!r}")
-    app = bundle.applications.get(name) or BundleApplication(name, {}, {"": where}, "")
+def _merge_application(bundle: Bundle, file: pathlib.Path, name: str, given: object) -> None:
+    where = f"{file.name}: application {name!r}"
+    body = _mapping(file, f"application {name!r}", given)
+    _check_keys(where, body, _APPLICATION_KEYS)
+    app = bundle.applications.get(name) or BundleApplication(name, {}, "")
     for key, value in body.items():
-        at = Where(file, body.lines[key])
-        if key not in _APPLICATION_KEYS:
-            raise BundleError(at, f"application {name!r}: unknown key {key!r}{_guess(key, _APPLICATION_KEYS)}")
-        app.where[key] = at
         if key not in _MERGED:
             app.body[key] = value
             continue
         merged = app.body.setdefault(key, {})
-        items = _entries(file, body, key, f"application {name!r}: {key}")
-        for item, given in items.items():
-            is_path = key == "resources" and isinstance(given, str)
-            merged[item] = str((file.parent / given).resolve()) if is_path else given
-            app.where[f"{key}.{item}"] = Where(file, items.lines[item])
+        for item, text in _mapping(file, f"application {name!r}: {key}", value).items():
+            is_path = key == "resources" and isinstance(text, str)
+            merged[item] = str((file.parent / text).resolve()) if is_path else text
     if "charm" in body:
         charm = str(body["charm"])
         app.charm = str((file.parent / charm).resolve()) if charm.startswith((".", "/")) else charm
     if not app.charm:
-        raise BundleError(
-            where, f"application {name!r} has no charm (and no application of that name stands before it)"
-        )
+        raise SandboxError(f"{where} has no charm (and no application of that name stands before it)")
     bundle.applications[name] = app
 
 
-def check(bundle: Bundle, metadata: collections.abc.Mapping[str, dict[str, typing.Any]]) -> None:
+def check(bundle: Bundle, metadata: collections.abc.Mapping[str, Json]) -> None:
     """Check options, units and relations against the charms' metadata (application -> charmcraft.yaml).
 
     Raises:
-        BundleError: with the line of the first mistake, what is wrong and what exists instead.
+        SandboxError: the first mistake, and what exists instead.
     """
     for app in bundle.applications.values():
-        _check_options(app, metadata[app.name])
-        _check_units(app, metadata[app.name])
-        _check_actions(app, metadata[app.name])
-        known = section(metadata[app.name], "resources")
+        declared = metadata[app.name]
+        for option, value in app.body.get("options", {}).items():
+            if problem := option_problem(option, value, section(section(declared, "config"), "options")):
+                raise SandboxError(f"{app.name}: {problem}")
+        _check_units(app, declared)
+        for name, action in section(declared, "actions").items():
+            if "execution-group" in (action or {}):
+                raise SandboxError(f"{app.name}: action {name}: the sandbox knows no execution-group")
+        known = section(declared, "resources")
         for resource, path in app.body.get("resources", {}).items():
             if resource not in known:
-                raise BundleError(
-                    app.at(f"resources.{resource}"), f"{app.name} has no resource {resource!r}{_guess(resource, known)}"
-                )
+                raise SandboxError(f"{app.name} has no resource {resource!r}{_guess(resource, known)}")
             if isinstance(path, str) and not pathlib.Path(path).is_file():
-                raise BundleError(app.at(f"resources.{resource}"), f"resource {resource!r}: no file {path}")
-    for relation in bundle.relations:
-        check_relation(relation.ends, metadata, relation.where)
+                raise SandboxError(f"{app.name}: resource {resource!r}: no file {path}")
+    for ends in bundle.relations:
+        check_relation(ends, metadata)
 
 
-def _check_units(app: BundleApplication, metadata: dict[str, typing.Any]) -> None:
+def _check_units(app: BundleApplication, metadata: Json) -> None:
     units = app.body.get("num_units")
     if metadata.get("subordinate"):
         if units:
-            raise BundleError(app.at("num_units"), f"{app.name} is subordinate: it has no num_units")
+            raise SandboxError(f"{app.name} is subordinate: it has no num_units")
     elif not isinstance(units, int) or isinstance(units, bool) or not 0 <= units <= 64:
-        raise BundleError(app.at("num_units", "charm"), f"{app.name}: num_units must be a number from 0 to 64")
+        raise SandboxError(f"{app.name}: num_units must be a number from 0 to 64")
     if "to" in app.body:
-        raise BundleError(app.at("to"), f"{app.name}: the sandbox gives every unit a host of its own: no placement")
+        raise SandboxError(f"{app.name}: the sandbox gives every unit a host of its own: no placement")
 
 
-def _check_actions(app: BundleApplication, metadata: dict[str, typing.Any]) -> None:
-    """Check what decides under which lock an action runs."""
-    for name, action in section(metadata, "actions").items():
-        parallel: object = (action or {}).get("parallel", False)
-        if not isinstance(parallel, bool):
-            raise BundleError(
-                app.at("charm"), f"{app.name}: action {name}: parallel is true or false, not {parallel!r}"
-            )
-        if "execution-group" in (action or {}):
-            raise BundleError(app.at("charm"), f"{app.name}: action {name}: the sandbox knows no execution-group")
-
-
-def _check_options(app: BundleApplication, metadata: dict[str, typing.Any]) -> None:
-    declared = section(section(metadata, "config"), "options")
-    for option, value in app.body.get("options", {}).items():
-        where = app.at(f"options.{option}")
-        problem = option_problem(option, value, declared)
-        if problem:
-            raise BundleError(where, f"{app.name}: {problem}")
-
-
-def option_problem(
-    option: str, value: object, declared: collections.abc.Mapping[str, dict[str, typing.Any]]
-) -> str | None:
+def option_problem(option: str, value: object, declared: collections.abc.Mapping[str, Json]) -> str | None:
     """Return the mistake in setting `option` to `value`, or None."""
     if option not in declared:
         return f"no option {option!r}{_guess(option, declared)}"
@@ -325,28 +218,32 @@ def option_problem(
 
 
 def check_relation(
-    ends: tuple[str, str], metadata: collections.abc.Mapping[str, dict[str, typing.Any]], where: Where | None = None
+    ends: tuple[str, str], metadata: collections.abc.Mapping[str, Json]
 ) -> tuple[tuple[str, str], tuple[str, str], str, bool]:
     """Return (provider end, requirer end, interface, container scope) of a relation, or raise what is wrong with it."""
-    sides: list[tuple[str, str, dict[str, typing.Any]]] = []
+    sides: list[tuple[str, str, Json]] = []
     for end in ends:
         app, _, endpoint = end.partition(":")
         if app not in metadata:
-            _fail(where, f"relation {list(ends)}: no application {app!r}{_guess(app, metadata)}")
+            raise SandboxError(f"relation {list(ends)}: no application {app!r}{_guess(app, metadata)}")
         endpoints = endpoints_of(metadata[app])
         if not endpoint:
-            _fail(where, f"relation {list(ends)}: name the endpoint of {app} ({', '.join(endpoints)})")
+            raise SandboxError(f"relation {list(ends)}: name the endpoint of {app} ({', '.join(endpoints)})")
         if endpoint not in endpoints:
-            _fail(where, f"{app} has no endpoint {endpoint!r}{_guess(endpoint, endpoints)}")
+            raise SandboxError(f"{app} has no endpoint {endpoint!r}{_guess(endpoint, endpoints)}")
         sides.append((app, endpoint, endpoints[endpoint]))
     (app_a, endpoint_a, a), (app_b, endpoint_b, b) = sides
     if a["interface"] != b["interface"]:
-        _fail(where, f"{ends[0]} speaks {a['interface']}, {ends[1]} speaks {b['interface']}: they cannot be related")
+        raise SandboxError(
+            f"{ends[0]} speaks {a['interface']}, {ends[1]} speaks {b['interface']}: they cannot be related"
+        )
     if {a["role"], b["role"]} != {"provides", "requires"}:
-        _fail(where, f"{ends[0]} and {ends[1]} both {a['role'][:-1]} {a['interface']}: one must provide, one require")
+        raise SandboxError(
+            f"{ends[0]} and {ends[1]} both {a['role'][:-1]} {a['interface']}: one must provide, one require"
+        )
     container = "container" in (a["scope"], b["scope"])
     if container and not (metadata[app_a].get("subordinate") or metadata[app_b].get("subordinate")):
-        _fail(where, f"{ends[0]} and {ends[1]} live in one container, but neither charm is subordinate")
+        raise SandboxError(f"{ends[0]} and {ends[1]} live in one container, but neither charm is subordinate")
     first, second = ((app_a, endpoint_a), (app_b, endpoint_b))
     return (
         (first, second, a["interface"], container)
@@ -355,17 +252,15 @@ def check_relation(
     )
 
 
-def endpoints_of(metadata: dict[str, typing.Any]) -> dict[str, dict[str, str]]:
-    """Return {endpoint: {role, interface, scope}} of a charm, with the `juju-info` that every charm provides."""
-    found = {"juju-info": {"role": "provides", "interface": "juju-info", "scope": "global"}}
+def endpoints_of(metadata: Json) -> dict[str, Json]:
+    """Return {endpoint: {role, interface, scope, limit}} of a charm, with the `juju-info` that every charm provides."""
+    found: dict[str, Json] = {
+        "juju-info": {"role": "provides", "interface": "juju-info", "scope": "global", "limit": None}
+    }
     for role in ("provides", "requires"):
         for name, spec in section(metadata, role).items():
-            found[name] = {"role": role, "interface": spec["interface"], "scope": spec.get("scope", "global")}
+            found[name] = {"role": role, "scope": "global", "limit": None} | spec
     return found
-
-
-def _fail(where: Where | None, message: str) -> typing.NoReturn:
-    raise BundleError(where, message) if where else SandboxError(message)
 
 
 def _guess(name: str, known: collections.abc.Iterable[str]) -> str:

@@ -19,34 +19,26 @@ from sandbox import model as rules
 from sandbox import session as sessions
 from sandbox import view
 from sandbox.engine import Progress, parse_gpus
-from sandbox.hosts import HostError, Hosts
+from sandbox.hosts import Hosts
 from sandbox.session import Session
 from sandbox.store import Model, SandboxError, Store
 
 _OVERLAY = pathlib.Path(__file__).parent / "overlay.yaml"
-_LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
-def _errors(command: collections.abc.Callable[..., typing.Any]) -> collections.abc.Callable[..., typing.Any]:
-    """Turn a failure into one line and exit status 1."""
+class _Group(click.Group):
+    """Turns a failure of a command into one line and exit status 1."""
 
-    @functools.wraps(command)
-    def wrapped(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+    def invoke(self, ctx: click.Context) -> typing.Any:
         try:
-            return command(*args, **kwargs)
-        except (SandboxError, HostError) as e:
+            return super().invoke(ctx)
+        except SandboxError as e:
             click.echo(f"ERROR {e}", err=True)
-            sys.exit(1)
-
-    return wrapped
-
-
-def _progress() -> Progress:
-    return Progress(lambda line: click.echo(line, err=True))
+            ctx.exit(1)
 
 
 def _session(store: Store, *, create: bool = False) -> Session:
-    return Session(store, _progress(), create=create)
+    return Session(store, Progress(lambda line: click.echo(line, err=True)), create=create)
 
 
 def _assignments(items: collections.abc.Iterable[str]) -> dict[str, str]:
@@ -60,18 +52,11 @@ def _assignments(items: collections.abc.Iterable[str]) -> dict[str, str]:
     return parsed
 
 
-class _Duration(click.ParamType[float]):
-    """Seconds, written as Juju does: 90s, 5m, 1h30m."""
-
-    name = "duration"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return the seconds."""
-        parts = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", str(value))
-        if parts is None or not any(parts.groups()):
-            self.fail(f"{value!r} is no duration such as 90s, 5m or 1h30m", param, ctx)
-        hours, minutes, seconds = (int(part or 0) for part in parts.groups())
-        return float(hours * 3600 + minutes * 60 + seconds)
+def _seconds(text: str) -> float:
+    """Return the seconds of a duration such as 90s, 5m or 1h."""
+    if not re.fullmatch(r"\d+[smh]", text):
+        raise ValueError
+    return float(text[:-1]) * {"s": 1, "m": 60, "h": 3600}[text[-1]]
 
 
 class _Dumper(yaml.SafeDumper):
@@ -91,25 +76,12 @@ def _as_yaml(results: dict[str, typing.Any]) -> str:
     return yaml.dump(results, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10_000)
 
 
-def _read_text(path: pathlib.Path) -> str:
-    try:
-        return path.read_text()
-    except OSError as e:
-        raise SandboxError(f"{path}: {e.strerror}") from e
-
-
-_seed_option = click.option(
-    "--seed",
-    type=click.IntRange(0),
-    envvar="SLURM_DDP_SEED",
-    help="Seed of what Juju leaves open, such as the order of relations' hooks. [default: drawn, and logged]",
-)
 _once_option = click.option(
     "--once", is_flag=True, help="Send no update-status, neither by chance nor to units that wait at the end."
 )
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("-m", "--model", default="default", show_default=True, envvar="SLURM_DDP_MODEL", help="Which deployment.")
 @click.pass_context
 def cli(context: click.Context, model: str) -> None:
@@ -135,7 +107,7 @@ def _change(
             with _session(store).change(once=once) as model:
                 function(model, **words)
 
-        wrapped: typing.Any = _once_option(click.pass_obj(_errors(command)))
+        wrapped: typing.Any = _once_option(click.pass_obj(command))
         for argument in reversed(arguments):
             many = argument.endswith("...")
             wrapped = click.argument(argument.rstrip("."), nargs=-1 if many else 1, required=name != "update-status")(
@@ -151,24 +123,19 @@ def _change(
 @click.option(
     "--overlay", "overlays", multiple=True, type=click.Path(path_type=pathlib.Path), help="Merge this over the bundle."
 )
-@_seed_option
 @_once_option
 @click.pass_obj
-@_errors
-def deploy(
-    store: Store, bundle: pathlib.Path, overlays: tuple[pathlib.Path, ...], seed: int | None, *, once: bool
-) -> None:
+def deploy(store: Store, bundle: pathlib.Path, overlays: tuple[pathlib.Path, ...], *, once: bool) -> None:
     """Deploy BUNDLE with the sandbox's own overlay and yours, and wait until every unit is active."""
     merged = bundles.load(bundle, overlays, defaults=_OVERLAY)
     session = _session(store, create=True)
     with session.open() as engine:
-        session.deploy(engine, merged, seed=seed, once=once)
+        session.deploy(engine, merged, once=once)
 
 
 @cli.command()
 @click.option("--format", "form", type=click.Choice(["tabular", "json"]), default="tabular")
 @click.pass_obj
-@_errors
 def status(store: Store, form: str) -> None:
     """Show applications, units and machines."""
     model = store.load()
@@ -177,16 +144,14 @@ def status(store: Store, form: str) -> None:
 
 @cli.command()
 @click.argument("bundle", type=click.Path(path_type=pathlib.Path), default=deployment.REPOSITORY / "bundle.yaml")
-@_seed_option
 @click.pass_obj
-@_errors
-def demo(store: Store, bundle: pathlib.Path, seed: int | None) -> None:
+def demo(store: Store, bundle: pathlib.Path) -> None:
     """Deploy, prepare a dataset, train a model on two nodes, and show the result."""
     merged = bundles.load(bundle, defaults=_OVERLAY)
     session = _session(store, create=True)
     sessions.remove_abandoned(store, session.progress)
     with session.open() as engine:
-        click.echo(demonstration.run(session, engine, merged, seed))
+        click.echo(demonstration.run(session, engine, merged))
 
 
 @cli.command()
@@ -195,7 +160,6 @@ def demo(store: Store, bundle: pathlib.Path, seed: int | None) -> None:
 @click.argument("params", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--format", "form", type=click.Choice(["plain", "json"]), default="plain", show_default=True)
 @click.pass_obj
-@_errors
 def run(store: Store, unit: str, action: str, params: tuple[str, ...], form: str) -> None:
     """Run ACTION on UNIT (`trainer/0`, or `trainer/leader`) with key=value parameters, and show its results."""
     if "/" not in unit or "=" in action:
@@ -224,7 +188,6 @@ def run(store: Store, unit: str, action: str, params: tuple[str, ...], form: str
 @click.option("--reset", default="", metavar="KEY[,KEY]", help="Set these options back to their defaults.")
 @_once_option
 @click.pass_obj
-@_errors
 def config(store: Store, app: str, settings: tuple[str, ...], *, form: str, reset: str, once: bool) -> None:
     """Show the options of APP, or set some with key=value."""
     if not (settings or reset):
@@ -247,7 +210,6 @@ def _run_on_host(store: Store, unit: str, argv: collections.abc.Sequence[str]) -
 @click.option("-u", "--unit", help="The unit; as in Juju, in place of the first word.")
 @click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[UNIT] -- COMMAND...")
 @click.pass_obj
-@_errors
 def exec_(store: Store, unit: str | None, words: tuple[str, ...]) -> None:
     """Run a command as root on the host of UNIT: ./sandboxctl exec slurmd/0 -- sinfo."""
     name, *argv = (unit, *words) if unit else words
@@ -261,7 +223,6 @@ def exec_(store: Store, unit: str | None, words: tuple[str, ...]) -> None:
 @click.argument("unit")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.pass_obj
-@_errors
 def ssh(store: Store, unit: str, command: tuple[str, ...]) -> None:
     """Open a shell as user ubuntu on the host of UNIT (sudo works there), or run COMMAND in one."""
     words = command[1:] if command[:1] == ("--",) else command
@@ -336,7 +297,6 @@ def update_status(model: Model, units: tuple[str, ...]) -> None:
 @click.argument("name")
 @click.argument("content", nargs=-1, required=True)
 @click.pass_obj
-@_errors
 def add_secret(store: Store, name: str, content: tuple[str, ...]) -> None:
     """Add a secret of yours with key=value content; prints its id."""
     with _session(store).open() as engine, engine.change() as model:
@@ -345,50 +305,36 @@ def add_secret(store: Store, name: str, content: tuple[str, ...]) -> None:
 
 def _secret_content(items: collections.abc.Iterable[str]) -> dict[str, str]:
     """Return the content; `key#file=PATH` takes the value from a file, as Juju does."""
-    return {
-        key.removesuffix("#file"): _read_text(pathlib.Path(value)) if key.endswith("#file") else value
-        for key, value in _assignments(items).items()
-    }
+    try:
+        return {
+            key.removesuffix("#file"): pathlib.Path(value).read_text() if key.endswith("#file") else value
+            for key, value in _assignments(items).items()
+        }
+    except OSError as e:
+        raise SandboxError(f"{e.filename}: {e.strerror}") from e
 
 
 @cli.command("debug-log")
-@click.argument("unit", required=False)
 @click.option("-i", "--include", multiple=True, metavar="ENTITY", help="Only this unit or application; repeatable.")
-@click.option("-l", "--level", type=click.Choice(_LEVELS, case_sensitive=False), help="Only this level and above.")
 @click.option("-n", "--lines", "--limit", default=500, show_default=True, type=click.IntRange(1))
 @click.option("--replay", is_flag=True, help="All lines, from the beginning.")
 @click.pass_obj
-@_errors
-def debug_log(
-    store: Store, unit: str | None, *, include: tuple[str, ...], level: str | None, lines: int, replay: bool
-) -> None:
-    """Show the charms' log, of one unit or of all."""
-    model, every = store.load(), store.log_lines()
-    logged = {line.split(" ")[1] for line in every}
-    wanted = {_entity(model, logged, name) for name in (*include, *((unit,) if unit else ()))}
-    least = _LEVELS.index(level.upper()) if level else 0
-
-    def is_wanted(line: str) -> bool:
-        _, who, grade, *_ = [*line.split(" ", 3), "", ""]
-        rank = _LEVELS.index(grade) if grade in _LEVELS else _LEVELS.index("INFO")
-        return (not wanted or bool({who, who.partition("/")[0]} & wanted)) and rank >= least
-
-    chosen = [line for line in every if is_wanted(line)]
+def debug_log(store: Store, *, include: tuple[str, ...], lines: int, replay: bool) -> None:
+    """Show the charms' log."""
+    store.load()  # raises if the model does not exist
+    chosen = [
+        line
+        for line, who in ((line, line.split(" ")[1]) for line in store.log_lines())
+        if not include or {who, who.partition("/")[0]} & {*include}
+    ]
     for line in chosen if replay else chosen[-lines:]:
         click.echo(line)
-
-
-def _entity(model: Model, logged: collections.abc.Collection[str], name: str) -> str:
-    """Return the name of a unit or an application that exists or has logged."""
-    known = {who.partition("/")[0] for who in logged}.union(model.applications, logged)
-    return name if name in known else model.unit(name).name
 
 
 @cli.command()
 @click.argument("unit")
 @_once_option
 @click.pass_obj
-@_errors
 def reboot(store: Store, unit: str, *, once: bool) -> None:
     """Reboot the host of UNIT now, also in the middle of a hook, and wait until its units have settled again."""
     session = _session(store)
@@ -401,7 +347,6 @@ def reboot(store: Store, unit: str, *, once: bool) -> None:
 @click.argument("unit")
 @click.argument("gpus")
 @click.pass_obj
-@_errors
 def gpus(store: Store, unit: str, gpus: str) -> None:
     """Put mock GPUs into the host of UNIT, or take them out: '2 x Mock GPU', 'NVIDIA L40S, Tesla T4', or 0 for none.
 
@@ -414,9 +359,10 @@ def gpus(store: Store, unit: str, gpus: str) -> None:
 @cli.command("wait-for")
 @click.argument("kind", type=click.Choice(["unit"]), metavar="unit")
 @click.argument("name")
-@click.option("--timeout", type=_Duration(), default="10m", show_default=True, help="Give up after this time.")
+@click.option(
+    "--timeout", type=_seconds, default="10m", show_default=True, help="Give up after this time: 90s, 5m, 1h."
+)
 @click.pass_obj
-@_errors
 def wait_for(store: Store, kind: str, name: str, timeout: float) -> None:
     """Wait until the unit NAME is active and idle.
 
@@ -439,7 +385,6 @@ def wait_for(store: Store, kind: str, name: str, timeout: float) -> None:
 @cli.command()
 @click.option("--no-prompt", is_flag=True, help="Do not ask for the model's name.")
 @click.pass_obj
-@_errors
 def destroy(store: Store, no_prompt: bool) -> None:
     """Remove the hosts, their network and everything in them."""
     if not no_prompt:
@@ -447,7 +392,7 @@ def destroy(store: Store, no_prompt: bool) -> None:
             raise click.UsageError("destroy needs --no-prompt without a terminal")
         if click.prompt(f"This removes all data of the model. Its name, to confirm ({store.name})") != store.name:
             raise SandboxError("not the model's name: nothing was removed")
-    sessions.remove(store, _progress())
+    sessions.remove(store, _session(store).progress)
 
 
 def _exit(_: int, __: object) -> None:

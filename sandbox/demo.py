@@ -41,27 +41,16 @@ Try next:
 """
 
 
-class _Phases:
-    """The seconds that each part of the demo took."""
-
-    def __init__(self) -> None:
-        self._seconds: list[tuple[str, float]] = []
-
-    @contextlib.contextmanager
-    def phase(self, name: str) -> collections.abc.Generator[None]:
-        """Announce and time one part."""
-        click.secho(f"\n== {name}", err=True, bold=True)
-        begin = time.monotonic()
-        yield
-        self._seconds.append((name, time.monotonic() - begin))
-
-    def text(self) -> str:
-        """Return one line per part and the sum."""
-        rows = [*self._seconds, ("in all", sum(seconds for _, seconds in self._seconds))]
-        return "\n".join(f"  {name:<34}{seconds:7.1f} s" for name, seconds in rows)
+@contextlib.contextmanager
+def _phase(seconds: dict[str, float], name: str) -> collections.abc.Generator[None]:
+    """Announce and time one part of the demo."""
+    click.secho(f"\n== {name}", err=True, bold=True)
+    begin = time.monotonic()
+    yield
+    seconds[name] = time.monotonic() - begin
 
 
-def run(session: Session, engine: Engine, bundle: bundles.Bundle, seed: int | None) -> str:
+def run(session: Session, engine: Engine, bundle: bundles.Bundle) -> str:
     """Deploy, train, and return the demo's last lines.
 
     Raises:
@@ -74,18 +63,18 @@ def run(session: Session, engine: Engine, bundle: bundles.Bundle, seed: int | No
             raise SandboxError(f"{action}: {outcome['failure']}")
         return outcome["results"]
 
-    phases = _Phases()
-    with phases.phase("deploy the bundle"):
-        session.deploy(engine, bundle, seed=seed)
-    with phases.phase("install the training environment"):
+    seconds: dict[str, float] = {}
+    with _phase(seconds, "deploy the bundle"):
+        session.deploy(engine, bundle)
+    with _phase(seconds, "install the training environment"):
         offer_environment(engine.hosts, engine.model)
         made = act("install-environment")
         keep_environment(engine.hosts, engine.model, made["environment"])
-    with phases.phase("prepare a dataset"):
+    with _phase(seconds, "prepare a dataset"):
         act("prepare-dataset")
-    with phases.phase("train on two nodes"):
+    with _phase(seconds, "train on two nodes"):
         result = act("submit-ddp", **TRAINING)
-    return _summary(engine.hosts, engine.model, result, phases)
+    return _summary(engine.hosts, engine.model, result, seconds)
 
 
 def offer_environment(hosts: Hosts, model: Model) -> None:
@@ -97,7 +86,7 @@ for file in *.tar.zst *.json; do  # the manifest last: it makes the archive vali
   [ -e {_STORE}/$file ] || cp $file {_STORE}/
 done
 """
-    hosts.get(model.host_of(LOGIN)).run(["sh", "-ec", script], timeout=300, user="ubuntu")
+    hosts.get(model.host_of(LOGIN)).run(["/sbin/runuser", "-u", "ubuntu", "--", "sh", "-ec", script], timeout=300)
 
 
 def keep_environment(hosts: Hosts, model: Model, archive: str) -> None:
@@ -113,7 +102,7 @@ mv .new {name}.json
     hosts.get(model.host_of(LOGIN)).run(["sh", "-ec", script], timeout=300)
 
 
-def _summary(hosts: Hosts, model: Model, result: dict[str, typing.Any], phases: _Phases) -> str:
+def _summary(hosts: Hosts, model: Model, result: dict[str, typing.Any], seconds: dict[str, float]) -> str:
     """Return the demo's last lines: nodes, mounts, the job's result and the next commands."""
 
     def output(unit: str, *argv: str) -> str:
@@ -124,10 +113,11 @@ def _summary(hosts: Hosts, model: Model, result: dict[str, typing.Any], phases: 
     )
     nodes = "\n".join(f"  {line}" for line in output(LOGIN, "sinfo", "-N", "-o", "%N %P %T %c %G").splitlines())
     outcome = "\n".join(f"  {key:<20}{result[key]}" for key in RESULTS if key in result)
+    times = "\n".join(f"  {name:<34}{s:7.1f} s" for name, s in (seconds | {"in all": sum(seconds.values())}).items())
     return (
         f"\nSlurm (sinfo):\n{nodes}\n"
         f"\nThe shared filesystem:\n{mounts}\n"
         f"\nJob {result['job-id']} trained a model on two nodes:\n{outcome}\n"
-        f"\nTime:\n{phases.text()}\n"
+        f"\nTime:\n{times}\n"
         f"\n{NEXT}"
     )

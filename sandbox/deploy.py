@@ -6,10 +6,13 @@ import os
 import pathlib
 import shutil
 import tempfile
+import typing
+
+import yaml
 
 from sandbox import bundle as bundles
 from sandbox import model as rules
-from sandbox.engine import Progress, read_metadata, stage_charm
+from sandbox.engine import Progress
 from sandbox.store import Application, Model, SandboxError, Store, section
 from scripts import pack
 
@@ -35,12 +38,11 @@ def charm_filler(app: bundles.BundleApplication) -> Filler:
     if app.is_local:
         path = pathlib.Path(app.charm)
         if not path.is_dir():
-            raise bundles.BundleError(app.at("charm"), f"{app.name}: no charm at {app.charm}")
+            raise SandboxError(f"{app.name}: no charm at {app.charm}")
         return lambda directory: _copy(path, directory)
     if not (STANDINS / app.charm / "charmcraft.yaml").is_file():
         known = ", ".join(sorted(path.name for path in STANDINS.iterdir() if (path / "charmcraft.yaml").is_file()))
-        raise bundles.BundleError(
-            app.at("charm"),
+        raise SandboxError(
             f"{app.name}: the sandbox cannot play the charm {app.charm!r} (it plays {known}): remove it in an overlay",
         )
     return lambda directory: stage_standin(app.charm, directory)
@@ -56,6 +58,11 @@ def stage_standin(name: str, directory: pathlib.Path) -> None:
 
 def _copy(source: pathlib.Path, target: pathlib.Path) -> None:
     shutil.copytree(source, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__", "*.pyc", "tests"))
+
+
+def read_metadata(directory: pathlib.Path) -> dict[str, typing.Any]:
+    """Return a charm's charmcraft.yaml."""
+    return yaml.safe_load((directory / "charmcraft.yaml").read_text())
 
 
 class Deployment:
@@ -81,8 +88,8 @@ class Deployment:
             bundles.check(bundle, {name: read_metadata(directory) for name, directory in staged.items()})
             for app in bundle.applications.values():
                 self._ensure_application(app, staged[app.name])
-        for relation in bundle.relations:
-            self._ensure_relation(relation.ends)
+        for ends in bundle.relations:
+            self._ensure_relation(ends)
         for app in bundle.applications.values():
             current = self.model.applications[app.name]
             while not current.subordinate and len(self.model.app_units(app.name)) < app.body["num_units"]:
@@ -110,7 +117,7 @@ class Deployment:
             current = Application(
                 name=app.name,
                 charm=charm,
-                source=str(stage_charm(self.store, app.name, 0, lambda directory: _copy(staged, directory))),
+                source=self._stage(app.name, 0, staged),
                 metadata=metadata,
                 options=options,
                 annotations={key: str(value) for key, value in app.body.get("annotations", {}).items()},
@@ -127,6 +134,13 @@ class Deployment:
         for name, path in app.body.get("resources", {}).items():
             self._attach(current, name, pathlib.Path(path))
 
+    def _stage(self, app: str, revision: int, staged: pathlib.Path) -> str:
+        """Make the sandbox's own copy of a charm's files; return its folder."""
+        directory = self.store.directory / "charms" / f"{app}-{revision}"
+        shutil.rmtree(directory, ignore_errors=True)
+        _copy(staged, directory)
+        return str(directory)
+
     def _attach(self, app: Application, name: str, path: pathlib.Path) -> None:
         """Give a resource its content: a copy that hosts see, replaced when the file differs."""
         target = self.store.directory / "resources" / app.name / name
@@ -141,17 +155,9 @@ class Deployment:
         """Give the application the staged files if they differ from its own; its units then get upgrade-charm."""
         if _same_tree(staged, pathlib.Path(app.source)):
             return
-        metadata = read_metadata(staged)
-        related = {
-            end for relation in self.model.app_relations(app.name) for name, end in relation.ends if name == app.name
-        }
-        kept = {"juju-info"}.union(*(section(metadata, role) for role in ("provides", "requires", "peers")))
-        if related - kept:
-            gone = ", ".join(sorted(related - kept))
-            raise SandboxError(f"{app.name}: the new charm lacks endpoint {gone}, which is related")
         app.revision += 1
-        app.source = str(stage_charm(self.store, app.name, app.revision, lambda directory: _copy(staged, directory)))
-        app.metadata = metadata
+        app.source = self._stage(app.name, app.revision, staged)
+        app.metadata = read_metadata(staged)
         for unit in self.model.app_units(app.name):
             rules.enqueue(self.model, unit, "upgrade-charm")
             rules.enqueue(self.model, unit, "config-changed")

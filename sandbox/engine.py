@@ -19,15 +19,14 @@ import re
 import shutil
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 import typing
 
-import yaml
-
 from sandbox import juju_exec, order
 from sandbox import model as rules
-from sandbox.hosts import Gpu, Host, HostError, Hosts
+from sandbox.hosts import Gpu, Host, Hosts
 from sandbox.store import Event, Lock, Model, SandboxError, Status, Store, Unit
 
 GUEST = pathlib.Path("/var/lib/sandbox")  # where a host finds the agent, the charms and the resources
@@ -128,7 +127,7 @@ class Engine:
                 while not until():
                     with self.change() as model:
                         self._drop_orphans(model)
-                        self._take_commands(model)
+                        self._take_requests(model)
                         tasks = self._ready_tasks(model)
                         waits = self._waits(model)
                     for task in tasks:
@@ -212,29 +211,14 @@ class Engine:
                     self.store.log(unit.name, "WARNING", f"{event.label} was interrupted: no command waits for it")
                     _take_off(unit, event)
 
-    def _take_commands(self, model: Model) -> None:
-        """Queue what units asked for with juju-exec; drop what their hosts forgot, as at a reboot."""
-        there = self.hosts.names()
-        for machine in sorted({unit.machine for unit in model.units.values()}):
-            host = model.host(machine)
-            if host not in there:
+    def _take_requests(self, model: Model) -> None:
+        """Queue what units ask for with juju-exec."""
+        for machine in {unit.machine for unit in model.units.values()}:
+            if (host := model.host(machine)) not in self.hosts.names():
                 continue
-            root = self.hosts.get(host).root
-            pending = juju_exec.pending(root)
-            units = {unit.name: unit for unit in model.machine_units(machine)}
-            for unit in units.values():
-                for event in [event for event in unit.events if event.command and event.command not in pending]:
-                    if unit.executing in (None, event):
-                        _take_off(unit, event)
-                    else:
-                        unit.events.remove(event)
-            known = {event.command for unit in units.values() for event in unit.events}
-            for request, name in pending.items():
-                unit = units.get(name)
-                if unit is None:
-                    juju_exec.not_found(root, request, name)
-                elif request not in known and not unit.dying:
-                    rules.enqueue(model, unit, "update-status", command=request)
+            for name in juju_exec.take_requests(self.hosts.get(host).root):
+                if name in model.units and not model.units[name].dying:
+                    rules.enqueue(model, model.units[name], "update-status", asked=True)
                     self.store.log(name, "INFO", "juju-exec asks for update-status")
 
     def _ready_tasks(self, model: Model) -> list[_Task]:
@@ -335,18 +319,12 @@ class Engine:
         with contextlib.suppress(queue.Empty):
             key, error = self._done.get(timeout=_POLL_S)
             del self._running[key]
-            if isinstance(error, HostError):
-                raise SandboxError(str(error)) from error
             if error is not None:
                 raise error
             return
         if time.monotonic() - self.progress.last >= _TICK_S:
             for task in list(self._running.values()):
                 self.progress(task.key, f"{task.what} ... {time.monotonic() - task.since:.0f} s")
-            for unit in self.model.units.values():
-                if unit.executing is not None and unit.name not in self._running:
-                    took = time.time() - unit.agent.since
-                    self.progress(unit.name, f"{unit.executing.label} ... {took:.0f} s (another command)")
 
     # --- tasks, each in a thread of its own -------------------------------------------------------------------------
 
@@ -420,7 +398,7 @@ class Engine:
             self.progress(unit, f"{status}: {text}" if text else status)
 
     def _finish(self, model: Model, unit: Unit, event: Event, request: Json, answer: Json, *, took_s: float) -> None:
-        given, deleted = request["state"], request["deleted"]
+        given = request["state"]
         if event.action is not None:
             if answer["ok"]:
                 self._results[event.action["id"]] = answer["action"]
@@ -430,19 +408,10 @@ class Engine:
                 self._results[event.action["id"]] = {"results": {}, "failure": f"the action crashed: {answer['error']}"}
             _take_off(unit, event)
             return
-        if event.command is not None:
-            if answer["ok"] and answer["reboot"] != "now":
-                rules.apply(model, unit, event, given, answer["state"])
-            self._finish_command(model, unit, event, answer, took_s=took_s)
-            return
-        if not answer["ok"] and not deleted:
+        if not answer["ok"]:
             self._fail(unit, event, answer)
             return
         unit.agent = Status(name="idle", since=time.time())
-        if not answer["ok"]:  # the unit no longer exists: the failure is only logged
-            self.store.log(unit.name, "ERROR", answer["trace"])
-            rules.finished(model, unit, event)
-            return
         if answer["reboot"] == "now":  # the interrupted hook runs again afterwards
             return
         self.store.log(unit.name, "DEBUG", f"ran {event.label} in {took_s:.1f} s")
@@ -450,18 +419,6 @@ class Engine:
             self.progress(unit.name, f"{event.label} took {took_s:.1f} s")
         rules.apply(model, unit, event, given, answer["state"])
         order.ran(model, unit, update_status=self.update_status)
-
-    def _finish_command(self, model: Model, unit: Unit, event: Event, answer: Json, *, took_s: float) -> None:
-        """Let juju-exec end; a hook that fails is its failure, not the unit's, and no reboot runs it again."""
-        assert event.command is not None
-        _take_off(unit, event)
-        if answer["ok"]:
-            self.store.log(unit.name, "DEBUG", f"ran {event.label} in {took_s:.1f} s")
-        else:
-            self.store.log(unit.name, "ERROR", answer["trace"])
-            self.progress(unit.name, f"{event.label}: {answer['error']}")
-        root = self.hosts.get(model.host(unit.machine)).root
-        juju_exec.answer(root, event.command, 0 if answer["ok"] else 1, "" if answer["ok"] else f"{answer['trace']}\n")
 
     def _fail(self, unit: Unit, event: Event, answer: Json) -> None:
         self._failures[unit.name] = self._failures.get(unit.name, 0) + 1
@@ -496,7 +453,7 @@ def _obstacle(model: Model, unit: Unit) -> Unit | None:
 
 
 def _take_off(unit: Unit, event: Event) -> None:
-    """Take an action, or what juju-exec asked for, off the queue; a unit that was in error before it is so again."""
+    """Take an action off the queue; a unit that was in error before it is so again."""
     unit.events = [other for other in unit.events if other.sequence != event.sequence]
     if unit.failed is not None:
         unit.agent = Status(name="error", message=unit.failed.problem, since=time.time())
@@ -509,17 +466,10 @@ class _Agent:
 
     def __init__(self, host: Host) -> None:
         argv = ["/opt/sandbox/venv/bin/python", str(GUEST / "agent.py")]
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the agent
         self._process = host.popen(
-            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, start_new_session=True
         )
-        self._stderr: list[str] = []
-        self._reader = threading.Thread(target=self._read_stderr, daemon=True)
-        self._reader.start()
-
-    def _read_stderr(self) -> None:
-        assert self._process.stderr is not None
-        for line in self._process.stderr:
-            self._stderr = [*self._stderr[-20:], line.decode(errors="replace").rstrip()]
 
     def alive(self) -> bool:
         return self._process.poll() is None
@@ -538,11 +488,12 @@ class _Agent:
                 show(message)
         except BrokenPipeError:
             pass
-        last = self._stderr[-1] if self._stderr else "no error output"
+        self._stderr.seek(0)
+        last = self._stderr.read().decode(errors="replace").splitlines()[-20:] or ["no error output"]
         return {
             "ok": False,
-            "error": f"the host stopped in the middle of the hook ({last})",
-            "trace": "\n".join(self._stderr),
+            "error": f"the host stopped in the middle of the hook ({last[-1]})",
+            "trace": "\n".join(last),
         }
 
     def kill(self) -> None:
@@ -560,10 +511,9 @@ class _Agent:
         except subprocess.TimeoutExpired:
             self.kill()
             self._process.wait()
-        self._reader.join(timeout=5)  # what the hook left behind may still hold its end of the pipe
-        for pipe in (self._process.stdout, self._process.stderr):
-            if pipe and not self._reader.is_alive():
-                pipe.close()
+        if self._process.stdout:
+            self._process.stdout.close()
+        self._stderr.close()
 
 
 def _who(machine: int) -> str:
@@ -590,19 +540,3 @@ def parse_gpus(text: str) -> tuple[Gpu, ...]:
         model = "" if found["model"] == "empty" else found["model"]
         gpus += [Gpu(model, int(found["node"]) if found["node"] else None)] * int(found["count"] or 1)
     return tuple(gpus)
-
-
-def stage_charm(
-    store: Store, app: str, revision: int, fill: collections.abc.Callable[[pathlib.Path], object]
-) -> pathlib.Path:
-    """Make the sandbox's own copy of a charm's files as `fill(directory)` writes them; return its folder."""
-    directory = store.directory / "charms" / f"{app}-{revision}"
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(parents=True)
-    fill(directory)
-    return directory
-
-
-def read_metadata(directory: pathlib.Path) -> Json:
-    """Return a charm's charmcraft.yaml."""
-    return yaml.safe_load((directory / "charmcraft.yaml").read_text())

@@ -19,7 +19,6 @@ import fcntl
 import json
 import os
 import pathlib
-import re
 import shutil
 import signal
 import subprocess
@@ -29,6 +28,7 @@ import typing
 import uuid
 
 from sandbox import image, machine, network
+from sandbox.store import SandboxError
 from slurm_ddp import files
 from slurm_ddp.run import CommandError, Completed, clean_env, last_line, run
 
@@ -42,11 +42,6 @@ _HEARTBEAT_S = 5.0
 _NETWORK_FILES = ("network.json", "resolv.conf")
 _PROPAGATE = pathlib.Path("/run/systemd/nspawn/propagate")
 _TRASH = ".trash"  # the files of removed hosts
-_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
-
-
-class HostError(Exception):
-    """A host or its network cannot do what was asked. `str()` is one line."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,8 +86,6 @@ class Hosts:
     """The hosts of one model."""
 
     def __init__(self, model: str, root: pathlib.Path = ROOT) -> None:
-        if not _NAME.fullmatch(model):
-            raise HostError(f"model name {model!r}: use lower-case letters, digits and hyphens, at most 40")
         self.model = model
         self.root = root
         self.directory = root / model
@@ -102,7 +95,7 @@ class Hosts:
         """The model's bridge and subnet."""
         path = self.directory / "network.json"
         if not path.exists():
-            raise HostError(f"model {self.model} has no network yet")
+            raise SandboxError(f"model {self.model} has no network yet")
         return _load_network(path)
 
     @property
@@ -114,14 +107,14 @@ class Hosts:
         """Make the image, the bridge and the NAT rules, as far as they are missing.
 
         Raises:
-            HostError: not root, a tool or kernel feature is missing, or the image cannot be built.
+            SandboxError: not root, a tool or kernel feature is missing, or the image cannot be built.
         """
         if os.geteuid() != 0:
-            raise HostError("the sandbox needs root; run it with sudo")
+            raise SandboxError("the sandbox needs root; run it with sudo")
         self.empty_trash()  # of a command whose deletion was interrupted
         if not self.names():
             _image(progress)
-        with self._lock(), _translated(self.model):
+        with self._lock():
             path = self.directory / "network.json"
             if not path.exists():
                 taken = [_load_network(other).subnet for other in self.root.glob("*/network.json")]
@@ -148,20 +141,15 @@ class Hosts:
             progress: gets one line per step, and again at least every 5 s while the host boots.
 
         Raises:
-            HostError: the host cannot be made, or did not finish booting within 120 s.
+            SandboxError: the host cannot be made, or did not finish booting within 120 s.
         """
-        if not _NAME.fullmatch(name):
-            raise HostError(f"host name {name!r}: use lower-case letters, digits and hyphens, at most 40")
         bound = dict(binds or {})
-        for source in bound.values():
-            if not pathlib.Path(source).exists():
-                raise HostError(f"{name}: {source} does not exist, so it cannot be bound into the host")
         host = Host(self, name)
         with host.lock():
             if not host.exists():
                 made = _image(progress)
-                with self._lock(), _translated(name):
-                    address = self.network.address({self._host(other).address for other in self.names()})
+                with self._lock():
+                    address = self.network.address({Host(self, other).address for other in self.names()})
                     _Record(
                         address=address,
                         machine=f"{self.network.bridge}-{name}",
@@ -182,11 +170,11 @@ class Hosts:
         """Return the host `name`.
 
         Raises:
-            HostError: it does not exist.
+            SandboxError: it does not exist.
         """
         host = Host(self, name)
         if not host.exists():
-            raise HostError(f"model {self.model} has no host {name}; it has: {', '.join(self.names()) or 'none'}")
+            raise SandboxError(f"model {self.model} has no host {name}; it has: {', '.join(self.names()) or 'none'}")
         return host
 
     def names(self) -> list[str]:
@@ -200,8 +188,8 @@ class Hosts:
         return sorted(source for source in sources if not pathlib.Path(source).exists())
 
     def recover(self, progress: Progress) -> list[str]:
-        """Boot the hosts that should run and do not, as after a restart of this machine; return their names."""
-        stopped = [host for host in map(self._host, self.names()) if host.wanted and not host.is_running()]
+        """Boot the hosts that do not run, as after a restart of this machine; return their names."""
+        stopped = [host for host in (Host(self, name) for name in self.names()) if not host.is_running()]
         for host in stopped:
             host.start(progress)
         return [host.name for host in stopped]
@@ -232,16 +220,12 @@ class Hosts:
             return
         with self._lock():
             if (self.directory / "network.json").exists():
-                with _translated(self.model):
-                    self.network.remove()
+                self.network.remove()
             for path in (*self.directory.glob("hosts/.*.lock"), *map(self.directory.joinpath, _NETWORK_FILES)):
                 files.ensure_absent(path)
             for directory in (self.directory / "hosts", self.directory):
                 with contextlib.suppress(OSError):  # the model keeps its own files here
                     directory.rmdir()
-
-    def _host(self, name: str) -> "Host":
-        return Host(self, name)
 
     @contextlib.contextmanager
     def _lock(self) -> collections.abc.Generator[None]:
@@ -283,11 +267,6 @@ class Host:
         """Its mock GPUs, by slot."""
         return self.record.gpus
 
-    @property
-    def wanted(self) -> bool:
-        """Whether it should run: it was started, and not killed since."""
-        return (self.directory / "wanted").exists()
-
     def exists(self) -> bool:
         """Check whether the host was made."""
         return (self.directory / "host.json").exists()
@@ -300,12 +279,7 @@ class Host:
     def lock(self) -> collections.abc.Generator[None]:
         """Hold the host against other commands that would start, stop or remove it."""
         folder = self.hosts.directory / "hosts"
-        if not folder.is_dir():
-            folder.mkdir(parents=True, exist_ok=True)
-            # Where ext4 has many inodes that were deleted lately it passes over them one by one for each new file
-            # (recently_deleted in fs/ext4/ialloc.c): a host after another is to begin in other block groups, chattr(1)
-            with contextlib.suppress(CommandError):
-                run("/usr/bin/chattr", "+T", folder, check=False)
+        folder.mkdir(parents=True, exist_ok=True)
         path = folder / f".{self.name}.lock"
         with path.open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -315,33 +289,31 @@ class Host:
         """Boot the host if it does not run, and wait until systemd has started everything.
 
         Raises:
-            HostError: it was not up within `timeout` seconds.
+            SandboxError: it was not up within `timeout` seconds.
         """
-        with self.lock(), _translated(self.name):
+        with self.lock():
             if not self._machine.is_kept_running():
                 self.hosts.network.ensure_bridge()
                 self._mount()
                 self._prepare()
                 self._machine.launch(self._options())
-            (self.directory / "wanted").touch()
         self._wait_booted(None, progress, timeout)
 
     def kill(self) -> None:
         """Switch the host off as a power cut would: no process gets to finish."""
-        with self.lock(), _translated(self.name):
+        with self.lock():
             self._machine.kill()
-            files.ensure_absent(self.directory / "wanted")
 
     def reboot(self, timeout: float = BOOT_TIMEOUT_S, progress: Progress = lambda _: None) -> None:
         """Reboot the host from inside and wait until it is up again.
 
         Raises:
-            HostError: it does not run, or is not up within `timeout` seconds.
+            SandboxError: it does not run, or is not up within `timeout` seconds.
         """
         before = self._machine.leader(self.root)
         if before is None:
-            raise HostError(f"{self.name} does not run")
-        with contextlib.suppress(HostError):  # the host may end before systemctl could say that all is well
+            raise SandboxError(f"{self.name} does not run")
+        with contextlib.suppress(SandboxError):  # the host may end before systemctl could say that all is well
             self.run(["/usr/bin/systemctl", "reboot"], timeout=60, check=False)
         self._wait_booted(before, progress, timeout)
 
@@ -353,60 +325,29 @@ class Host:
                 self._write_gpus()
                 self.run(["/usr/bin/systemctl", "restart", "sandbox-gpus.service"])
 
-    def popen(
-        self,
-        argv: collections.abc.Sequence[str],
-        *,
-        env: collections.abc.Mapping[str, str] | None = None,
-        user: str = "root",
-        **options: typing.Any,
-    ) -> subprocess.Popen[typing.Any]:
-        """Start a command inside the host, in all its namespaces and a clean environment.
-
-        Args:
-            argv: the command; no shell sees it.
-            env: variables added to a small clean environment.
-            user: the account of the host that runs it, with its groups and home.
-            **options: `stdin`, `stdout`, `stderr`, `text` and whatever else `subprocess.Popen` takes.
+    def popen(self, argv: collections.abc.Sequence[str], **options: typing.Any) -> subprocess.Popen[typing.Any]:
+        """Start a command as root inside the host, in all its namespaces and a clean environment; no shell sees it.
 
         The command ends when the host does. To end it earlier, signal its process group (`start_new_session=True`):
         the process returned is a shell that waits for it. A command that a signal ended has the status 128 + signal.
 
         Raises:
-            HostError: the host does not run.
+            SandboxError: the host does not run.
         """
         leader = self._machine.leader(self.root)
         if leader is None:
-            raise HostError(f"{self.name} does not run")
-        command = list(argv)
-        identity: dict[str, str] = {}
-        if user != "root":
-            command = ["/sbin/runuser", "-u", user, "--", *command]
-            identity = {"USER": user, "LOGNAME": user, "HOME": self._home(user)}
-        child_env = clean_env(image.host_proxies() | identity | dict(env or {}))
-        return subprocess.Popen([*machine.enter(leader), *command], env=child_env, **options)
+            raise SandboxError(f"{self.name} does not run")
+        return subprocess.Popen([*machine.enter(leader), *argv], env=clean_env(image.host_proxies()), **options)
 
-    def run(
-        self,
-        argv: collections.abc.Sequence[str],
-        *,
-        timeout: float = 60,
-        check: bool = True,
-        input: str | None = None,  # noqa: A002 - the name subprocess.run gives it
-        env: collections.abc.Mapping[str, str] | None = None,
-        user: str = "root",
-    ) -> Completed:
+    def run(self, argv: collections.abc.Sequence[str], *, timeout: float = 60, check: bool = True) -> Completed:
         """Run a command inside the host and return its status and texts.
 
         Raises:
-            HostError: the host does not run, the command took longer than `timeout` seconds, or it failed and `check`
-                is set.
+            SandboxError: the host does not run, or the command took more than `timeout` seconds or failed with `check`.
         """
         process = self.popen(
             argv,
-            env=env,
-            user=user,
-            stdin=subprocess.DEVNULL if input is None else subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -414,32 +355,24 @@ class Host:
             start_new_session=True,
         )
         try:
-            stdout, stderr = process.communicate(input, timeout=timeout)
+            stdout, stderr = process.communicate(timeout=timeout)
         except BaseException as e:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.communicate(timeout=2)
             if isinstance(e, subprocess.TimeoutExpired):
-                raise HostError(f"{self.name}: {argv[0]}: no answer within {timeout:g} s") from e
+                raise SandboxError(f"{self.name}: {argv[0]}: no answer within {timeout:g} s") from e
             raise
         if check and process.returncode != 0:
             text = last_line(stderr) or last_line(stdout)
-            raise HostError(f"{self.name}: {argv[0]} exited {process.returncode}: {text}")
+            raise SandboxError(f"{self.name}: {argv[0]} exited {process.returncode}: {text}")
         return Completed(process.returncode, stdout, stderr)
-
-    def _home(self, user: str) -> str:
-        accounts = (line.split(":") for line in (self.root / "etc/passwd").read_text().splitlines())
-        home = next((fields[5] for fields in accounts if fields[0] == user), None)
-        if home is None:
-            raise HostError(f"{self.name} has no account {user}")
-        return home
 
     def remove(self) -> None:
         """Switch the host off and remove everything in it. The caller holds the lock."""
         if self.exists():
-            with _translated(self.name):
-                self._machine.kill()
+            self._machine.kill()
             network.remove_link(self._machine.name)
             with contextlib.suppress(OSError):  # systemd-nspawn leaves it, empty
                 (_PROPAGATE / self._machine.name).rmdir()
@@ -461,7 +394,7 @@ class Host:
         record = self.record
         for layer in record.layers:
             if not pathlib.Path(layer).is_dir():
-                raise HostError(f"{self.name}: its image {layer} was removed; destroy the model and deploy again")
+                raise SandboxError(f"{self.name}: its image {layer} was removed; destroy the model and deploy again")
         for name in ("upper", "work", "root"):
             (self.directory / name).mkdir(exist_ok=True)
         self.root.chmod(0o755)
@@ -475,7 +408,7 @@ class Host:
             if run(*mount, f"{options},volatile", self.root, check=False).returncode != 0:
                 run(*mount, options, self.root)
         except CommandError as e:
-            raise HostError(
+            raise SandboxError(
                 f"{self.name}: no overlay filesystem on {self.directory} ({e}); is it on ext4 or xfs?"
             ) from e
 
@@ -521,7 +454,7 @@ class Host:
         options += [f"--bind-ro={path}" for path in record.read_only_binds if pathlib.Path(path).exists()]
         for guest, source in record.binds.items():
             if not pathlib.Path(source).exists():
-                raise HostError(
+                raise SandboxError(
                     f"{self.name}: {source} does not exist, so it cannot be bound into the host; "
                     "if its clone was deleted, ./sandboxctl destroy removes the deployment"
                 )
@@ -538,15 +471,15 @@ class Host:
                 try:
                     done = self.run(["/usr/bin/systemctl", "is-system-running"], check=False, timeout=30)
                     state = done.stdout.strip() or last_line(done.stderr)
-                except HostError as e:  # no answer yet, or its first process has just gone
+                except SandboxError as e:  # no answer yet, or its first process has just gone
                     state = str(e)
                 if state in ("running", "degraded"):
                     return
             elif before is None and not self._machine.is_kept_running():
-                raise HostError(f"{self.name}: did not boot: {self._machine.last_words() or 'it ended at once'}")
+                raise SandboxError(f"{self.name}: did not boot: {self._machine.last_words() or 'it ended at once'}")
             now = time.monotonic()
             if now - begin > timeout:
-                raise HostError(
+                raise SandboxError(
                     f"{self.name}: not up within {timeout:.0f} s ({state}); see {self.directory}/console.log"
                 )
             if now - shown > _HEARTBEAT_S:
@@ -555,29 +488,14 @@ class Host:
             time.sleep(0.1)
 
 
-@contextlib.contextmanager
-def _translated(name: str) -> collections.abc.Generator[None]:
-    """Name the host or model whose network or machine failed."""
-    try:
-        yield
-    except (network.NetworkError, machine.MachineError) as e:
-        raise HostError(f"{name}: {e}") from e
-
-
 def _load_network(path: pathlib.Path) -> network.Network:
     return network.Network(**json.loads(path.read_text()))
 
 
 def _rewrite(path: pathlib.Path, text: str) -> None:
-    """Make the file hold `text`, in the same inode: hosts have it bound over theirs. Readers see one write."""
-    if path.exists() and path.read_text() == text:
-        return
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        os.pwrite(descriptor, text.encode(), 0)
-        os.ftruncate(descriptor, len(text.encode()))
-    finally:
-        os.close(descriptor)
+    """Make the file hold `text`, in the same inode: hosts have it bound over theirs."""
+    if not path.exists() or path.read_text() != text:
+        path.write_text(text)
 
 
 def _mounts_below(directory: pathlib.Path) -> list[str]:
@@ -601,6 +519,6 @@ def _image(progress: Progress) -> image.Image:
         if not _images:
             try:
                 _images.append(image.ensure_image(progress))
-            except (image.ImageError, CommandError) as e:
-                raise HostError(str(e)) from e
+            except CommandError as e:
+                raise SandboxError(str(e)) from e
         return _images[0]

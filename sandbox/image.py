@@ -28,6 +28,7 @@ import urllib.parse
 
 import yaml
 
+from sandbox.store import SandboxError
 from scripts import uv
 from slurm_ddp import files
 from slurm_ddp.run import CommandError, clean_env, last_line, run
@@ -61,10 +62,6 @@ _ARCHIVES = (  # of a machine that is no Debian itself
 )
 
 
-class ImageError(Exception):
-    """The image cannot be made. `str()` is one line: what failed, and the next step."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Image:
     """A complete image.
@@ -84,13 +81,13 @@ def ensure_image(progress: Progress) -> Image:
     `progress` gets one line per step.
 
     Raises:
-        ImageError: a tool is missing, the archive cannot be reached, or the charms' requirements contradict each other.
+        SandboxError: a tool is missing, the archive cannot be reached, or the charms' requirements contradict.
     """
     for tool in ("mmdebstrap", "systemd-nspawn", "unshare"):
         if shutil.which(tool, path="/usr/sbin:/usr/bin:/sbin:/bin") is None:
-            raise ImageError(f"{tool} is not installed; run scripts/setup.sh demo")
+            raise SandboxError(f"{tool} is not installed; run scripts/setup.sh demo")
     if not _KEYRING.exists():
-        raise ImageError("Debian's keys are not installed; run scripts/setup.sh demo")
+        raise SandboxError("Debian's keys are not installed; run scripts/setup.sh demo")
     for folder in (PIP_CACHE, ENVIRONMENTS, images := CACHE / "images"):
         folder.mkdir(parents=True, exist_ok=True)
     pip = _pip_conf()
@@ -103,7 +100,7 @@ def ensure_image(progress: Progress) -> Image:
             try:
                 _build(system, python, system_recipe, pip, progress)
             except (CommandError, subprocess.CalledProcessError) as e:
-                raise ImageError(f"image: {e}") from e
+                raise SandboxError(f"image: {e}") from e
             _prune(images, {system.name, python.name})
     return Image(layers=(python / "tree", system / "tree"), read_only_binds=pip.folders)
 
@@ -222,14 +219,11 @@ def _folders(location: str) -> list[pathlib.Path]:
 @contextlib.contextmanager
 def _build_lock(images: pathlib.Path, progress: Progress) -> collections.abc.Generator[None]:
     with (images / ".lock").open("w") as file:
-        begin = time.monotonic()
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                progress(f"image: waiting for another build, {time.monotonic() - begin:.0f} s")
-                time.sleep(_HEARTBEAT_S)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress("image: waiting for another build")
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 

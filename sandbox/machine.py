@@ -16,6 +16,7 @@ import subprocess
 import tempfile
 import time
 
+from sandbox.store import SandboxError
 from slurm_ddp import files, mounts
 from slurm_ddp.run import CommandError, clean_env, last_line, run
 
@@ -42,10 +43,6 @@ exec "$@"
 """
 _WAIT = '"$@"; exit "$?"'
 _ARRIVE = '{ echo 0 >&3; echo 0 >&4; } 2> /dev/null; exec 3>&- 4>&-; exec "$@"'
-
-
-class MachineError(Exception):
-    """A machine cannot be started or ended. `str()` is one line."""
 
 
 def machine(name: str, directory: pathlib.Path) -> "Machine":
@@ -80,7 +77,7 @@ class Machine(abc.ABC):
 
     @abc.abstractmethod
     def kill(self) -> None:
-        """End all its processes at once, and remove the kernel's records of them. Raises `MachineError`."""
+        """End all its processes at once, and remove the kernel's records of them. Raises `SandboxError`."""
 
     def leader(self, root: pathlib.Path) -> int | None:
         """Return the pid of its first process, once that has `root` as its root."""
@@ -126,7 +123,7 @@ class _Service(Machine):
             unit = ["--quiet", "--collect", f"--unit={self._unit}", *arguments]
             run("/usr/bin/systemd-run", *unit, "--", *_BOOTED, NSPAWN, *options)
         except CommandError as e:
-            raise MachineError(f"did not start: {e}") from e
+            raise SandboxError(f"{self.name} did not start: {e}") from e
 
     def is_kept_running(self) -> bool:
         return self._show("ActiveState") not in ("inactive", "failed")
@@ -142,7 +139,7 @@ class _Service(Machine):
         try:
             run("/usr/bin/systemctl", "stop", self._unit, check=False, timeout=_KILL_S)
         except CommandError as e:
-            raise MachineError(f"{_CANNOT_END} ({e})") from e
+            raise SandboxError(f"{self.name} {_CANNOT_END} ({e})") from e
         run("/usr/bin/systemctl", "reset-failed", self._unit, check=False)
 
     def _show(self, name: str) -> str:
@@ -162,7 +159,7 @@ class _Supervised(Machine):
         supervised = [str(_SHELL / "supervise.sh"), str(self._record), groups, *_BOOTED, NSPAWN, *options]
         subprocess.run([*detached, *supervised], env=clean_env() | _NSPAWN_ENV, check=True, timeout=30)
         if not wait_until(self._record.exists, 10):
-            raise MachineError(f"did not start: {self.last_words()}")
+            raise SandboxError(f"{self.name} did not start: {self.last_words()}")
 
     def is_kept_running(self) -> bool:
         return self._supervisor() is not None
@@ -182,7 +179,7 @@ class _Supervised(Machine):
                 os.kill(pid, signal.SIGKILL)
         _abort(connections)
         if not wait_until(lambda: not any(_is_alive(pid) for pid in pids), _KILL_S):
-            raise MachineError(_CANNOT_END)
+            raise SandboxError(f"{self.name} {_CANNOT_END}")
         _remove_cgroups(self._cgroup)
         files.ensure_absent(self._record)
 

@@ -11,7 +11,7 @@ import time
 import typing
 
 from sandbox import bundle as bundles
-from sandbox.store import Application, Event, Model, Relation, SandboxError, Secret, Status, Unit, new_id, section
+from sandbox.store import Application, Event, Model, Relation, SandboxError, Secret, Status, Unit, new_id
 
 Json = dict[str, typing.Any]
 _LATE = 0.35  # the share of relation-departed of removed units that come late
@@ -87,17 +87,9 @@ def relate(model: Model, first: str, second: str) -> Relation:
     for app, endpoint in (provider, requirer):
         if model.applications[app].dying:
             raise SandboxError(f"application {app!r} is being removed")
-        spec: Json = next(
-            (
-                section(metadata[app], role)[endpoint]
-                for role in ("provides", "requires")
-                if endpoint in section(metadata[app], role)
-            ),
-            Json(),
-        )
-        used = sum((app, endpoint) in relation.ends for relation in model.relations.values())
-        if spec.get("limit") is not None and used >= spec["limit"]:
-            raise SandboxError(f"{app}:{endpoint} takes {spec['limit']} relation at most: remove the other one first")
+        limit = bundles.endpoints_of(metadata[app])[endpoint]["limit"]
+        if limit is not None and sum((app, endpoint) in other.ends for other in model.relations.values()) >= limit:
+            raise SandboxError(f"{app}:{endpoint} takes {limit} relation at most: remove the other one first")
     relation = _new_relation(model, [provider, requirer], interface, container=container)
     for unit in list(model.units.values()):
         if unit.app in (provider[0], requirer[0]) and not unit.dying:
@@ -117,7 +109,7 @@ def takes_part(model: Model, relation: Relation, unit: Unit) -> bool:
     """Check whether `unit` sees `relation`: it declares the endpoint; a container relation is one of its machine."""
     if not _declares(model, unit.app, relation.endpoint_of(unit.app)):
         return False
-    if not relation.container or relation.id in unit.foreign:
+    if not relation.container:
         return True
     remote = relation.remote_of(unit.app)
     if unit.principal is not None:
@@ -327,34 +319,11 @@ def _new_revision(model: Model, secret: Secret, content: dict[str, str]) -> None
             enqueue(model, unit, "secret-changed", secret=secret.id)
 
 
-def _retire_revisions(model: Model, secret: Secret) -> None:
-    """Queue secret-remove at the owner for revisions that no unit tracks any more."""
-    kind, _, owner = secret.owner.partition(":")
-    name = model.leader(owner) if kind == "application" else owner
-    if kind == "user" or name not in model.units:
-        return
-    in_use = {revision for unit, revision in secret.tracked.items() if unit in model.units and unit != name}
-    for revision in sorted(secret.contents):
-        if revision < secret.latest and revision not in in_use and revision not in secret.obsolete:
-            secret.obsolete.append(revision)
-            enqueue(model, model.units[name], "secret-remove", secret=secret.id, revision=revision)
-
-
 def remove_applications(model: Model, names: collections.abc.Sequence[str]) -> None:
-    """Remove applications with their units and relations; each is forgotten with its last unit.
-
-    As seen on Juju 4.0.15, the units of a subordinate that is removed together with the application at the other end of
-    one of its relations are deleted behind their last relation hook: neither stop nor remove runs.
-    """
+    """Remove applications with their units and relations; each is forgotten with its last unit."""
     apps = [model.application(name) for name in names]
     for app in apps:
         app.dying = True
-    for app in apps:
-        for relation in model.app_relations(app.name):
-            other = model.applications[relation.remote_of(app.name)]
-            if app.subordinate and not relation.container and other is not app and other.dying:
-                for unit in model.app_units(app.name):
-                    unit.cut_short = True
     for app in apps:
         for relation in model.app_relations(app.name):
             if not relation.peer and relation.id in model.relations:
@@ -447,10 +416,6 @@ def _end(model: Model, unit: Unit) -> None:
                 _depart(model, relation, unit, other)
         if not relation.peer:
             _leave(model, relation, unit, departing=unit.name)
-    if unit.cut_short:
-        if not unit.events:
-            removed(model, unit)
-        return
     enqueue(model, unit, "stop")
     enqueue(model, unit, "remove")
 
@@ -491,9 +456,7 @@ def removed(model: Model, unit: Unit) -> None:
             and unit.app not in model.applications
         ):
             del model.secrets[secret.id]
-        else:
-            _retire_revisions(model, secret)
-    _forget_relations(model)
+        _forget_relations(model)
     _forget_applications(model)
 
 
@@ -504,7 +467,6 @@ def _forget_relations(model: Model) -> None:
             del model.relations[relation.id]
             for unit in model.units.values():
                 unit.members.pop(relation.id, None)
-                unit.foreign.pop(relation.id, None)
             for secret in model.secrets.values():
                 secret.grants.pop(relation.id, None)
 
@@ -526,8 +488,7 @@ def describe(model: Model, unit: Unit, event: Event, *, source: str, cidr: str, 
         "source": source,
         "machine_id": str(unit.machine),
         "principal": unit.principal,
-        "event": event.model_dump(exclude={"sequence", "attempts", "retry_at", "problem", "not_before", "command"}),
-        "deleted": unit.cut_short and len(unit.events) == 1,  # the controller does not know the unit any more
+        "event": event.model_dump(exclude={"sequence", "attempts", "retry_at", "problem", "not_before", "asked"}),
         "state": {
             "address": unit.address,
             "cidr": cidr,
@@ -540,9 +501,7 @@ def describe(model: Model, unit: Unit, event: Event, *, source: str, cidr: str, 
                 if _visible(model, relation, unit, event)
             ],
             "secrets": [
-                _describe_secret(secret, unit, event)
-                for secret in model.secrets.values()
-                if can_read(model, secret, unit)
+                _describe_secret(secret, unit) for secret in model.secrets.values() if can_read(model, secret, unit)
             ],
             "storages": unit.storages,
             "resources": resources,
@@ -572,9 +531,6 @@ def _container_members(model: Model, relation: Relation, unit: Unit, event: Even
     is_its = event.relation == relation.id
     if is_its and event.remote:
         return [event.remote]
-    if relation.id in unit.foreign:
-        name = unit.foreign[relation.id]
-        return [name] if is_its or name in unit.members.get(relation.id, []) else []
     remote = relation.remote_of(unit.app)
     here = [other.name for other in model.machine_units(unit.machine) if other.app == remote]
     if here or not is_its:
@@ -607,15 +563,13 @@ def _describe_relation(model: Model, relation: Relation, unit: Unit, event: Even
     }
 
 
-def _describe_secret(secret: Secret, unit: Unit, event: Event) -> Json:
+def _describe_secret(secret: Secret, unit: Unit) -> Json:
     kind = secret.owner.partition(":")[0]
     owner = None
     if secret.owner == f"application:{unit.app}":
         owner = "app"
     elif secret.owner == f"unit:{unit.name}":
         owner = "unit"
-    if event.kind == "secret-remove" and event.secret == secret.id:
-        secret.tracked[unit.name] = secret.latest  # the owner's own look at an old revision does not keep it alive
     tracked = secret.tracked.setdefault(unit.name, secret.latest)
     return {
         "id": secret.id,
@@ -710,7 +664,6 @@ def _apply_secrets(model: Model, unit: Unit, given: list[Json], described: list[
             secret.labels[unit.name] = item["label"]
         # the revision that the hook read: the owner may have made another one meanwhile
         secret.tracked[unit.name] = min(item["tracked_revision"], secret.latest)
-        _retire_revisions(model, secret)
     kept = {secret["id"] for secret in described}
     for secret in list(model.secrets.values()):
         if secret.id in before and secret.id not in kept and _manages(model, secret, unit):
@@ -739,7 +692,7 @@ def finished(model: Model, unit: Unit, event: Event) -> None:
         unit.members.pop(_relation(event), None)
         if relation is not None:
             relation.left[unit.name] = relation.unit_data.pop(unit.name, {})
-    if event.kind == "remove" or (unit.cut_short and unit.dying and not unit.events):
+    if event.kind == "remove":
         removed(model, unit)
     _forget_relations(model)
     _forget_applications(model)

@@ -4,32 +4,26 @@ Everything is found again by the bridge's name, so nothing but the name and the 
 """
 
 import collections.abc
-import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import ipaddress
 import json
 import pathlib
 import re
 
-from slurm_ddp import files
+from sandbox.store import SandboxError
 from slurm_ddp.run import CommandError, run
 
 RUN = pathlib.Path("/run/slurm-ddp")  # what all models on this machine share, until it restarts
 
-_BRIDGE = re.compile(r"sd[0-9a-f]{8}")
-_SETTINGS = pathlib.Path("/proc/sys")
 _LEAST = {  # of the kernel's settings
-    "net/ipv4/ip_forward": 1,
-    "fs/inotify/max_user_instances": 1024,  # kernels allow 128, inotify(7), and a host takes about seven
+    pathlib.Path("/proc/sys/net/ipv4/ip_forward"): 1,
+    pathlib.Path(
+        "/proc/sys/fs/inotify/max_user_instances"
+    ): 1024,  # kernels allow 128, inotify(7), and a host takes about seven
 }
 _INTERFACES = pathlib.Path("/sys/class/net")
 _UPSTREAM_RESOLV_CONF = pathlib.Path("/run/systemd/resolve/resolv.conf")  # behind systemd-resolved's stub
-
-
-class NetworkError(Exception):
-    """The network cannot be made. `str()` is one line."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,26 +44,24 @@ class Network:
         return self.subnet[1]
 
     def address(self, taken: collections.abc.Collection[str]) -> str:
-        """Return the lowest free address for a host. Raises `NetworkError` when all are taken."""
+        """Return the lowest free address for a host. Raises `SandboxError` when all are taken."""
         for address in list(self.subnet)[10:250]:
             if str(address) not in taken:
                 return str(address)
-        raise NetworkError(f"no free address in {self.cidr}")
+        raise SandboxError(f"no free address in {self.cidr}")
 
     def ensure(self) -> None:
-        """Make the bridge, the kernel's settings and the firewall's rules where missing. Raises `NetworkError`."""
-        with _settings() as settings:
-            self.ensure_bridge()
-            for setting, before, least in settings:
-                if int(setting.read_text()) < least:
-                    files.ensure_file(before, setting.read_text())
-                    setting.write_text(f"{least}\n")
+        """Make the bridge, the kernel's settings and the firewall's rules where missing. Raises `SandboxError`."""
+        self.ensure_bridge()
+        for setting, least in _LEAST.items():
+            if int(setting.read_text()) < least:
+                setting.write_text(f"{least}\n")
         for table, chain, rule in _rules(self):
             if not _iptables(table, "-C", chain, rule, check=False):
                 _iptables(table, "-I", chain, rule)
 
     def ensure_bridge(self) -> None:
-        """Make the bridge if it is missing. Raises `NetworkError`."""
+        """Make the bridge if it is missing. Raises `SandboxError`."""
         address = f"{self.gateway}/{self.subnet.prefixlen}"
         try:
             if not (_INTERFACES / self.bridge).exists():
@@ -77,23 +69,17 @@ class Network:
             run("/usr/sbin/ip", "address", "replace", address, "dev", self.bridge)
             run("/usr/sbin/ip", "link", "set", self.bridge, "mtu", str(mtu()), "up")
         except CommandError as e:
-            raise NetworkError(f"bridge {self.bridge}: {e}") from e
+            raise SandboxError(f"bridge {self.bridge}: {e}") from e
 
     def remove(self) -> None:
-        """Remove the bridge and the rules; with the last bridge, restore the kernel's settings of before the first."""
+        """Remove the bridge and the rules. The kernel's settings stay until this machine restarts."""
         for table, chain, rule in _rules(self):
             while _iptables(table, "-D", chain, rule, check=False):
                 pass
-        with _settings() as settings:
-            for path in _INTERFACES.glob(f"vb-{self.bridge[:8]}*"):  # as systemd-nspawn cuts long names
-                run("/usr/sbin/ip", "link", "delete", path.name, check=False)
-            if (_INTERFACES / self.bridge).exists():
-                run("/usr/sbin/ip", "link", "delete", self.bridge)
-            is_last = not any(_BRIDGE.fullmatch(path.name) for path in _INTERFACES.iterdir())
-            for setting, before, _ in settings:
-                if is_last and before.exists():
-                    setting.write_text(before.read_text())
-                    before.unlink()
+        for path in _INTERFACES.glob(f"vb-{self.bridge[:8]}*"):  # as systemd-nspawn cuts long names
+            run("/usr/sbin/ip", "link", "delete", path.name, check=False)
+        if (_INTERFACES / self.bridge).exists():
+            run("/usr/sbin/ip", "link", "delete", self.bridge)
 
 
 def remove_link(machine: str) -> None:
@@ -111,7 +97,7 @@ def bridge_name(directory: pathlib.Path) -> str:
 
 
 def free_subnet(taken: collections.abc.Collection[ipaddress.IPv4Network]) -> ipaddress.IPv4Network:
-    """Return a private /24 that is in none of `taken` nor in this machine's routes. Raises `NetworkError`."""
+    """Return a private /24 that is in none of `taken` nor in this machine's routes. Raises `SandboxError`."""
     routes = json.loads(run("/usr/sbin/ip", "-json", "-4", "route", "show", "table", "all").stdout)
     used = [ipaddress.IPv4Network(route["dst"], strict=False) for route in routes if route["dst"][0].isdigit()]
     for second in range(77, 256):
@@ -119,7 +105,7 @@ def free_subnet(taken: collections.abc.Collection[ipaddress.IPv4Network]) -> ipa
             candidate = ipaddress.IPv4Network(f"10.{second}.{third}.0/24")
             if not any(candidate.overlaps(other) for other in (*used, *taken)):
                 return candidate
-    raise NetworkError("no free /24 from 10.77.0.0 to 10.255.255.0 for the hosts")
+    raise SandboxError("no free /24 from 10.77.0.0 to 10.255.255.0 for the hosts")
 
 
 def mtu() -> int:
@@ -138,15 +124,6 @@ def resolv_conf() -> str:
     """Return the resolv.conf(5) of guests: the name servers of this machine, and none for names without a dot."""
     servers = "".join(f"nameserver {server}\n" for server in name_servers())
     return f"{servers}options timeout:1 attempts:2 no-tld-query\n"
-
-
-@contextlib.contextmanager
-def _settings() -> collections.abc.Generator[list[tuple[pathlib.Path, pathlib.Path, int]]]:
-    """Hold the settings that all models share; yield for each its file, the one that keeps its old value, the least."""
-    RUN.mkdir(exist_ok=True)
-    with (RUN / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield [(_SETTINGS / name, RUN / pathlib.Path(name).name, least) for name, least in _LEAST.items()]
 
 
 def _name_servers(path: pathlib.Path) -> list[str]:
@@ -171,4 +148,4 @@ def _iptables(table: str, action: str, chain: str, rule: list[str], *, check: bo
     try:
         return run("/usr/sbin/iptables", "-w", "30", "-t", table, action, chain, *rule, check=check).returncode == 0
     except CommandError as e:
-        raise NetworkError(f"iptables: {e}") from e
+        raise SandboxError(f"iptables: {e}") from e

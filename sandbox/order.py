@@ -9,7 +9,7 @@ A draw depends on the seed, the unit and how many hooks the unit has run, not on
 import time
 
 from sandbox import model as rules
-from sandbox.store import Event, Model, Relation, Unit
+from sandbox.store import Event, Model, Unit
 
 _RETRY_S, _RETRY_MAX_S = 2.0, 16.0  # Juju: 5 s, doubled up to 5 min
 _ALONE = ("install", "start", "stop", "remove", "storage-attached", "storage-detaching", "upgrade-charm")
@@ -19,23 +19,20 @@ _UPDATE_STATUS = 0.1  # the share of a unit's idle moments in which update-statu
 def next_event(model: Model, unit: Unit) -> Event | None:
     """Return the event that the unit's agent takes next; None while none may be delivered.
 
-    A unit in error gets the failed event again after a pause, and actions and juju-exec's meanwhile; nothing else.
+    A unit in error gets the failed event again after a pause, and actions meanwhile; nothing else.
     """
     if unit.executing is not None:
         return unit.executing  # where nobody holds its locks it was interrupted, and runs again from its start
     failed = unit.failed
-    command = next((event for event in unit.events if event.command), None)
     if failed is not None:
         action = next((event for event in unit.events if event.action), None)
-        return action or command or (failed if time.time() >= failed.retry_at else None)
-    waiting = [event for event in unit.events if event.not_before <= unit.ran and not event.command]
+        return action or (failed if time.time() >= failed.retry_at else None)
+    waiting = [event for event in unit.events if event.not_before <= unit.ran]
     if not waiting:
-        return command
+        return None
     created = [event for event in waiting if event.kind == "relation-created"]
     if not unit.started and created and waiting[0].kind not in ("storage-attached", "install"):
         return _one_of(model, unit, created)  # all of them come before leader-elected, config-changed and start
-    if command is not None and not (unit.started and waiting[0].kind == "start"):
-        return command  # before all hooks but the start that reports a reboot
     if waiting[0].kind in _ALONE:
         return waiting[0]
     heads: dict[int | None, Event] = {}  # the first of each relation, and the first of all others
@@ -66,37 +63,15 @@ def ran(model: Model, unit: Unit, *, update_status: bool = True) -> None:
 def rebooted(model: Model, machine: int) -> None:
     """Queue what the units of a machine get after its reboot, in an order of units that the seed decides.
 
-    Each gets start, by chance config-changed, and a subordinate, as seen on Juju 4.0.15, relation-created and
-    -joined of a principal of another machine to which its application is related in container scope.
+    Each gets start, and by chance config-changed.
     """
     units = [unit for unit in model.machine_units(machine) if unit.started and not unit.dying]
     for unit in sorted(units, key=lambda unit: model.draw("reboot", unit.name, unit.ran)):
         interrupted = [event for event in unit.events if event.attempts or event is unit.executing]
-        waiting = [event for event in unit.events if event not in interrupted]
+        waiting = [event for event in unit.events if event not in interrupted and not event.asked]
         unit.events = []
         rules.enqueue(model, unit, "start")
         if model.draw("reboot config-changed", unit.name, unit.ran) < 0.5:
             rules.enqueue(model, unit, "config-changed")
         behind = [event for event in waiting if not any(event.same_as(other) for other in unit.events)]
         unit.events = interrupted + unit.events + behind  # start waits for a hook that was interrupted
-        for relation in model.app_relations(unit.app) if unit.principal else []:
-            _meet_foreign(model, unit, relation)
-
-
-def _meet_foreign(model: Model, unit: Unit, relation: Relation) -> None:
-    """Let a subordinate into a container relation whose principals are all on other machines."""
-    if (
-        not relation.container
-        or relation.dying
-        or relation.id in unit.foreign
-        or rules.takes_part(model, relation, unit)
-    ):
-        return
-    remote = relation.remote_of(unit.app)
-    there = sorted(name for name in relation.unit_data if name.partition("/")[0] == remote)
-    if there:
-        chosen = there[int(model.draw("foreign", unit.name, relation.id) * len(there))]
-        unit.foreign[relation.id] = chosen
-        rules.enqueue(model, unit, "relation-created", relation=relation.id)
-        rules.enqueue(model, unit, "relation-joined", relation=relation.id, remote=chosen)
-        rules.enqueue(model, unit, "relation-changed", relation=relation.id, remote=chosen)

@@ -2,7 +2,6 @@
 
 import collections.abc
 import contextlib
-import time
 import typing
 
 from sandbox import bundle as bundles
@@ -17,7 +16,6 @@ _SETTLED = ("active", "blocked", "error", "terminated")
 _ROUNDS = 6  # of update-status after a command, for units that wait for something that time brings
 _DEPLOY_ROUNDS = 24  # of update-status until every unit is active: at least two minutes
 _PAUSE_S = 5.0
-_LOCK_WAIT_S = 600.0
 
 Json = dict[str, typing.Any]
 
@@ -46,21 +44,14 @@ class Session:
                 yield model
             self.settle(engine, once=once)
 
-    def deploy(self, engine: Engine, bundle: bundles.Bundle, *, seed: int | None = None, once: bool = False) -> None:
+    def deploy(self, engine: Engine, bundle: bundles.Bundle, *, once: bool = False) -> None:
         """Bring the model to the bundle, and wait until every unit is active; with `once`, until all hooks have run.
 
         Raises:
             SandboxError: units do not become active; it names them.
         """
         with engine.change() as model:
-            new = not model.applications
             deployment.Deployment(self.store, model, self.progress).apply(bundle)
-            if seed is not None and seed != model.seed:
-                model.seed, new = seed, True
-            if new:
-                text = f"what Juju leaves open is drawn from seed {model.seed}: deploy --seed {model.seed} repeats it"
-                self.store.log("sandbox", "INFO", text)
-                self.progress("sandbox", text)
         self.settle(engine, once=once, until_active=True)
         self.progress("sandbox", view.summary(engine.model))
         left = [f"{unit.name} ({unit.status.name})" for unit in engine.model.units.values() if not is_active(unit)]
@@ -126,28 +117,12 @@ def remove_abandoned(store: Store, progress: Progress) -> None:
 
 
 def remove(store: Store, progress: Progress) -> None:
-    """Remove a model: its hosts, their network and their files."""
-    if store.directory.exists():
-        with _alone(store, progress):
-            Hosts(store.name).destroy()
-            store.forget()
-    else:
-        Hosts(store.name).destroy()
+    """Remove a model: its hosts, their network and their files. Raises `SandboxError` while a command works on it."""
+    lock = store.lock("session", wait=False) if store.directory.exists() else None
+    if lock is None and store.directory.exists():
+        raise SandboxError(f"another sandboxctl works on model {store.name!r}: end it first")
+    Hosts(store.name).destroy()
+    store.forget()
+    if lock is not None:
+        lock.close()
     progress("sandbox", f"model {store.name} was removed")
-
-
-@contextlib.contextmanager
-def _alone(store: Store, progress: Progress) -> collections.abc.Generator[None]:
-    """End the work of other commands on the model, and hold it against new ones."""
-    store.end()
-    deadline = time.monotonic() + _LOCK_WAIT_S
-    lock = store.lock("session", wait=False)
-    if lock is None:
-        progress("sandbox", "waits for another sandboxctl command to end")
-    while lock is None:
-        if time.monotonic() >= deadline:
-            raise SandboxError(f"another sandboxctl works on model {store.name!r}: wait for it to end")
-        time.sleep(0.2)
-        lock = store.lock("session", wait=False)
-    with lock:
-        yield

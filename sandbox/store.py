@@ -53,10 +53,9 @@ class Event(_Record):
     remote: str | None = None  # the remote unit of a relation event
     departing: str | None = None
     secret: str | None = None
-    revision: int | None = None
     storage: tuple[str, int] | None = None
     action: dict[str, typing.Any] | None = None  # {name, id, params, parallel}
-    command: str | None = None  # the request of a juju-exec that waits for it
+    asked: bool = False  # by juju-exec
     attempts: int = 0  # that failed; the unit is in error until this one is done
     retry_at: float = 0.0  # when it runs again by itself
     problem: str = ""  # why it failed
@@ -77,7 +76,7 @@ class Event(_Record):
         """The event's name in progress lines."""
         if self.action:
             return f"action {self.action['name']}"
-        if self.command:
+        if self.asked:
             return f"{self.kind} (juju-exec)"
         hook = f"{self.endpoint}-{self.kind}" if self.endpoint else self.kind
         return f"{hook} {self.remote}" if self.remote else hook
@@ -128,12 +127,10 @@ class Unit(_Record):
     stored: list[dict[str, typing.Any]] = []
     storages: list[tuple[str, int]] = []
     members: dict[int, list[str]] = {}  # relation id -> remote units whose relation-joined was delivered
-    foreign: dict[int, str] = {}  # container relation of another machine -> its principal there, see order.rebooted
     events: list[Event] = []  # the one that runs now is the first
     ran: int = 0  # hooks so far
     started: bool = False
     dying: bool = False
-    cut_short: bool = False  # it is deleted behind its last relation hook: neither stop nor remove runs
 
     @property
     def number(self) -> int:
@@ -191,7 +188,6 @@ class Secret(_Record):
     grants: dict[int, list[str]] = {}  # relation id -> applications and units
     granted_apps: list[str] = []  # a user's secret is granted to applications as such
     tracked: dict[str, int] = {}  # unit -> revision
-    obsolete: list[int] = []  # revisions whose secret-remove was sent to the owner
     labels: dict[str, str] = {}  # unit -> the label it gave as an observer
 
 
@@ -202,7 +198,6 @@ class Model(_Record):
     uuid: str = pydantic.Field(default_factory=lambda: str(uuid.uuid4()))
     created: float = pydantic.Field(default_factory=time.time)
     seed: int = pydantic.Field(default_factory=lambda: secrets.randbelow(10**6))  # of what happens by chance
-    dying: bool = False  # ./sandboxctl destroy waits for the other commands to end
     applications: dict[str, Application] = {}
     units: dict[str, Unit] = {}
     relations: dict[int, Relation] = {}
@@ -279,8 +274,6 @@ class Store:
         self.path = self.directory / "model.json"
         self.log_path = self.directory / "debug.log"
         self._mutex = threading.RLock()
-        self._current: Model | None = None  # as `change` last left it
-        self._seen: tuple[int, int] | None = None  # and the file that holds it
 
     def exists(self) -> bool:
         """Check whether the model was made."""
@@ -328,35 +321,14 @@ class Store:
         if make is not None:
             self.directory.mkdir(parents=True, exist_ok=True)
         with self._mutex, Lock(self._lock_file("model")):
-            if not self.exists() and make is not None:
-                model = make()
-            else:
-                model = (self._current if self._stamp() == self._seen else None) or self.load()
-            self._current = None  # until it is saved: what is raised may leave it half changed
-            if model.dying:
-                raise SandboxError(f"model {self.name!r} is being destroyed")
+            model = make() if make is not None and not self.exists() else self.load()
             yield model
             self.save(model)
-            self._current, self._seen = model, self._stamp()
-
-    def end(self) -> None:
-        """Let every command that changes the model fail from now on."""
-        with contextlib.suppress(SandboxError), Lock(self._lock_file("model")):  # none, or of another version
-            model = self.load()
-            model.dying = True
-            self.save(model)
-
-    def _stamp(self) -> tuple[int, int] | None:
-        """Return a stamp that changes whenever the model's file is replaced."""
-        with contextlib.suppress(FileNotFoundError):
-            found = self.path.stat()
-            return (found.st_ino, found.st_mtime_ns)
-        return None
 
     def _lock_file(self, name: str) -> pathlib.Path:
         """Return the file behind a lock. Raises `SandboxError` when the model does not exist."""
         if not self.directory.is_dir():
-            self.load()
+            self.load()  # raises
         (self.directory / "locks").mkdir(exist_ok=True)
         return self.directory / "locks" / name
 

@@ -1,5 +1,6 @@
 """The text of `status`, in the layout of `juju status` of Juju 3.6, and the same as data."""
 
+import collections.abc
 import time
 import typing
 
@@ -16,13 +17,7 @@ def as_data(model: Model) -> Json:
         (unit for unit in model.units.values() if unit.principal is None), key=lambda unit: unit.machine
     )
     return {
-        "model": {
-            "name": model.name,
-            "type": "iaas",
-            "controller": "sandbox",
-            "cloud": "sandbox",
-            "version": "3.6",
-        },
+        "model": {"name": model.name, "type": "iaas", "controller": "sandbox", "cloud": "sandbox", "version": "3.6"},
         "machines": {
             str(unit.machine): {
                 "juju-status": {"current": _machine_state(unit)},
@@ -99,19 +94,9 @@ def as_text(model: Model) -> str:
     """Return applications, units and machines as tables, subordinates indented below their principal."""
     head = [
         ("Model", "Controller", "Cloud/Region", "Version", "SLA", "Timestamp", "Notes"),
-        (
-            model.name,
-            "sandbox",
-            "this machine",
-            "3.6",
-            "unsupported",
-            time.strftime("%H:%M:%S%z"),
-            "",
-        ),
+        (model.name, "sandbox", "this machine", "3.6", "unsupported", time.strftime("%H:%M:%S%z"), ""),
     ]
-    apps: list[tuple[str, ...]] = [
-        ("App", "Version", "Status", "Scale", "Charm", "Channel", "Rev", "Exposed", "Message")
-    ]
+    apps = [("App", "Version", "Status", "Scale", "Charm", "Channel", "Rev", "Exposed", "Message")]
     for app in model.applications.values():
         members = model.app_units(app.name)
         version = next((unit.version for unit in members if unit.version), "")
@@ -120,7 +105,7 @@ def as_text(model: Model) -> str:
             (app.name, version, worst.name, str(len(members)), app.charm, "", str(app.revision), "no", worst.message)
         )
     units: list[tuple[str, ...]] = [("Unit", "Workload", "Agent", "Machine", "Public address", "Ports", "Message")]
-    machines: list[tuple[str, ...]] = [("Machine", "State", "Address", "Inst id", "Base", "AZ", "Message")]
+    machines = [("Machine", "State", "Address", "Inst id", "Base", "AZ", "Message")]
     for unit in model.units.values():
         if unit.principal is None:
             units.append(_row(model, unit, ""))
@@ -129,8 +114,7 @@ def as_text(model: Model) -> str:
         if unit.principal is None:
             state, host = _machine_state(unit), model.host(unit.machine)
             machines.append((str(unit.machine), state, unit.address, host, "debian@12", "", ""))
-    tables = [head, apps, units, machines]
-    return "\n\n".join(_table(table) for table in tables) + "\n"
+    return "\n\n".join(_table(table) for table in (head, apps, units, machines)) + "\n"
 
 
 def _machine_state(unit: Unit) -> str:
@@ -149,7 +133,7 @@ def _row(model: Model, unit: Unit, indent: str) -> tuple[str, ...]:
     return (f"{indent}{unit.name}{leader}", status.name, unit.agent.name, machine, unit.address, ports, status.message)
 
 
-def _table(rows: list[tuple[str, ...]]) -> str:
+def _table(rows: collections.abc.Sequence[tuple[str, ...]]) -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows

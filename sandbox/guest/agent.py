@@ -135,7 +135,7 @@ def _serve(request: Json, answers: typing.TextIO) -> None:
 def _dispatch(request: Json, send: typing.Callable[..., None]) -> Json:
     charm_root, charm = _load_charm(request["unit"], request["source"])
     reboots: list[str] = []
-    _patch_backend(send, reboots, request["unit"] if request["deleted"] else None)
+    _patch_backend(send, reboots)
     _patch_departing(request["event"])
     app, number = request["unit"].split("/")
     context = _Context(
@@ -213,17 +213,12 @@ class _Context(testing.Context[ops.CharmBase]):
         return location
 
 
-def _patch_backend(send: typing.Callable[..., None], reboots: list[str], deleted: str | None) -> None:
-    """Make Scenario's model backend act as Juju does, and send progress while a hook runs.
-
-    `deleted` is the name of a unit that the controller does not know any more: it sets no status.
-    """
+def _patch_backend(send: typing.Callable[..., None], reboots: list[str]) -> None:
+    """Make Scenario's model backend act as Juju does, and send progress while a hook runs."""
     backend = scenario.mocking._MockModelBackend
     status_set, secret_set, resource_get = backend.status_set, backend.secret_set, backend.resource_get
 
     def sent_status_set(self: typing.Any, status: typing.Any, message: str = "", *, is_app: bool = False) -> None:
-        if deleted:
-            raise ops.ModelError(f'ERROR unit "{deleted}" not found')
         status_set(self, status, message, is_app=is_app)
         if not is_app:
             send("status", status=status, message=message)
@@ -340,7 +335,7 @@ def _build_secret(described: Json) -> testing.Secret:
 
 def _build_event(described: Json, state: testing.State, context: _Context) -> typing.Any:
     kind: str = described["kind"]
-    make = getattr(context.on, kind.replace("-", "_"))
+    make: typing.Any = getattr(context.on, kind.replace("-", "_"))
     if kind == "action":
         action = described["action"]
         return make(action["name"], params=action["params"], id=action["id"])
@@ -349,14 +344,10 @@ def _build_event(described: Json, state: testing.State, context: _Context) -> ty
         if kind in ("relation-created", "relation-broken"):
             return make(relation)
         number = _number(described["remote"]) if described["remote"] else None
-        if kind == "relation-departed":
-            return make(relation, remote_unit=number)  # who leaves: _patch_departing
-        return make(relation, remote_unit=number)
+        return make(relation, remote_unit=number)  # who leaves: _patch_departing
     if kind.startswith("secret-"):
-        secret = state.get_secret(id=described["secret"])
-        if kind == "secret-changed":  # made by hand: Scenario denies it to the followers of an owning application
-            return scenario_state._Event("secret_changed", secret=secret)
-        return make(secret, revision=described["revision"])
+        # Made by hand: Scenario denies it to the followers of an owning application
+        return scenario_state._Event("secret_changed", secret=state.get_secret(id=described["secret"]))
     if kind.startswith("storage-"):
         name, index = described["storage"]
         return make(state.get_storage(name, index=index))

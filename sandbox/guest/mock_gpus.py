@@ -53,24 +53,13 @@ def show_proc(gpus: Gpus) -> None:
     )
     if not gpus:
         return
-    version = (
-        f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {DRIVER_VERSION}  (mock of the slurm-ddp sandbox)\n"
-        "GCC version:  gcc version 12.2.0\n"
-    )
-    write(PROC / "nvidia/version", version)
+    write(PROC / "nvidia/version", f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {DRIVER_VERSION}  (mock)\n")
     for minor, gpu in reversed([*enumerate(gpus)]):  # tmpfs lists the newest first, procfs goes by name
         fields = {
             "Model": gpu["model"],
-            "IRQ": str(64 + minor),
             "GPU UUID": gpu["uuid"],
-            "Video BIOS": "96.00.00.00.00",
-            "Bus Type": "PCIe",
-            "DMA Size": "52 bits",
-            "DMA Mask": "0xfffffffffffff",
             "Bus Location": gpu["bus"],
             "Device Minor": str(minor),
-            "GPU Firmware": DRIVER_VERSION,
-            "GPU Excluded": "No",
         }
         text = "".join(f"{name + ':':<8} \t {value}\n" for name, value in fields.items())
         write(PROC / "nvidia/gpus" / gpu["bus"] / "information", text)

@@ -34,4 +34,4 @@ def test_both_readers_agree(names: tuple[str, ...], tmp_path: pathlib.Path):
         name: {**app.body, "charm": juju["applications"][name]["charm"]} for name, app in ours.applications.items()
     }
     assert as_read(bodies) == as_read(juju["applications"])
-    assert [list(relation.ends) for relation in ours.relations] == juju["relations"]
+    assert [list(ends) for ends in ours.relations] == juju["relations"]

@@ -218,7 +218,7 @@ def ensure_image() -> pathlib.Path:
 
     Raises:
         GuestError: a step failed.
-        image.ImageError: the sandbox's image cannot be made.
+        SandboxError: the sandbox's image cannot be made.
     """
     base = image.ensure_image(lambda line: print(line, flush=True))
     layers = [str(layer) for layer in base.layers]

@@ -10,6 +10,7 @@ import time
 import typing
 
 import pytest
+import yaml
 
 from sandbox import engine as engines
 from sandbox import model as rules
@@ -178,7 +179,7 @@ class Bench:
         source = self.store.directory / "charms" / f"{name or metadata['name']}-0"
         (source / "src").mkdir(parents=True)
         (source / "src" / "charm.py").write_text(CHARM.format(room=str(self.room)))
-        (source / "charmcraft.yaml").write_text(engines.yaml.safe_dump(metadata | {"name": name or metadata["name"]}))
+        (source / "charmcraft.yaml").write_text(yaml.safe_dump(metadata | {"name": name or metadata["name"]}))
         charm = Application(
             name=name or metadata["name"], charm=metadata["name"], source=str(source), metadata=metadata
         )

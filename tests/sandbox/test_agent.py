@@ -115,16 +115,14 @@ class Agent:
         (source / "src" / "charm.py").write_text(code)
         return source
 
-    def run(
-        self, kind: str, *, unit: str = "thing/0", deleted: bool = False, **event: typing.Any
-    ) -> tuple[Json, list[Json]]:
+    def run(self, kind: str, *, unit: str = "thing/0", **event: typing.Any) -> tuple[Json, list[Json]]:
         """Return the result and the messages before it."""
         described = Event(kind=kind, sequence=0, **event)
         target = self.world.model.units[unit]
         request = rules.describe(
             self.world.model, target, described, source=str(self.source), cidr="10.0.0.0/24", resources={}
         )
-        request |= {"deleted": deleted, "state": request["state"] | self.state}
+        request["state"] |= self.state
         assert self.process.stdin and self.process.stdout
         self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
@@ -159,14 +157,6 @@ def test_a_hook_has_real_effects_and_shows_its_progress(agent: Agent):
     ]
     assert (agent.root / "agents" / "unit-thing-0" / "charm" / "made").read_text() == "x"
     assert result["state"]["status"] == ["active", "count 1"]
-
-
-def test_a_unit_that_was_deleted_sets_no_status(agent: Agent):
-    result, messages = agent.run("install", deleted=True)
-    assert not result["ok"]
-    assert result["error"] == 'ModelError: ERROR unit "thing/0" not found'
-    assert not [line for line in messages if line["kind"] == "status"]
-    assert (agent.root / "agents" / "unit-thing-0" / "charm").is_dir()
 
 
 def test_stored_state_and_deferred_events_come_back(agent: Agent):
@@ -278,17 +268,13 @@ def test_equal_content_makes_no_revision(agent: Agent):
     assert (after["latest_revision"], after["tracked_revision"]) == (3, 3)
 
 
-def test_an_action_streams_its_log_and_finds_its_storage(agent: Agent):
-    result, messages = agent.run("action", action={"name": "talk", "id": "1", "params": {"text": "hi"}})
+@pytest.mark.parametrize(("text", "failure"), [("hi", None), ("fail", "as asked")])
+def test_an_action_streams_its_log_finds_its_storage_and_keeps_its_results(
+    agent: Agent, text: str, failure: str | None
+):
+    result, messages = agent.run("action", action={"name": "talk", "id": "1", "params": {"text": text}})
     assert [line["message"] for line in messages if line["kind"] == "action-log"] == ["first"]
-    assert result["action"]["failure"] is None
-    assert result["action"]["results"]["text"] == "hi"
+    assert (result["ok"], result["action"]["failure"]) == (True, failure)
+    assert result["action"]["results"]["text"] == text
     assert result["action"]["results"]["place"] == str(agent.root / "disk" / "data-0")
     assert "tool" in result["action"]["results"]["resource"]
-
-
-def test_a_failed_action_keeps_its_results(agent: Agent):
-    result, _ = agent.run("action", action={"name": "talk", "id": "1", "params": {"text": "fail"}})
-    assert result["ok"]
-    assert result["action"]["failure"] == "as asked"
-    assert result["action"]["results"]["text"] == "fail"

@@ -14,7 +14,9 @@ from sandbox.store import Model
 HOSTS = typing.cast(
     Hosts,
     types.SimpleNamespace(
-        get=lambda host: types.SimpleNamespace(run=lambda argv, **_: subprocess.run(argv, check=True, cwd="/"))
+        get=lambda host: types.SimpleNamespace(
+            run=lambda argv, **_: subprocess.run(argv[argv.index("sh") :], check=True, cwd="/")
+        )
     ),
 )
 MODEL = typing.cast(Model, types.SimpleNamespace(host_of=lambda unit: unit))

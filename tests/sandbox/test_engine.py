@@ -10,6 +10,7 @@ import pytest
 from folder_hosts import Bench
 
 from sandbox import model as rules
+from sandbox import session
 from sandbox.engine import Engine, Progress
 from sandbox.store import Model, SandboxError, Store
 
@@ -20,7 +21,7 @@ def test_hosts_are_named_as_juju_names_machines(bench: Bench):
         with engine.change() as model:
             rules.add_unit(model, model.applications["server"])
         engine.settle()
-        assert {unit.address for unit in model.machine_units(1)} == {"10.0.0.3"}
+        assert {unit.address for unit in engine.model.machine_units(1)} == {"10.0.0.3"}
         with engine.change() as model:
             rules.remove_unit(model, model.units["server/0"])
         engine.settle()
@@ -158,10 +159,12 @@ def test_the_action_of_a_command_that_was_killed_is_dropped_and_its_hook_runs_ag
     assert "agent/0 WARNING config-changed was interrupted: it runs again" in log
 
 
-def test_a_model_that_is_destroyed_ends_the_other_commands(bench: Bench):
+def test_a_model_that_a_command_works_on_is_not_destroyed(bench: Bench):
     waiting = bench.act("server/0", "wait")
-    bench.store.end()
-    assert str(waiting.end()) == "model 't' is being destroyed"
+    with pytest.raises(SandboxError, match=r"^another sandboxctl works on model 't': end it first$"):
+        session.remove(bench.store, Progress(print))
+    (bench.room / "go").write_text("")
+    assert waiting.end()["results"] == {"done": "yes"}
     lock = bench.store.lock("session", wait=False)
     assert lock is not None, "nobody works on it any more"
     lock.close()

@@ -9,12 +9,12 @@ import signal
 import subprocess
 import sys
 import time
-import typing
 
 import pytest
 
 from sandbox import hosts, image, network
 from sandbox.guest import mock_gpus
+from sandbox.store import SandboxError
 from scripts import uv
 from slurm_ddp.run import CommandError, Completed, run
 
@@ -60,8 +60,8 @@ def two(model: hosts.Hosts) -> hosts.Host:
     return model.create("two", gpus=(hosts.Gpu("Mock GPU"),) * 2, progress=show)
 
 
-def output(host: hosts.Host, script: str, **options: typing.Any) -> str:
-    return host.run(["/bin/sh", "-c", script], **options).stdout.strip()
+def output(host: hosts.Host, script: str) -> str:
+    return host.run(["/bin/sh", "-c", script]).stdout.strip()
 
 
 def reaches(host: hosts.Host, other: hosts.Host) -> bool:
@@ -104,28 +104,24 @@ def test_a_host_resolves_itself_and_no_other(one: hosts.Host, two: hosts.Host):
 
 
 @needs_root
-def test_commands_have_a_clean_environment_and_the_callers_input(one: hosts.Host, monkeypatch: pytest.MonkeyPatch):
+def test_commands_have_a_clean_environment(one: hosts.Host, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("A_SECRET", "of this machine")
     monkeypatch.setenv("JUJU_CONTEXT_ID", "x")
-    names = {line.partition("=")[0] for line in output(one, "env", env={"GIVEN": "1"}).splitlines()}
-    assert names - {"http_proxy", "https_proxy", "no_proxy"} == {"PATH", "LANG", "HOME", "PWD", "GIVEN"}
-    assert one.run(["/bin/cat"], input="text\n").stdout == "text\n"
-    assert output(one, "id -un; echo $HOME; pwd", user="ubuntu") == "ubuntu\n/home/ubuntu\n/"
+    names = {line.partition("=")[0] for line in output(one, "env").splitlines()}
+    assert names - {"http_proxy", "https_proxy", "no_proxy"} == {"PATH", "LANG", "HOME", "PWD"}
 
 
 @needs_root
 def test_commands_that_fail_say_so_in_one_line(one: hosts.Host):
-    with pytest.raises(hosts.HostError) as error:
+    with pytest.raises(SandboxError) as error:
         one.run(["/bin/sh", "-c", "echo first >&2; echo 'the reason' >&2; exit 3"])
     assert str(error.value) == "one: /bin/sh exited 3: the reason"
     assert one.run(["/bin/false"], check=False).returncode == 1
-    with pytest.raises(hosts.HostError, match=r"^one has no account nobody-here$"):
-        one.run(["/bin/true"], user="nobody-here")
 
 
 @needs_root
 def test_a_command_that_takes_too_long_is_ended_inside_too(one: hosts.Host):
-    with pytest.raises(hosts.HostError, match=r"^one: /bin/sleep: no answer within 0\.5 s$"):
+    with pytest.raises(SandboxError, match=r"^one: /bin/sleep: no answer within 0\.5 s$"):
         one.run(["/bin/sleep", "4711"], timeout=0.5)
     assert eventually(lambda: one.run(["/usr/bin/pgrep", "-f", "sleep 4711"], check=False).stdout == "")
 
@@ -163,34 +159,21 @@ def test_a_command_in_the_host_does_not_hold_up_its_end(one: hosts.Host):
     one.kill()
     assert process.wait(timeout=LONG_S) != 0
     assert not one.is_running()
-    with pytest.raises(hosts.HostError, match=r"^one does not run$"):
+    with pytest.raises(SandboxError, match=r"^one does not run$"):
         one.run(["/bin/true"])
     one.start(show)
 
 
 @needs_root
-def test_a_power_cut_ends_everything_at_once(one: hosts.Host):
-    output(one, "echo kept > /root/f && sync /root/f")
-    output(one, "systemd-run --quiet --unit=slow --property=ExecStop='/bin/touch /root/stopped' sleep 1000")
-    one.kill()
-    assert not one.is_running()
-    assert not one.wanted
-    one.start(show)
-    assert output(one, "test -e /root/stopped || echo 'had no time'; cat /root/f") == "had no time\nkept"
-
-
-@needs_root
 def test_a_model_recovers_what_a_restart_of_this_machine_took(model: hosts.Hosts, one: hosts.Host, two: hosts.Host):
     output(one, "echo kept > /root/f && sync /root/f")
-    two.kill()  # on purpose: it stays down
-    one._machine.kill()  # without the model, as a restart would
+    one.kill()
+    two.kill()
     run("/usr/bin/umount", one.root)
     run("/usr/sbin/ip", "link", "delete", model.network.bridge)
     model.up(show)
-    assert model.recover(show) == ["one"]
+    assert model.recover(show) == ["one", "two"]
     assert output(one, "cat /root/f") == "kept"
-    assert not two.is_running()
-    two.start(show)
     assert reaches(two, one)
     assert model.recover(show) == []
 
@@ -213,13 +196,10 @@ def test_a_recycled_pid_is_never_taken_for_the_host(model: hosts.Hosts, two: hos
 
 @needs_root
 def test_a_host_that_cannot_be_made_says_why(model: hosts.Hosts, tmp_path: pathlib.Path):
-    with pytest.raises(hosts.HostError, match=r"^four: /no/such does not exist, so it cannot be bound into the host$"):
-        model.create("four", binds={"/x": "/no/such"}, progress=show)
-    assert "four" not in model.names()
     four = model.create("four", binds={"/x": str(tmp_path)}, progress=show)
     four.kill()
     tmp_path.rmdir()
-    with pytest.raises(hosts.HostError, match=rf"^four: {tmp_path} does not exist"):
+    with pytest.raises(SandboxError, match=rf"^four: {tmp_path} does not exist"):
         four.start(show)
     tmp_path.mkdir()
     model.destroy_host("four")
@@ -274,15 +254,6 @@ def test_cgroups_in_a_host_confine_a_job_until_the_next_boot(two: hosts.Host):
 # --- names and network ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["", "A", "a_b", "-a", "a-", "a" * 41, "../x", "a b"])
-def test_names_that_are_no_host_names_are_refused(name: str, tmp_path: pathlib.Path):
-    with pytest.raises(hosts.HostError, match=r"^model name"):
-        hosts.Hosts(name, tmp_path)
-    with pytest.raises(hosts.HostError, match=r"^host name"):
-        hosts.Hosts("m", tmp_path).create(name, progress=show)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_subnet_is_free_of_routes_and_of_other_models(monkeypatch: pytest.MonkeyPatch):
     routes = [
         {"dst": "default", "dev": "eth0"},
@@ -301,54 +272,8 @@ def test_addresses_are_given_again_when_they_are_free():
     assert str(net.gateway) == "10.77.3.1"
     assert net.address([]) == "10.77.3.10"
     assert net.address(["10.77.3.10", "10.77.3.12"]) == "10.77.3.11"
-    with pytest.raises(network.NetworkError, match=r"^no free address in 10\.77\.3\.0/24$"):
+    with pytest.raises(SandboxError, match=r"^no free address in 10\.77\.3\.0/24$"):
         net.address([str(address) for address in net.subnet])
-
-
-@pytest.mark.parametrize(
-    ("name", "values"),
-    [("net/ipv4/ip_forward", "0 1 1"), ("fs/inotify/max_user_instances", "128 1024 8192")],
-)
-def test_the_kernels_settings_are_as_before_when_the_last_bridge_goes(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, name: str, values: str
-):
-    small, raised, large = (f"{value}\n" for value in values.split())
-    settings, interfaces = tmp_path / "sys", tmp_path / "net"
-    for other in ("net/ipv4/ip_forward", "fs/inotify/max_user_instances"):
-        (settings / other).parent.mkdir(parents=True)
-        (settings / other).write_text(large)
-    setting = settings / name
-    setting.write_text(small)
-    interfaces.mkdir()
-
-    def ip(*argv: str, **_: object) -> Completed:
-        match argv[1:]:
-            case ("link", "add", name, *_):
-                (interfaces / name).mkdir()
-            case ("link", "delete", name):
-                (interfaces / name).rmdir()
-            case _:
-                pass
-        return Completed(1 if "-D" in argv else 0, "[]", "")
-
-    monkeypatch.setattr(network, "run", ip)
-    for what, path in (("_SETTINGS", settings), ("_INTERFACES", interfaces), ("RUN", tmp_path / "run")):
-        monkeypatch.setattr(network, what, path)
-    one, two = (
-        network.Network(network.bridge_name(tmp_path / model), f"10.77.{number}.0/24")
-        for number, model in enumerate(("one", "two"))
-    )
-    for net in (one, two, one):
-        net.ensure()
-    assert setting.read_text() == raised
-    one.remove()
-    assert setting.read_text() == raised  # the other still needs it
-    two.remove()
-    assert setting.read_text() == small
-    setting.write_text(large)
-    one.ensure()
-    one.remove()
-    assert setting.read_text() == large  # it was so before us
 
 
 # --- the image --------------------------------------------------------------------------------------------------------
@@ -386,7 +311,7 @@ def test_what_is_cached_is_not_built_again(images: pathlib.Path, monkeypatch: py
     ("error", "raised", "message"),
     [
         (KeyboardInterrupt(), KeyboardInterrupt, ""),
-        (CommandError("mmdebstrap failed"), image.ImageError, "image: mmdebstrap failed"),
+        (CommandError("mmdebstrap failed"), SandboxError, "image: mmdebstrap failed"),
     ],
 )
 def test_an_interrupted_build_never_counts(

@@ -1,4 +1,4 @@
-"""juju-exec of a host: what it takes and refuses, as Juju's; how a command of the sandbox carries it out."""
+"""juju-exec of a host: it takes the charms' own words, and a command of the sandbox carries them out."""
 
 import os
 import pathlib
@@ -40,80 +40,57 @@ def end(process: subprocess.Popen[str]) -> tuple[int, str]:
     return process.returncode, printed.strip()
 
 
-def wake_up(bench: Bench, unit: str) -> subprocess.Popen[str]:
-    """Start juju-exec as a charm does, and wait until the host has the request."""
+@pytest.fixture(autouse=True)
+def _on_juju(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wake, "JUJU_EXEC", HERE)  # which exists
+
+
+def wake_up(bench: Bench, unit: str) -> None:
+    """Run juju-exec as a charm does."""
     root = bench.hosts.get("juju-2586ad-0").root
-    before = juju_exec.pending(root)
-    process = start(root, unit, hook(root, unit))
+    process = start(root, *wake.command(unit, juju_exec.agent(root, unit) / "charm")[-2:])
+    requests = root / guest.REQUESTS.relative_to("/")
     deadline = time.monotonic() + 30
-    while juju_exec.pending(root) == before:
+    while not list(requests.glob(f"*.{unit.replace('/', '-')}")):
         assert time.monotonic() < deadline
         assert process.poll() is None, end(process)
         time.sleep(0.02)
-    return process
-
-
-def hook(root: pathlib.Path, unit: str) -> str:
-    """Return the last word of what lib/slurm_ddp/wake.py runs."""
-    return f"JUJU_DISPATCH_PATH=hooks/update-status {juju_exec.agent(root, unit)}/charm/dispatch"
-
-
-def test_it_takes_the_very_words_of_the_charms(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path):
-    monkeypatch.setattr(guest, "AGENTS", tmp_path)
-    monkeypatch.setattr(wake, "JUJU_EXEC", tmp_path)
-    (tmp_path / "unit-slurm-gpu-0").mkdir()
-    words = wake.command("slurm-gpu/0", tmp_path / "unit-slurm-gpu-0" / "charm")
-    assert guest.parse(words[words.index(str(tmp_path)) + 1 :]) == "slurm-gpu/0"
-    assert guest.parse(["-u", "slurm-gpu/0", words[-1]]) == "slurm-gpu/0", "as node_watch.py of slurm-gpu"
+    process.kill()
+    end(process)
 
 
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        ([], 2, "the sandbox plays juju-exec [-u] UNIT "),
-        (["-u"], 2, "the sandbox plays "),
-        (["foo/02", "x"], 2, "the sandbox plays "),
+        ([], 2, "the sandbox plays juju-exec UNIT "),
         (["foo/2"], 2, "the sandbox plays "),
-        (["foo/3", "bar"], 1, 'unit "foo/3" not found on this machine'),
-        (["--no-context", "hostname"], 2, "the sandbox plays "),
         (["foo/2", "hostname", "-f"], 2, "the sandbox plays "),
         (["foo/2", "JUJU_DISPATCH_PATH=hooks/start HERE/unit-foo-2/charm/dispatch"], 2, "the sandbox plays "),
         (["foo/2", "JUJU_DISPATCH_PATH=hooks/update-status HERE/unit-foo-3/charm/dispatch"], 2, "the sandbox plays "),
+        (
+            ["foo/3", "JUJU_DISPATCH_PATH=hooks/update-status HERE/unit-foo-3/charm/dispatch"],
+            1,
+            'unit "foo/3" not found',
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_all_other_words_are_refused(tmp_path: pathlib.Path, words: list[str], code: int, message: str):
+def test_words_other_than_the_charms_own_are_refused(tmp_path: pathlib.Path, words: list[str], code: int, message: str):
     agents = tmp_path / guest.AGENTS.relative_to("/")
     (agents / "unit-foo-2").mkdir(parents=True)
     got, printed = end(start(tmp_path, *(word.replace("HERE", str(agents)) for word in words)))
     assert (got, printed[: len(message) + 6]) == (code, f"ERROR {message}")
-    assert juju_exec.pending(tmp_path) == {}
+    assert juju_exec.take_requests(tmp_path) == []
 
 
-def test_within_a_hook_it_is_refused_as_juju_does(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("JUJU_CONTEXT_ID", "foo/2-start-1")
-    with pytest.raises(guest.ExecError, match=r'^juju-exec cannot be called from within a hook, have context "foo/2-s'):
-        guest.parse(["foo/2", "x"])
-
-
-def test_the_hook_runs_while_a_command_works_and_juju_exec_ends_with_it(bench: Bench):
-    first, second = wake_up(bench, "agent/0"), wake_up(bench, "agent/0")
-    assert bench.hooks() == []
+def test_the_hook_runs_with_the_next_command_and_juju_exec_ends(bench: Bench):
+    root = bench.hosts.get("juju-2586ad-0").root
+    process = start(root, *wake.command("agent/0", juju_exec.agent(root, "agent/0") / "charm")[-2:])
     with bench.engine() as engine:
-        engine.settle()
-        assert [event.label for unit in engine.model.units.values() for event in unit.events] == []
-        assert engine.model.units["agent/0"].agent.name == "idle"
-    assert [end(process) for process in (first, second)] == [(0, "")] * 2
-    assert bench.hooks() == ["agent/0 update_status"] * 2, "Juju runs each"
-    assert "\n".join(bench.store.log_lines()).count("agent/0 DEBUG ran update-status (juju-exec) in ") == 2
-
-
-def test_a_command_that_listens_takes_what_comes_later(bench: Bench):
-    listening = bench.begin(lambda engine: engine.settle(lambda: bool(bench.hooks()), listen_s=60))
-    time.sleep(0.3)
-    assert end(wake_up(bench, "server/0")) == (0, "")
-    listening.end()
-    assert bench.hooks() == ["server/0 update_status"]
+        engine.settle(lambda: bool(bench.hooks()), listen_s=60)
+    assert end(process) == (0, "")
+    assert bench.hooks() == ["agent/0 update_status"]
+    assert "\n".join(bench.store.log_lines()).count("agent/0 DEBUG ran update-status (juju-exec) in ") == 1
 
 
 def test_wait_for_gives_a_unit_what_it_asks_for_until_it_is_active(bench: Bench, monkeypatch: pytest.MonkeyPatch):
@@ -127,50 +104,36 @@ def test_wait_for_gives_a_unit_what_it_asks_for_until_it_is_active(bench: Bench,
     late = wait_for("unit", "agent/0", "--timeout", "1s")
     assert (late.exit_code, late.stderr) == (1, "ERROR timed out waiting for 'agent/0' to reach goal state\n")
     assert bench.hooks() == []
-    process = wake_up(bench, "agent/0")
+    wake_up(bench, "agent/0")
     assert wait_for("unit", "agent/0").exit_code == 0
-    assert end(process) == (0, "")
     assert bench.hooks() == ["agent/0 update_status"]
     assert wait_for("unit", "agent/0").exit_code == 0, "at once"
     none = wait_for("unit", "agent/7")
     assert (none.exit_code, none.stderr[:32]) == (1, "ERROR unit 'agent/7' not found (")
 
 
-def test_a_hook_that_fails_is_juju_execs_failure_and_not_the_units(bench: Bench):
-    (bench.room / "fail-agent-0-update_status").write_text("")
-    process = wake_up(bench, "agent/0")
-    with bench.engine() as engine:
-        engine.settle()
-        assert engine.errors() == []
-        assert engine.model.units["agent/0"].agent.name == "idle"
-    code, printed = end(process)
-    assert (code, printed.count("\nRuntimeError: as asked\n")) == (1, 1)
-    assert bench.hooks() == ["agent/0 update_status"], "it is not tried again"
-
-
 def test_a_reboot_forgets_what_was_asked_for(bench: Bench):
-    process = wake_up(bench, "agent/0")
-    with bench.engine() as engine:
-        with engine.change() as model:
-            engine._take_commands(model)
-            assert [event.label for event in model.units["agent/0"].events] == ["update-status (juju-exec)"]
-        engine.reboot("server/0")
-        engine.update_status = False
-        engine.settle()
-    assert end(process) == (1, "ERROR r.runner.RunCommands: command execution aborted")
+    for is_taken in (False, True):
+        wake_up(bench, "agent/0")
+        with bench.engine() as engine:
+            if is_taken:
+                with engine.change() as model:
+                    engine._take_requests(model)
+                    assert [event.label for event in model.units["agent/0"].events] == ["update-status (juju-exec)"]
+            engine.reboot("server/0")
+            engine.update_status = False
+            engine.settle()
     assert "agent/0 start" in bench.hooks()
     assert "agent/0 update_status" not in bench.hooks()
 
 
-def test_what_a_removed_unit_asked_for_ends_and_its_folder_is_removed(bench: Bench):
+def test_the_folder_of_a_removed_unit_is_removed(bench: Bench):
     folder = juju_exec.agent(bench.hosts.get("juju-2586ad-0").root, "agent/0")
     assert folder.is_dir()
     with bench.engine() as engine:
         with engine.change() as model:
             rules.remove_applications(model, ["agent"])
-        process = wake_up(bench, "agent/0")
+        wake_up(bench, "agent/0")
         engine.settle()
-        engine.settle()
-    assert end(process) == (1, 'ERROR unit "agent/0" not found on this machine')
     assert not folder.exists()
     assert "agent/0 update_status" not in bench.hooks()

@@ -36,9 +36,9 @@ from slurm_ddp.run import Completed
 
 HERE = pathlib.Path(__file__).resolve().parent
 UPSTREAM = yaml.safe_load((HERE.parent / "bundle" / "upstream.yaml").read_text())["charms"]
-FACTS: dict[str, typing.Any]
-SCENARIOS: dict[str, dict[str, typing.Any]]
-FACTS, SCENARIOS = yaml.safe_load_all((HERE / "standins.yaml").read_text())
+DOCUMENTS: list[typing.Any] = list(yaml.safe_load_all((HERE / "standins.yaml").read_text()))
+FACTS: dict[str, typing.Any] = DOCUMENTS[0]
+SCENARIOS: dict[str, dict[str, typing.Any]] = DOCUMENTS[1]
 
 
 @pytest.fixture
