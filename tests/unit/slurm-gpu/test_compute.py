@@ -99,26 +99,6 @@ def test_slurmd_finds_the_gpus_by_itself(registered: SlurmDouble):
     assert registered.record == Record("gpu:mock_gpu:1")
 
 
-def test_lines_that_are_not_needed_go_before_slurmd_registers_anew(
-    registered: SlurmDouble, paths: pathlib.Path, mock_gpu: pathlib.Path
-):
-    """A node of an earlier revision, with a line, gets a second card: the line would hide it from the detection."""
-    (line,) = pushed_lines()
-    published = NodeGres(node="slurmd-0", gres="gpu:mock_gpu:1", lines=(LINE.format(mock_gpu),), awaits=True)
-    slurmd_unit.PUSHED.write_text(f"AutoDetect=nvidia\n{line}\n")
-    slurmd_options.PATH.write_text(WITH_GPU)
-    registered.record = Record("gpu:mock_gpu:1")
-    assert hook(published=published).level == Level.ACTIVE
-    registered.devices = 2
-    second_card(paths)
-    offered = offer(published=published)
-    assert offered == NodeGres(node="slurmd-0", gres="gpu:mock_gpu:2", lines=(), awaits=True)
-    assert hook(published=published) == AWAITS
-    assert registered.record == Record("gpu:mock_gpu:1")
-    slurmd_unit.PUSHED.write_text("AutoDetect=nvidia\n")
-    assert hook(published=offered) == Status(Level.ACTIVE, BY_DETECTION.replace("gpu:1", "gpu:2"))
-
-
 def second_card(paths: pathlib.Path) -> None:
     add_driver(paths, [Card("Mock GPU", "0000:02:00.0")], minors=[1])
     (paths / "dev/nvidia1").touch()
@@ -161,42 +141,14 @@ def test_cores_that_only_slurmd_finds_wrong_need_lines(registered: SlurmDouble, 
     assert machine.lines == (LINE.format(mock_gpu),)
 
 
-def test_cards_of_several_types_keep_slurms_order(slurm: SlurmDouble, paths: pathlib.Path):
-    """By lines for AutoDetect=off Slurm numbers devices type by type, by detection in the order of their files."""
-    add_driver(
-        paths, [Card(name, f"0000:0{i}:00.0") for i, name in enumerate(("NVIDIA L40S", "Tesla T4", "NVIDIA L40S"))]
-    )
-    for minor in range(3):
-        (paths / f"dev/nvidia{minor}").touch()
-    slurm.types, slurm.devices = "gpu,shard", 3
-    slurmd_options.PATH.write_text(OPTIONS)
-    slurm.register()
-    offered = offer()
-    assert offered is not None
-    assert (offered.gres, offered.lines) == ("gpu:nvidia_l40s:2,gpu:tesla_t4:1", ())
-    for config, lines in (
-        (settings.Config(shards_per_gpu=4), ["AutoDetect=nvidia Name=shard Count=12"]),
-        (
-            settings.Config(gpu_type_alias="nvidia_l40s=big,tesla_t4=small"),
-            [
-                f"AutoDetect=nvidia Name=gpu Type={kind} File={paths}/dev/nvidia{i} Flags=nvidia_gpu_env"
-                for i, kind in enumerate(("big", "small", "big"))
-            ],
-        ),
-    ):
-        offered = offer(config=config)
-        assert offered is not None
-        assert list(offered.lines or ()) == lines
-
-
 def test_lines_that_the_registered_gres_needs_stay_until_it_is_another(registered: SlurmDouble):
-    """Shares go: a slurmd without their line would fall short of its record, and be refused."""
+    """Shares go: a slurmd without their lines would fall short of its record, and be refused."""
     registered.types = "gpu,shard"
     shares = settings.Config(shards_per_gpu=4)
     first = offer(config=shares)
     assert first is not None
     assert hook(live(UPSTREAM, shares), shares).level == Level.ACTIVE
-    slurmd_unit.PUSHED.write_text("AutoDetect=nvidia\nNodeName=slurmd-0 AutoDetect=nvidia Name=shard Count=4\n")
+    slurmd_unit.PUSHED.write_text("".join(f"NodeName=slurmd-0 AutoDetect=off {line}\n" for line in first.lines or ()))
     assert offer(published=first) == first.model_copy(update={"gres": "gpu:mock_gpu:1"})
     assert hook(published=first).level == Level.ACTIVE
     assert registered.record == Record("gpu:mock_gpu:1")

@@ -64,7 +64,7 @@ class Compute(orders.Unit):
     }
     configs: typing.ClassVar[tuple[dict[str, typing.Any], ...]] = (
         {},
-        {"gpu-type-alias": "nvidia_h100_80gb_hbm3=h100"},
+        {"health-xids": "+109 -74"},
         {"health-check": "off"},
         {"health-check": "sometimes"},
         {"resume-after-reboot": False},

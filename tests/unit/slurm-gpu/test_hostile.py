@@ -116,7 +116,6 @@ OPTION_TEXTS = {
     "fabric-manager": TEXTS,
     "health-check": TEXTS,
     "health-xids": [text for text in TEXTS if text.strip()],
-    "gpu-type-alias": [text for text in TEXTS if text.strip()],
 }
 
 

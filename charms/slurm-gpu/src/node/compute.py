@@ -73,8 +73,9 @@ def offer(machine: Machine) -> slurm_gres.NodeGres | None:
         return None
     lines = machine.lines
     if not set(before) <= set(lines) and not _is_registered(machine):
-        kept = {_key(line): line for line in _with_files(before) if _fits(line, lines)}
-        lines = tuple((kept | {_key(line): line for line in lines}).values())
+        wanted = lines or (machine.plan.lines if machine.plan else ())  # all: one line ends the detection
+        kept = {_key(line): line for line in _with_files(before) if wanted}
+        lines = tuple((kept | {_key(line): line for line in wanted}).values()) if kept else lines
         lines = tuple(re.sub(r" Links=\S+", "", line) for line in lines)  # whose length is that of one Gres
     awaits = bool(lines or machines.pushed_lines(machine.node))
     return current.model_copy(update={"lines": lines, "awaits": awaits})
@@ -265,12 +266,6 @@ def _key(line: str) -> tuple[object, ...]:
     """Compute a key that two lines for the same devices under the same type share."""
     record = gres.fields(line)
     return (record["Name"], record.get("Type"), *gres.device_files(line))
-
-
-def _fits(line: str, lines: tuple[str, ...]) -> bool:
-    """Whether a line can stand beside others of its node: all must name one detection, and none means any."""
-    mode = gres.fields(line).get("AutoDetect")
-    return mode == gres.fields(lines[0]).get("AutoDetect") if lines else mode is not None
 
 
 def _ensure_health_check(machine: Machine) -> None:
