@@ -75,16 +75,6 @@ def test_the_option_brings_a_driver_to_a_bare_machine(
     assert machine.log == installs
 
 
-def test_upgrade_driver(ctx: testing.Context[charm.SlurmGpuCharm], machine: MachineDouble):
-    update(ctx)
-    results, out = act(ctx, "upgrade-driver", branch="580")
-    assert results == {"result": "done", "driver": "580.173.02"}
-    assert isinstance(out.unit_status, ops.ActiveStatus)
-    assert machine.slurm.record == Record(GRES)
-    assert ctx.action_logs == ["installing driver 580.173.02"]
-    assert act(ctx, "upgrade-driver", branch="580")[0] == {"result": "up-to-date", "driver": "580.173.02"}
-
-
 def test_upgrade_driver_with_a_reboot(ctx: testing.Context[charm.SlurmGpuCharm], machine: MachineDouble):
     """The machine is left to the operator to reboot; a second card that is found then is registered, too."""
     update(ctx)

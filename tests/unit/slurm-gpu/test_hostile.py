@@ -15,8 +15,6 @@ from slurm_double import Record
 import charm
 from maintenance import reset as maintenance_reset
 from node import health_check, slurmd_options
-from slurm_ddp import systemd
-from slurm_ddp.run import CommandTimeout
 
 ROOT = pathlib.Path(charm.__file__).resolve().parents[1]
 COMPUTE = testing.SubordinateRelation("compute", interface="juju-info", remote_app_name="slurmd")
@@ -213,17 +211,3 @@ def test_a_systemd_and_a_dpkg_that_hang_end_no_unit(
     out = ctx.run(ctx.on.update_status(), testing.State(relations=[COMPUTE], config=config))
     assert isinstance(out.unit_status, ops.ActiveStatus)
     assert machine.slurm.record == Record(GRES)
-
-
-def test_a_reload_of_systemd_that_hangs(
-    ctx: testing.Context[charm.SlurmGpuCharm], machine: MachineDouble, monkeypatch: pytest.MonkeyPatch
-):
-    def hangs() -> None:
-        raise CommandTimeout("systemctl: no answer within 60 s")
-
-    with monkeypatch.context() as context:
-        context.setattr(systemd, "daemon_reload", hangs)
-        for _ in range(2):
-            ctx.run(ctx.on.update_status(), testing.State(relations=[COMPUTE]))
-    out = ctx.run(ctx.on.update_status(), testing.State(relations=[COMPUTE]))
-    assert isinstance(out.unit_status, ops.ActiveStatus)

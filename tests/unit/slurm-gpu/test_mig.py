@@ -2,8 +2,6 @@
 
 import json
 import pathlib
-import subprocess
-import sys
 
 import pytest
 from machine_double import MachineDouble, MigCard
@@ -17,7 +15,6 @@ from node import machine as machines
 from node import registration
 from scripts import mig as gpu_mig
 from scripts.mig import MigError, parse
-from slurm_ddp import watchdog
 from slurm_ddp.charm import ActionError, Level, Status
 from slurm_ddp.slurm import nodes
 
@@ -254,14 +251,3 @@ def test_a_file_that_cannot_be_read(mig: MachineDouble, text: str, capsys: pytes
     assert gpu_mig.main(["apply"]) == 1
     assert capsys.readouterr().err.startswith("gpu-mig: ")
     assert mig.smi.log == []
-
-
-def test_it_runs_alone(tmp_path: pathlib.Path):
-    """As on a node: one file, nothing but Python's standard library, and no nvidia-smi."""
-    program = tmp_path / "gpu-mig"
-    program.write_bytes(watchdog.pack(pathlib.Path(gpu_mig.__file__)))
-    argv = [sys.executable, "-I", "-S", str(program), "show"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
-    assert done.returncode == 1
-    assert done.stderr.startswith("gpu-mig: nvidia-smi --query-gpu")
-    assert done.stderr.count("\n") == 1

@@ -192,18 +192,3 @@ def test_the_service_runs_with_the_standard_library_alone(tmp_path: pathlib.Path
         check=True,
     )
     assert done.stdout == "[]\n"
-
-
-def test_registration_journal_names():
-    """Journals that the service knows by name."""
-    node_state.NodeSnapshot(NAME).save()
-    gpu_hold.Hold(NAME, kind="gpu-mig").save()
-    there = {path.name for path in node_state.STATE_DIR.glob("*.json")}
-    assert there <= set(node_watch.JOURNALS)
-    assert node_hold.WATCH == node_watch.UNIT
-
-
-@pytest.mark.parametrize("text", ["{", "[]", '{"node": 5}'])
-def test_a_record_that_cannot_be_read_counts_as_none(node: SlurmDouble, text: str):
-    node_watch.CONFIG.write_text(text)
-    assert node_watch.Watch().step() is None

@@ -155,15 +155,6 @@ def test_a_refused_registration_stays_out(node: SlurmDouble, paths: pathlib.Path
     assert "DRAIN" in node.record.flags
 
 
-def test_a_long_reason_keeps_its_end(node: SlurmDouble, caplog: pytest.LogCaptureFixture):
-    registration.abandon(NAME, "slurm-gpu: " + "x" * 300)
-    assert node.record is not None
-    assert len(node.record.reason) == 200
-    assert node.record.reason.endswith(BY_HAND)
-    registration.abandon(NAME, node.record.reason)
-    assert node.record.reason.count(BY_HAND) == 1
-
-
 def test_a_controller_that_is_silent_is_reported(
     node: SlurmDouble, paths: pathlib.Path, caplog: pytest.LogCaptureFixture
 ):
