@@ -52,7 +52,7 @@ def reboot(node: SlurmDouble) -> None:
 def hook(**options: object) -> Status:
     """Run a hook, the service, and the hook that the first one asks for."""
     config = settings.Config.model_validate(options)
-    watched = node_watch.Config("slurmd-0", rebooted=config.resume_after_reboot, new=config.resume_when_ready)
+    watched = node_watch.Config(node="slurmd-0", rebooted=config.resume_after_reboot, new=config.resume_when_ready)
     node_watch.ensure(dataclasses.replace(watched, checks_health=config.health_check != "off"))
     roles.hook(config=config)
     node_watch.Watch().step()
