@@ -7,7 +7,7 @@ import typing
 
 import ops
 import pytest
-from conftest import OPTIONS, WITH_GPU
+from conftest import COMPUTE, CONTROLLER, OPTIONS, ROOT, WITH_GPU
 from ops import testing
 from slurm_double import Record, SlurmDouble
 
@@ -21,19 +21,11 @@ from slurm_ddp.interfaces.slurm_gres import NodeGres
 from slurm_ddp.run import Completed
 from slurm_ddp.slurm import nodes
 
-ROOT = pathlib.Path(charm.__file__).resolve().parents[1]
-COMPUTE = testing.SubordinateRelation("compute", interface="juju-info", remote_app_name="slurmd")
-CONTROLLER = testing.SubordinateRelation("controller", interface="juju-info", remote_app_name="slurmctld")
 ACTIVE = ops.ActiveStatus("gpu:mock_gpu:1 on slurmd-0 (from /proc/driver/nvidia; lines in the controller's gres.conf)")
 BY_DETECTION = ops.ActiveStatus("gpu:mock_gpu:1 on slurmd-0 (from /proc/driver/nvidia; found by AutoDetect=nvidia)")
 AWAITS = ops.WaitingStatus("waiting for slurm-gpu on slurmctld to hand out this node's lines")
 LIFECYCLE = ["install", "start", "config_changed", "upgrade_charm", "leader_elected", "update_status"]
 CREATED = ["created", "joined", "changed"]
-
-
-@pytest.fixture
-def ctx() -> testing.Context[charm.SlurmGpuCharm]:
-    return testing.Context(charm.SlurmGpuCharm, charm_root=ROOT)
 
 
 @pytest.fixture

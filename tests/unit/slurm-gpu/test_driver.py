@@ -344,9 +344,6 @@ def test_a_refusal_is_remembered_for_an_hour(node: MachineDouble, monkeypatch: p
 @pytest.fixture
 def in_service(node: MachineDouble, monkeypatch: pytest.MonkeyPatch) -> MachineDouble:
     """A registered node with an H100 and branch 535, in service."""
-    now = [0.0]
-    monkeypatch.setattr(reset.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(reset.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
     slurmd_options.PATH.write_text(OPTIONS)
     node.slurm.register()
     node.install_driver("535", "535.288.01")

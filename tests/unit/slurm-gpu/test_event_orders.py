@@ -11,7 +11,7 @@ import typing
 
 import pytest
 import yaml
-from conftest import OPTIONS
+from conftest import OPTIONS, ROOT
 from machine_double import MachineDouble, MigCard
 from ops import testing
 from slurm_double import Record, SlurmDouble
@@ -25,7 +25,6 @@ from node import resume as bring_up
 from node import watch as node_watch
 from slurm_ddp.interfaces.slurm_gres import NodeGres
 
-ROOT = pathlib.Path(charm.__file__).resolve().parents[1]
 CARDS = ("0000:1b:00.0", "0000:9d:00.0")
 AUTODETECT = "AutoDetect=nvidia\n"
 ADMIN = "maintenance until noon"

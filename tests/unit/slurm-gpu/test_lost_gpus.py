@@ -5,7 +5,7 @@ import shutil
 
 import ops
 import pytest
-from conftest import OPTIONS
+from conftest import OPTIONS, ROOT
 from machines import Card, add_driver
 from ops import testing
 from roles import hook, offer
@@ -18,7 +18,6 @@ from node import node_state, slurmd_options
 from slurm_ddp.charm import Level, Status
 from slurm_ddp.interfaces.slurm_gres import NodeGres
 
-ROOT = pathlib.Path(charm.__file__).resolve().parents[1]
 CARDS = [Card("NVIDIA H200", "0000:1b:00.0"), Card("NVIDIA H200", "0000:9d:00.0")]
 LOSS = "1 of 2 GPUs found, 0000:9d:00.0 missing"
 STATUS = Status(Level.BLOCKED, f"{LOSS}: bring back what is missing, or run accept-gpus")

@@ -7,7 +7,7 @@ import pathlib
 import typing
 
 import pytest
-from conftest import OPTIONS, WITH_GPU
+from conftest import COMPUTE, CONTROLLER, OPTIONS, ROOT, WITH_GPU
 from ops import testing
 from slurm_double import SlurmDouble
 
@@ -24,9 +24,6 @@ from slurm_ddp.interfaces.slurm_gres import NodeGres
 from slurm_ddp.run import Completed
 from slurm_ddp.slurm import nodes
 
-ROOT = pathlib.Path(charm.__file__).resolve().parents[1]
-COMPUTE = testing.SubordinateRelation("compute", interface="juju-info", remote_app_name="slurmd")
-CONTROLLER = testing.SubordinateRelation("controller", interface="juju-info", remote_app_name="slurmctld")
 COLLECTOR = fake_exporter.collector()
 REASONS = ("health", "driver", "mig", "reset", "registration", "administrator")
 
@@ -155,11 +152,6 @@ def test_the_nodes_in_gres_conf(monkeypatch: pytest.MonkeyPatch):
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> FakeExporter:
     return fake_exporter.install(monkeypatch, ROOT)
-
-
-@pytest.fixture
-def ctx() -> testing.Context[charm.SlurmGpuCharm]:
-    return testing.Context(charm.SlurmGpuCharm, charm_root=ROOT)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from slurm_double import Killed, Record, SlurmDouble
 
 from maintenance import hold as gpu_hold
 from maintenance import mig as maintenance_mig
-from maintenance import reset as maintenance_reset
 from maintenance import work
 from node import machine as machines
 from node import registration
@@ -23,13 +22,6 @@ A100 = "NVIDIA A100-SXM4-40GB"
 NAME = "slurmd-0"
 ACTIVE = Status(Level.ACTIVE, "all well")
 DONE = registration.Progress(registration.Stage.REGISTERED)
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr(maintenance_reset.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(maintenance_reset.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
 
 
 @pytest.fixture
