@@ -215,3 +215,20 @@ def test_reading_the_topology(paths: pathlib.Path):
     assert found is not None
     assert sum(map(len, found)) == 8
     assert found[1][0] == {4, 12}
+
+
+@pytest.mark.parametrize(
+    ("settings", "fits"),
+    [
+        ({}, True),
+        ({"sockets": "2"}, True),
+        ({"sockets": "1"}, False),
+        ({"boards": "2", "socketsperboard": "1", "corespersocket": "2"}, True),
+        ({"socketsperboard": "2", "corespersocket": "1"}, False),
+        ({"sockets": "two"}, False),
+    ],
+)
+def test_cores_only_where_the_configured_sockets_are_the_machines(settings: dict[str, str], fits: bool):
+    gpu = Gpu("Tesla T4", "0000:01:00.0", 0, cpus=numbers("2-3"))
+    plan = gres.plan(detection(gpu), settings, topology(2, 2, 1))
+    assert ("Cores=2-3" in plan.lines[0], bool(plan.notes)) == (fits, not fits)
