@@ -28,12 +28,10 @@ _REASONS = {"gpu-health": "health", hold.DRIVER: "driver", hold.MIG: "mig", hold
 _OTHERS = ("mount-keeper ",)  # a drain of shared-filesystem-client's, which has its own metric
 
 
-def ensure(
-    unit: str, topology: cos_agent.Topology, *, compute: bool, controller: bool, aliases: str, xids: str
-) -> dict[str, str]:
+def ensure(unit: str, topology: cos_agent.Topology, *, compute: bool, controller: bool, xids: str) -> dict[str, str]:
     """Serve the metrics of the unit's roles; return its databag of the relation. Raises CommandError."""
     program = pathlib.Path(__file__).resolve()
-    settings = {"compute": compute, "controller": controller, "aliases": aliases, "xids": xids}
+    settings = {"compute": compute, "controller": controller, "xids": xids}
     port = exporter.ensure(unit, program, settings)
     return cos_agent.dump(topology, [cos_agent.Job("gpu", port, socket.gethostname())], program.parent / "cos")
 
@@ -42,7 +40,7 @@ def sources(settings: dict[str, typing.Any]) -> list[exporter.Source]:
     """List the sources of a scrape."""
     found: list[exporter.Source] = []
     if settings["compute"]:
-        found.append(exporter.Source("gpu", lambda: cards(settings["aliases"])))
+        found.append(exporter.Source("gpu", cards))
         found.append(exporter.Source("gpu_log", lambda: xids(settings["xids"])))
         found.append(exporter.Source("node", holds))
     if settings["controller"]:
@@ -50,19 +48,18 @@ def sources(settings: dict[str, typing.Any]) -> list[exporter.Source]:
     return found
 
 
-def cards(aliases: str) -> collections.abc.Iterator[core.Metric]:
+def cards() -> collections.abc.Iterator[core.Metric]:
     """Compare the GPUs that the node registers with those that are there; read the last health check."""
     options = slurmd_options.read()
     expected = _count(options.gres if options else None)
     found = detect.detect(machines.ROOTS)
-    names = gres.parse_aliases(aliases)
     detected: collections.Counter[str] = collections.Counter()
     profiles: collections.Counter[str] = collections.Counter()
     for gpu in found.gpus if found.is_usable else ():
         model = gpu.name or "gpu"
         profiles.update(instance.profile for instance in gpu.instances)
         types = [gres.slurm_type(f"{model}_{instance.profile}") for instance in gpu.instances]
-        detected.update(names.get(kind, kind) for kind in types or [gres.slurm_type(model)])
+        detected.update(types or [gres.slurm_type(model)])
     if set(expected) == {"gpu"}:  # registered without types
         detected = collections.Counter({"gpu": detected.total()})
     for kind in expected:

@@ -5,7 +5,6 @@ The driver's options are in `driver.plan`.
 
 import pydantic
 
-from gpu import gres
 from node import resume
 from scripts import health
 from slurm_ddp.charm import naming
@@ -17,7 +16,6 @@ _MOST_SHARDS = 1024
 class Config(pydantic.BaseModel, frozen=True):
     """The options of the compute role."""
 
-    gpu_type_alias: str = ""
     health_check: str = "auto"
     health_xids: str = ""
     shards_per_gpu: int = 0
@@ -29,17 +27,11 @@ class Config(pydantic.BaseModel, frozen=True):
         """Which nodes are resumed."""
         return resume.Policy(rebooted=self.resume_after_reboot, new=self.resume_when_ready)
 
-    def check(self) -> dict[str, str]:
-        """Return the aliases by the type that they replace.
-
-        Raises:
-            ValueError: an option has no valid value, or two contradict each other; one line that begins with its name.
-        """
+    def check(self) -> None:
+        """Raise `ValueError` for an option without a valid value: one line that begins with its name."""
         if self.health_check not in _HEALTH:
             raise ValueError(f"health-check: {self.health_check!r:.60} is none of {', '.join(_HEALTH)}")
         with naming("health-xids"):
             health.parse_xids(self.health_xids)
         if not 0 <= self.shards_per_gpu <= _MOST_SHARDS:
             raise ValueError(f"shards-per-gpu: {self.shards_per_gpu} is not between 0 and {_MOST_SHARDS}")
-        with naming("gpu-type-alias"):
-            return gres.parse_aliases(self.gpu_type_alias)

@@ -15,7 +15,6 @@ import pydantic
 
 _NAME = "[A-Za-z0-9][A-Za-z0-9_.-]{0,252}"
 _VALUE = re.compile(r"[A-Za-z0-9_./,:\[\]+-]+")
-_AUTODETECT = frozenset({"off", "nvidia", "nvml"})
 _KEYS = frozenset({"Name", "Type", "File", "MultipleFiles", "Count", "Cores", "Links", "Flags"})
 MAX_LINES = 1024  # a node of 16 cards in 7 MIG instances each, with shards, needs 128
 
@@ -28,8 +27,6 @@ def is_node_name(text: str) -> bool:
 def check_line(line: str) -> str:
     """Return the line. Raises `ValueError` unless it is one gres.conf record of known keys, and nothing else."""
     pairs = [word.partition("=") for word in line.split(" ")]
-    if pairs[0][0] == "AutoDetect" and pairs[0][2] in _AUTODETECT:
-        del pairs[0]
     keys = [key for key, _, _ in pairs]
     are_known = all(key in _KEYS and _VALUE.fullmatch(text) for key, _, text in pairs)
     if not are_known or keys[:1] != ["Name"] or len(set(keys)) != len(keys):
@@ -48,7 +45,7 @@ class NodeGres(pydantic.BaseModel, frozen=True):
 
     node: _Node | None = None  # the name that slurmd registers
     gres: _Gres | None = None  # "gpu:h100:8", as in the node's --conf; empty when it has none
-    lines: _Lines | None = None  # gres.conf lines without NodeName; without AutoDetect they mean `off`
+    lines: _Lines | None = None  # gres.conf lines without NodeName, for AutoDetect=off
     awaits: bool | None = None  # the node registers only once its lines are these, or none, so it needs an answer
 
     @property

@@ -4,8 +4,10 @@ import pathlib
 
 import pytest
 from machine_double import MachineDouble
+from ops import testing
 from slurm_double import SlurmDouble
 
+import charm
 from controller import gres_lines
 from driver import install as driver_install
 from driver import state as driver_state
@@ -23,6 +25,9 @@ from slurm_ddp import apt, files, readiness, systemd, wake
 from slurm_ddp.run import CommandError, Completed
 from slurm_ddp.slurm import nodes
 
+ROOT = pathlib.Path(charm.__file__).resolve().parents[1]
+COMPUTE = testing.SubordinateRelation("compute", interface="juju-info", remote_app_name="slurmd")
+CONTROLLER = testing.SubordinateRelation("controller", interface="juju-info", remote_app_name="slurmctld")
 CONF = "cpus=2 boards=1 socketsperboard=1 corespersocket=2 threadspercore=1 realmemory=4000  memspeclimit=1024 features=slurmd"
 OPTIONS = f"SLURMD_OPTIONS=--conf '{CONF}' -Z -N slurmd-0 --conf-server ctl:6817\n"
 ask_nvml = gpu_detect.run_probe  # which no test runs without saying so
@@ -150,3 +155,8 @@ def node(paths: pathlib.Path, slurm: SlurmDouble, monkeypatch: pytest.MonkeyPatc
     for module in (apt, driver_install, driver_state, gpu_mig, gpu_pci, reset, systemd):
         monkeypatch.setattr(module, "run", double.run)
     return double
+
+
+@pytest.fixture
+def ctx() -> testing.Context[charm.SlurmGpuCharm]:
+    return testing.Context(charm.SlurmGpuCharm, charm_root=ROOT)

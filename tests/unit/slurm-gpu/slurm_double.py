@@ -239,20 +239,15 @@ class SlurmDouble:
         wanted = re.findall(r" Gres=(\S+)", conf.read_text())[0]
         prefix = f"NodeName={self.name} "
         lines = [dict(word.split("=", 1) for word in row.split()) for row in rows if row.startswith(prefix)]
-        modes = {line["AutoDetect"] for line in lines} or {rows[0].removeprefix("AutoDetect=")}
-        assert len(modes) == 1, "fatal: duplicate node-local AutoDetect specification does not match the first"
         types = [item.split(":")[1] for item in wanted.split(",") if item.startswith("gpu:")]
-        found = {} if modes == {"off"} else self._detected(types)
+        found = {} if lines or rows[0] == "AutoDetect=off" else self._detected(types)
         shares: list[dict[str, str]] = []
         for line in lines:
             files = line.get("File", line.get("MultipleFiles", ""))
             if line["Name"] == "gpu":
                 found[files] = line
-            elif files:
-                shares.append(line | {"Type": found[files]["Type"]})
             else:
-                each = str(int(line["Count"]) // len(found))
-                shares += [line | {"Count": each, "File": file, "Type": card["Type"]} for file, card in found.items()]
+                shares.append(line | {"Type": found[files]["Type"]})
         text = ""
         for i, fields in enumerate([*found.values(), *shares]):
             cores = f" Cores={fields['Cores']}" if "Cores" in fields else ""

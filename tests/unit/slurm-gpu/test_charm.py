@@ -7,8 +7,7 @@ import typing
 
 import ops
 import pytest
-import yaml
-from conftest import OPTIONS, WITH_GPU
+from conftest import COMPUTE, CONTROLLER, OPTIONS, ROOT, WITH_GPU
 from ops import testing
 from slurm_double import Record, SlurmDouble
 
@@ -22,19 +21,11 @@ from slurm_ddp.interfaces.slurm_gres import NodeGres
 from slurm_ddp.run import Completed
 from slurm_ddp.slurm import nodes
 
-ROOT = pathlib.Path(charm.__file__).resolve().parents[1]
-COMPUTE = testing.SubordinateRelation("compute", interface="juju-info", remote_app_name="slurmd")
-CONTROLLER = testing.SubordinateRelation("controller", interface="juju-info", remote_app_name="slurmctld")
 ACTIVE = ops.ActiveStatus("gpu:mock_gpu:1 on slurmd-0 (from /proc/driver/nvidia; lines in the controller's gres.conf)")
 BY_DETECTION = ops.ActiveStatus("gpu:mock_gpu:1 on slurmd-0 (from /proc/driver/nvidia; found by AutoDetect=nvidia)")
 AWAITS = ops.WaitingStatus("waiting for slurm-gpu on slurmctld to hand out this node's lines")
 LIFECYCLE = ["install", "start", "config_changed", "upgrade_charm", "leader_elected", "update_status"]
 CREATED = ["created", "joined", "changed"]
-
-
-@pytest.fixture
-def ctx() -> testing.Context[charm.SlurmGpuCharm]:
-    return testing.Context(charm.SlurmGpuCharm, charm_root=ROOT)
 
 
 @pytest.fixture
@@ -93,11 +84,6 @@ def applied(mock_gpu: pathlib.Path) -> dict[str, typing.Any]:
 def configured(slurm: SlurmDouble) -> SlurmDouble:
     gres_lines.SLURM_CONF.write_text("ClusterName=x\n")
     return slurm
-
-
-def test_what_waits_or_reads_holds_up_no_hook():
-    actions = yaml.safe_load((ROOT / "charmcraft.yaml").read_text())["actions"]
-    assert {name for name, action in actions.items() if not action.get("parallel")} == {"accept-gpus"}
 
 
 @pytest.mark.parametrize(
@@ -297,29 +283,6 @@ def test_the_lines_of_a_node_that_slurm_still_has_stay(
     configured.record = Record("")  # registered without GPUs, or deleted
     controller.run(controller.on.update_status(), gone)
     assert "slurmd-0" not in gres_conf.PATH.read_text()
-
-
-def test_the_two_roles_settle_with_each_other(
-    ctx: testing.Context[charm.SlurmGpuCharm],
-    controller: testing.Context[charm.SlurmGpuCharm],
-    registered: SlurmDouble,
-    configured: SlurmDouble,
-):
-    """One round over the relation, as it runs in the bundle: node, controller, node."""
-    slurmd_unit.PUSHED.write_text("AutoDetect=off\n")
-    here = node_gres()
-    out = run_compute(ctx, "node-gres:created", here)
-    assert out.unit_status == AWAITS
-    there = testing.Relation(
-        "gres", remote_app_name="slurm-gpu", remote_units_data={0: dict(out.get_relation(here.id).local_unit_data)}
-    )
-    state = testing.State(leader=True, relations=[CONTROLLER, there])
-    out = controller.run(controller.on.relation_changed(there, remote_unit=0), state)
-    assert out.unit_status == ops.ActiveStatus("gres.conf has lines of 1 GPU on 1 node")
-    back = dataclasses.replace(here, remote_app_data=dict(out.get_relation(there.id).local_app_data))
-    out = run_compute(ctx, "node-gres:changed", back)
-    assert out.unit_status == ACTIVE
-    assert registered.record == Record("gpu:mock_gpu:1")
 
 
 def test_show_gres_on_the_controller(controller: testing.Context[charm.SlurmGpuCharm], configured: SlurmDouble):

@@ -2,12 +2,10 @@
 
 import collections.abc
 import pathlib
-import shutil
 
 import pytest
 import roles
 from conftest import OPTIONS, WITH_GPU
-from machines import Card, add_driver, add_pci, add_topology
 from roles import OFF, UPSTREAM, hook, live, offer
 from slurm_double import Record, SlurmDouble
 
@@ -41,13 +39,6 @@ def test_a_machine_without_gpus(slurm: SlurmDouble):
     assert offer() == NodeGres(node="slurmd-0", gres="", lines=(), awaits=False)
     assert slurm.log == []
     assert slurmd_options.PATH.read_text() == OPTIONS
-
-
-def test_a_node_that_lost_its_gpus(slurm: SlurmDouble):
-    slurmd_options.PATH.write_text(WITH_GPU)
-    text = "slurmd-0 registers gpu:mock_gpu:1, but this machine shows no NVIDIA GPU"
-    assert hook() == Status(Level.BLOCKED, text)
-    assert slurm.log == []
 
 
 def test_what_the_controller_gets(registered: SlurmDouble, mock_gpu: pathlib.Path):
@@ -94,64 +85,8 @@ def test_a_node_that_needs_lines_without_a_gres_lines(registered: SlurmDouble):
     assert registered.log == ["daemon-reload"]
 
 
-def test_slurmd_finds_the_gpus_by_itself(registered: SlurmDouble):
-    assert hook(related=False) == Status(Level.ACTIVE, BY_DETECTION)
-    assert registered.record == Record("gpu:mock_gpu:1")
-
-
-def test_lines_that_are_not_needed_go_before_slurmd_registers_anew(
-    registered: SlurmDouble, paths: pathlib.Path, mock_gpu: pathlib.Path
-):
-    """A node of an earlier revision, with a line, gets a second card: the line would hide it from the detection."""
-    (line,) = pushed_lines()
-    published = NodeGres(node="slurmd-0", gres="gpu:mock_gpu:1", lines=(LINE.format(mock_gpu),), awaits=True)
-    slurmd_unit.PUSHED.write_text(f"AutoDetect=nvidia\n{line}\n")
-    slurmd_options.PATH.write_text(WITH_GPU)
-    registered.record = Record("gpu:mock_gpu:1")
-    assert hook(published=published).level == Level.ACTIVE
-    registered.devices = 2
-    second_card(paths)
-    offered = offer(published=published)
-    assert offered == NodeGres(node="slurmd-0", gres="gpu:mock_gpu:2", lines=(), awaits=True)
-    assert hook(published=published) == AWAITS
-    assert registered.record == Record("gpu:mock_gpu:1")
-    slurmd_unit.PUSHED.write_text("AutoDetect=nvidia\n")
-    assert hook(published=offered) == Status(Level.ACTIVE, BY_DETECTION.replace("gpu:1", "gpu:2"))
-
-
-def second_card(paths: pathlib.Path) -> None:
-    add_driver(paths, [Card("Mock GPU", "0000:02:00.0")], minors=[1])
-    (paths / "dev/nvidia1").touch()
-
-
 NPS = "gpu:nvidia_h200:1"
 NPS_LINE = "Name=gpu Type=nvidia_h200 File={} Flags=nvidia_gpu_env"
-
-
-@pytest.fixture
-def nps(slurm: SlurmDouble, paths: pathlib.Path) -> SlurmDouble:
-    """One socket of four cores in two NUMA nodes, and a card beside the second: its detected cores cut the socket."""
-    add_topology(paths, 1, 4, 1)
-    add_pci(paths, "0000:1b:00.0", cpus="2-3")
-    add_driver(paths, [Card("NVIDIA H200", "0000:1b:00.0")])
-    (paths / "dev/nvidia0").touch()
-    conf = "cpus=4 boards=1 socketsperboard=1 corespersocket=4 threadspercore=1 features=slurmd"
-    slurmd_options.PATH.write_text(f"SLURMD_OPTIONS=--conf '{conf}' -Z -N slurmd-0 --conf-server ctl:6817\n")
-    slurm.register()
-    return slurm
-
-
-def test_detected_cores_that_cut_a_socket_need_lines_first(nps: SlurmDouble, paths: pathlib.Path):
-    """Slurm 24.11 and later refuses them, so nothing is registered before the line without Cores is live."""
-    line = NPS_LINE.format(paths / "dev/nvidia0")
-    assert offer() == NodeGres(node="slurmd-0", gres=NPS, lines=(line,), awaits=True)
-    assert hook() == AWAITS
-    assert nps.record == Record("")
-    assert hook(live(UPSTREAM)).level == Level.ACTIVE
-    assert nps.record == Record(NPS)
-    slurmd_unit.PUSHED.write_text(f"AutoDetect=nvidia\nNodeName=slurmd-0 AutoDetect=off {line}\n")
-    compute.release(owner="slurm-gpu/0")
-    assert nps.record == Record(""), "without the line the node would be refused"
 
 
 def test_cores_that_only_slurmd_finds_wrong_need_lines(registered: SlurmDouble, mock_gpu: pathlib.Path):
@@ -161,71 +96,18 @@ def test_cores_that_only_slurmd_finds_wrong_need_lines(registered: SlurmDouble, 
     assert machine.lines == (LINE.format(mock_gpu),)
 
 
-def test_cards_of_several_types_keep_slurms_order(slurm: SlurmDouble, paths: pathlib.Path):
-    """By lines for AutoDetect=off Slurm numbers devices type by type, by detection in the order of their files."""
-    add_driver(
-        paths, [Card(name, f"0000:0{i}:00.0") for i, name in enumerate(("NVIDIA L40S", "Tesla T4", "NVIDIA L40S"))]
-    )
-    for minor in range(3):
-        (paths / f"dev/nvidia{minor}").touch()
-    slurm.types, slurm.devices = "gpu,shard", 3
-    slurmd_options.PATH.write_text(OPTIONS)
-    slurm.register()
-    offered = offer()
-    assert offered is not None
-    assert (offered.gres, offered.lines) == ("gpu:nvidia_l40s:2,gpu:tesla_t4:1", ())
-    for config, lines in (
-        (settings.Config(shards_per_gpu=4), ["AutoDetect=nvidia Name=shard Count=12"]),
-        (
-            settings.Config(gpu_type_alias="nvidia_l40s=big,tesla_t4=small"),
-            [
-                f"AutoDetect=nvidia Name=gpu Type={kind} File={paths}/dev/nvidia{i} Flags=nvidia_gpu_env"
-                for i, kind in enumerate(("big", "small", "big"))
-            ],
-        ),
-    ):
-        offered = offer(config=config)
-        assert offered is not None
-        assert list(offered.lines or ()) == lines
-
-
 def test_lines_that_the_registered_gres_needs_stay_until_it_is_another(registered: SlurmDouble):
-    """Shares go: a slurmd without their line would fall short of its record, and be refused."""
+    """Shares go: a slurmd without their lines would fall short of its record, and be refused."""
     registered.types = "gpu,shard"
     shares = settings.Config(shards_per_gpu=4)
     first = offer(config=shares)
     assert first is not None
     assert hook(live(UPSTREAM, shares), shares).level == Level.ACTIVE
-    slurmd_unit.PUSHED.write_text("AutoDetect=nvidia\nNodeName=slurmd-0 AutoDetect=nvidia Name=shard Count=4\n")
+    slurmd_unit.PUSHED.write_text("".join(f"NodeName=slurmd-0 AutoDetect=off {line}\n" for line in first.lines or ()))
     assert offer(published=first) == first.model_copy(update={"gres": "gpu:mock_gpu:1"})
     assert hook(published=first).level == Level.ACTIVE
     assert registered.record == Record("gpu:mock_gpu:1")
     assert offer(published=first) == NodeGres(node="slurmd-0", gres="gpu:mock_gpu:1", lines=(), awaits=True)
-
-
-def test_the_line_of_a_lost_card_goes(registered: SlurmDouble, paths: pathlib.Path, mock_gpu: pathlib.Path):
-    """With it slurmd would not start: "fatal: can't stat gres.conf file". The node comes up with what it has."""
-    second_card(paths)
-    registered.devices = 2
-    assert hook(live()).level == Level.ACTIVE
-    published = offer(OFF)
-    shutil.rmtree(paths / "proc/driver/nvidia/gpus/0000:02:00.0")
-    (paths / "dev/nvidia1").unlink()
-    offered = offer(OFF, published=published)
-    line = LINE.format(mock_gpu)
-    assert offered == NodeGres(node="slurmd-0", gres="gpu:mock_gpu:1", lines=(line,), awaits=False)
-    slurmd_unit.PUSHED.write_text(f"NodeName=slurmd-0 AutoDetect=off {line}\n")
-    registered.devices = 1
-    registered.register()  # slurmd starts by itself, and Slurm has its own reason
-    assert registered.record is not None
-    assert registered.record.reason.startswith("gres/gpu count reported lower")
-    hook(OFF, published=offered)
-    assert registered.record.reason == "slurm-gpu: 1 of 2 GPUs found, 0000:02:00.0 missing"
-    dropin = paths / "etc/systemd/system/slurmd.service.d" / slurmd_unit.DROPIN
-    assert "nvidia1" not in dropin.read_text(), "slurmd does not wait for the lost card"
-    compute.accept(machines.look(answer=OFF))
-    assert hook(OFF, published=offered).level == Level.ACTIVE
-    assert registered.record == Record("gpu:mock_gpu:1")
 
 
 @pytest.mark.parametrize("state", ["drain", "down", "fail"])
@@ -314,17 +196,6 @@ def test_device_files_are_waited_for(registered: SlurmDouble, mock_gpu: pathlib.
     assert hook(live()).level == Level.ACTIVE
 
 
-def test_another_gpu(registered: SlurmDouble, paths: pathlib.Path):
-    hook(live())
-    old = live()
-    registered.devices = 2
-    second_card(paths)
-    assert hook(old) == AWAITS
-    assert registered.record == Record("gpu:mock_gpu:1")
-    assert hook(live()).text.startswith("gpu:mock_gpu:2 on slurmd-0")
-    assert registered.record == Record("gpu:mock_gpu:2")
-
-
 def test_what_an_administrator_added_to_the_gres_stays(registered: SlurmDouble):
     slurmd_options.PATH.write_text(OPTIONS.replace("features=slurmd", "features=slurmd gres=nic:2"))
     assert hook(live()).level == Level.ACTIVE
@@ -355,14 +226,6 @@ def test_leaving_a_node_that_needs_the_controllers_lines(registered: SlurmDouble
     registered.log.clear()
     compute.release(owner="slurm-gpu/0")
     assert registered.log == []
-
-
-def test_leaving_a_node_that_finds_its_gpus_alone(registered: SlurmDouble, paths: pathlib.Path):
-    hook(related=False)
-    compute.release(owner="slurm-gpu/0")
-    assert registered.record == Record("gpu:mock_gpu:1")
-    assert slurmd_options.PATH.read_text() == WITH_GPU
-    assert not (paths / "etc/systemd/system/slurmd.service.d").exists()
 
 
 def test_the_summary(registered: SlurmDouble, mock_gpu: pathlib.Path):

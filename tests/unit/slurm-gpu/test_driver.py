@@ -18,10 +18,8 @@ from maintenance import hold, reset, services, upgrade, work
 from node import hold as node_hold
 from node import machine as machines
 from node import registration, slurmd_options
-from slurm_ddp import apt
-from slurm_ddp.charm import ActionError, Level, Status
+from slurm_ddp.charm import ActionError
 from slurm_ddp.run import CommandError
-from slurm_ddp.slurm import nodes
 
 KERNEL, NEXT = "6.8.0-134-generic", "6.8.0-139-generic"
 CARD = Card("0000:1b:00.0", 0x2330)
@@ -227,12 +225,6 @@ def test_options_are_refused_by_name(options: dict[str, object], words: str):
     assert str(caught.value).startswith(words)
 
 
-def test_options():
-    assert spec({}) == Spec()
-    got = spec({"driver": "580", "kernel-module": "open", "hold-driver": False})
-    assert got == Spec(branch="580", module="open", hold=False)
-
-
 @pytest.mark.parametrize(
     ("wanted", "branch", "version", "present", "answer"),
     [
@@ -309,25 +301,6 @@ def test_a_driver_that_works_is_held_and_kept_awake(paths: pathlib.Path, node: M
     assert not dropin.exists()
 
 
-def test_packages_that_cannot_be_held_now_are_held_later(node: MachineDouble, monkeypatch: pytest.MonkeyPatch):
-    """On a fresh machine unattended-upgrades may have dpkg's lock."""
-
-    def locked(_: object) -> bool:
-        raise CommandError("apt-mark exited 100: dpkg frontend lock was locked by another process")
-
-    node.install_driver("535", "535.288.01")
-    with monkeypatch.context() as context:
-        context.setattr(install.apt, "ensure_held", locked)
-        upgrade.ensure_settings(Spec())
-    upgrade.ensure_settings(Spec())
-    assert SMI_535 in node.held
-    with monkeypatch.context() as context:
-        context.setattr(install.apt, "ensure_not_held", locked)
-        upgrade.release()
-    upgrade.release()
-    assert node.held == set()
-
-
 def test_the_option_installs_on_a_bare_machine_and_changes_no_driver(node: MachineDouble):
     upgrade.ensure_wanted(Spec())
     assert node.log == []
@@ -371,9 +344,6 @@ def test_a_refusal_is_remembered_for_an_hour(node: MachineDouble, monkeypatch: p
 @pytest.fixture
 def in_service(node: MachineDouble, monkeypatch: pytest.MonkeyPatch) -> MachineDouble:
     """A registered node with an H100 and branch 535, in service."""
-    now = [0.0]
-    monkeypatch.setattr(reset.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(reset.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
     slurmd_options.PATH.write_text(OPTIONS)
     node.slurm.register()
     node.install_driver("535", "535.288.01")
@@ -434,45 +404,6 @@ def test_drain_waits_for_the_jobs(in_service: MachineDouble, slurm: SlurmDouble,
     assert slurm.jobs == []
     hook()
     assert (slurm.jobs, slurm.ended) == (["8"], [])
-
-
-@pytest.mark.parametrize(
-    "found",
-    [
-        Record("", "IDLE", {"DYNAMIC_NORM", "DRAIN"}, "disk is full"),
-        Record("", "IDLE", {"DYNAMIC_NORM", "DRAIN"}, "gpu-health: Xid 79"),
-        Record("", "DOWN", {"DYNAMIC_NORM"}, "new node"),
-        Record("", "IDLE", {"DYNAMIC_NORM", "FAIL"}, "fan"),
-    ],
-)
-def test_the_state_that_was_found_comes_back(in_service: MachineDouble, slurm: SlurmDouble, found: Record):
-    slurm.record = dataclasses.replace(found, flags=set(found.flags))
-    run()
-    hook()
-    assert slurm.record == found
-
-
-def test_a_reboot_that_is_due_is_reported(in_service: MachineDouble, slurm: SlurmDouble):
-    in_service.in_use = True
-    assert run()["result"] == "reboot"
-    assert (in_service.loaded, in_service.library_version()) == ("535.288.01", "580.173.02")
-    for _ in range(2):
-        assert not hook()
-        verdict = work.verdict({}, lambda: Status(Level.ACTIVE, ""))
-        assert verdict == Status(Level.BLOCKED, "slurmd-0 is drained for gpu-driver: reboot this machine")
-        assert "DRAIN" in slurm.state()
-    in_service.reboot()
-    assert in_service.loaded == "580.173.02"
-    assert hook()
-    assert slurm.record == Record("")
-
-
-def test_an_administrator_who_resumes_the_node_is_obeyed(in_service: MachineDouble, slurm: SlurmDouble):
-    in_service.in_use = True
-    run()
-    nodes.resume(NODE)
-    assert hook()
-    assert (slurm.record, hold.Hold.load()) == (Record(""), None)
 
 
 def test_no_reboot_into_a_kernel_without_the_driver(in_service: MachineDouble, monkeypatch: pytest.MonkeyPatch):
@@ -555,8 +486,3 @@ def test_an_upgrade_that_dies_after_any_command_is_finished_by_the_next(in_servi
     slurm.lives = None
     assert lives > 25
     assert {"None", "unfinished", "mismatch"} <= outcomes
-
-
-def test_an_unknown_command_is_noticed(node: MachineDouble):
-    with pytest.raises(AssertionError, match="nobody expected"):
-        apt.run("/usr/bin/apt-get", "autoremove")

@@ -6,7 +6,7 @@ import typing
 import ops
 import pytest
 import yaml
-from conftest import OPTIONS
+from conftest import COMPUTE, OPTIONS, ROOT
 from machine_double import MachineDouble, MigCard
 from ops import testing
 from slurm_double import Record
@@ -14,26 +14,15 @@ from slurm_double import Record
 import actions
 import charm
 from maintenance import hold as gpu_hold
-from maintenance import reset as maintenance_reset
 from node import slurmd_options
 
-ROOT = pathlib.Path(charm.__file__).resolve().parents[1]
-COMPUTE = testing.SubordinateRelation("compute", interface="juju-info", remote_app_name="slurmd")
 BUS = "0000:1b:00.0"
 GRES = "gpu:nvidia_h100_80gb_hbm3:1"
-
-
-@pytest.fixture
-def ctx() -> testing.Context[charm.SlurmGpuCharm]:
-    return testing.Context(charm.SlurmGpuCharm, charm_root=ROOT)
 
 
 @pytest.fixture(autouse=True)
 def machine(paths: pathlib.Path, node: MachineDouble, monkeypatch: pytest.MonkeyPatch) -> MachineDouble:
     """A registered node of Slurm 25.11 with an H100 and branch 535 of the driver."""
-    now = [0.0]
-    monkeypatch.setattr(maintenance_reset.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(maintenance_reset.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
     slurmd_options.PATH.write_text(OPTIONS)
     node.install_driver("535", "535.288.01")
     node.slurm.register()
@@ -73,16 +62,6 @@ def test_the_option_brings_a_driver_to_a_bare_machine(
     installs = list(machine.log)
     update(ctx, driver="580")
     assert machine.log == installs
-
-
-def test_upgrade_driver(ctx: testing.Context[charm.SlurmGpuCharm], machine: MachineDouble):
-    update(ctx)
-    results, out = act(ctx, "upgrade-driver", branch="580")
-    assert results == {"result": "done", "driver": "580.173.02"}
-    assert isinstance(out.unit_status, ops.ActiveStatus)
-    assert machine.slurm.record == Record(GRES)
-    assert ctx.action_logs == ["installing driver 580.173.02"]
-    assert act(ctx, "upgrade-driver", branch="580")[0] == {"result": "up-to-date", "driver": "580.173.02"}
 
 
 def test_upgrade_driver_with_a_reboot(ctx: testing.Context[charm.SlurmGpuCharm], machine: MachineDouble):

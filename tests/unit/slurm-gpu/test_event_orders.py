@@ -11,7 +11,7 @@ import typing
 
 import pytest
 import yaml
-from conftest import OPTIONS
+from conftest import OPTIONS, ROOT
 from machine_double import MachineDouble, MigCard
 from ops import testing
 from slurm_double import Record, SlurmDouble
@@ -25,7 +25,6 @@ from node import resume as bring_up
 from node import watch as node_watch
 from slurm_ddp.interfaces.slurm_gres import NodeGres
 
-ROOT = pathlib.Path(charm.__file__).resolve().parents[1]
 CARDS = ("0000:1b:00.0", "0000:9d:00.0")
 AUTODETECT = "AutoDetect=nvidia\n"
 ADMIN = "maintenance until noon"
@@ -64,7 +63,7 @@ class Compute(orders.Unit):
     }
     configs: typing.ClassVar[tuple[dict[str, typing.Any], ...]] = (
         {},
-        {"gpu-type-alias": "nvidia_h100_80gb_hbm3=h100"},
+        {"health-xids": "+109 -74"},
         {"health-check": "off"},
         {"health-check": "sometimes"},
         {"resume-after-reboot": False},

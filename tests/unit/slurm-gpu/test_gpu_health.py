@@ -306,32 +306,6 @@ def test_every_exit_of_nvidia_smi(scene: Scene, code: int, level: str):
     assert bool(scene.commands) == (level == DRAIN)
 
 
-@pytest.mark.parametrize("printed", ["", "Unable to determine the device handle", "<nvidia_smi_log>"])
-def test_an_answer_that_is_none_is_a_failed_query(scene: Scene, printed: str):
-    scene.smi(printed)
-    assert scene.check() == 1
-    assert "nvidia-smi returned invalid XML" in scene.commands[0]
-
-
-def test_nvidia_smi_that_was_removed_or_fails_in_its_own_words(scene: Scene, paths: pathlib.Path):
-    scene.smi("NVML: something new\n", 77)
-    assert scene.check() == 1
-    assert "nvidia-smi exited 77: NVML: something new" in scene.commands[0]
-    (paths / "bin/nvidia-smi").unlink()
-    scene.node()
-    assert scene.check() == 1
-    assert "nvidia-smi: No such file or directory" in scene.commands[1]
-
-
-def test_a_driver_that_hangs_is_given_up_on(scene: Scene, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(gpu_health, "_SMI_S", 0.3)
-    scene.program("nvidia-smi", "exec sleep 100")
-    started = time.time()
-    assert scene.check() == 1
-    assert time.time() - started < 10
-    assert "nvidia-smi: no answer within 0.3 s" in scene.commands[0]
-
-
 def test_where_everything_hangs_it_ends_in_time(scene: Scene, monkeypatch: pytest.MonkeyPatch):
     """Each program would take all that it may; together they get less, and the order to Slurm is still given."""
     for name, limit in {"_WHOLE_S": 3.0, "_SMI_S": 2.0, "_LOG_S": 2.0, "_SYSTEMCTL_S": 2.0}.items():
@@ -396,14 +370,6 @@ def test_without_act_nothing_is_changed(scene: Scene):
     assert gpu_health.main(["check", "--node", "n0"]) == 1
     assert scene.commands == []
     assert not gpu_health.STATE.exists()
-
-
-def test_a_damaged_state_is_started_anew(scene: Scene):
-    gpu_health.STATE.parent.mkdir(parents=True)
-    for text in ("", "[]", '{"since": "x"}', "null"):
-        gpu_health.STATE.write_text(text)
-        assert scene.check() == 0
-        assert gpu_health.State.load().passes == 1
 
 
 def test_the_program_runs_alone(scene: Scene, paths: pathlib.Path):
@@ -579,12 +545,6 @@ def test_each_finding_with_its_check(
     ]
 
 
-def test_a_bus_id_that_is_none_is_shown_as_it_is():
-    for name, shown in (('id=" card "', "card"), ("", "")):
-        card = ET.fromstring(f"<gpu {name}><gpu_recovery_action>Reset</gpu_recovery_action></gpu>")
-        assert [found.gpu for found in gpu_health.judge(card)] == [shown]
-
-
 def test_the_answer_as_text_and_as_json(
     scene: Scene, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
@@ -600,32 +560,6 @@ def test_the_answer_as_text_and_as_json(
         "did": "",
         "seconds": 1.3,
     }
-
-
-def test_without_a_nodes_name_slurm_is_not_asked(scene: Scene, paths: pathlib.Path):
-    scene.node(gres="gpu:h100:2")
-    assert gpu_health.main(["check"]) == 0
-    assert scene.commands == []
-    (paths / f"sys/bus/pci/devices/{BUS}/vendor").write_text("0x8086\n")
-    scene.smi("", 9)
-    assert gpu_health.main(["check"]) == 0, "no card on the bus, and none is known to be missing"
-
-
-def test_the_command_line(scene: Scene, monkeypatch: pytest.MonkeyPatch):
-    scene.smi("", 9)
-    monkeypatch.setattr(sys, "argv", ["gpu-health", "check", "--node", "n0"])
-    monkeypatch.setenv("SLURMD_NODENAME", "n0")
-    assert gpu_health.main() == 1
-    assert scene.commands == [], "only a program without arguments is Slurm's"
-    monkeypatch.delenv("SLURMD_NODENAME")
-    with pytest.raises(SystemExit):
-        gpu_health.main([])
-
-
-def test_an_xid_of_the_moment_of_the_last_pass_is_done_with(scene: Scene):
-    gpu_health.State(since=1700000000.5).save()
-    scene.log(xid(79, 1700000000.5))
-    assert gpu_health.main(["check", "--node", "n0"]) == 0
 
 
 def test_what_a_check_leaves_for_the_next(scene: Scene):
@@ -682,14 +616,6 @@ def test_only_a_check_that_acts_ends_the_record_of_a_drain(scene: Scene):
     assert hold(scene) is None
     assert (scene.root / "systemctl").read_text() == "start --no-block slurm-gpu-node.service\n"
     assert gpu_health.State.load().drained is False
-
-
-def test_the_record_is_written_under_the_lock_of_the_holds(scene: Scene, monkeypatch: pytest.MonkeyPatch):
-    locked: list[tuple[str, int]] = []
-    monkeypatch.setattr(gpu_health.fcntl, "flock", lambda file, how: locked.append((file.name, how)))
-    scene.smi("", 9)
-    assert scene.check() == 1
-    assert locked == [(str(node_hold.DIRECTORY / "lock"), gpu_health.fcntl.LOCK_EX)]
 
 
 def test_slurm_that_refuses_is_reported(scene: Scene, capsys: pytest.CaptureFixture[str]):

@@ -35,7 +35,7 @@ def test_one_rtx_6000():
     plan = gres.plan(detection(gpu), conf(1, 2, 1), topology(1, 2, 1))
     assert plan.gres == "gpu:quadro_rtx_6000:1"
     assert plan.lines == ("Name=gpu Type=quadro_rtx_6000 File=/dev/nvidia0 Cores=0-1 Links=-1 Flags=nvidia_gpu_env",)
-    assert plan.beside == ()
+    assert plan.is_detected
 
 
 def test_eight_h100_behind_switches():
@@ -128,7 +128,7 @@ def test_types_are_spelt_as_slurm_does(name: str, kind: str):
 def test_a_name_that_slurm_cannot_hold_needs_its_lines():
     plan = gres.plan(detection(Gpu("Quadro RTX 6000/8000 (R)", "0000:00:00.0", 0)), {}, None)
     assert plan.gres == "gpu:quadro_rtx_6000_8000__r_:1"
-    assert plan.beside == plan.lines
+    assert not plan.is_detected
     assert slurm_gres.NodeGres(gres=plan.gres, lines=plan.lines).lines == plan.lines
 
 
@@ -151,7 +151,7 @@ def test_mig_instances_are_devices_of_three_files():
         f"{head}12,/dev/nvidia-caps/nvidia-cap13 Cores=0-15 Flags=nvidia_gpu_env",
         f"{head}21,/dev/nvidia-caps/nvidia-cap22 Cores=0-15 Flags=nvidia_gpu_env",
     )
-    assert plan.beside is None  # AutoDetect=nvidia sees the card only
+    assert not plan.is_detected  # AutoDetect=nvidia sees the card only
     assert [str(file) for file in plan.device_files] == [
         "/dev/nvidia0",
         *(f"/dev/nvidia-caps/nvidia-cap{number}" for number in (12, 13, 21, 22)),
@@ -185,70 +185,12 @@ def test_mig_without_instances_is_refused_in_words(source: str, text: str):
     assert str(caught.value) == text
 
 
-@pytest.mark.parametrize(
-    ("names", "aliases", "registered", "needs_lines"),
-    [
-        ([H100], {"nvidia_h100_80gb_hbm3": "h100"}, "gpu:h100:1", False),  # part of the detected name: Slurm matches it
-        ([H100], {"nvidia_h100_80gb_hbm3": "hopper"}, "gpu:hopper:1", True),
-        ([H100], {"tesla_t4": "t4"}, "gpu:nvidia_h100_80gb_hbm3:1", False),
-        (
-            [H100, "NVIDIA H100 NVL"],  # h100 is part of both names
-            {"nvidia_h100_80gb_hbm3": "h100"},
-            "gpu:h100:1,gpu:nvidia_h100_nvl:1",
-            True,
-        ),
-        ([H100, "NVIDIA H100 NVL"], {}, "gpu:nvidia_h100_80gb_hbm3:1,gpu:nvidia_h100_nvl:1", False),
-        (
-            [H100, "NVIDIA H100 NVL"],
-            {"nvidia_h100_80gb_hbm3": "h100", "nvidia_h100_nvl": "h100"},
-            "gpu:h100:2",
-            False,
-        ),
-    ],
-)
-def test_aliases(names: list[str], aliases: dict[str, str], registered: str, needs_lines: bool):
+@pytest.mark.parametrize("names", [[H100], [H100, "NVIDIA H100 NVL"]])
+def test_types_that_slurm_detects_need_no_lines(names: list[str]):
     gpus = [Gpu(name, f"0000:0{i}:00.0", i) for i, name in enumerate(names)]
-    plan = gres.plan(detection(*gpus), {}, None, aliases=aliases)
-    assert (plan.gres, plan.beside) == (registered, plan.lines if needs_lines else ())
-
-
-def test_an_alias_for_a_mig_profile_and_one_that_fits_nothing():
-    plan = gres.plan(detection(A100), {}, None, aliases={"nvidia_a100_3g.20gb": "half"})
-    assert (plan.gres, plan.notes) == ("gpu:half:2", ())
-    plan = gres.plan(detection(A100), {}, None, aliases={"nvidia_h100": "h100"})
-    assert plan.notes == ("gpu-type-alias names none of this machine's types: nvidia_a100_3g.20gb",)
-
-
-@pytest.mark.parametrize(
-    ("text", "aliases"),
-    [
-        ("", {}),
-        ("  ", {}),
-        ("nvidia_h100_80gb_hbm3=h100", {"nvidia_h100_80gb_hbm3": "h100"}),
-        ("a100-x=a100, tesla_t4=t4", {"a100-x": "a100", "tesla_t4": "t4"}),
-    ],
-)
-def test_reading_aliases(text: str, aliases: dict[str, str]):
-    assert gres.parse_aliases(text) == aliases
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("h100", "'h100' is not of the form TYPE=ALIAS, such as nvidia_h100_80gb_hbm3=h100"),
-        ("nvidia_h100=H100", "'H100' is no type: small letters, digits and _ . + - only"),
-        ("NVIDIA H100=h100", "'NVIDIA H100' is no type: small letters, digits and _ . + - only"),
-        ("a=b c", "'b c' is no type: small letters, digits and _ . + - only"),
-        ("a=b:2", "'b:2' is no type: small letters, digits and _ . + - only"),
-        ("a=", "'' is no type: small letters, digits and _ . + - only"),
-        ("a=b,,c=d", "'' is not of the form TYPE=ALIAS, such as nvidia_h100_80gb_hbm3=h100"),
-        ("a=b,a=c", "a is given two names"),
-    ],
-)
-def test_aliases_that_are_none_are_refused_by_name(text: str, message: str):
-    with pytest.raises(gres.GresError) as caught:
-        gres.parse_aliases(text)
-    assert str(caught.value) == message
+    plan = gres.plan(detection(*gpus), {}, None)
+    assert plan.gres == ",".join(f"gpu:{gres.slurm_type(name)}:1" for name in names)
+    assert plan.is_detected
 
 
 def test_a_card_without_a_model_is_refused_in_words():
@@ -260,9 +202,6 @@ def test_a_card_without_a_model_is_refused_in_words():
 def test_lines_are_for_one_node_and_instead_of_detection():
     assert gres.node_lines("slurmd-0", ["Name=gpu File=/dev/nvidia0"]) == [
         "NodeName=slurmd-0 AutoDetect=off Name=gpu File=/dev/nvidia0"
-    ]
-    assert gres.node_lines("slurmd-0", ["AutoDetect=nvidia Name=shard Count=4"]) == [
-        "NodeName=slurmd-0 AutoDetect=nvidia Name=shard Count=4"
     ]
 
 
@@ -276,3 +215,20 @@ def test_reading_the_topology(paths: pathlib.Path):
     assert found is not None
     assert sum(map(len, found)) == 8
     assert found[1][0] == {4, 12}
+
+
+@pytest.mark.parametrize(
+    ("settings", "fits"),
+    [
+        ({}, True),
+        ({"sockets": "2"}, True),
+        ({"sockets": "1"}, False),
+        ({"boards": "2", "socketsperboard": "1", "corespersocket": "2"}, True),
+        ({"socketsperboard": "2", "corespersocket": "1"}, False),
+        ({"sockets": "two"}, False),
+    ],
+)
+def test_cores_only_where_the_configured_sockets_are_the_machines(settings: dict[str, str], fits: bool):
+    gpu = Gpu("Tesla T4", "0000:01:00.0", 0, cpus=numbers("2-3"))
+    plan = gres.plan(detection(gpu), settings, topology(2, 2, 1))
+    assert ("Cores=2-3" in plan.lines[0], bool(plan.notes)) == (fits, not fits)

@@ -7,20 +7,14 @@ import typing
 
 import ops
 import pytest
-from conftest import OPTIONS
+from conftest import COMPUTE, CONTROLLER, OPTIONS
 from machine_double import MachineDouble, MigCard
 from ops import testing
 from slurm_double import Record
 
 import charm
-from maintenance import reset as maintenance_reset
 from node import health_check, slurmd_options
-from slurm_ddp import systemd
-from slurm_ddp.run import CommandTimeout
 
-ROOT = pathlib.Path(charm.__file__).resolve().parents[1]
-COMPUTE = testing.SubordinateRelation("compute", interface="juju-info", remote_app_name="slurmd")
-CONTROLLER = testing.SubordinateRelation("controller", interface="juju-info", remote_app_name="slurmctld")
 BUS = "0000:1b:00.0"
 GRES = "gpu:nvidia_h100_80gb_hbm3:1"
 TEXTS = (
@@ -30,17 +24,9 @@ TEXTS = (
 )
 
 
-@pytest.fixture
-def ctx() -> testing.Context[charm.SlurmGpuCharm]:
-    return testing.Context(charm.SlurmGpuCharm, charm_root=ROOT)
-
-
 @pytest.fixture(autouse=True)
 def machine(paths: pathlib.Path, node: MachineDouble, monkeypatch: pytest.MonkeyPatch) -> MachineDouble:
     """A registered node of Slurm 25.11 with an A100, its driver, nvidia-smi and the health check's timer."""
-    now = [0.0]
-    monkeypatch.setattr(maintenance_reset.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(maintenance_reset.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
     monkeypatch.setattr(health_check, "check", lambda *_, **__: {"result": "ok"})  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     slurmd_options.PATH.write_text(OPTIONS)
     node.install_driver("535", "535.288.01")
@@ -116,7 +102,6 @@ OPTION_TEXTS = {
     "fabric-manager": TEXTS,
     "health-check": TEXTS,
     "health-xids": [text for text in TEXTS if text.strip()],
-    "gpu-type-alias": [text for text in TEXTS if text.strip()],
 }
 
 
@@ -214,17 +199,3 @@ def test_a_systemd_and_a_dpkg_that_hang_end_no_unit(
     out = ctx.run(ctx.on.update_status(), testing.State(relations=[COMPUTE], config=config))
     assert isinstance(out.unit_status, ops.ActiveStatus)
     assert machine.slurm.record == Record(GRES)
-
-
-def test_a_reload_of_systemd_that_hangs(
-    ctx: testing.Context[charm.SlurmGpuCharm], machine: MachineDouble, monkeypatch: pytest.MonkeyPatch
-):
-    def hangs() -> None:
-        raise CommandTimeout("systemctl: no answer within 60 s")
-
-    with monkeypatch.context() as context:
-        context.setattr(systemd, "daemon_reload", hangs)
-        for _ in range(2):
-            ctx.run(ctx.on.update_status(), testing.State(relations=[COMPUTE]))
-    out = ctx.run(ctx.on.update_status(), testing.State(relations=[COMPUTE]))
-    assert isinstance(out.unit_status, ops.ActiveStatus)

@@ -2,11 +2,10 @@
 
 import pathlib
 import shutil
-import time
 
 import ops
 import pytest
-from conftest import OPTIONS
+from conftest import OPTIONS, ROOT
 from machines import Card, add_driver
 from ops import testing
 from roles import hook, offer
@@ -15,12 +14,10 @@ from slurm_double import SlurmDouble
 import charm
 from gpu import detect as gpu_detect
 from gpu.detect import NvmlAnswer
-from node import node_state, resume, slurmd_options
-from slurm_ddp import wake
+from node import node_state, slurmd_options
 from slurm_ddp.charm import Level, Status
 from slurm_ddp.interfaces.slurm_gres import NodeGres
 
-ROOT = pathlib.Path(charm.__file__).resolve().parents[1]
 CARDS = [Card("NVIDIA H200", "0000:1b:00.0"), Card("NVIDIA H200", "0000:9d:00.0")]
 LOSS = "1 of 2 GPUs found, 0000:9d:00.0 missing"
 STATUS = Status(Level.BLOCKED, f"{LOSS}: bring back what is missing, or run accept-gpus")
@@ -87,19 +84,6 @@ def test_a_driver_that_broke(node: SlurmDouble, monkeypatch: pytest.MonkeyPatch)
     assert orders(node)[1:] == [RESUME]
 
 
-@pytest.mark.parametrize("flags", [{"DRAIN"}, {"FAIL"}])
-def test_what_an_administrator_set_stays(node: SlurmDouble, paths: pathlib.Path, flags: set[str]):
-    assert node.record is not None
-    node.record.flags |= flags
-    node.record.reason = "replaced by ops"
-    lose(paths, 1)
-    assert hook() == STATUS
-    bring_back(paths)
-    hook()
-    assert orders(node) == []
-    assert node.record.reason == "replaced by ops"
-
-
 def test_a_card_that_moved_or_was_added_is_not_lost(node: SlurmDouble, paths: pathlib.Path):
     shutil.rmtree(paths / "proc/driver/nvidia/gpus")
     add_driver(paths, [CARDS[0], Card("NVIDIA H200", "0000:c1:00.0")])
@@ -121,38 +105,6 @@ def run_event(name: str) -> object:
     return ctx.run(event, testing.State(relations=[relation])).unit_status
 
 
-def stamp(seconds: float) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + seconds))
-
-
-@pytest.mark.parametrize("answers", [False, True])
-def test_a_card_that_is_missing_after_a_reboot_is_named_as_soon_as_slurmd_registered(
-    node: SlurmDouble, paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch, answers: bool
-):
-    """The start hook runs before slurmd; without it scontrol has no slurm.conf, unless the node has its own."""
-    woken: list[object] = []
-    monkeypatch.setattr(wake, "later", lambda unit, *_: woken.append(unit))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
-    (paths / "proc/uptime").write_text("60.00 100.00\n")
-    monkeypatch.setattr(resume, "UPTIME", paths / "proc/uptime")
-    node.booted = stamp(-86400)
-    node.register()
-    node.booted = stamp(-60)
-    lose(paths, 1)
-    (paths / "dev/nvidia1").unlink()
-    node.devices = 1
-    node.slurmd_active, node.answering = False, answers
-    blocked = ops.BlockedStatus(STATUS.text)
-    assert (run_event("start"), woken) == (blocked, ["slurm-gpu/0"])
-    assert (run_event("show-gres"), woken) == (blocked, ["slurm-gpu/0"])
-    node.slurmd_active = node.answering = True
-    node.register()
-    assert node.record is not None
-    assert node.record.reason == "gres/gpu count reported lower than configured (1 < 2)"
-    assert run_event("update_status") == blocked
-    assert (node.record.reason, node.maintained) == (f"slurm-gpu: {LOSS}", ["slurm-gpu-slurmd-0"])
-    assert woken == ["slurm-gpu/0"], "the hold is kept without hooks"
-
-
 def run_accept() -> None:
     assert isinstance(run_event("accept-gpus"), ops.ActiveStatus)
 
@@ -172,17 +124,3 @@ def test_accepting_nothing_is_refused(node: SlurmDouble, paths: pathlib.Path):
         run_accept()
     assert caught.value.message == "no NVIDIA GPU on this machine"
     assert (node_state.STATE_DIR / node_state.CARDS).exists()
-
-
-def test_upstreams_idle_brings_no_job_to_a_node_that_lost_a_card(node: SlurmDouble, paths: pathlib.Path):
-    lose(paths, 1)
-    hook()
-    assert node.maintained == ["slurm-gpu-slurmd-0"]
-    node.waiting = ["7"]
-    node.upstream_sets_idle()
-    assert ("DRAIN" in node.state(), node.jobs) == (False, [])
-    assert hook() == STATUS
-    assert ("DRAIN" in node.state(), node.jobs) == (True, [])
-    bring_back(paths)
-    hook()
-    assert (node.state(), node.maintained, node.jobs) == ("MIXED+DYNAMIC_NORM", [], ["7"])

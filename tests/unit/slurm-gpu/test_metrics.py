@@ -7,7 +7,7 @@ import pathlib
 import typing
 
 import pytest
-from conftest import OPTIONS, WITH_GPU
+from conftest import COMPUTE, CONTROLLER, OPTIONS, ROOT, WITH_GPU
 from ops import testing
 from slurm_double import SlurmDouble
 
@@ -24,9 +24,6 @@ from slurm_ddp.interfaces.slurm_gres import NodeGres
 from slurm_ddp.run import Completed
 from slurm_ddp.slurm import nodes
 
-ROOT = pathlib.Path(charm.__file__).resolve().parents[1]
-COMPUTE = testing.SubordinateRelation("compute", interface="juju-info", remote_app_name="slurmd")
-CONTROLLER = testing.SubordinateRelation("controller", interface="juju-info", remote_app_name="slurmctld")
 COLLECTOR = fake_exporter.collector()
 REASONS = ("health", "driver", "mig", "reset", "registration", "administrator")
 
@@ -45,14 +42,14 @@ def samples(read: collections.abc.Iterable[typing.Any]) -> dict[str, float]:
 
 def test_a_node_with_its_gpu(mock_gpu: pathlib.Path):
     slurmd_options.PATH.write_text(WITH_GPU)
-    assert samples(metrics.cards("")) == {"gpus_expected[mock_gpu]": 1, "gpus_detected[mock_gpu]": 1}
+    assert samples(metrics.cards()) == {"gpus_expected[mock_gpu]": 1, "gpus_detected[mock_gpu]": 1}
 
 
 def test_mig_instances_count_by_profile_and_type(monkeypatch: pytest.MonkeyPatch):
     instances = tuple(gpu_detect.Instance(profile, (1, 2)) for profile in ("1g.5gb", "1g.5gb", "3g.20gb"))
     card = gpu_detect.Gpu("NVIDIA A100-SXM4-40GB", "0000:01:00.0", 0, mig=True, instances=instances)
     monkeypatch.setattr(gpu_detect, "detect", lambda roots: gpu_detect.Detection("nvml", (card,)))
-    found = samples(metrics.cards(""))
+    found = samples(metrics.cards())
     assert {name: value for name, value in found.items() if "mig" in name} == {
         "gpu_mig_instances[1g.5gb]": 2,
         "gpu_mig_instances[3g.20gb]": 1,
@@ -66,7 +63,7 @@ def test_the_last_health_check(reason: str, ok: int):
     health.STATE.parent.mkdir(parents=True, exist_ok=True)
     health.STATE.write_text(records.text(health.State(reason=reason)))
     os.utime(health.STATE, (1000, 1000))
-    assert samples(metrics.cards("")) == {"gpu_health_ok": ok, "gpu_health_check_timestamp_seconds": 1000}
+    assert samples(metrics.cards()) == {"gpu_health_ok": ok, "gpu_health_check_timestamp_seconds": 1000}
 
 
 def log(monkeypatch: pytest.MonkeyPatch, text: str, returncode: int = 0, stderr: str = "") -> None:
@@ -155,11 +152,6 @@ def test_the_nodes_in_gres_conf(monkeypatch: pytest.MonkeyPatch):
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> FakeExporter:
     return fake_exporter.install(monkeypatch, ROOT)
-
-
-@pytest.fixture
-def ctx() -> testing.Context[charm.SlurmGpuCharm]:
-    return testing.Context(charm.SlurmGpuCharm, charm_root=ROOT)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 import json
 import pathlib
-import subprocess
-import sys
 
 import pytest
 from machine_double import MachineDouble, MigCard
@@ -11,13 +9,11 @@ from slurm_double import Killed, Record, SlurmDouble
 
 from maintenance import hold as gpu_hold
 from maintenance import mig as maintenance_mig
-from maintenance import reset as maintenance_reset
 from maintenance import work
 from node import machine as machines
 from node import registration
 from scripts import mig as gpu_mig
 from scripts.mig import MigError, parse
-from slurm_ddp import watchdog
 from slurm_ddp.charm import ActionError, Level, Status
 from slurm_ddp.slurm import nodes
 
@@ -26,13 +22,6 @@ A100 = "NVIDIA A100-SXM4-40GB"
 NAME = "slurmd-0"
 ACTIVE = Status(Level.ACTIVE, "all well")
 DONE = registration.Progress(registration.Stage.REGISTERED)
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr(maintenance_reset.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(maintenance_reset.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
 
 
 @pytest.fixture
@@ -131,7 +120,7 @@ def test_a_card_that_wants_a_reboot(mig: MachineDouble):
     assert work.verdict({}, lambda: worse) is worse
     mig.smi.cards[BUS].enabled = True
     mig.smi.needs_reset = mig.smi.needs_reboot = False
-    assert gpu_mig.main(["apply"]) == 0  # the unit
+    assert gpu_mig.main() == 0  # the unit
     assert mig.smi.cards[BUS].instances == ["3g.20gb", "3g.20gb"]
     assert hook()
     assert mig.slurm.record == Record("")
@@ -234,15 +223,13 @@ def test_an_interruption_at_every_command_is_finished(mig: MachineDouble, slurm:
 
 
 def test_at_boot_every_layout_is_made(mig: MachineDouble, capsys: pytest.CaptureFixture[str]):
-    assert gpu_mig.main(["apply"]) == 0  # there is none
+    assert gpu_mig.main() == 0  # there is none
     gpu_mig.LAYOUTS.write_text(json.dumps({BUS: ["3g.20gb", "3g.20gb"], "0000:ee:00.0": ["1g.5gb"]}))
-    assert gpu_mig.main(["apply"]) == 1
+    assert gpu_mig.main() == 1
     assert "no card at 0000:ee:00.0" in capsys.readouterr().err
     assert mig.smi.cards[BUS].instances == ["3g.20gb", "3g.20gb"]  # one that was removed keeps nobody else back
-    assert gpu_mig.main(["show"]) == 0
-    assert capsys.readouterr().out == f"{BUS} {A100}: 3g.20gb, 3g.20gb\n"
     mig.smi.log.clear()
-    gpu_mig.main(["apply"])
+    gpu_mig.main()
     assert mig.smi.log == []  # as it should be
 
 
@@ -251,17 +238,6 @@ def test_at_boot_every_layout_is_made(mig: MachineDouble, capsys: pytest.Capture
 )
 def test_a_file_that_cannot_be_read(mig: MachineDouble, text: str, capsys: pytest.CaptureFixture[str]):
     gpu_mig.LAYOUTS.write_text(text)
-    assert gpu_mig.main(["apply"]) == 1
+    assert gpu_mig.main() == 1
     assert capsys.readouterr().err.startswith("gpu-mig: ")
     assert mig.smi.log == []
-
-
-def test_it_runs_alone(tmp_path: pathlib.Path):
-    """As on a node: one file, nothing but Python's standard library, and no nvidia-smi."""
-    program = tmp_path / "gpu-mig"
-    program.write_bytes(watchdog.pack(pathlib.Path(gpu_mig.__file__)))
-    argv = [sys.executable, "-I", "-S", str(program), "show"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
-    assert done.returncode == 1
-    assert done.stderr.startswith("gpu-mig: nvidia-smi --query-gpu")
-    assert done.stderr.count("\n") == 1

@@ -88,19 +88,6 @@ def test_running_jobs_are_waited_for_over_events(slurm: SlurmDouble, options: pa
     assert (slurm.ended, slurm.jobs, slurm.waiting) == ([], ["11"], [])
 
 
-def test_a_job_that_starts_while_the_node_is_deleted(slurm: SlurmDouble, monkeypatch: pytest.MonkeyPatch):
-    slurm.record = Record("", flags={"DYNAMIC_NORM", "DRAIN"}, reason="slurm-gpu: registering GPUs")
-    ensure = slurmd_options.ensure_gres
-
-    def late(gres: str | None) -> bool:
-        slurm.jobs = ["7"]
-        return ensure(gres)
-
-    monkeypatch.setattr(slurmd_options, "ensure_gres", late)
-    assert advance() == Progress(Stage.AWAITS_JOBS, "1 job")
-    assert slurm.record is not None
-
-
 RESERVED = "reservation maint: wait for its end, or scontrol update reservationname=maint nodes=slurmd-1"
 
 
@@ -180,17 +167,6 @@ FOUND = {
     "down and failing": Record("", base="DOWN", flags={"DYNAMIC_NORM", "FAIL"}, reason="bad disk"),
     "failing": Record("", flags={"DYNAMIC_NORM", "FAIL"}, reason="bad disk"),
 }
-
-
-@pytest.mark.parametrize("found", FOUND)
-def test_the_state_that_was_found_is_put_back(slurm: SlurmDouble, found: str):
-    slurm.record = dataclasses.replace(FOUND[found], flags=set(FOUND[found].flags))
-    slurm.waiting = ["7"]
-    assert advance() == Progress(Stage.REGISTERED)
-    assert slurm.record == dataclasses.replace(FOUND[found], gres=GRES)
-    assert not slurmd_unit.DRAINED_ENV.exists()
-    taken = found == "idle"
-    assert (slurm.jobs, slurm.waiting) == ((["7"], []) if taken else ([], ["7"]))
 
 
 @pytest.mark.parametrize("found", FOUND)
@@ -438,15 +414,6 @@ def test_options_that_change_while_the_controller_is_silent_are_an_error_in_word
     progress = registration.advance(registration.Target("slurmd-0", GRES, good))
     assert progress.stage is Stage.FAILED
     assert progress.detail.startswith(f"{slurmd_options.PATH}: ")
-
-
-def test_options_without_conf_are_an_error_in_words(slurm: SlurmDouble, options: pathlib.Path):
-    slurm.record = Record("")
-    good = slurmd_options.read()
-    assert good is not None
-    options.write_text("SLURMD_OPTIONS=-Z -N slurmd-0\n")
-    progress = registration.advance(registration.Target("slurmd-0", GRES, good))
-    assert progress == Progress(Stage.FAILED, f"{options}: SLURMD_OPTIONS has no --conf '...'")
 
 
 def test_a_journal_of_another_node_is_dropped(slurm: SlurmDouble):
@@ -720,15 +687,3 @@ def test_a_drain_that_another_orders_before_nothing_is_to_be_done_any_more(slurm
     nodes.drain("slurmd-0", "bad fan")
     assert advance(gres=None) == Progress(Stage.REGISTERED)
     assert slurm.record == Record("", flags={"DYNAMIC_NORM", "DRAIN"}, reason="bad fan")
-
-
-def test_a_controller_that_stops_responding_during_the_status(slurm: SlurmDouble, monkeypatch: pytest.MonkeyPatch):
-    slurm.record = Record("")
-    slurm.jobs = ["7"]
-    advance()
-
-    def silent(_: str) -> list[str]:
-        raise nodes.ControllerSilent("list jobs on slurmd-0: Unable to contact slurm controller")
-
-    monkeypatch.setattr(nodes, "job_ids", silent)
-    assert registration.inspect("slurmd-0", GRES).stage is Stage.SILENT

@@ -18,7 +18,6 @@ CARDS = [Card("NVIDIA H200", "0000:1b:00.0"), Card("NVIDIA H200", "0000:9d:00.0"
 GRES = "gpu:nvidia_h200:2"
 LOST = "slurm-gpu: 1 of 2 GPUs found, 0000:9d:00.0 missing"
 XID = "gpu-health: Xid 79: fell off the bus: reboot 0000:9d:00.0"
-BY_HAND = " (slurm-gpu is removed: resume by hand)"
 NAME = "slurmd-0"
 
 
@@ -71,8 +70,7 @@ def test_cards_that_are_still_lost(node: SlurmDouble, paths: pathlib.Path, caplo
     hook()
     node.waiting = ["7"]
     remove()
-    assert (node.record, node.waiting) == (drained(f"{LOST}{BY_HAND}"), ["7"])
-    assert f"slurmd-0 stays drained: {LOST}{BY_HAND}" in caplog.text
+    assert (node.record, node.waiting) == (drained(f"{LOST}"), ["7"])
     shutil.rmtree(paths / "proc/driver/nvidia/gpus")
     add_driver(paths, CARDS)
     hook()  # the charm is back, and knows its own reason
@@ -107,7 +105,7 @@ def test_an_unfit_node_stays_drained(node: SlurmDouble):
     """Nobody looks at its cards any more."""
     node.record = drained(XID)
     remove()
-    assert node.record == drained(f"{XID}{BY_HAND}")
+    assert node.record == drained(f"{XID}")
 
 
 @pytest.mark.parametrize("reason", ["bad fan", "replaced by ops, see slurm-gpu: 1", ""])
@@ -139,7 +137,7 @@ def test_a_driver_that_is_left_broken(node: SlurmDouble, paths: pathlib.Path, ca
     remove()
     assert node.record is not None
     assert "DRAIN" in node.record.flags
-    assert node.record.reason == f"slurm-gpu: 0 of 2 GPUs found, 0000:1b:00.0, 0000:9d:00.0 missing{BY_HAND}"
+    assert node.record.reason == "slurm-gpu: 0 of 2 GPUs found, 0000:1b:00.0, 0000:9d:00.0 missing"
     assert gpu_hold.Hold.load() is None
 
 
@@ -151,17 +149,8 @@ def test_a_refused_registration_stays_out(node: SlurmDouble, paths: pathlib.Path
     assert node.record == Record(shown, flags={"DYNAMIC_NORM", "DRAIN", "INVALID_REG"}, reason=reason)
     remove()
     assert node.record is not None
-    assert node.record.reason == f"{reason}{BY_HAND}"
+    assert node.record.reason == f"{reason}"
     assert "DRAIN" in node.record.flags
-
-
-def test_a_long_reason_keeps_its_end(node: SlurmDouble, caplog: pytest.LogCaptureFixture):
-    registration.abandon(NAME, "slurm-gpu: " + "x" * 300)
-    assert node.record is not None
-    assert len(node.record.reason) == 200
-    assert node.record.reason.endswith(BY_HAND)
-    registration.abandon(NAME, node.record.reason)
-    assert node.record.reason.count(BY_HAND) == 1
 
 
 def test_a_controller_that_is_silent_is_reported(

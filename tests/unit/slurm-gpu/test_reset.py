@@ -26,13 +26,6 @@ DONE = registration.Progress(registration.Stage.REGISTERED)
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr(maintenance_reset.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(maintenance_reset.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
-
-
-@pytest.fixture(autouse=True)
 def resettable(paths: pathlib.Path, node: MachineDouble) -> MachineDouble:
     node.smi.cards = {BUS: MigCard("NVIDIA H100 80GB HBM3")}
     (paths / "usr/bin").mkdir(parents=True, exist_ok=True)

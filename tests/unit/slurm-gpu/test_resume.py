@@ -10,7 +10,7 @@ from conftest import OPTIONS, WITH_GPU
 from slurm_double import SlurmDouble
 
 import settings
-from node import health_check, resume, slurmd_options
+from node import resume, slurmd_options
 from node import watch as node_watch
 from slurm_ddp import readiness
 from slurm_ddp.charm import Level, Status
@@ -52,7 +52,7 @@ def reboot(node: SlurmDouble) -> None:
 def hook(**options: object) -> Status:
     """Run a hook, the service, and the hook that the first one asks for."""
     config = settings.Config.model_validate(options)
-    watched = node_watch.Config("slurmd-0", rebooted=config.resume_after_reboot, new=config.resume_when_ready)
+    watched = node_watch.Config(node="slurmd-0", rebooted=config.resume_after_reboot, new=config.resume_when_ready)
     node_watch.ensure(dataclasses.replace(watched, checks_health=config.health_check != "off"))
     roles.hook(config=config)
     node_watch.Watch().step()
@@ -68,31 +68,6 @@ def test_a_rebooted_node_takes_jobs_again(node: SlurmDouble):
     node.log.clear()
     assert hook() == ACTIVE
     assert node.log == []
-
-
-def test_a_card_that_is_missing_after_a_reboot_and_comes_back(
-    node: SlurmDouble, mock_gpu: pathlib.Path, paths: pathlib.Path
-):
-    """Slurm's reason for its loss takes the place of the reboot's; jobs wait for the checks all the same."""
-    information = next((paths / "proc/driver/nvidia/gpus").glob("*/information"))
-    text = information.read_text()
-    information.unlink()
-    mock_gpu.unlink()
-    node.devices = 0
-    reboot(node)
-    assert node.record is not None
-    assert hook().text.startswith("0 of 1 GPUs found, 0000:01:00.0 missing")
-    assert node.record.reason == "slurm-gpu: 0 of 1 GPUs found, 0000:01:00.0 missing"
-    node.record.base = "DOWN"
-    information.write_text(text)
-    mock_gpu.touch()
-    node.devices = 1
-    readiness.tell(CLIENT, ready=False)
-    assert hook() == Status(Level.WAITING, f"slurmd-0 was rebooted and takes no jobs yet: waiting for {CLIENT}")
-    assert (node.record.gres, node.state()) == ("gpu:mock_gpu:1", "DOWN+DYNAMIC_NORM")
-    readiness.tell(CLIENT, ready=True)
-    assert hook() == ACTIVE
-    assert node.state() == "IDLE+DYNAMIC_NORM"
 
 
 @pytest.mark.parametrize(
@@ -113,15 +88,6 @@ def test_what_people_ordered_stays(node: SlurmDouble, state: str, reason: str):
     hook()
     assert node.state() == before
     assert node.log == []
-
-
-def test_an_unfit_card_keeps_the_node_down(node: SlurmDouble, monkeypatch: pytest.MonkeyPatch):
-    reboot(node)
-    monkeypatch.setattr(health_check, "unfit", lambda name, **_: [f"recovery action Reboot on {name}"])
-    assert hook() == Status(Level.WAITING, "slurmd-0 was rebooted and takes no jobs yet")
-    assert node.state() == "DOWN+DYNAMIC_NORM"
-    assert hook(health_check="off") == ACTIVE
-    assert node.state() == "IDLE+DYNAMIC_NORM"
 
 
 def test_a_long_boot_looks_like_a_node_that_does_not_answer(node: SlurmDouble):

@@ -42,7 +42,7 @@ def test_a_line_for_the_shares_of_each_card():
     plan = gres.plan(CARDS, {}, None, shards=4)
     assert plan.gres == "gpu:mock_gpu:2,shard:8"
     assert plan.lines[2:] == ("Name=shard Count=4 File=/dev/nvidia0", "Name=shard Count=4 File=/dev/nvidia1")
-    assert plan.beside == ("Name=shard Count=8",), "Slurm's own detection finds the cards, and no shares"
+    assert not plan.is_detected, "Slurm's own detection finds the cards, and no shares"
     NodeGres(node="n0", gres=plan.gres, lines=plan.lines)  # which the controller takes
 
 

@@ -28,7 +28,6 @@ _ALL_AT_ONCE = 64
 _ROTATE_S = 300  # Juju's interval between two update-status
 
 _CLASH = "{units} both claim node {node}: remove one"
-_REFUSED = "cannot use the lines of {units}: refresh slurm-gpu to one revision on all machines"
 _STANDBY = Status(Level.ACTIVE, "standby: the leader keeps gres.conf")
 _NOT_SET_UP = Status(Level.WAITING, "waiting for slurmctld to be set up")
 _NOT_RELATED = Status(Level.BLOCKED, "integrate gres with node-gres of the slurm-gpu on slurmd")
@@ -157,7 +156,7 @@ def answer(
     applied = {
         entry.digest
         for unit, entry in now.conf.entries.items()
-        if unit in units and entry.awaited and not entry.refused and entry.node not in now.conf.clashes
+        if unit in units and entry.awaited and entry.node not in now.conf.clashes
     }
     return slurm_gres.ControllerGres(
         autodetect=now.conf.autodetect, applied=tuple(sorted(applied)) if now.live else published.applied
@@ -178,11 +177,10 @@ def _view(conf: gres_conf.GresConf, *, running: bool, silent: str | None = None)
 
 
 def _problem(conf: gres_conf.GresConf) -> str | None:
-    if conf.clashes:
-        node, units = min(conf.clashes.items())
-        return _CLASH.format(units=" and ".join(units), node=node)
-    refused = sorted((entry.unit for entry in conf.entries.values() if entry.refused), key=gres_conf.unit_key)
-    return _REFUSED.format(units=", ".join(refused[:3])) if refused else None
+    if not conf.clashes:
+        return None
+    node, units = min(conf.clashes.items())
+    return _CLASH.format(units=" and ".join(units), node=node)
 
 
 def _changes(
@@ -233,8 +231,9 @@ def _has_gres(entry: gres_conf.Entry) -> bool:
 def _entry(unit: str, read: Read) -> gres_conf.Entry | None:
     try:
         published = read(unit)
-    except ValueError:  # not what the interface allows
-        return gres_conf.Entry(unit, "unknown", slurm_gres.digest(unit, ()), refused=True)
+    except ValueError as e:  # not what the interface allows
+        logger.warning("what %s published is ignored: %s", unit, e)
+        return None
     return gres_conf.Entry.of(unit, published) if published is not None and published.node is not None else None
 
 

@@ -13,7 +13,6 @@ from gpu import detect
 
 SHARD = "shard"  # the Gres of a part of a card
 _FLAGS = "nvidia_gpu_env"  # a line without a flag sets the variables of all four vendors
-_NAME = re.compile(r"[a-z0-9][a-z0-9_.+-]{0,62}")
 _NOT_IN_TYPES = re.compile(r"[^a-z0-9_.+-]")
 
 # Why a node's GPUs cannot be registered, and what Slurm's lines lack
@@ -29,8 +28,6 @@ _CUT_SOCKET = (
     "no Cores: {card} sits beside cores {cores}, which are no whole socket; slurmd --parameters numa_node_as_socket "
     "would make them one"
 )
-_UNUSED_ALIAS = "gpu-type-alias names none of this machine's types: {types}"
-
 
 # The cores of a machine in Slurm's order (hwloc's): socket by socket, and the kernel's CPUs of each core
 Topology = tuple[tuple[frozenset[int], ...], ...]
@@ -47,7 +44,7 @@ class Plan:
     gres: str  # "gpu:h100:8"
     lines: tuple[str, ...]  # all gres.conf records in device order, for AutoDetect=off and without NodeName
     device_files: tuple[pathlib.Path, ...]
-    beside: tuple[str, ...] | None = None  # what Slurm's detection lacks; None where Slurm refuses what it yields
+    is_detected: bool = False  # whether Slurm's nvidia detection yields the same without lines
     notes: tuple[str, ...] = ()  # what was left out, and why
 
 
@@ -56,8 +53,8 @@ class _Device:
     """What one line hands out: a card, or a MIG instance of one."""
 
     gpu: int  # the index of its card
-    kind: str  # its Type without an alias
-    detected: str  # the Type that Slurm's nvidia detection gives it; empty when that does not see it
+    kind: str  # its Type
+    detected: str  # the Type that Slurm's nvidia detection gives it; empty for an instance, which it does not see
     files: tuple[pathlib.Path, ...]
 
 
@@ -66,76 +63,45 @@ def plan(
     settings: collections.abc.Mapping[str, str],
     topology: Topology | None,
     dev: pathlib.Path = detect.Roots.dev,
-    aliases: collections.abc.Mapping[str, str] | None = None,
     *,
     shards: int = 0,
 ) -> Plan:
     """Return the Gres and lines for the detected GPUs, one line for each card or MIG instance, in NVML's order.
 
-    `settings` is the node's `--conf`. Without a `topology` no Cores are written. `aliases` are other names for types,
-    by the type that Slurm's own detection gives. `shards` is their number for each card.
+    `settings` is the node's `--conf`. Without a `topology` no Cores are written. `shards` is the number for each card.
 
     Raises:
         GresError: a GPU cannot be handed out as it is.
     """
-    gpus, aliases = detection.gpus, aliases or {}
+    gpus = detection.gpus
     for gpu in gpus:
         _check(gpu, detection.source, shards)
     devices = [device for i, gpu in enumerate(gpus) for device in _devices(i, gpu, dev)]
-    types = [aliases.get(device.kind, device.kind) for device in devices]
     cores, notes, is_cut = _cores(gpus, settings, topology)
     links = _links(gpus)
     lines: list[str] = []
-    for kind, device in zip(types, devices, strict=True):
+    for device in devices:
         files = ",".join(str(file) for file in device.files)
-        words = ["Name=gpu", f"Type={kind}", f"{'MultipleFiles' if len(device.files) > 1 else 'File'}={files}"]
+        words = ["Name=gpu", f"Type={device.kind}", f"{'MultipleFiles' if len(device.files) > 1 else 'File'}={files}"]
         words += [f"Cores={cores[device.gpu]}"] if cores else []
         words += [f"Links={links[device.gpu]}"] if links else []
         lines.append(" ".join((*words, f"Flags={_FLAGS}")))
-    beside = tuple(lines) if _needs_types(types, devices) else ()
-    items = [f"gpu:{kind}:{count}" for kind, count in collections.Counter(types).items()]
+    items = [f"gpu:{kind}:{count}" for kind, count in collections.Counter(device.kind for device in devices).items()]
     if shards:
         lines += [f"Name={SHARD} Count={shards} File={device.files[0]}" for device in devices]
-        beside += (f"Name={SHARD} Count={shards * len(devices)}",)  # which Slurm spreads evenly
         items.append(f"{SHARD}:{shards * len(devices)}")
-    kinds = {device.kind for device in devices}
-    if aliases and not kinds & set(aliases):
-        notes.append(_UNUSED_ALIAS.format(types=", ".join(sorted(kinds))))
     return Plan(
         gres=",".join(items),
         lines=tuple(lines),
         device_files=tuple(dict.fromkeys(file for device in devices for file in device.files)),
-        beside=beside if not is_cut and all(device.detected for device in devices) else None,
+        is_detected=not is_cut and not shards and all(device.kind == device.detected for device in devices),
         notes=tuple(notes),
     )
 
 
-def parse_aliases(text: str) -> dict[str, str]:
-    """Return the aliases in "nvidia_h100_80gb_hbm3=h100,tesla_t4=t4", by the type that they replace.
-
-    Raises:
-        GresError: it is not such a list. The message names what is wrong and what is allowed.
-    """
-    aliases: dict[str, str] = {}
-    for item in text.split(",") if text.strip() else ():
-        kind, equals, alias = item.strip().partition("=")
-        if not equals:
-            raise GresError(f"{item.strip()!r:.80} is not of the form TYPE=ALIAS, such as nvidia_h100_80gb_hbm3=h100")
-        for name in (kind, alias):
-            if not _NAME.fullmatch(name):
-                raise GresError(f"{name!r:.80} is no type: small letters, digits and _ . + - only")
-        if kind in aliases:
-            raise GresError(f"{kind} is given two names")
-        aliases[kind] = alias
-    return aliases
-
-
 def node_lines(node: str, lines: collections.abc.Iterable[str]) -> list[str]:
-    """Return the records of one node as gres.conf takes them, without detection unless they name one.
-
-    Slurm lists detected devices in the order of their files, and those of lines without detection by type.
-    """
-    return [f"NodeName={node} {'' if line.startswith('AutoDetect=') else 'AutoDetect=off '}{line}" for line in lines]
+    """Return the records of one node as gres.conf takes them, instead of any detection."""
+    return [f"NodeName={node} AutoDetect=off {line}" for line in lines]
 
 
 def fields(line: str) -> dict[str, str]:
@@ -208,18 +174,6 @@ def _devices(index: int, gpu: detect.Gpu, dev: pathlib.Path) -> list[_Device]:
         )
         for instance in gpu.instances
     ]
-
-
-def _needs_types(types: list[str], devices: list[_Device]) -> bool:
-    """Whether Slurm's own detection would not match these types.
-
-    It takes a type that is part of the detected name, which with several types could pick the wrong card.
-    """
-    exact = len(set(types)) > 1
-    return any(
-        kind != device.detected if exact else kind not in device.detected
-        for kind, device in zip(types, devices, strict=True)
-    )
 
 
 def _cores(

@@ -51,9 +51,8 @@ def difference(
     if not found and failure is None:
         logger.warning("the lines of %s are not checked: slurmd -G prints no device", node)
         return None
-    detects = autodetect != "off" and all(line.startswith("AutoDetect=") for line in lines)
     wanted = _records(gres.fields(line) for line in plan.lines)
-    problem = _compare(wanted, found, optional={"Cores", "Links"} if detects else set())
+    problem = _compare(wanted, found, optional=set() if lines else {"Cores", "Links"})
     if problem is not None:
         return f"slurmd -G: {problem}" + (f" ({failure['text'].strip()[:160]})" if failure else "")
     return f"slurmd -G: {invalid['text'].strip()[:160]}" if invalid else None

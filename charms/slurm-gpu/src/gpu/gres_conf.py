@@ -41,7 +41,6 @@ class Entry:
     digest: str
     lines: tuple[str, ...] = ()  # without NodeName and AutoDetect
     awaited: bool = False  # the node registers only when these lines are live
-    refused: bool = False  # what it published cannot be used, so it has no lines
     left: bool = False  # the unit was removed, and Slurm still has its node with GPUs by these lines
 
     @classmethod
@@ -69,7 +68,7 @@ class GresConf:
         """The units that name the same node, by that node's name."""
         units: dict[str, list[str]] = {}
         for entry in self.entries.values():
-            if not entry.refused and not entry.left:
+            if not entry.left:
                 units.setdefault(entry.node, []).append(entry.unit)
         return {node: sorted(names, key=unit_key) for node, names in units.items() if len(names) > 1}
 
@@ -91,7 +90,7 @@ class GresConf:
         rows: list[str] = []
         for entry in sorted(self.entries.values(), key=lambda entry: unit_key(entry.unit)):
             clash = entry.node in self.clashes
-            marks = {"awaited": entry.awaited, "refused": entry.refused, "clash": clash, "left": entry.left}
+            marks = {"awaited": entry.awaited, "clash": clash, "left": entry.left}
             header = ("#", entry.unit, entry.node, entry.digest, *(mark for mark, is_set in marks.items() if is_set))
             rows.append(" ".join(header))
             rows += [f"#{line}" if clash else line for line in gres.node_lines(entry.node, entry.lines)]
@@ -155,8 +154,6 @@ def _entry(header: re.Match[str], rows: list[str]) -> Entry | None:
     unit, node, digest, marks = header["unit"], header["node"], header["digest"], header["marks"].split()
     records = [row.removeprefix("#").removeprefix(f"NodeName={node} ") for row in rows if row]
     lines = tuple(record.removeprefix("AutoDetect=off ") for record in records)
-    refused = "refused" in marks
-    if not refused and slurm_gres.digest(node, lines) != digest:
+    if slurm_gres.digest(node, lines) != digest:
         return None
-    lines = () if refused else lines
-    return Entry(unit, node, digest, lines, awaited="awaited" in marks, refused=refused, left="left" in marks)
+    return Entry(unit, node, digest, lines, awaited="awaited" in marks, left="left" in marks)

@@ -109,7 +109,7 @@ def _ensure_watch(node: str | None, config: settings.Config) -> None:
     if node is None:
         return
     watched = node_watch.Config(
-        node,
+        node=node,
         rebooted=config.resume_after_reboot,
         new=config.resume_when_ready,
         checks_health=config.health_check != "off",

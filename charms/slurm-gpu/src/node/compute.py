@@ -54,6 +54,7 @@ _NO_CONTROLLER = Status(
     Level.BLOCKED, "slurmd does not find these GPUs by itself: integrate node-gres with slurm-gpu on slurmctld"
 )
 _UNFIT = "{node} is unfit: {complaint}"
+_MOST_REASON = 200
 
 
 def offer(machine: Machine) -> slurm_gres.NodeGres | None:
@@ -73,8 +74,9 @@ def offer(machine: Machine) -> slurm_gres.NodeGres | None:
         return None
     lines = machine.lines
     if not set(before) <= set(lines) and not _is_registered(machine):
-        kept = {_key(line): line for line in _with_files(before) if _fits(line, lines)}
-        lines = tuple((kept | {_key(line): line for line in lines}).values())
+        wanted = lines or (machine.plan.lines if machine.plan else ())  # all: one line ends the detection
+        kept = {_key(line): line for line in _with_files(before) if wanted}
+        lines = tuple((kept | {_key(line): line for line in wanted}).values()) if kept else lines
         lines = tuple(re.sub(r" Links=\S+", "", line) for line in lines)  # whose length is that of one Gres
     awaits = bool(lines or machines.pushed_lines(machine.node))
     return current.model_copy(update={"lines": lines, "awaits": awaits})
@@ -132,8 +134,8 @@ def ensure(machine: Machine, *, owner: str) -> Progress | None:
     target = registration.Target(node, machine.wanted, machine.options, lines_live=lines_live(machine))
     progress = registration.advance(target)
     if progress.stage is Stage.REGISTERED:
-        cards = sorted(gpu.bus_id for gpu in machine.detection.gpus if gpu.bus_id)
-        files.ensure_file(node_state.STATE_DIR / node_state.CARDS, json.dumps(cards) + "\n")
+        cards = {gpu.bus_id: gpu.name for gpu in machine.detection.gpus if gpu.bus_id}
+        node_state.write(node_state.CARDS, cards)
     return progress
 
 
@@ -267,12 +269,6 @@ def _key(line: str) -> tuple[object, ...]:
     return (record["Name"], record.get("Type"), *gres.device_files(line))
 
 
-def _fits(line: str, lines: tuple[str, ...]) -> bool:
-    """Whether a line can stand beside others of its node: all must name one detection, and none means any."""
-    mode = gres.fields(line).get("AutoDetect")
-    return mode == gres.fields(lines[0]).get("AutoDetect") if lines else mode is not None
-
-
 def _ensure_health_check(machine: Machine) -> None:
     config = machine.config
     try:
@@ -311,7 +307,7 @@ def _needs_lines(machine: Machine) -> bool:
 
 
 def _end_drain(machine: Machine) -> None:
-    """Resume a node that this charm drained for what is right now; else leave it drained, for a resume by hand.
+    """Resume a node that this charm drained for what is right now; else leave it drained.
 
     Nobody looks at the cards any more, so a drain of the health check stays.
     """
@@ -326,10 +322,8 @@ def _end_drain(machine: Machine) -> None:
         wrong = lost(machine) if nodes.count_gres(node.gres, "gpu") else None
         if is_ours and node.is_valid and wrong is None and not by_health:
             nodes.resume(node.name)
-        elif is_ours:
-            registration.abandon(node.name, node.reason or "")
         elif wrong is not None and not registration.is_kept_away(node):
-            registration.abandon(node.name, f"slurm-gpu: {wrong}")
+            nodes.drain(node.name, f"slurm-gpu: {wrong}"[:_MOST_REASON])
     except nodes.NodeError as e:
         logger.warning("%s may stay drained, see sinfo -R: %s", machine.node, e)
 

@@ -62,16 +62,18 @@ def begin(kind: str, node: str, reason: str) -> None:
     _wake()
 
 
-def end(kind: str) -> None:
-    """Release the node from this ground; the drain is the caller's to end."""
-    if not _record(kind).exists() and (held() or not _reserved().is_file()):  # else a hook ended before the reservation
+def end(*kinds: str) -> None:
+    """Release the node from these grounds; the drain is the caller's to end."""
+    is_held = any(_record(kind).exists() for kind in kinds)
+    if not is_held and (held() or not _reserved().is_file()):  # else a hook ended before the reservation
         return
     with lock():
-        files.ensure_absent(_record(kind))
+        for kind in kinds:
+            files.ensure_absent(_record(kind))
         try:
             _end_reservation()
         except nodes.NodeError as e:
-            logger.warning("the reservation of this node ends a little later: %s", e)
+            logger.warning("the reservation of this node ends later, within the hour: %s", e)
     _wake()
 
 
@@ -118,15 +120,7 @@ def reservation(node: str) -> str:
 
 def release() -> None:
     """End every hold, for a charm that is removed; the drains are the caller's to end."""
-    if not DIRECTORY.is_dir():
-        return
-    with lock():
-        for hold in held():
-            files.ensure_absent(_record(hold.kind))
-        try:
-            _end_reservation()
-        except nodes.NodeError as e:
-            logger.warning("the reservation of this node ends by itself within the hour: %s", e)
+    end(*(hold.kind for hold in held()))
     shutil.rmtree(DIRECTORY, ignore_errors=True)
 
 

@@ -1,6 +1,5 @@
 """This machine as a compute node: its GPUs, slurmd's options, and the Gres and gres.conf lines that follow."""
 
-import collections.abc
 import dataclasses
 import logging
 import pathlib
@@ -77,11 +76,11 @@ def look(
     machine = Machine(detect.detect(ROOTS), config, _autodetect(answer), answer, before)
     try:
         machine = _with_node(machine)
-        aliases = config.check()
+        config.check()
         problem = health_check.problem(config.health_check) or machine.detection.problem
         if problem or not machine.detection.gpus:
             return dataclasses.replace(machine, problem=problem)
-        return _with_lines(dataclasses.replace(machine, plan=_plan(machine, aliases)))
+        return _with_lines(dataclasses.replace(machine, plan=_plan(machine)))
     except (slurmd_options.OptionsError, ValueError) as e:
         return dataclasses.replace(machine, problem=str(e))
 
@@ -115,11 +114,11 @@ def _with_node(machine: Machine) -> Machine:
     return dataclasses.replace(machine, options=options, node=node)
 
 
-def _plan(machine: Machine, aliases: collections.abc.Mapping[str, str]) -> gres.Plan:
+def _plan(machine: Machine) -> gres.Plan:
     """Return the Gres and lines of this machine's GPUs. Raises `ValueError` where jobs cannot have them."""
     conf = machine.options.settings if machine.options else {}
     shards = machine.config.shards_per_gpu
-    plan = gres.plan(machine.detection, conf, gres.read_topology(ROOTS.sys), ROOTS.dev, aliases, shards=shards)
+    plan = gres.plan(machine.detection, conf, gres.read_topology(ROOTS.sys), ROOTS.dev, shards=shards)
     if machine.node is not None:
         _check_gres_types({"gpu": "", gres.SHARD: "shards-per-gpu: "} if shards else {"gpu": ""})
     try:
@@ -130,28 +129,25 @@ def _plan(machine: Machine, aliases: collections.abc.Mapping[str, str]) -> gres.
 
 
 def _with_lines(machine: Machine) -> Machine:
-    """Return the machine with no more lines than slurmd needs to find the devices as planned, by its own reading."""
+    """Return the machine with the lines that slurmd needs to find the devices as planned: none if it detects them."""
     plan, node = machine.plan, machine.node
     assert plan is not None
     conf = machine.options.settings if machine.options else {}
     can_check = all(file.exists() for file in plan.device_files)
-    beside = _lines_beside_detection(machine, plan)
-    if beside is not None:
-        problem = gres_check.difference(node, plan, beside, conf, machine.autodetect) if node and can_check else None
+    if plan.is_detected and _can_detect(machine):
+        problem = gres_check.difference(node, plan, (), conf, machine.autodetect) if node and can_check else None
         if problem is None:
-            return dataclasses.replace(machine, lines=beside)
+            return machine
         logger.info("slurmd's own detection does not yield these GPUs: %s", problem)
     problem = gres_check.difference(node, plan, plan.lines, conf) if node and can_check else None
     return dataclasses.replace(machine, lines=plan.lines, problem=problem)
 
 
-def _lines_beside_detection(machine: Machine, plan: gres.Plan) -> tuple[str, ...] | None:
-    """List what gres.conf must hold beside slurmd's own detection, None if that does not find the GPUs."""
-    by_nvml = machine.autodetect == "nvml" and machine.detection.source == "nvml"
-    has_plugin = by_nvml and any((path / "gpu_nvml.so").exists() for path in PLUGIN_DIRS)
-    if plan.beside is None or not (machine.autodetect == "nvidia" or has_plugin):
-        return None
-    return tuple(f"AutoDetect={machine.autodetect} {line}" for line in plan.beside)
+def _can_detect(machine: Machine) -> bool:
+    """Whether slurmd has the detection that the controller's gres.conf asks for."""
+    if machine.autodetect == "nvml" and machine.detection.source == "nvml":
+        return any((path / "gpu_nvml.so").exists() for path in PLUGIN_DIRS)
+    return machine.autodetect == "nvidia"
 
 
 def _check_gres_types(wanted: dict[str, str]) -> None:

@@ -44,11 +44,7 @@ class NodeSnapshot:
 
 def cards() -> set[str]:
     """Read the bus ids of the cards that the node was registered with last."""
-    try:
-        listed = json.loads((STATE_DIR / CARDS).read_text())
-    except (OSError, ValueError):
-        return set()
-    return {str(card) for card in typing.cast("list[object]", listed)} if isinstance(listed, list) else set()
+    return set(read(CARDS) or {})
 
 
 def read(journal: str | pathlib.Path) -> Record | None:

@@ -23,7 +23,6 @@ REASON = "slurm-gpu: registering GPUs"
 _OUR_REASON = "slurm-gpu:"
 _LOSS = "slurm-gpu"  # the kind of hold of a node that lost GPUs
 _RESTORED = "put back by slurm-gpu"  # of a state that had no reason
-_ABANDONED = " (slurm-gpu is removed: resume by hand)"
 _MOST_REASON = 200
 _REGISTER_S = 30.0
 _SETTLE_S = 10.0
@@ -159,13 +158,6 @@ def leave(target: Target) -> None:
     except (nodes.NodeError, CommandError, slurmd_options.OptionsError) as e:
         logger.warning("the GPUs of %s stay in Slurm: %s", name, e)
     node_state.clear(node_state.REGISTRATION)
-
-
-def abandon(name: str, reason: str) -> None:
-    """Drain a node that this charm leaves with something wrong, with a reason that asks for a resume by hand."""
-    text = f"{reason.removesuffix(_ABANDONED)[: _MOST_REASON - len(_ABANDONED)]}{_ABANDONED}"
-    nodes.drain(name, text)
-    logger.warning("%s stays drained: %s", name, text)
 
 
 def put_back(node: nodes.Node, snapshot: NodeSnapshot) -> Progress:

@@ -31,17 +31,15 @@ PCI, PROC_GPUS = pathlib.Path("/sys/bus/pci/devices"), pathlib.Path("/proc/drive
 
 _HOLD_S = 5.0
 _LOCAL_S = 1.0  # files on this machine
-_SLURM_S = (2.0, 5.0, 15.0, 30.0)  # questions to the controller, ever less often
+_SLURM_S = 10.0  # questions to the controller
 _UNFIT_S = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(resume.Policy):
     """What the last hook left for the service."""
 
-    node: str
-    rebooted: bool = True
-    new: bool = False
+    node: str = ""
     checks_health: bool = False
     xids: str = ""
 
@@ -97,7 +95,6 @@ class Watch:
     """The service: `step` does what can be done now, and returns when to look again."""
 
     def __init__(self) -> None:
-        self._asked = 0  # questions to the controller that changed nothing
         self._next_resume = 0.0
         self._missing: list[str] = []  # what the node's jobs would miss of this machine
 
@@ -114,7 +111,7 @@ class Watch:
             return _HOLD_S
 
     def _resume(self) -> float | None:
-        config = records.load(Config(""), CONFIG)
+        config = records.load(Config(), CONFIG)
         if not config.node or not (config.rebooted or config.new):  # none before the first hook that knew the node
             return None
         if node_hold.held() or any((STATE_DIR / name).exists() for name in JOURNALS):
@@ -126,7 +123,7 @@ class Watch:
             wait = self._resume_node(config)
         except (nodes.NodeError, CommandError, slurmd_options.OptionsError) as e:
             logger.info("%s waits: %s", config.node, e)
-            wait = self._later()
+            wait = _SLURM_S
         self._next_resume = time.monotonic() + (wait or 0.0)
         return wait
 
@@ -134,7 +131,7 @@ class Watch:
         if self._missing and readiness.missing() == self._missing:
             return _LOCAL_S  # without the controller
         if config.new and nodes.show(config.node) is None:
-            return self._later()
+            return _SLURM_S
         checked: list[list[str]] = []
 
         def checks() -> list[str]:
@@ -142,17 +139,15 @@ class Watch:
             checked.append(self._missing or self._lacks(config))
             return checked[0]
 
-        policy = resume.Policy(rebooted=config.rebooted, new=config.new)
-        held = resume.ensure(config.node, policy, checks)
+        held = resume.ensure(config.node, config, checks)
         if held is None:
-            self._asked = 0
             return None
         if not checked:  # only the controller knows more
-            return self._later()
+            return _SLURM_S
         logger.info("%s %s and waits for %s", config.node, held.why, ", ".join(held.lacks))
         if self._missing:
             return _LOCAL_S
-        return _UNFIT_S if config.checks_health else self._later()
+        return _UNFIT_S if config.checks_health else _SLURM_S
 
     def _lacks(self, config: Config) -> list[str]:
         lacks = _missing_cards()
@@ -164,10 +159,6 @@ class Watch:
         if lacks or not config.checks_health:
             return lacks
         return health_check.unfit(config.node, xids=config.xids)
-
-    def _later(self) -> float:
-        self._asked += 1
-        return _SLURM_S[min(self._asked, len(_SLURM_S)) - 1]
 
 
 def main() -> int:

@@ -25,8 +25,8 @@ class Collector(ops.Object):
 
     def _serve(self, unit: str, topology: cos_agent.Topology) -> dict[str, str]:
         compute, controller = (bool(relations(self.model, endpoint)) for endpoint in (COMPUTE, CONTROLLER))
-        aliases, xids = (str(self._charm.config[name]) for name in ("gpu-type-alias", "health-xids"))
-        return metrics.ensure(unit, topology, compute=compute, controller=controller, aliases=aliases, xids=xids)
+        xids = str(self._charm.config["health-xids"])
+        return metrics.ensure(unit, topology, compute=compute, controller=controller, xids=xids)
 
     def _leave(self, _: ops.EventBase) -> None:
         exporter.ensure_none(self._charm.unit.name)

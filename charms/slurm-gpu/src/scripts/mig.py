@@ -1,15 +1,13 @@
 #!/usr/bin/env python3
 """gpu-mig: the MIG layouts that this machine's cards should have, and making them so.
 
-    gpu-mig apply            make every layout of /var/lib/slurm-gpu/mig.json, as at boot
-    gpu-mig show             print what the cards have
+    gpu-mig                  make every layout of /var/lib/slurm-gpu/mig.json, as at boot
 
 A layout is a list of GPU instance profiles, each with one compute instance of its whole size; an empty one means that
 the card is whole. Instances vanish with a reboot or a reset, so a unit applies them before slurmd starts. Standard
 library only: the charm packs it with its imports. All functions raise `MigError`.
 """
 
-import argparse
 import collections.abc
 import contextlib
 import dataclasses
@@ -95,22 +93,12 @@ def card_at(bus_id: str) -> Card:
 
 
 def apply(card: Card, layout: collections.abc.Sequence[str]) -> bool:
-    """Give the card this layout; return whether anything had to change. Nothing may use the card.
-
-    A layout that the card refuses leaves it with the one it had.
-    """
+    """Give the card this layout; return whether anything had to change. Nothing may use the card."""
     if card.enabled is None and layout:
         raise MigError(f"{card.name} at {card.bus_id} has no MIG")
     if card.enabled is None or card.has(layout):
         return False
-    try:
-        _make(card, layout)
-    except RebootNeeded:
-        raise
-    except MigError:
-        with contextlib.suppress(MigError):  # as it was, as far as that is possible
-            _make(card_at(card.bus_id), card.instances)
-        raise
+    _make(card, layout)
     return True
 
 
@@ -144,17 +132,13 @@ def apply_all() -> list[str]:
     return done
 
 
-def main(arguments: collections.abc.Sequence[str] | None = None) -> int:
-    """Run the command line; return the exit status."""
-    parser = argparse.ArgumentParser(prog="gpu-mig", description="Keep the MIG layouts of this machine's cards.")
-    parser.add_argument("command", choices=("apply", "show"), help="make every layout of the file, or print the cards'")
-    command = parser.parse_args(arguments).command
+def main() -> int:
+    """Make every layout; return the exit status."""
     try:
-        rows = apply_all() if command == "apply" else [f"{one.bus_id} {one.name}: {one.shown}" for one in cards()]
+        print("\n".join(apply_all()))
     except MigError as e:
         print(f"gpu-mig: {e}", file=sys.stderr)
         return 1
-    print("\n".join(rows))
     return 0
 
 
