@@ -49,7 +49,6 @@ def doctor(settings: Settings, params: models.Doctor, log: Log) -> Results:
 def gather(settings: Settings, params: models.Doctor, partitions: tuple[jobs.Partition, ...], log: Log) -> Facts:
     """Collect the facts of this host, the controller and the nodes."""
     partition = _partition(params, partitions)
-    checks.admission(settings, params, partition)
     asked = _asked(params, partition)
     known = {node.name: node for node in _nodes()}
     usable = {node.name for node in partition.usable}

@@ -127,7 +127,7 @@ def facts(settings: object) -> Facts:
         manifests=(),
         damaged=(),
         login=("fuse.juicefs", "JuiceFS:shared"),
-        accounting=access.Accounting(("physics",), ("normal",), (), frozenset()),
+        accounting=access.Accounting(("physics",), (), is_required=False),
     )
 
 

@@ -643,10 +643,8 @@ def test_a_user_without_an_account_is_reported(settings: Settings, facts: Facts)
         found = examine.judge(settings, dataclasses.replace(facts, accounting=known))
         return [finding for finding in found if finding.where == "slurm"]
 
-    mine = (access.Association("physics", "", frozenset({"normal"})),)
-    enforced = frozenset({"associations"})
-    assert findings_of(access.Accounting(("physics",), ("normal",), mine, enforced)) == []
-    (finding,) = findings_of(access.Accounting(("physics",), ("normal",), (), enforced))
+    assert findings_of(access.Accounting(("physics",), (("physics", ""),), is_required=True)) == []
+    (finding,) = findings_of(access.Accounting(("physics",), (), is_required=True))
     assert finding.level == "error"
     assert finding.remedy == f"sacctmgr add user {settings.user} account=physics"
     (finding,) = findings_of(None)
