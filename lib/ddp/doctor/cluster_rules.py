@@ -45,8 +45,6 @@ def judge(settings: Settings, facts: Facts, findings: Findings) -> None:
         findings.add("no-environment", "environment")
     elif not any(environments.is_current(settings, manifest) for manifest in facts.manifests):
         findings.add("old-environment", "environment")
-    for archive in facts.damaged:
-        findings.add("damaged-archive", "environment", archive=archive)
     _absent(facts, findings)
 
 

@@ -125,7 +125,6 @@ def facts(settings: object) -> Facts:
             "AccountingStorageType": "accounting_storage/slurmdbd",
         },
         manifests=(),
-        damaged=(),
         login=("fuse.juicefs", "JuiceFS:shared"),
         accounting=access.Accounting(("physics",), (), is_required=False),
     )

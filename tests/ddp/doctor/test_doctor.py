@@ -581,14 +581,6 @@ def test_it_fails_with_everything_it_found(ready: Trainer, cluster: Cluster):
     assert ready.results["nodes"].splitlines()[2].endswith("ERROR")
 
 
-def test_a_damaged_archive_is_found(ready: Trainer, cluster: Cluster):
-    answering(cluster, *map(healthy, NAMES))
-    assert "DAMAGED" not in ready.run("doctor")["findings"]
-    (archive,) = (ready.workspace / "environments").glob("*.tar.zst")
-    archive.write_bytes(bytes(archive.stat().st_size))
-    assert "does not match its manifest" in ready.fails("doctor")
-
-
 def test_nodes_that_give_no_answer_are_reported(trainer: Trainer, cluster: Cluster):
     cluster.examination = lambda arguments: Completed(
         1, "", "srun: error: Task launch failed on node slurmd-1: Communication failure"
