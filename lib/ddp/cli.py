@@ -112,15 +112,14 @@ def perform(
     params = _parsed(session, verb, given, arguments)
     settings = settings_of(session)
     to = screen.Screen(is_json=session.is_json)
-    schema: dict[str, typing.Any] = {"schema": SCHEMA} if session.is_json else {}
     try:
         answer = verb.do_when_ready(settings, params, to.log)
         if answer is not None:  # else it was shown as it went on
             _write(session, to, verb, answer)
     except TrainerError as e:
-        to.fail(_as_flag(verb, e), {**schema, **(values_of(e.results) if schema else e.results)})
+        to.fail(_as_flag(verb, e), e.results)
     except (files.RefusedError, run.CommandError) as e:
-        to.fail(str(e), schema)
+        to.fail(str(e), {})
     else:
         return OK
     finally:

@@ -57,7 +57,8 @@ def inside(partitions: collections.abc.Iterable[jobs.Partition], reservation: st
     """
     found = tuple(partitions)
     records = show.records(jobs.ask(_SCONTROL, "show", "reservations", "-o"))
-    one = next((record for record in records if record.get("ReservationName") == reservation), {})
+    nothing: dict[str, str] = {}
+    one = next((record for record in records if record.get("ReservationName") == reservation), nothing)
     nodes, flags = show.value(one, "Nodes"), frozenset((show.value(one, "Flags") or "").split(","))
     if not nodes or flags & _OPEN:
         return found

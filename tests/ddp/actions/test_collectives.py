@@ -38,7 +38,7 @@ def test_a_slower_measurement_does_not_replace_the_baseline(ready: Trainer, clus
     measure(ready, cluster, 2.0)
     results = measure(ready, cluster, 1.0)
     assert results["comparison"].endswith("0.50 of the baseline of 2026-11-20T18:00:00Z (2 GB/s); not stored")
-    assert any("slower; to find out why: ddp doctor" in line for line in ready.log)
+    assert any("slower; to find out why: juju run trainer/0 doctor" in line for line in ready.log)
     assert stored() == [2.0]
     measure(ready, cluster, 1.9)
     assert stored() == [1.9]
@@ -74,11 +74,11 @@ def test_wrong_values_fail_with_the_first_ranks_words(ready: Trainer, cluster: C
         ({"collective": "gather"}, "collective: 'gather' is not allowed; one of: all_reduce, "),
         (
             {"min_bytes": "1T"},
-            "min-bytes: '1T' is not allowed; a number of bytes, with K, M or G behind it, such as 64M",
+            "min-bytes: '1T' is not allowed; a number of bytes with K, M or G, such as 64M",
         ),
         ({"min_bytes": "2M", "max_bytes": "1024K"}, "min-bytes: 2M is more than max-bytes=1024K; swap them"),
         ({"nodelist": "slurmd-9"}, "nodelist: Slurm knows no node slurmd-9; there are: slurmd-0, slurmd-1"),
-        ({"nodes": 3}, "nodes: 3 asked for, partition slurmd has 2 usable"),
+        ({"nodes": 3}, "nodes: 3 requested, partition slurmd has 2 usable"),
         ({"store": "yes"}, "store: 'yes' is not allowed; one of: auto, always, never"),
         ({"iters": 0}, "iters: 0 is not allowed; a whole number from 1 to 100000"),
     ],
@@ -131,7 +131,7 @@ def add_vocabulary(ready: Trainer, vocab: int) -> str:
 
 def test_without_a_baseline_it_says_what_to_type(ready: Trainer):
     assert ready.fails("plan") == (
-        "no baseline of all_reduce over several nodes on CPUs: the network is not measured; ddp bench --nodes 2"
+        "no baseline of all_reduce over several nodes on CPUs: the network is not measured; juju run trainer/0 benchmark-collectives nodes=2"
     )
     assert "compute" in ready.results
 

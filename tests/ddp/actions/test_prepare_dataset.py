@@ -7,7 +7,8 @@ import typing
 
 import pytest
 from cluster import Cluster, Job
-from harness import Trainer, write_result
+from harness import Trainer
+from left_by_jobs import write_result
 
 from ddp.node import spec
 from ddp.workspace import operations

@@ -7,8 +7,9 @@ import typing
 
 import pytest
 from cluster import Cluster, Job
-from harness import META, ActionFailedError, Trainer, add_dataset, write_result
+from harness import META, ActionFailedError, Trainer
 from hostile_values import NASTY, ROAMING, TEXTS
+from left_by_jobs import add_dataset, write_result
 
 from ddp import base, readiness, verbs
 from ddp.base import Ahead
@@ -26,7 +27,7 @@ BESIDE = {"submit-sweep": {"grid": "lr=1"}}  # required by an action
 def test_one_command_from_nothing_to_a_result(trainer: Trainer, cluster: Cluster):
     def finish(job: Job) -> None:
         if job.name == "prepare-python-stdlib":
-            add_dataset(trainer, "python-stdlib")
+            add_dataset(trainer.workspace, "python-stdlib")
         write_result(job, workload="gpt", tokens_per_second=1832.05, checkpoint=str(job.script.parent / "epoch-0001"))
 
     cluster.submitted = finish
