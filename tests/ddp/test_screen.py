@@ -380,7 +380,9 @@ def test_bash_completes_at_its_prompt(tmp_path: pathlib.Path):
     )
     command.chmod(0o755)
     (line,) = re.findall(
-        r"^echo '(eval .*bash_source.*)' >> ~/.bashrc$", (REPOSITORY / "docs/reference/configuration.md").read_text(), re.M
+        r"^echo '(eval .*bash_source.*)' >> ~/.bashrc$",
+        (REPOSITORY / "docs/reference/configuration.md").read_text(),
+        re.M,
     )
     (tmp_path / "bashrc").write_text(f"PS1='> '\nbind 'set bell-style none'\n{line}\n")
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "TERM": "dumb", "HOME": str(tmp_path)}
