@@ -18,7 +18,7 @@ from ddp import config, verbs
 from ddp.base import ParameterError, Settings, TrainerError, one_line, texts_of
 from ddp.options import declared, fields
 from ddp.view import screen
-from ddp.view.result import SCHEMA, Result
+from ddp.view.result import SCHEMA, Result, values_of
 
 OK, FAILED, USAGE = 0, 1, 2
 _CONTEXT: dict[str, typing.Any] = {
@@ -112,15 +112,14 @@ def perform(
     params = _parsed(session, verb, given, arguments)
     settings = settings_of(session)
     to = screen.Screen(is_json=session.is_json)
-    schema: dict[str, typing.Any] = {"schema": SCHEMA} if session.is_json else {}
     try:
         answer = verb.do_when_ready(settings, params, to.log)
         if answer is not None:  # else it was shown as it went on
             _write(session, to, verb, answer)
     except TrainerError as e:
-        to.fail(_as_flag(verb, e), {**schema, **e.results})
+        to.fail(_as_flag(verb, e), e.results)
     except (files.RefusedError, run.CommandError) as e:
-        to.fail(str(e), schema)
+        to.fail(str(e), {})
     else:
         return OK
     finally:
@@ -133,7 +132,7 @@ def _write(session: Session, to: screen.Screen, verb: verbs.Verb, answer: verbs.
     texts = texts_of(answer)
     to.close()
     if session.is_json:
-        record = answer.record() if isinstance(answer, Result) else {"schema": SCHEMA, **texts}
+        record = answer.record() if isinstance(answer, Result) else {"schema": SCHEMA, **values_of(texts)}
         click.echo(json.dumps(record, indent=1))
         return
     shown = {name: text for name, text in texts.items() if name not in verb.hidden}

@@ -123,11 +123,9 @@ class Cluster:
         self.driver = "missing"  # on nodes with GPUs; "": the job that asks for it is refused
         self.driver_states: list[tuple[str, int]] = []  # of that job; empty: as the driver is
         self.driver_reason = ""
-        self.gates = "AllowAccounts=ALL AllowQos=ALL"
         self.enforces = "none"
         self.accounts: tuple[str, ...] = ("physics", "root")
-        self.qos: tuple[str, ...] = ("high", "normal")
-        self.mine: tuple[str, ...] = ("physics||normal",)
+        self.mine: tuple[str, ...] = ("physics|",)
         self.dbd = True  # whether sacctmgr finds slurmdbd
         self.reservations = ""
         self.running = ""  # user and TRES of running jobs, as squeue prints them
@@ -196,7 +194,7 @@ class Cluster:
                 names = ",".join(machine.name for machine in self.machines)
                 return Completed(
                     0,
-                    f"PartitionName=slurmd AllowGroups=ALL {self.gates} AllocNodes=ALL Default={self.default} "
+                    f"PartitionName=slurmd AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL AllocNodes=ALL Default={self.default} "
                     f"QoS=N/A DefaultTime={self.default_time} DisableRootJobs=NO ExclusiveUser=NO GraceTime=0 Hidden=NO "
                     f"MaxNodes=UNLIMITED MaxTime={self.max_time} MinNodes=0 LLN=NO Nodes={names} RootOnly=NO ReqResv=NO "
                     f"State={self.partition_state} TotalCPUs=4 TotalNodes=2 DefMemPerNode=UNLIMITED\n{self.extra_partitions}",
@@ -343,9 +341,7 @@ class Cluster:
         match arguments[3:]:
             case ("account", "format=Account"):
                 found = self.accounts
-            case ("qos", "format=Name"):
-                found = self.qos
-            case ("associations", "where", user, "cluster=main", "format=Account,Partition,QOS"):
+            case ("associations", "where", user, "cluster=main", "format=Account,Partition"):
                 assert user == f"user={self.user}"
                 found = self.mine
             case _:

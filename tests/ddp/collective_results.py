@@ -4,7 +4,7 @@ import json
 import typing
 
 from cluster import Job
-from harness import write_result
+from left_by_jobs import write_result
 
 Json = dict[str, typing.Any]
 TABLE = """# nThread 1 nGpus 1 minBytes 1024 maxBytes 4096 step: 4(factor) warmup iters: 2 iters: 10 agg iters: 1 validation: 1 graph: 0

@@ -10,22 +10,19 @@ import sys
 import pytest
 
 from ddp.base import Settings
-from ddp.environment import uv
-from ddp.run import control
 from ddp.slurm import access, jobs
 from ddp.submit import checks
 from ddp.workspace import locks
-from slurm_ddp import run
 from slurm_ddp.slurm import nodes
 
 sys.path += [
     str(pathlib.Path(__file__).parent),  # the doubles, for the folders below
     str(pathlib.Path(__file__).parents[2] / "charms" / "ddp-trainer" / "src"),  # installs the program
 ]
-from cluster import Cluster
-from pip_double import ZSTD, Pip
 from slurm_commands import Commands
+from trainer_fixtures import cluster, pip
 
+__all__ = ["cluster", "pip"]
 PAYLOAD = pathlib.Path(__file__).parents[2] / "payload"
 RECORDED = pathlib.Path(__file__).parent / "data" / "gpt-20261123"
 
@@ -89,32 +86,6 @@ def settings(workspace: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytes
     return Settings(
         "", workspace, about.pw_name, about.pw_uid, about.pw_gid, payload, "auto", "", takes_any_script=True
     )
-
-
-@pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    """Replace Slurm's commands by the double."""
-    double = Cluster(pwd.getpwuid(os.geteuid()).pw_name)
-    for module in (jobs, nodes, access):
-        monkeypatch.setattr(module, "run", double.run)
-    monkeypatch.setattr(jobs, "is_installed", lambda: True)
-    monkeypatch.setattr(control, "pause", lambda _: None)
-    return double
-
-
-@pytest.fixture
-def pip(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Pip:
-    """Replace what makes an environment; the archive is stored for real, uncompressed."""
-    double = Pip()
-    monkeypatch.setattr(uv, "run", double.run)
-    monkeypatch.setattr(Settings, "node_cache", property(lambda _: tmp_path / "cache"))
-    commands = tmp_path / "bin"
-    commands.mkdir()
-    (commands / "zstd").write_text(ZSTD)
-    (commands / "zstd").chmod(0o700)
-    monkeypatch.setattr(run, "PATH", f"{commands}:{run.PATH}")
-    monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
-    return double
 
 
 @pytest.fixture

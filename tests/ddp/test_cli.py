@@ -21,7 +21,8 @@ from ddp import cli, config, readiness, service, verbs
 from ddp.base import Log, ParameterError, Results, Settings, TrainerError
 from ddp.options import declared, fields
 from ddp.problem import Command
-from ddp.view.result import Result
+from ddp.view.result import Result, values_of
+from ddp.view.tables import Table
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 NOBODY = pwd.getpwnam("nobody").pw_uid
@@ -182,7 +183,7 @@ def test_what_was_asked_failed(asked: Asked, monkeypatch: pytest.MonkeyPatch, er
     assert typed("submit") == (1, "job-id  40\n", f"ddp: {line}\n")
     code, out, err = typed("submit", "--json")
     assert (code, err) == (1, f"ddp: {line}\n")
-    assert json.loads(out) == {"schema": 1, "job-id": "40", "error": line}
+    assert json.loads(out) == {"schema": 1, "job-id": 40, "error": line}
 
 
 def test_results_are_shown_and_progress_goes_to_standard_error(asked: Asked):
@@ -211,6 +212,17 @@ def test_for_programs_standard_output_is_json_alone(asked: Asked, words: tuple[s
     code, out, err = typed(*words)
     assert (code, err) == (0, "a line of progress\n")
     assert json.loads(out) == {"schema": 1, "run": "night", "table": "a\nb"}
+
+
+def test_amounts_are_numbers_for_programs():
+    shown = {"run": "40", "job-id": "41", "loss": "0.5", "torch": "2.13", "runs": Table([("RUN", "LOSS"), ("a", "-")])}
+    assert values_of(shown) == {
+        "run": "40",
+        "job-id": 41,
+        "loss": 0.5,
+        "torch": "2.13",
+        "runs": [{"run": "a", "loss": None}],
+    }
 
 
 OWN = (*"-x --y z it's \" $HOME $(id) * -- -N 9 --json --help --nodes=7 --env A=b - \\ é".split(), "a b", "")

@@ -64,10 +64,6 @@ def test_which_nodes_take_jobs(commands: Commands, state: str, usable: bool):
     assert len(found.usable) == usable
 
 
-def test_no_partition_and_no_node(commands: Commands):
-    assert partitions(commands, "No partitions in the system\n", "No nodes in the system\n") == ()
-
-
 def test_a_partition_without_nodes(commands: Commands):
     (found,) = partitions(commands, partition(state="DOWN"), "No nodes in the system\n")
     assert (found.nodes, found.is_up) == ((), False)
@@ -202,12 +198,6 @@ def test_a_forgotten_job_is_looked_up_in_the_accounting(commands: Commands, mess
     assert found.submitted == "2026-11-20T18:48:22Z"
 
 
-def test_without_an_accounting_a_forgotten_job_is_unknown(commands: Commands):
-    ask_for(commands, 9, returncode=1, stderr="slurm_load_jobs error: Invalid job id specified\n")
-    commands.expect(*SACCT, SACCT_FIELDS, returncode=1, stderr="Slurm accounting storage is disabled\n")
-    assert jobs.job(9, user="ddp") is None
-
-
 def test_another_error_is_not_taken_for_a_forgotten_job(commands: Commands):
     ask_for(commands, 9, returncode=1, stderr="slurm_load_jobs error: Access/permission denied\n")
     with pytest.raises(jobs.SlurmError, match=r"^Access/permission denied$"):
@@ -261,12 +251,6 @@ def test_submitting(commands: Commands):
     assert jobs.submit("/x/job.sbatch") == 12
     commands.expect("/usr/bin/sbatch", "--parsable", "/x/job.sbatch", stdout="13;west\n")
     assert jobs.submit("/x/job.sbatch") == 13
-
-
-def test_an_answer_that_is_no_id_is_an_error(commands: Commands):
-    commands.expect("/usr/bin/sbatch", "--parsable", "/x/job.sbatch", stdout="Submitted\n")
-    with pytest.raises(jobs.SlurmError, match=r"^sbatch answered 'Submitted' instead of a job's id$"):
-        jobs.submit("/x/job.sbatch")
 
 
 def test_the_verdict_on_a_script(commands: Commands):

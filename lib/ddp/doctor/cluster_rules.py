@@ -45,8 +45,6 @@ def judge(settings: Settings, facts: Facts, findings: Findings) -> None:
         findings.add("no-environment", "environment")
     elif not any(environments.is_current(settings, manifest) for manifest in facts.manifests):
         findings.add("old-environment", "environment")
-    for archive in facts.damaged:
-        findings.add("damaged-archive", "environment", archive=archive)
     _absent(facts, findings)
 
 
@@ -120,7 +118,7 @@ def _accounting(facts: Facts, findings: Findings) -> None:
     known, partition = facts.accounting, facts.partition.name
     if known is None and facts.config.get("AccountingStorageType", "").endswith("slurmdbd"):
         findings.add("accounting-silent", "slurm")
-    elif known is not None and "associations" in known.enforces and not known.charged(partition):
+    elif known is not None and known.lacks_account(partition):
         account = next(iter(known.accounts), "NAME")
         findings.add("no-account", "slurm", partition=partition, account=account)
 

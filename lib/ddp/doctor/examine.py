@@ -5,7 +5,6 @@
 
 import base64
 import contextlib
-import functools
 import json
 import pathlib
 import re
@@ -17,7 +16,7 @@ from ddp.base import Log, ParameterError, Results, Settings, TrainerError, with_
 from ddp.doctor import cluster_rules, node_rules, reporting
 from ddp.doctor.facts import Facts, Json, as_dict, leading_number
 from ddp.doctor.findings import Finding, Findings, first_few
-from ddp.environment import archives, environments
+from ddp.environment import environments
 from ddp.options import declared, models
 from ddp.run import telemetry
 from ddp.slurm import access, jobs
@@ -49,7 +48,6 @@ def doctor(settings: Settings, params: models.Doctor, log: Log) -> Results:
 def gather(settings: Settings, params: models.Doctor, partitions: tuple[jobs.Partition, ...], log: Log) -> Facts:
     """Collect the facts of this host, the controller and the nodes."""
     partition = _partition(params, partitions)
-    checks.admission(settings, params, partition)
     asked = _asked(params, partition)
     known = {node.name: node for node in _nodes()}
     usable = {node.name for node in partition.usable}
@@ -82,9 +80,6 @@ def gather(settings: Settings, params: models.Doctor, partitions: tuple[jobs.Par
             gpus, cpus = (min(free(known[name]) for name in fit) for free in (_free_gpus, _free_cpus))
             options = _options(params, partition, fit, gpus=gpus, cpus=cpus)
             reports, trouble = _examine(spec, options, log, patience_s=params.wait_timeout)
-        store = str(settings.environments)
-        verify = functools.partial(folders.call, settings, archives.verify_environments, timeout_s=300, folder=store)
-        damaged = with_progress(log, "checking the environments' archives", verify)
     finally:
         folders.call(settings, operations.close_examination, folder=folder["folder"])
     try:
@@ -99,7 +94,6 @@ def gather(settings: Settings, params: models.Doctor, partitions: tuple[jobs.Par
         trouble=trouble,
         config=config,
         manifests=contents.environments,
-        damaged=tuple(damaged),
         untrusted=contents.untrusted,
         login=(mount.fstype, mount.source) if mount else ("", ""),
         accounting=access.accounting(user=settings.user, configuration=config),

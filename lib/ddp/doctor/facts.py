@@ -21,7 +21,6 @@ class Facts:
     trouble: str  # srun's error output if some node returned no report
     config: dict[str, str]  # of scontrol show config
     manifests: tuple[folders.Manifest, ...]
-    damaged: tuple[str, ...]  # archives that do not match their manifests
     login: tuple[str, str]  # type and source of the workspace's mount on this host
     untrusted: str = ""  # the workspace's folder whose content others can replace, and what to type
     accounting: access.Accounting | None = None  # None: there is none, or slurmdbd does not respond

@@ -10,29 +10,12 @@ import subprocess
 import tempfile
 import time
 
-from ddp import backports
 from ddp.environment import packing
-from ddp.node.explain import Json, opened, read_object
+from ddp.node.explain import Json, read_object
 from ddp.workspace import files
 
 _OLD_S = 86400  # leftovers of killed commands
-_VERIFIED = 8  # the newest
 _KEPT = 3  # of each build and name
-
-
-def verify_environments(folder: str) -> list[str]:
-    """Return those of the newest archives that do not match their manifests."""
-    manifests = sorted(pathlib.Path(folder).glob("*.json"), key=lambda path: path.lstat().st_mtime, reverse=True)
-    damaged: list[str] = []
-    for path in manifests[:_VERIFIED]:
-        archive, digest = path.with_suffix(".tar.zst"), ""
-        with contextlib.suppress(ValueError, KeyError):
-            manifest = read_object(path)
-            with contextlib.suppress(OSError), opened(archive) as file:
-                digest = backports.sha256(file)
-            if path.stem == manifest["hash"] and digest != manifest["sha256"]:
-                damaged.append(str(archive))
-    return damaged
 
 
 def open_build(base: str) -> str:

@@ -11,6 +11,7 @@ from ddp.options import models
 from ddp.problem import Command
 from ddp.submit import checks
 from ddp.view import tables
+from ddp.view.result import Result
 from ddp.workspace import folders
 
 MAX_BYTES = 1 << 20  # of a file with requirements
@@ -24,15 +25,19 @@ def create(settings: Settings, params: models.CreateEnvironment, log: Log) -> Re
     return {"name": params.name, **environments.describe(made)}
 
 
-def list_all(settings: Settings, _: models.ListEnvironments, __: Log) -> Results:
+def list_all(settings: Settings, _: models.ListEnvironments, __: Log) -> Result:
     """List the environments that this user's jobs can use, the newest first."""
+    found = folders.look(settings).environments
     rows = [["NAME", "HASH", "TORCH", "BUILD", "PYTHON", "SIZE", "OWNER", "CREATED"]]
-    for one in folders.look(settings).environments:
+    for one in found:
         owner = settings.user if one.folder == str(settings.environments) else settings.account or "-"
         build = one.build if one.build == "cuda" or one.torch.endswith("+cpu") else "cpu (default build)"
         size = f"{one.size_bytes >> 20} MiB"
         rows.append([one.name or "-", one.hash, one.torch, build, one.python, size, owner, one.created])
-    return {"count": str(len(rows) - 1), "environments": tables.Table(rows)}
+    values: list[object] = [{**one.model_dump(mode="json"), "archive": one.archive} for one in found]
+    return Result(
+        {"count": str(len(found)), "environments": tables.Table(rows)}, {"count": len(found), "environments": values}
+    )
 
 
 def show(settings: Settings, params: models.OneEnvironment, _: Log) -> Results:

@@ -37,7 +37,6 @@ def benchmark_collectives(settings: Settings, params: models.BenchmarkCollective
     partitions = checks.partitions(params.reservation)
     asked = as_training(params)
     request = resources.training(asked, partitions)
-    checks.admission(settings, params, resources.choose_partition(request.partition, partitions))
     run = control.new_name(settings, "collectives")
     program = scripts.Program(_command(params, run_dir=str(settings.runs / run)), leaves_outcome=True)
 

@@ -82,7 +82,6 @@ class Partition:
     max_time_s: int | None  # None: UNLIMITED
     default_time_s: int | None  # None: NONE, then the maximum counts
     nodes: tuple[Capacity, ...]
-    access: tuple[tuple[str, frozenset[str]], ...] = ()  # ("AllowAccounts", names) ...: what lets in or keeps out
     preempt_mode: str = ""  # its own, or the cluster's where it has none
 
     @property
@@ -159,11 +158,6 @@ def partitions() -> tuple[Partition, ...]:
             max_time_s=parse_time(record.get("MaxTime", "")),
             default_time_s=parse_time(record.get("DefaultTime", "")),
             nodes=tuple(sorted(members.get(record["PartitionName"], []), key=lambda node: _natural(node.name))),
-            access=tuple(
-                (key, frozenset(names.lower().split(",")))
-                for key in ("AllowAccounts", "DenyAccounts", "AllowQos", "DenyQos")
-                if (names := show.value(record, key)) and names != "ALL"
-            ),
             preempt_mode=record.get("PreemptMode", ""),
         )
         for record in found

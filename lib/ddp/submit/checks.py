@@ -2,11 +2,10 @@
 
 import collections.abc
 import re
-import typing
 
 from ddp import remedies
 from ddp.base import Ahead, ParameterError, Settings, TrainerError
-from ddp.problem import Command, Step
+from ddp.problem import Command
 from ddp.slurm import access, jobs
 from ddp.workspace import folders
 
@@ -15,17 +14,6 @@ LEAST_FREE_BYTES, LEAST_FREE_FILES = (
     100,
 )  # a run's scripts, logs and figures; checkpoints check for themselves
 _listing: Ahead[tuple[jobs.Partition, ...]] | None = None
-
-
-class Place(typing.Protocol):
-    """The options on whose account, and under which rules, a job runs."""
-
-    @property
-    def account(self) -> str | None: ...  # noqa: D102
-    @property
-    def qos(self) -> str | None: ...  # noqa: D102
-    @property
-    def reservation(self) -> str | None: ...  # noqa: D102
 
 
 def list_ahead() -> None:
@@ -48,87 +36,6 @@ def partitions(reservation: str | None = None) -> tuple[jobs.Partition, ...]:
             return found
     except jobs.SlurmError as e:
         raise TrainerError(f"Slurm: {e}") from e
-
-
-def admission(settings: Settings, place: Place, partition: jobs.Partition) -> list[str]:
-    """Check the account, the QOS and the reservation, and report what was found. Raises ParameterError.
-
-    Slurm is asked only about what is given; if it does not answer, its verdict on the job counts.
-    """
-    passed: list[str] = []
-    given = {name: value for name, value in (("account", place.account), ("qos", place.qos)) if value is not None}
-    known = accounting(settings) if given else None
-    for name, value in given.items():
-        _check_gate(name, value, partition)
-        if known is None:
-            passed.append(f"{name}: {value} could not be looked up, since no slurmdbd responds; Slurm decides")
-            continue
-        _check_association(settings, place, name, value, known=known, partition=partition)
-        passed.append(f"{name}: {value} exists and {settings.user} may use it")
-    if place.reservation is not None:
-        passed.append(_check_reservation(settings, place.reservation, partition))
-    return passed
-
-
-def accounting(settings: Settings) -> access.Accounting | None:
-    """Ask the accounting for the submit user's accounts and QOS; None without an accounting, or without an answer."""
-    try:
-        return access.accounting(user=settings.user, configuration=jobs.configuration())
-    except jobs.SlurmError as e:
-        raise TrainerError(f"Slurm: {e}") from e
-
-
-def _check_association(
-    settings: Settings, place: Place, name: str, value: str, *, known: access.Accounting, partition: jobs.Partition
-) -> None:
-    """Raise ParameterError for an account or QOS that does not exist or that the user may not use."""
-    wanted, user = value.lower(), settings.user
-    if name == "account":
-        everybodys, mine, rule = known.accounts, known.charged(partition.name), "associations"
-        change = f"add user {user} account={wanted}"
-    else:
-        everybodys, mine, rule = known.qos, known.allowed_qos(place.account), "qos"
-        change = f"modify user {user} set qos+={wanted}"
-    if wanted in mine:
-        return
-    if everybodys and wanted not in everybodys:
-        raise ParameterError(name, f"no such {name}: {value!r}; there are: {_some(everybodys)}")
-    if rule in known.enforces:
-        step = Step("grant-account", f"an administrator grants it with: sacctmgr {change}")
-        raise ParameterError(name, f"{user} may not use {wanted}, only: {_some(mine)}", remedy=step)
-
-
-def _check_gate(name: str, value: str, partition: jobs.Partition) -> None:
-    """Raise ParameterError if the partition keeps this account or QOS out."""
-    key = {"account": "Accounts", "qos": "Qos"}[name]
-    for rule, names in partition.access:
-        if rule == f"Allow{key}" and value.lower() not in names:
-            raise ParameterError(name, f"partition {partition.name} allows only: {_some(sorted(names))}")
-        if rule == f"Deny{key}" and value.lower() in names:
-            raise ParameterError(name, f"partition {partition.name} denies: {_some(sorted(names))}")
-
-
-def _check_reservation(settings: Settings, name: str, partition: jobs.Partition) -> str:
-    try:
-        found = {one.name: one for one in access.reservations()}
-    except jobs.NotAnsweringError as e:
-        raise TrainerError(f"Slurm: {e}") from e
-    except jobs.SlurmError as e:
-        return f"reservation: {name} could not be looked up ({e}); Slurm decides"
-    if (one := found.get(name)) is None:
-        raise ParameterError("reservation", f"no reservation {name!r}; there are: {_some(sorted(found))}")
-    if one.partition and one.partition != partition.name:
-        text = f"{name} is in partition {one.partition}, not {partition.name}; choose that partition"
-        raise ParameterError("reservation", text)
-    is_denied = f"-{settings.user}" in one.users
-    denies = any(user.startswith("-") for user in one.users)  # then all others may use it (scontrol(1), Users)
-    allowed = () if denies else one.users
-    if is_denied or (allowed and not one.accounts and settings.user not in allowed):
-        text = f"{name} is not for {settings.user}" + (f", but for: {_some(allowed)}" if allowed else "")
-        change = f"scontrol update reservation={name} users{'-' if is_denied else '+'}={settings.user}"
-        step = Step("grant-reservation", f"an administrator changes that with: {change}")
-        raise ParameterError("reservation", text, remedy=step)
-    return f"reservation: {name} exists" + ("" if one.is_active else f" and starts at {one.start}")
 
 
 def _some(names: collections.abc.Sequence[str]) -> str:

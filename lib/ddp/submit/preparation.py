@@ -70,7 +70,6 @@ def prepare_dataset(
     if params.source != DEFAULT_DATASET:
         checks.check_inside(settings, "source", params.source, kinds=("file", "folder"))
     request = resources.preparation(params, partitions)
-    checks.admission(settings, params, resources.choose_partition(request.partition, partitions))
     run = f"{control.PREPARATION}{name}"
     control.claim(settings, run)
     control.refuse_if_active(settings, run)

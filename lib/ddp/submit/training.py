@@ -92,9 +92,7 @@ def check(
     partitions = checks.partitions(params.reservation)
     request = resources.training(params, partitions)
     contents = folders.look(settings)
-    partition = resources.choose_partition(request.partition, partitions)
-    passed = [f"resources: {describe(request)}", *checks.admission(settings, params, partition)]
-    passed += checks.workspace(settings, contents)
+    passed = [f"resources: {describe(request)}", *checks.workspace(settings, contents)]
     tuned = tuning.check(settings, params, choices) if params.workload == "gpt" else ()
     passed += [f"model: {', '.join(tuned)} is readable"] if tuned else []
     workload = _workload(settings, params, contents, run=run, resume=resume, tunes=bool(tuned))

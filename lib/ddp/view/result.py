@@ -1,8 +1,26 @@
 """The result of a command: texts for people and actions, and the same as values for programs."""
 
+import collections.abc
 import dataclasses
 
+from ddp.view import tables
+
 SCHEMA = 1
+_NUMBERS = frozenset(
+    "job-id array-job-id exit-code count elements nodes ranks steps shards vocabulary size-mb unpacked-mb loss "
+    "first-loss best-loss tokens-per-second samples-per-second".split()
+)
+
+
+def values_of(shown: collections.abc.Mapping[str, str]) -> dict[str, object]:
+    """Convert results for programs: amounts to numbers, a table to a list of objects; the rest stays text."""
+
+    def value(name: str, text: str) -> object:
+        if isinstance(text, tables.Table):
+            return text.objects()
+        return tables.value(text) if name in _NUMBERS else text
+
+    return {name: value(name, text) for name, text in shown.items()}
 
 
 @dataclasses.dataclass(frozen=True)

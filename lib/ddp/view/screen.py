@@ -15,7 +15,7 @@ import click
 
 from ddp.base import Results
 from ddp.view import tables
-from ddp.view.result import Result
+from ddp.view.result import SCHEMA, Result, values_of
 
 if typing.TYPE_CHECKING:  # imported where there is a terminal: what is piped starts without it
     import rich.console
@@ -111,7 +111,7 @@ class Screen:
         """Write why it failed, on one line of standard error, behind what is known all the same."""
         self.close()
         if self._is_json:
-            click.echo(json.dumps({**results, "error": error}, indent=1))
+            click.echo(json.dumps({"schema": SCHEMA, **values_of(results), "error": error}, indent=1))
         elif results:
             self.show(results)
         if is_terminal(sys.stderr):

@@ -24,7 +24,7 @@ class Table(str):
         """The rows as objects, named after the head; numbers are numbers, and an empty cell or `-` is None."""
         head, *body = self.rows
         names = [name.lower() for name in head]
-        return [dict(zip(names, map(_value, row), strict=True)) for row in body]
+        return [dict(zip(names, map(value, row), strict=True)) for row in body]
 
 
 class Line(str):
@@ -54,7 +54,8 @@ class Step(str):
         return Step(f"{self}, {words}", self.task, detail, done=self.done, total=self.total)
 
 
-def _value(cell: str) -> object:
+def value(cell: str) -> object:
+    """Convert a cell: a number is a number, and an empty one or `-` is None."""
     for kind in (int, float):
         try:
             return kind(cell)

@@ -5,7 +5,6 @@ import dataclasses
 import pytest
 from resource_requests import node, partition, refusal, training
 
-from ddp.base import ParameterError
 from ddp.options import fields, models
 from ddp.slurm.jobs import Capacity
 from ddp.submit import checks, resources
@@ -84,26 +83,22 @@ def test_nodes_that_cannot_be_had_are_named(given: dict[str, object], line: str)
     assert refusal(FOUR, other, **given) == line
 
 
+@pytest.mark.parametrize(
+    ("constraint", "what"),
+    [(text, "typo") for text in ("typo", "a100|typo", "a100&typo", "ib&a100|typo")] + [("h100&ib", "h100&ib")],
+)
+def test_a_constraint_that_no_node_meets_names_the_features(constraint: str, what: str):
+    cluster = partition(featured("n0", "a100", "ib"), featured("n1", "h100"))
+    message = f"constraint: no usable node of partition main has {what}; its features are: a100, h100, ib"
+    assert refusal(cluster, constraint=constraint) == message
+
+
 def test_exclusive_takes_nodes_whole():
     cluster = partition(node(cpus=16, memory_mb=64000, gpus=8))
     shared, alone = training(cluster, gpus_per_node=2), training(cluster, gpus_per_node=2, exclusive=True)
     assert (shared.cpus_per_task, shared.memory_mb) == (4, 16000)
     assert (alone.cpus_per_task, alone.memory_mb) == (16, 64000)
     assert training(cluster, exclusive=True, memory="8G", cpus_per_task=3).memory_mb == 8192
-
-
-def test_a_feature_that_no_node_has_is_named():
-    cluster = partition(featured("n0", "a100", "ib"), featured("n1", "h100"))
-    for constraint in ("typo", "a100|typo", "a100&typo", "ib&a100|typo"):
-        message = "constraint: no usable node of partition main has typo; its features are: a100, h100, ib"
-        assert refusal(cluster, constraint=constraint) == message
-
-
-def test_a_constraint_that_no_node_meets_names_the_features():
-    cluster = partition(featured("n0", "a100", "ib"), featured("n1", "h100"))
-    assert refusal(cluster, constraint="h100&ib") == (
-        "constraint: no usable node of partition main has h100&ib; its features are: a100, h100, ib"
-    )
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 16, 64])
@@ -115,35 +110,25 @@ def test_one_node_or_64_with_one_gpu_or_8(nodes: int, gpus: int):
     assert (request.cpus_per_task, request.memory_mb) == (96, 960000)
 
 
-def test_the_smallest_node_decides():
-    request = training(partition(node("n0", cpus=8, memory_mb=16000), node("n1", cpus=4, memory_mb=8000)))
-    assert (request.num_nodes, request.cpus_per_task, request.memory_mb) == (2, 4, 8000)
+G8, G4 = node("g0", gpus=8), node("g1", gpus=4)
+BIG = node("b0", cpus=64, memory_mb=512000, gpus=8)
 
 
-def test_where_some_nodes_have_gpus_only_those_count_with_all_they_have_in_common():
-    request = training(partition(node("c0"), node("g0", gpus=8), node("g1", gpus=4)))
-    assert (request.num_nodes, request.gpus_per_node, request.ranks_per_node) == (2, 4, 4)
-    assert request.cpus_per_task == 4, "half of the cores of the node with 8 GPUs"
-    assert request.memory_mb == 8000
-
-
-def test_no_gpus_means_all_nodes_and_one_rank_for_each():
-    request = training(partition(node("c0"), node("g0", gpus=8)), gpus_per_node=0)
-    assert (request.num_nodes, request.gpus_per_node, request.ranks_per_node, request.cpus_per_task) == (2, 0, 1, 8)
-
-
-def test_some_gpus_take_their_share_of_cores_and_memory():
-    request = training(partition(node("g0", cpus=64, memory_mb=512000, gpus=8)), gpus_per_node=2)
-    assert (request.cpus_per_task, request.memory_mb) == (16, 128000)
-
-
-def test_some_cores_take_their_share_of_memory():
-    assert training(partition(node(cpus=8, memory_mb=16000)), cpus_per_task=2).memory_mb == 4000
-
-
-def test_a_small_share_is_still_enough_for_an_interpreter():
-    assert training(partition(node(cpus=64, memory_mb=16000)), cpus_per_task=1).memory_mb == 1024
-    assert training(partition(node(cpus=64, memory_mb=900)), cpus_per_task=1).memory_mb == 900
+@pytest.mark.parametrize(
+    ("nodes", "given", "wanted"),
+    [
+        pytest.param((node("n0"), node("n1", cpus=4, memory_mb=8000)), {}, (2, 0, 4, 8000), id="the smallest decides"),
+        pytest.param((node("c0"), G8, G4), {}, (2, 4, 4, 8000), id="nodes with GPUs, half of the cores of the larger"),
+        pytest.param((node("c0"), G8), {"gpus_per_node": 0}, (2, 0, 8, 16000), id="no GPUs: all nodes"),
+        pytest.param((BIG,), {"gpus_per_node": 2}, (1, 2, 16, 128000), id="a quarter of the GPUs"),
+        pytest.param((node(),), {"cpus_per_task": 2}, (1, 0, 2, 4000), id="a quarter of the cores"),
+        pytest.param((node(cpus=64),), {"cpus_per_task": 1}, (1, 0, 1, 1024), id="enough for an interpreter"),
+        pytest.param((node(cpus=64, memory_mb=900),), {"cpus_per_task": 1}, (1, 0, 1, 900), id="all that there is"),
+    ],
+)
+def test_the_share_of_a_node(nodes: tuple[Capacity, ...], given: dict[str, object], wanted: tuple[int, int, int, int]):
+    found = training(partition(*nodes), **given)
+    assert (found.num_nodes, found.gpus_per_node, found.cpus_per_task, found.memory_mb) == wanted
 
 
 def test_what_is_given_is_taken():
@@ -151,15 +136,6 @@ def test_what_is_given_is_taken():
         partition(node("a"), node("b"), node("c")), nodes=2, cpus_per_task=3, memory="2G", time_limit="1:30:00"
     )
     assert request == resources.Request("main", 2, 0, 3, 2048, "01:30:00", 180)
-
-
-@pytest.mark.parametrize(
-    ("limit", "asked", "lead_s"),
-    [("2", "00:02:00", 30), ("10", "00:10:00", 120), ("1-00", "1-00:00:00", 180), ("1:00:00", "01:00:00", 180)],
-)
-def test_the_warning_comes_early_enough_but_not_at_once(limit: str, asked: str, lead_s: int):
-    request = training(partition(node()), time_limit=limit)
-    assert (request.time_limit, request.lead_s) == (asked, lead_s)
 
 
 def test_the_partitions_own_time_limit_stays_unspoken_but_decides_about_the_warning():
@@ -192,7 +168,6 @@ def test_another_partition_is_taken_by_name():
         ({"memory": "8"}, "memory: 8 is 8 MiB, and torch alone takes more; 8G?"),
         ({"memory": "255M"}, "memory: 255M is 255 MiB, and torch alone takes more"),
         ({"partition": "nope"}, "partition: no partition 'nope'; there are: main, spare"),
-        ({"time_limit": "2:00:00"}, "time-limit: 2:00:00 exceeds partition main's limit; use at most 01:00:00"),
     ],
 )
 def test_what_the_cluster_cannot_give_is_refused_by_name(given: dict[str, object], line: str):
@@ -228,9 +203,3 @@ def test_preparing_a_dataset_takes_half_of_the_largest_node():
     assert request == resources.Request("main", 1, 0, 8, 32000, None, 180)
     tiny = resources.preparation(params, (partition(node("t", cpus=1, memory_mb=1500)),))
     assert (tiny.cpus_per_task, tiny.memory_mb) == (1, 1500)
-
-
-def test_a_refusal_knows_its_parameter():
-    with pytest.raises(ParameterError) as caught:
-        training(partition(node()), nodes=2)
-    assert caught.value.name == "nodes"

@@ -8,7 +8,8 @@ import typing
 import pytest
 import run_verbs
 from cluster import Cluster, Job
-from harness import Trainer, write_result
+from harness import Trainer
+from left_by_jobs import write_result
 from run_verbs import Program
 
 from ddp.actions import log as run_log

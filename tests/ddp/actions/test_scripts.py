@@ -87,12 +87,6 @@ def test_what_would_break_the_job_is_refused(given: str, line: str):
     assert str(caught.value) == line
 
 
-def test_directives_come_before_the_first_command(settings: Settings):
-    lines = texts(settings)["job.sbatch"].splitlines()
-    first_command = next(i for i, line in enumerate(lines) if line and not line.startswith("#"))
-    assert not [line for line in lines[first_command:] if line.startswith("#SBATCH")]
-
-
 def test_the_script_is_directives_and_one_command(settings: Settings):
     lines = texts(settings, env="A=b")["job.sbatch"].splitlines()
     program = f"{settings.runs}/first/program"
@@ -206,15 +200,19 @@ def test_a_warning_saves_and_requeues(settings: Settings, node: Node):
     assert (node.run_dir / "control" / "12.r0.stop").exists()
 
 
-def test_a_cancelled_job_saves_and_stays_away(settings: Settings, node: Node):
-    node.add("srun", WAITS + ENDS % "preempted")
-    assert stop(node, texts(settings), signal.SIGTERM)[0] == 75
-    assert not node.requeued()
-
-
-def test_a_job_that_is_no_longer_running_is_not_requeued(settings: Settings, node: Node):
-    node.add("srun", WAITS + ENDS % "preempted")
-    assert stop(node, texts(settings), signal.SIGUSR1, STATE="COMPLETING")[0] == 75
+@pytest.mark.parametrize(
+    ("number", "outcome", "state", "code"),
+    [
+        pytest.param(signal.SIGTERM, "preempted", "RUNNING", 75, id="cancelled"),
+        pytest.param(signal.SIGUSR1, "preempted", "COMPLETING", 75, id="no longer running"),
+        pytest.param(signal.SIGUSR1, "done", "RUNNING", 0, id="warned at the very end"),
+    ],
+)
+def test_a_job_that_has_ended_is_not_requeued(
+    settings: Settings, node: Node, number: signal.Signals, outcome: str, state: str, code: int
+):
+    node.add("srun", WAITS + ENDS % outcome)
+    assert stop(node, texts(settings), number, STATE=state)[0] == code
     assert not node.requeued()
 
 
@@ -226,12 +224,6 @@ def test_a_job_is_requeued_only_so_often(settings: Settings, node: Node):
     (node.notes / "started").unlink()
     assert stop(node, files, signal.SIGUSR1, SLURM_RESTART_COUNT="1")[0] == 75
     assert node.requeued()
-
-
-def test_a_warning_at_the_very_end_does_not_requeue_a_finished_job(settings: Settings, node: Node):
-    node.add("srun", WAITS + ENDS % "done")
-    assert stop(node, texts(settings), signal.SIGUSR1)[0] == 0
-    assert not node.requeued()
 
 
 def test_an_earlier_attempts_stop_file_is_removed(settings: Settings, node: Node):

@@ -7,13 +7,13 @@ import typing
 
 import pytest
 from cluster import Cluster, Job
-from harness import META, ActionFailedError, Trainer, add_dataset, write_result
+from harness import META, ActionFailedError, Trainer
 from hostile_values import NASTY, ROAMING, TEXTS
+from left_by_jobs import add_dataset, write_result
 
 from ddp import base, readiness, verbs
 from ddp.base import Ahead
 from ddp.options import fields
-from ddp.run import control
 from ddp.slurm import jobs
 from ddp.workspace import folders
 from slurm_ddp import mounts
@@ -27,7 +27,7 @@ BESIDE = {"submit-sweep": {"grid": "lr=1"}}  # required by an action
 def test_one_command_from_nothing_to_a_result(trainer: Trainer, cluster: Cluster):
     def finish(job: Job) -> None:
         if job.name == "prepare-python-stdlib":
-            add_dataset(trainer, "python-stdlib")
+            add_dataset(trainer.workspace, "python-stdlib")
         write_result(job, workload="gpt", tokens_per_second=1832.05, checkpoint=str(job.script.parent / "epoch-0001"))
 
     cluster.submitted = finish
@@ -120,13 +120,6 @@ def test_a_list_of_nodes_counts_once():
             broken()
 
 
-def test_two_runs_in_one_second_have_two_names(ready: Trainer, monkeypatch: pytest.MonkeyPatch):
-    now = control.now()
-    monkeypatch.setattr(control, "now", lambda: now)
-    first, second = (ready.run("submit-ddp", workload="smoke")["run"] for _ in range(2))
-    assert second == f"{first}-2"
-
-
 def test_mock_gpus_are_reserved_and_the_job_trains_on_cpus(ready: Trainer, cluster: Cluster):
     for machine in cluster.machines:
         machine.gres = "gpu:mock_gpu:1(S:0)"
@@ -205,11 +198,7 @@ def refusals(trainer: Trainer) -> list[tuple[dict[str, typing.Any], str]]:
     (place / "folder").mkdir()
     (place / "runs" / "old").mkdir(parents=True)
     return [
-        ({"nodes": 0}, "nodes: 0 is not allowed; a whole number from 1 to 4096"),
         ({"nodes": 3}, "nodes: 3 requested, partition slurmd has 2 usable"),
-        ({"gpus-per-node": 1}, "gpus-per-node: 1 requested, a node of partition slurmd has at most 0"),
-        ({"cpus-per-task": 3}, "cpus-per-task: 3 requested, a node of partition slurmd has at most 2"),
-        ({"memory": "9G"}, "memory: 9G requested, a node of partition slurmd has at most 8000M"),
         ({"partition": "gpu"}, "partition: no partition 'gpu'; there are: slurmd"),
         ({"workload": f"{place}/no.py"}, f"workload: {place}/no.py does not exist"),
         ({"workload": "/etc/passwd"}, f"workload: /etc/passwd is outside the workspace {place}"),
@@ -334,14 +323,6 @@ def test_a_run_at_work_is_not_started_again(ready: Trainer, cluster: Cluster):
         "run: x is active as job 40 (RUNNING); wait for its end, or cancel it; juju run trainer/0 cancel-run run=x"
     )
     assert len(cluster.jobs) == 1
-
-
-def test_no_usable_node(ready: Trainer, cluster: Cluster):
-    for machine in cluster.machines:
-        machine.state = "DOWN*+DRAIN"
-    line = ready.fails("submit-ddp")
-    assert line.startswith("partition: slurmd has no usable node (slurmd-0 is down+drain+not_responding, ")
-    assert line.endswith("; see: sinfo -R")
 
 
 @pytest.mark.parametrize(("action", "name"), TEXTS)

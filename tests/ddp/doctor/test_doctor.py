@@ -581,14 +581,6 @@ def test_it_fails_with_everything_it_found(ready: Trainer, cluster: Cluster):
     assert ready.results["nodes"].splitlines()[2].endswith("ERROR")
 
 
-def test_a_damaged_archive_is_found(ready: Trainer, cluster: Cluster):
-    answering(cluster, *map(healthy, NAMES))
-    assert "DAMAGED" not in ready.run("doctor")["findings"]
-    (archive,) = (ready.workspace / "environments").glob("*.tar.zst")
-    archive.write_bytes(bytes(archive.stat().st_size))
-    assert "does not match its manifest" in ready.fails("doctor")
-
-
 def test_nodes_that_give_no_answer_are_reported(trainer: Trainer, cluster: Cluster):
     cluster.examination = lambda arguments: Completed(
         1, "", "srun: error: Task launch failed on node slurmd-1: Communication failure"
@@ -643,10 +635,8 @@ def test_a_user_without_an_account_is_reported(settings: Settings, facts: Facts)
         found = examine.judge(settings, dataclasses.replace(facts, accounting=known))
         return [finding for finding in found if finding.where == "slurm"]
 
-    mine = (access.Association("physics", "", frozenset({"normal"})),)
-    enforced = frozenset({"associations"})
-    assert findings_of(access.Accounting(("physics",), ("normal",), mine, enforced)) == []
-    (finding,) = findings_of(access.Accounting(("physics",), ("normal",), (), enforced))
+    assert findings_of(access.Accounting(("physics",), (("physics", ""),), is_required=True)) == []
+    (finding,) = findings_of(access.Accounting(("physics",), (), is_required=True))
     assert finding.level == "error"
     assert finding.remedy == f"sacctmgr add user {settings.user} account=physics"
     (finding,) = findings_of(None)

@@ -7,7 +7,7 @@ from cluster import Cluster
 from pip_double import Pip
 
 from ddp import verbs
-from ddp.base import ParameterError, Settings
+from ddp.base import ParameterError, Settings, texts_of
 from ddp.environment import environments, named
 from ddp.options import fields
 from ddp.workspace import folders
@@ -16,7 +16,7 @@ from ddp.workspace import folders
 def do(settings: Settings, verb: str, **params: object) -> dict[str, str]:
     with settings.claims:
         given = {name.replace("_", "-"): value for name, value in params.items()}
-        return verbs.ALL[verb].do(settings, fields.parse(verbs.ALL[verb].params, given), lambda _: None)
+        return texts_of(verbs.ALL[verb].do(settings, fields.parse(verbs.ALL[verb].options, given), lambda _: None))
 
 
 @pytest.fixture
@@ -55,18 +55,18 @@ def test_a_file_that_cannot_be_used(tmp_path: pathlib.Path, name: str, why: str)
 def test_an_environment_is_made_once_unless_forced_or_changed(
     settings: Settings, cluster: Cluster, pip: Pip, wanted: pathlib.Path
 ):
-    do(settings, "create-environment", name="mine", requirements=str(wanted))
+    do(settings, "env create", name="mine", requirements=str(wanted))
     (call,) = (call for call in pip.calls if "-c" in call)
     assert call[call.index("-r") + 1] == str(wanted)
     made = len(pip.calls)
-    do(settings, "create-environment", name="mine", requirements=str(wanted))
+    do(settings, "env create", name="mine", requirements=str(wanted))
     assert len(pip.calls) == made
-    do(settings, "create-environment", name="mine", requirements=str(wanted), force=True)
+    do(settings, "env create", name="mine", requirements=str(wanted), force=True)
     assert len(pip.calls) == 2 * made
     wanted.write_text("einops>=0.9\n")
-    do(settings, "create-environment", name="mine", requirements=str(wanted))
+    do(settings, "env create", name="mine", requirements=str(wanted))
     assert len(pip.calls) == 3 * made
-    do(settings, "create-environment", name="other", requirements=str(wanted))
+    do(settings, "env create", name="other", requirements=str(wanted))
     assert len(pip.calls) == 4 * made
 
 
@@ -99,20 +99,20 @@ def test_environments_are_listed_shown_and_removed(
     settings: Settings, cluster: Cluster, pip: Pip, wanted: pathlib.Path, has_cpu_build: bool
 ):
     pip.cpu_wheel = has_cpu_build
-    do(settings, "create-environment", name="mine", requirements=str(wanted))
-    listed = do(settings, "list-environments")
+    do(settings, "env create", name="mine", requirements=str(wanted))
+    listed = do(settings, "env list")
     assert listed["count"] == "1"
     heads, row = listed["environments"].splitlines()
     assert heads.split() == ["NAME", "HASH", "TORCH", "BUILD", "PYTHON", "SIZE", "OWNER", "CREATED"]
     assert (row.split()[0], row.split()[-2]) == ("mine", settings.user)
     assert (" 2.13.0+cpu  cpu  " if has_cpu_build else " 2.13.0  cpu (default build)  ") in row
-    archive = pathlib.Path(do(settings, "show-environment", name="mine")["environment"])
+    archive = pathlib.Path(do(settings, "env show", name="mine")["environment"])
     assert archive.is_file()
-    removed = do(settings, "remove-environment", name="mine")
+    removed = do(settings, "env remove", name="mine")
     assert removed == {"name": "mine", "removed": archive.name.removesuffix(".tar.zst")}
     assert not archive.exists()
-    assert do(settings, "list-environments")["count"] == "0"
-    for verb in ("show-environment", "remove-environment"):
+    assert do(settings, "env list")["count"] == "0"
+    for verb in ("env show", "env remove"):
         with pytest.raises(ParameterError, match=f"^name: {settings.user} has no environment mine; ddp env list$"):
             do(settings, verb, name="mine")
 
@@ -120,19 +120,19 @@ def test_environments_are_listed_shown_and_removed(
 def test_an_environment_that_a_job_uses_stays(
     settings: Settings, cluster: Cluster, pip: Pip, wanted: pathlib.Path, tmp_path: pathlib.Path
 ):
-    do(settings, "create-environment", name="mine", requirements=str(wanted))
-    archive = do(settings, "show-environment", name="mine")["environment"]
+    do(settings, "env create", name="mine", requirements=str(wanted))
+    archive = do(settings, "env show", name="mine")["environment"]
     cluster.states = [("PENDING", 0)]
     script = tmp_path / "project" / "train.py"
     script.parent.mkdir()
     script.touch()
-    do(settings, "submit-ddp", workload=str(script), run="night", environment="mine", nodes=1)
+    do(settings, "submit", workload=str(script), run="night", environment="mine", nodes=1)
     used = cluster.job(40).training().environment
     assert used is not None
     assert used.archive == archive
     with pytest.raises(ParameterError, match=r"^name: mine is used by night; ddp cancel night$"):
-        do(settings, "remove-environment", name="mine")
+        do(settings, "env remove", name="mine")
     assert pathlib.Path(archive).is_file()
     cluster.job(40).states = [("COMPLETED", 0)]
-    do(settings, "remove-environment", name="mine")
+    do(settings, "env remove", name="mine")
     assert not pathlib.Path(archive).exists()

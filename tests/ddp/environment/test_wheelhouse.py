@@ -12,16 +12,18 @@ from pip_double import Pip
 from wheelhouses import WHEELS, add, make
 
 from ddp import verbs
-from ddp.base import ParameterError, Settings
+from ddp.base import ParameterError, Settings, texts_of
 from ddp.environment import wheelhouse
 from ddp.options import fields
 from ddp.workspace.files import RefusedError
 
 
 def install(settings: Settings, path: object = None) -> dict[str, str]:
-    verb = verbs.ALL["install-environment"]
+    verb = verbs.ALL["env install"]
     with settings.claims:
-        return verb.do(settings, fields.parse(verb.params, {"wheelhouse": str(path)} if path else {}), lambda _: None)
+        return texts_of(
+            verb.do(settings, fields.parse(verb.options, {"wheelhouse": str(path)} if path else {}), lambda _: None)
+        )
 
 
 def refusal(settings: Settings, path: object) -> str:
@@ -127,7 +129,7 @@ def test_a_path_that_is_no_wheelhouse_is_refused(
         top / "empty": "contains no .whl file",
         top / "notes.txt": "cannot be unpacked: ",
         top / "away": "outside the workspace",
-        top / "absent": "is not there",
+        top / "absent": "does not exist",
         "/etc": "is outside the workspace",
     }.items():
         assert why in refusal(settings, path)

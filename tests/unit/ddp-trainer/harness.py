@@ -1,13 +1,11 @@
 """The charm on a host, and what jobs leave in its workspace."""
 
 import dataclasses
-import json
 import pathlib
 import typing
 
 import pytest
 import yaml
-from cluster import Job
 from ops import testing
 
 import charm
@@ -70,35 +68,3 @@ class Trainer:
     def files(self) -> dict[str, int]:
         """List the workspace's files, with the time of each change."""
         return {str(path.relative_to(self.workspace)): path.lstat().st_mtime_ns for path in self.workspace.rglob("*")}
-
-
-def add_dataset(trainer: Trainer, name: str) -> pathlib.Path:
-    folder = trainer.workspace / "datasets" / name
-    folder.mkdir(parents=True)
-    (folder / "dataset.json").write_text("{}")
-    return folder
-
-
-def write_result(job: Job, outcome: str = "done", **summary: object) -> None:
-    """Leave in a run's folder what a job of the payload leaves."""
-    folder = job.script.parent
-    (folder / "control" / f"{job.job_id}.r0.outcome").write_text(json.dumps({"outcome": outcome, "step": 16}))
-    (folder / "logs" / f"{job.job_id}.out").write_text("[TRAIN] step=16\n[DONE] ok\n")
-    (folder / "metrics.jsonl").write_text('{"kind": "step", "step": 16, "loss": 0.5}\n')
-    record = {
-        "workload": "smoke",
-        "state": outcome,
-        "nodes": 2,
-        "world_size": 2,
-        "steps": 16,
-        "first_loss": 1.391486,
-        "last_loss": 0.586587,
-        "best_loss": 0.5,
-        "tokens_per_second": None,
-        "samples_per_second": 56118.5,
-        "checkpoint": None,
-        "loss_png": str(folder / "loss.png"),
-        "ranks": [{"rank": 0, "host": "slurmd-0", "device": "cpu"}],
-        **summary,
-    }
-    (folder / "summary.json").write_text(json.dumps(record))

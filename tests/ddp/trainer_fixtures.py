@@ -1,0 +1,103 @@
+"""Fixtures of the tests that ask as the charm asks, beside the charm and without it."""
+
+import os
+import pathlib
+import pwd
+import shutil
+import typing
+
+import pytest
+from cluster import Cluster
+from left_by_jobs import add_dataset
+from pip_double import ZSTD, Pip
+
+from batch_host import Node
+from ddp.base import Settings
+from ddp.environment import uv
+from ddp.run import control
+from ddp.slurm import access, jobs
+from ddp.submit import checks
+from ddp.workspace import locks
+from slurm_ddp import run
+from slurm_ddp.slurm import nodes
+
+PAYLOAD = pathlib.Path(__file__).parents[2] / "payload"
+USER = pwd.getpwuid(os.geteuid()).pw_name
+
+
+@pytest.fixture(autouse=True)
+def claims(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    """Let actions claim names in a folder of the test's."""
+    monkeypatch.setattr(locks, "FOLDER", tmp_path / "private" / "locks")
+    monkeypatch.setattr(checks, "_listing", None)
+    monkeypatch.setattr(locks, "POLL_S", 0.01)
+
+
+@pytest.fixture
+def workspace(tmp_path: pathlib.Path) -> pathlib.Path:
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def charm_dir(tmp_path: pathlib.Path) -> pathlib.Path:
+    """Return a folder with a small payload, and the placeholder of a wheelhouse."""
+    folder = tmp_path / "charm"
+    (folder / "payload" / "ddptrain").mkdir(parents=True)
+    (folder / "payload" / "ddptrain" / "__init__.py").write_text("__version__ = '0'\n")
+    for name in ("config", "errors", "files", "markers", "precheck", "shapes", "smoke_options"):
+        shutil.copyfile(PAYLOAD / "ddptrain" / f"{name}.py", folder / "payload" / "ddptrain" / f"{name}.py")
+    (folder / "payload" / "requirements.txt").write_text("numpy==2.0 --hash=sha256:0\n")
+    for extra, locked in (("tracking", "mlflow-skinny==3.17"), ("tuning", "transformers==5.23")):
+        (folder / "payload" / extra).mkdir()
+        (folder / "payload" / extra / "requirements.txt").write_text(f"{locked} --hash=sha256:0\n")
+    (folder / "wheelhouse").touch()
+    return folder
+
+
+@pytest.fixture
+def settings(workspace: pathlib.Path, charm_dir: pathlib.Path) -> Settings:
+    for name in ("runs", "datasets", "environments", "baselines"):
+        (workspace / name).mkdir()
+    about = pwd.getpwnam(USER)
+    return Settings("trainer/0", workspace, USER, about.pw_uid, about.pw_gid, charm_dir / "payload", "auto", "")
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """Replace Slurm's commands by the double."""
+    double = Cluster(USER)
+    for module in (jobs, nodes, access):
+        monkeypatch.setattr(module, "run", double.run)
+    monkeypatch.setattr(jobs, "is_installed", lambda: True)
+    monkeypatch.setattr(control, "pause", lambda _: None)
+    return double
+
+
+@pytest.fixture
+def pip(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Pip:
+    """Replace what makes an environment; the archive is stored for real, uncompressed."""
+    double = Pip()
+    monkeypatch.setattr(uv, "run", double.run)
+    monkeypatch.setattr(Settings, "node_cache", property(lambda _: tmp_path / "cache"))
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    (commands / "zstd").write_text(ZSTD)
+    (commands / "zstd").chmod(0o700)
+    monkeypatch.setattr(run, "PATH", f"{commands}:{run.PATH}")
+    monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
+    return double
+
+
+@pytest.fixture
+def ready(trainer: typing.Any) -> typing.Any:
+    """A trainer with its environment and the default dataset."""
+    trainer.run("install-environment")
+    add_dataset(trainer.workspace, "python-stdlib")
+    return trainer
+
+
+@pytest.fixture
+def node(tmp_path: pathlib.Path, settings: Settings) -> Node:
+    return Node(tmp_path, settings.runs / "first")
