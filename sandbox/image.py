@@ -98,7 +98,8 @@ def ensure_image(progress: Progress) -> Image:
             for leftover in images.glob(".new-*"):
                 shutil.rmtree(leftover, ignore_errors=True)
             try:
-                if not python.is_dir():  # else another build made it meanwhile
+                if not (system.is_dir() and python.is_dir()):  # else another build made them meanwhile
+                    shutil.rmtree(python, ignore_errors=True)
                     _build(system, python, system_recipe, pip, progress)
             except (CommandError, subprocess.CalledProcessError) as e:
                 raise SandboxError(f"image: {e}") from e
