@@ -7,7 +7,7 @@ python scripts/reference.py --check      say which are out of date, and exit 1 i
 import collections.abc
 import pathlib
 import sys
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
@@ -87,7 +87,7 @@ def _actions(actions: dict[str, Any]) -> collections.abc.Iterator[str]:
 
 def _kind(schema: dict[str, Any]) -> str:
     declared = schema.get("type", "")
-    kind = " or ".join(declared) if isinstance(declared, list) else str(declared)
+    kind = " or ".join(map(str, cast("list[object]", declared))) if isinstance(declared, list) else str(declared)
     if "enum" in schema:
         return f"{kind}: " + ", ".join(f"`{value}`" for value in schema["enum"])
     if "minimum" in schema and "maximum" in schema:

@@ -166,9 +166,11 @@ def _dispatch(request: Json, send: typing.Callable[..., None]) -> Json:
 def _metadata(charm_root: pathlib.Path, action: Json) -> Json:
     """Read a charm's metadata. Scenario knows no lists of types: a parameter has the type of its value."""
     found: Json = yaml.safe_load((charm_root / "charmcraft.yaml").read_text())
-    for name, declared in (found.get("actions") or {}).items():
-        values = action.get("params", {}) if name == action.get("name") else {}
-        for parameter, schema in ((declared or {}).get("params") or {}).items():
+    actions: dict[str, Json] = found.get("actions") or {}
+    for name, declared in actions.items():
+        values: Json = action.get("params", {}) if name == action.get("name") else {}
+        parameters: dict[str, Json] = (declared or {}).get("params") or {}
+        for parameter, schema in parameters.items():
             if isinstance(schema.get("type"), list):
                 schema["type"] = "integer" if isinstance(values.get(parameter), int) else "string"
     return found

@@ -27,7 +27,7 @@ def outside_of_git(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> N
 def do(settings: Settings, action: str, **given: object) -> dict[str, str]:
     verb = verbs.ACTIONS[action]
     with settings.claims:
-        return texts_of(verb.do(settings, fields.parse(verb.options, given), lambda _: None))
+        return texts_of(verb.do(settings, fields.parse(verb.options, given), lambda _: None) or {})
 
 
 def contents(folder: pathlib.Path) -> dict[str, str]:

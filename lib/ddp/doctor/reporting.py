@@ -9,7 +9,7 @@ from ddp.doctor.facts import Facts, as_dict, clock_offsets, mib
 from ddp.doctor.findings import ORDER, Finding
 from ddp.view import tables
 
-_COLUMNS = "NODE SLURM PYTHON CLOCK MOUNT MB/S RENAME SEEN NET TRIP NET-MB/S SHM GPUS TORCH UNPACK IMPORT VERDICT"
+_COLUMNS: str = "NODE SLURM PYTHON CLOCK MOUNT MB/S RENAME SEEN NET TRIP NET-MB/S SHM GPUS TORCH UNPACK IMPORT VERDICT"
 
 
 def report(settings: Settings, facts: Facts, findings: collections.abc.Sequence[Finding]) -> Results:

@@ -16,7 +16,9 @@ from ddp.workspace import folders
 def do(settings: Settings, verb: str, **params: object) -> dict[str, str]:
     with settings.claims:
         given = {name.replace("_", "-"): value for name, value in params.items()}
-        return texts_of(verbs.ALL[verb].do(settings, fields.parse(verbs.ALL[verb].options, given), lambda _: None))
+        return texts_of(
+            verbs.ALL[verb].do(settings, fields.parse(verbs.ALL[verb].options, given), lambda _: None) or {}
+        )
 
 
 @pytest.fixture

@@ -21,9 +21,8 @@ from ddp.workspace.files import RefusedError
 def install(settings: Settings, path: object = None) -> dict[str, str]:
     verb = verbs.ALL["env install"]
     with settings.claims:
-        return texts_of(
-            verb.do(settings, fields.parse(verb.options, {"wheelhouse": str(path)} if path else {}), lambda _: None)
-        )
+        params = fields.parse(verb.options, {"wheelhouse": str(path)} if path else {})
+        return texts_of(verb.do(settings, params, lambda _: None) or {})
 
 
 def refusal(settings: Settings, path: object) -> str:
