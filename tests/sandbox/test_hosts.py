@@ -357,7 +357,7 @@ def test_pips_configuration_reaches_guests_and_uv(tmp_path: pathlib.Path, monkey
         "broken line",
     ]
     monkeypatch.setattr(uv, "_config_list", lambda: listing)
-    for name in ("UV_INDEX", "UV_FIND_LINKS", "SSL_CERT_FILE"):
+    for name in ("UV_INDEX", "UV_FIND_LINKS", "UV_HTTP_TIMEOUT", "UV_INSECURE_HOST", "SSL_CERT_FILE"):
         monkeypatch.delenv(name, raising=False)
     uv.pip_settings.cache_clear()
     image._pip_conf.cache_clear()
