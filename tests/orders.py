@@ -201,8 +201,15 @@ class Unit:
     relations: typing.ClassVar[dict[str, testing.RelationBase]] = {}  # as they begin, by endpoint
     actions: typing.ClassVar[dict[str, dict[str, typing.Any]]] = {}  # parameters, by name
     hooks: typing.ClassVar[tuple[str, ...]] = (
-        "install", "start", "config_changed", "update_status", "upgrade_charm", "leader_elected", "stop", "remove",
-    )  # fmt: skip
+        "install",
+        "start",
+        "config_changed",
+        "update_status",
+        "upgrade_charm",
+        "leader_elected",
+        "stop",
+        "remove",
+    )
 
     refusals: typing.ClassVar[
         tuple[type[Exception], ...]

@@ -17,11 +17,21 @@ import zlib
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _FLAGS = (
-    "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-extensions", "--hide-scrollbars",
-    "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage", "--mute-audio",
-    "--host-resolver-rules=MAP * ~NOTFOUND", "--proxy-server=127.0.0.1:9", "--force-device-scale-factor=1",
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-extensions",
+    "--hide-scrollbars",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-dev-shm-usage",
+    "--mute-audio",
+    "--host-resolver-rules=MAP * ~NOTFOUND",
+    "--proxy-server=127.0.0.1:9",
+    "--force-device-scale-factor=1",
     "--remote-debugging-pipe",
-)  # fmt: skip
+)
 _LIMIT_S = 60.0
 Json = dict[str, typing.Any]
 
@@ -42,8 +52,12 @@ class Browser:
         self._log = (profile / "browser.log").open("wb")
         self._process = subprocess.Popen(
             ["bash", "-c", shell, "bash", command, *_FLAGS, f"--user-data-dir={profile}", "about:blank"],
-            pass_fds=passed, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log, start_new_session=True,
-        )  # fmt: skip
+            pass_fds=passed,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            start_new_session=True,
+        )
         for one in (*passed, their_input, their_output):
             os.close(one)
         self._buffer = b""
