@@ -34,5 +34,5 @@ def test_two_pods_meet_and_train(tmp_path: pathlib.Path):
     ]
     outputs = [pod.communicate(timeout=200)[0] for pod in pods]
     assert [pod.returncode for pod in pods] == [0, 0], outputs
-    assert "improved=yes" in outputs[0]
+    assert "improved=yes" in "".join(outputs)  # c10d may give rank 0 to either pod
     assert any(tmp_path.glob("logs/*/attempt_0/*/stdout.log"))
