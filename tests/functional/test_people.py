@@ -44,6 +44,7 @@ dist.destroy_process_group()
 # Submits and waits behind a job that is held, and edits the code before that one is let go
 EDITED_WHILE_IT_WAITS = f"""
 set -e
+cd exp
 blocker=$(sbatch --parsable --hold --nodes 1 --mem 100 --output /dev/null --wrap true)
 ddp submit --json --wait --run {RUN} --dependency afterany:$blocker {SMALL} train.py a 'b c' --flag=1 >.result.json &
 waiter=$!
@@ -126,8 +127,9 @@ def bob(alice: Person) -> typing.Iterator[Person]:
 @pytest.fixture(scope="module")
 def trained(alice: Person) -> Json:
     """The result of `ddp submit --wait` for a run whose code was edited while it waited."""
-    alice.writes("train.py", TRAIN)
-    alice.writes("beside.py", 'WORD = "kept"')
+    alice.does("mkdir -p exp")  # of a home folder, only the script would be copied
+    alice.writes("exp/train.py", TRAIN)
+    alice.writes("exp/beside.py", 'WORD = "kept"')
     return alice.json(EDITED_WHILE_IT_WAITS)
 
 
@@ -145,8 +147,8 @@ def test_a_user_trains_under_the_own_account(alice: Person, trained: Json):
 def test_what_she_edits_while_the_job_waits_does_not_change_it(alice: Person, trained: Json):
     code = f"{trained['run-dir']}/code"
     assert alice.does(f"cat {code}/train.py") == TRAIN.strip()
-    assert alice.does(f"ls -A -I __pycache__ {code}").split() == ["beside.py", "train.py"]  # nothing hidden of a home's
-    assert alice.does("cat beside.py") == 'WORD = "edited"'  # which the job did not see
+    assert alice.does(f"ls -A -I __pycache__ {code}").split() == ["beside.py", "train.py"]
+    assert alice.does("cat exp/beside.py") == 'WORD = "edited"'  # which the job did not see
 
 
 def test_she_looks_at_her_run(alice: Person, trained: Json):

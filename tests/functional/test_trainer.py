@@ -244,7 +244,7 @@ def test_what_a_dry_run_checks_is_listed(drills: Cluster):
     before = drills.on("sackd/0", "ls", "/mnt/shared/runs")
     done = drills.action("submit-ddp", f"workload={CODE}/steps.py", "fabric=tcpxo", "dry-run=true")
     checks = [line.split(":")[0] for line in done["checks"].splitlines()]
-    assert checks == ["resources", "workspace", "workload", "Slurm"]
+    assert checks == ["resources", "workspace", "workload"]
     assert {"prolog", "epilog", "script", "verdict"} <= set(done)
     assert drills.on("sackd/0", "ls", "/mnt/shared/runs") == before
     assert json.dumps(done).count("rm -rf") == 0
