@@ -46,7 +46,7 @@ EDITED_WHILE_IT_WAITS = f"""
 set -e
 cd exp
 blocker=$(sbatch --parsable --hold --nodes 1 --mem 100 --output /dev/null --wrap true)
-ddp submit --json --wait --run {RUN} --dependency afterany:$blocker {SMALL} train.py a 'b c' --flag=1 >.result.json &
+ddp submit --json --wait --run {RUN} --dependency afterany:$blocker {SMALL} train.py a 'b c' --flag=1 >~/.result.json &
 waiter=$!
 tries=0
 until squeue --noheader --name {RUN} | grep -q Dependency; do
@@ -56,7 +56,7 @@ echo 'raise SystemExit("edited")' >train.py
 echo 'WORD = "edited"' >beside.py
 scontrol release $blocker
 wait $waiter
-cat .result.json
+cat ~/.result.json
 """
 USES_A_PACKAGE = "import iniconfig, os; print('package', iniconfig.__name__, 'uid', os.getuid(), flush=True)\n"
 
