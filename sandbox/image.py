@@ -54,12 +54,6 @@ _HEARTBEAT_S = 8.0
 _KEEP_S = 86_400
 _CA_BUNDLE = pathlib.Path("/etc/ssl/certs/ca-certificates.crt")
 _KEYRING = pathlib.Path("/usr/share/keyrings/debian-archive-keyring.gpg")
-_MIRROR = "http://deb.debian.org/debian"
-_ARCHIVES = (  # of a machine that is no Debian itself
-    f"{_MIRROR} {SUITE} main",
-    f"{_MIRROR} {SUITE}-updates main",
-    f"{_MIRROR}-security {SUITE}-security main",
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,7 +137,7 @@ def _digest(recipe: dict[str, object]) -> str:
 
 
 def _archives() -> list[str]:
-    """Return Debian's archives as `URI suite components`: this machine's own if it is a Debian that has the suite."""
+    """Return this machine's own Debian archives as `URI suite components`; none, mmdebstrap's default, on another."""
     os_release = dict(
         line.split("=", 1) for line in pathlib.Path("/etc/os-release").read_text().splitlines() if "=" in line
     )
@@ -158,11 +152,9 @@ def _archives() -> list[str]:
                 components = found.setdefault((uri, SUITE + (base.group(1) or "")), [])
                 if component not in components:
                     components.append(component)
-    mirror = next((uri for uri, suite in found if suite == SUITE), None)
-    if mirror is None:
-        return [*_ARCHIVES, f"{_MIRROR} {SLURM_SUITE} main"]
-    own = [f"{uri} {suite} {' '.join(components)}" for (uri, suite), components in found.items()]
-    return [*own, f"{mirror} {SLURM_SUITE} main"]
+    if not any(suite == SUITE for _, suite in found):
+        return []
+    return [f"{uri} {suite} {' '.join(components)}" for (uri, suite), components in found.items()]
 
 
 def _apt_settings() -> list[str]:
@@ -288,27 +280,24 @@ def _install_packages(tree: pathlib.Path, pip: _PipConf) -> None:
 
 
 def _build_system(tree: pathlib.Path, recipe: dict[str, object], progress: Progress) -> None:
-    *base, newer = (f"deb {archive}\n" for archive in _archives())
     with tempfile.TemporaryDirectory(prefix="sandbox-image-") as scratch:
-        dpkg, preferences, sources = (pathlib.Path(scratch, name) for name in ("dpkg", "slurm", "slurm.list"))
+        dpkg, preferences = (pathlib.Path(scratch, name) for name in ("dpkg", "slurm"))
         dpkg.write_text("\n".join(_GUEST["dpkg"]) + "\n")
         preferences.write_text(
             f"Package: *\nPin: release n={SLURM_SUITE}\nPin-Priority: 100\n\n"
             f"Package: {' '.join(f'src:{source}' for source in _GUEST['slurm-sources'])}\n"
             f"Pin: release n={SLURM_SUITE}\nPin-Priority: 900\n"
         )
-        sources.write_text(newer)
+        newer = f"s/ {SUITE} .*/ {SLURM_SUITE} main/p"  # the archive that has the suite has its successor
         step = ["mmdebstrap", "--mode=root", "--format=directory", "--variant=minbase", f"--keyring={_KEYRING}"]
         step += [f"--include={','.join(_GUEST['packages'])}", f"--dpkgopt={dpkg}", "--skip=cleanup/apt"]
         step += [f"--aptopt={line}" for line in _apt_settings()]
         # A base system of one suite; from then on Slurm's suite, too, for Slurm and the libraries that it needs
         step += [f"--essential-hook=copy-in {preferences} /etc/apt/preferences.d"]
-        step += [f"--essential-hook=copy-in {sources} /etc/apt/sources.list.d"]
+        step += [f'--essential-hook=cd "$1/etc/apt" && sed -n "{newer}" sources.list >>sources.list']
         step += ["--essential-hook=APT_CONFIG=$MMDEBSTRAP_APT_CONFIG apt-get update"]
-        step += [SUITE, f"{tree}.merged", *map(str.strip, base)]
+        step += [SUITE, f"{tree}.merged", *(f"deb {archive}" for archive in _archives())]
         _step(f"image: mmdebstrap {SUITE}", [*_unsynced(tree), *step], progress, timeout_s=1800)
-    (tree / "etc/apt/sources.list.d/slurm.list").unlink()
-    files.ensure_file(tree / "etc/apt/sources.list", "".join((*base, newer)))
     for name, content in _GUEST["files"].items():
         mode = 0o440 if name.startswith("etc/sudoers.d/") else 0o644
         files.ensure_file(tree / name, content, mode=mode)
