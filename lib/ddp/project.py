@@ -55,6 +55,7 @@ class Project:
     size_bytes: int = 0
     commit: str | None = None  # None outside of git, and before the first commit
     is_dirty: bool = False  # the work tree differs from the commit, new files included
+    is_alone: bool = False  # `root` is never copied: the script, without what lies beside it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +102,7 @@ def copied(settings: Settings, params: models.Training, run: str, log: Log) -> c
 
     def work() -> tuple[Project, pathlib.Path]:
         found = find(pathlib.Path(params.workload), own=[*settings.folders, settings.runs, settings.datasets])
-        log(f"copying {len(found.files)} files, {found.size_bytes / 2**20:.1f} MiB, of {found.root}")
+        log(_announcement(found))
         copy(found, partial)
         names = (FOLDER if number == 1 else f"{FOLDER}-{number}" for number in range(1, LIMIT_FILES))
         return found, next(path for name in names if not (path := settings.runs / run / name).exists())
@@ -138,9 +139,10 @@ def find(script: pathlib.Path, *, own: collections.abc.Collection[pathlib.Path] 
         return _measured(_of_git(script, top))
     near = (path for path in script.parents if any((path / name).is_file() for name in _MARKERS))
     root = next((path for path in near if path not in never), script.parent)
-    files = [] if root in never or os.path.ismount(root) else _walk(root, _spec(root))
+    is_alone = root in never or os.path.ismount(root)
+    files = [] if is_alone else _walk(root, _spec(root))
     name = script.relative_to(root).as_posix()
-    return _measured(Project(root, name, (name, *files)))
+    return _measured(Project(root, name, (name, *files), is_alone=is_alone))
 
 
 def copy(project: Project, target: pathlib.Path) -> None:
@@ -309,6 +311,13 @@ def _homes() -> set[pathlib.Path]:
     with contextlib.suppress(KeyError):  # an account without an entry
         found.add(pwd.getpwuid(os.getuid()).pw_dir)
     return {pathlib.Path(home).resolve() for home in found if home}
+
+
+def _announcement(found: Project) -> str:
+    if found.is_alone:
+        why = f"{found.root} is never copied as a whole"
+        return f"copying {found.script} alone: {why}; put it and what it imports into a folder below"
+    return f"copying {len(found.files)} files, {found.size_bytes / 2**20:.1f} MiB, of {found.root}"
 
 
 def _how(root: pathlib.Path) -> str:

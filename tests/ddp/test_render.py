@@ -82,6 +82,19 @@ def test_without_a_snapshot_the_script_lies_in_the_workspace(settings: Settings,
     assert list(settings.runs.iterdir()) == []
 
 
+def test_of_a_home_the_script_is_copied_alone_and_says_so(
+    settings: Settings, project: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("HOME", str(project))
+    (project / "fit.py").write_text("import beside\n")
+    code, _, err = typed("render", "--kubernetes", *IMAGE, "--run", "night", "fit.py")
+    assert code == 0
+    assert err.startswith(
+        f"copying fit.py alone: {project} is never copied as a whole; put it and what it imports into "
+    )
+    assert files(settings.runs / "night" / "code") == {"fit.py"}
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
