@@ -14,8 +14,8 @@ from sandbox.store import Model, SandboxError, Store, Unit
 
 _SETTLED = ("active", "blocked", "error", "terminated")
 _ROUNDS = 6  # of update-status after a command, for units that wait for something that time brings
-_DEPLOY_ROUNDS = 24  # of update-status until every unit is active: at least two minutes
-_PAUSE_S = 5.0
+_DEPLOY_ROUNDS = 24  # of update-status until every unit is active: about two minutes
+_PAUSES_S = (1.0, 5.0)  # before the first round and before each other one: a unit may wake itself
 
 Json = dict[str, typing.Any]
 
@@ -83,10 +83,10 @@ class Session:
         engine.update_status = not once
         engine.settle()
         rounds = _DEPLOY_ROUNDS if until_active else _ROUNDS
-        for _ in range(0 if once else rounds):
+        for number in range(0 if once else rounds):
             if not unsettled() or engine.errors():
                 break
-            engine.settle(until=lambda: not unsettled(), listen_s=_PAUSE_S)  # a unit may wake itself
+            engine.settle(until=lambda: not unsettled(), listen_s=_PAUSES_S[number > 0])
             with engine.change() as model:
                 for name in sorted(unsettled() & set(model.units)):
                     rules.enqueue(model, model.units[name], "update-status")

@@ -16,7 +16,7 @@ from sandbox.store import Model, SandboxError, Store
 @pytest.fixture
 def bundle(bench: Bench, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> bundles.Bundle:
     """A bundle of the bench's charms that changes an option, so that hooks run."""
-    monkeypatch.setattr(sessions, "_PAUSE_S", 0.05)
+    monkeypatch.setattr(sessions, "_PAUSES_S", (0.05, 0.05))
     monkeypatch.setattr(sessions, "_DEPLOY_ROUNDS", 3)
     charms = bench.store.directory / "charms"
     path = tmp_path / "bundle.yaml"
