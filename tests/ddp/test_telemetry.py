@@ -96,33 +96,6 @@ def test_an_active_jobs_state(
     assert (run["state"], run["requeues"]) == (shown, restarts)
 
 
-@pytest.mark.parametrize(
-    ("outcome", "shown"),
-    [("done", "completed"), ("failed", "failed"), ("cancelled", "cancelled"), ("preempted", "cancelled")],
-)
-def test_an_outcome_is_the_state_of_a_run_that_ended(
-    settings: Settings, cluster: Cluster, workspace: pathlib.Path, outcome: str, shown: str
-):
-    make(workspace, "owt", control__40_r0_outcome=json.dumps({"outcome": outcome}))
-    assert only(settings)["state"] == shown
-
-
-@pytest.mark.parametrize(
-    ("state", "shown"), [("COMPLETED", "completed"), ("CANCELLED", "cancelled"), ("TIMEOUT", "failed")]
-)
-def test_without_an_outcome_the_job_decides(
-    settings: Settings, cluster: Cluster, workspace: pathlib.Path, state: str, shown: str
-):
-    make(workspace, "owt")
-    queued(cluster, "owt", state)
-    assert only(settings)["state"] == shown
-
-
-def test_a_run_that_nobody_knows_has_no_state(settings: Settings, cluster: Cluster, workspace: pathlib.Path):
-    make(workspace, "owt")
-    assert only(settings)["state"] is None
-
-
 def test_requeues_restarts_and_failures_add_up_over_attempts_and_jobs(
     settings: Settings, cluster: Cluster, workspace: pathlib.Path
 ):
@@ -219,22 +192,15 @@ EVENTS = """\
 
 
 def test_events_of_the_log_with_rank_and_without_secrets(settings: Settings, cluster: Cluster, workspace: pathlib.Path):
-    folder = make(workspace, "owt", logs__40_out=EVENTS)
-    (folder / "job.json").write_text(json.dumps({"job_id": 40, "kind": "gpt", "launcher": "srun"}))
+    make(workspace, "owt", logs__40_out=EVENTS)
     run = only(settings)
     assert [(event["event"], event["rank"], event["words"]) for event in run["events"]] == [
-        ("CKPT", "0", "saved=epoch-1 step=9 stall_s=0.5"),
+        ("CKPT", None, "saved=epoch-1 step=9 stall_s=0.5"),
         ("FATAL", "3", "https://***@host/x refused ***?[31m"),
         ("FAILED", None, "attempt=40.r0 fault=program node=slurmd-0: boom"),
         ("RESTART", None, "1 of 3"),
     ]
     assert run["log"] == ["40.out", len(EVENTS) - len("[DONE] half a li")]
-
-
-def test_the_label_of_a_node_is_no_rank(settings: Settings, cluster: Cluster, workspace: pathlib.Path):
-    folder = make(workspace, "owt", logs__40_out="1: INFO:ddptrain:[DONE] steps=4\n")
-    (folder / "job.json").write_text(json.dumps({"job_id": 40, "kind": "gpt", "launcher": "torchrun"}))
-    assert [(event["event"], event["rank"]) for event in only(settings)["events"]] == [("DONE", None)]
 
 
 def test_each_event_is_reported_once(
