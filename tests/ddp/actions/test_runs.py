@@ -21,52 +21,27 @@ def ready(ready: Trainer) -> Trainer:  # without the charm's words
     return run_verbs.of(ready)
 
 
-def leave(
-    where: Trainer,
-    name: str,
-    *,
-    job_id: int | None = 7,
-    steps: int = 40,
-    rate: float = 100.0,
-    kind: str = "gpt",
-    **config: object,
-) -> pathlib.Path:
-    """Leave in the workspace what a finished training leaves."""
+def leave(where: Trainer, name: str, *, job_id: int | None = 7, rate: float = 100.0, **config: object) -> pathlib.Path:
+    """Leave in the workspace what a finished training of 40 steps leaves."""
     folder = where.workspace / "runs" / name
     for part in ("control", "logs", "epoch-0001"):
         (folder / part).mkdir(parents=True)
-    job = {
-        "format": 1,
-        "job_id": job_id,
-        "kind": kind,
-        "submitted": "2026-11-20T18:00:00Z",
-        "args": "",
-        "request": {"num_nodes": 2},
+    records = [{"kind": "step", "step": step, "loss": 4 - 3 * step / 40} for step in range(1, 41)]
+    evals = [{"kind": "eval", "step": 20, "val_loss": 2.75}, {"kind": "eval", "step": 40, "val_loss": 2.9}]
+    figures = {"steps": 40, "last_loss": 1.0, "best_loss": 2.75, "tokens_per_second": rate, "nodes": 2}
+    files: dict[str, object] = {
+        "job.json": {"job_id": job_id, "kind": "gpt", "submitted": "2026-11-20T18:00:00Z", "request": {"num_nodes": 2}},
+        "config.json": {"lr": 0.003, "model": "tiny", "run_dir": str(folder), "batch": None, **config},
+        "epoch-0001/manifest.json": {"meta": {"step": 40}},
+        "summary.json": {"workload": "gpt", "state": "done", "ranks": [{"device": "cpu"}], **figures},
+        f"control/{job_id}.r0.outcome": {"outcome": "done", "step": 40},
     }
-    (folder / "job.json").write_text(json.dumps(job))
-    (folder / "config.json").write_text(
-        json.dumps({"lr": 0.003, "model": "tiny", "run_dir": str(folder), "batch": None, **config})
-    )
-    records = [{"kind": "step", "step": step, "loss": 4 - 3 * step / steps} for step in range(1, steps + 1)]
-    evals = [{"kind": "eval", "step": steps // 2, "val_loss": 2.75}, {"kind": "eval", "step": steps, "val_loss": 2.9}]
+    for path, content in files.items():
+        (folder / path).write_text(json.dumps(content))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in [*records, *evals]))
-    (folder / "epoch-0001" / "manifest.json").write_text(json.dumps({"meta": {"step": steps}}))
     (folder / "latest").symlink_to("epoch-0001")
     (folder / "best").symlink_to("epoch-0001")
     (folder / "loss.png").write_bytes(b"PNG")
-    summary = {
-        "workload": "gpt",
-        "state": "done",
-        "world_size": 2,
-        "nodes": 2,
-        "steps": steps,
-        "last_loss": 1.0,
-        "best_loss": 2.75,
-        "tokens_per_second": rate,
-        "ranks": [{"device": "cpu"}],
-    }
-    (folder / "summary.json").write_text(json.dumps(summary))
-    (folder / "control" / f"{job_id}.r0.outcome").write_text('{"outcome": "done", "step": 40}')
     return folder
 
 
