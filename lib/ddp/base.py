@@ -144,4 +144,4 @@ def with_progress(
                     raise
                 words = detail()
                 line = f"{text}: {time.monotonic() - began:.0f} s" + (f", {words}" if words else "")
-                log(tables.Step(line, text, words))
+                log(tables.Step(line, text))

@@ -1,6 +1,5 @@
 """A real browser without a window, driven through a pipe by the DevTools protocol; it reaches no network."""
 
-import base64
 import contextlib
 import fcntl
 import json
@@ -9,11 +8,9 @@ import pathlib
 import select
 import shutil
 import signal
-import struct
 import subprocess
 import time
 import typing
-import zlib
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _FLAGS = (
@@ -110,24 +107,10 @@ class Browser:
         assert "exceptionDetails" not in result, result["exceptionDetails"]
         return result["result"].get("value")
 
-    def point_at(self, x: float, y: float) -> None:
-        """Move the pointer there."""
-        self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
-        self.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
-
-    def click(self, x: float, y: float) -> None:
-        """Press and release the left button there."""
-        for kind in ("mousePressed", "mouseReleased"):
-            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
-
     def media(self, *, scheme: str = "light", medium: str = "screen") -> None:
         """Behave as on a light or dark screen, or as a printer."""
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self.call("Emulation.setEmulatedMedia", media=medium, features=features)
-
-    def screenshot(self) -> "Picture":
-        """Take a picture of the window."""
-        return Picture(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
 
     def _next(self, method: str) -> Json:
         deadline = time.monotonic() + _LIMIT_S
@@ -152,53 +135,3 @@ class Browser:
                 self.fetched.append(params["request"]["url"])
             case _:
                 pass
-
-
-class Picture:
-    """A PNG file's pixels (PNG specification, 3rd edition): 8 bits for each of RGB or RGBA, not interlaced."""
-
-    def __init__(self, data: bytes) -> None:
-        assert data.startswith(b"\x89PNG\r\n\x1a\n")
-        at, packed = 8, b""
-        self.width = self.height = channels = 0
-        while at < len(data):
-            size, kind = struct.unpack_from(">I4s", data, at)
-            chunk = data[at + 8 : at + 8 + size]
-            if kind == b"IHDR":
-                self.width, self.height, depth, color, _, _, interlaced = struct.unpack(">IIBBBBB", chunk)
-                assert (depth, interlaced) == (8, 0)
-                assert color in (2, 6), color
-                channels = 3 if color == 2 else 4
-            elif kind == b"IDAT":
-                packed += chunk
-            at += 12 + size
-        raw, stride = zlib.decompress(packed), self.width * channels
-        self._channels = channels
-        self._rows: list[bytearray] = []
-        above = bytearray(stride)
-        for number in range(self.height):
-            begin = number * (stride + 1)
-            above = _unfiltered(raw[begin], bytearray(raw[begin + 1 : begin + 1 + stride]), above, channels)
-            self._rows.append(above)
-
-    def at(self, x: int, y: int) -> tuple[int, int, int]:
-        """Return the red, green and blue of a pixel."""
-        row, begin = self._rows[y], x * self._channels
-        return row[begin], row[begin + 1], row[begin + 2]
-
-
-def _unfiltered(kind: int, line: bytearray, above: bytearray, step: int) -> bytearray:
-    if kind == 2:
-        return bytearray((value + up) & 255 for value, up in zip(line, above, strict=True))
-    for i in range(len(line) if kind else 0):
-        left, corner = (line[i - step], above[i - step]) if i >= step else (0, 0)
-        up = above[i]
-        if kind == 1:
-            line[i] = (line[i] + left) & 255
-        elif kind == 3:
-            line[i] = (line[i] + (left + up) // 2) & 255
-        else:
-            by_left, by_up, by_corner = abs(up - corner), abs(left - corner), abs(left + up - 2 * corner)
-            best = left if by_left <= by_up and by_left <= by_corner else up if by_up <= by_corner else corner
-            line[i] = (line[i] + best) & 255
-    return line

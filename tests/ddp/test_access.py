@@ -1,7 +1,7 @@
 """Accounts and reservations, as Slurm prints them."""
 
 import pytest
-from slurm_commands import ASKED, SACCT_FIELDS, Commands, node, partition
+from slurm_commands import Commands, node, partition
 
 from ddp.slurm import access, jobs
 from slurm_ddp.run import CommandError
@@ -80,24 +80,3 @@ def test_the_nodes_of_a_reservation(commands: Commands, flags: str, usable: list
     commands.expect(*RESERVATIONS, returncode=1, stderr="slurm_load_reservations error: Access/permission denied\n")
     with pytest.raises(jobs.SlurmError, match=r"^Access/permission denied$"):
         access.inside(found, "spring")
-
-
-def test_an_element_of_an_array(commands: Commands):
-    row = "{id}|ubuntu|{state}|0:0|0|1|slurmd|0:01|1:00|2026-11-20T22:18:35|2026-11-20T22:18:36|4294901757|None|n1|12|{task}|run|\n"
-    text = row.format(id=12, state="PENDING", task="2-4,7%2") + row.format(id=13, state="RUNNING", task="0")
-    queue = ("/usr/bin/squeue", "-h", "-a", "-t", "all", "-u", "ubuntu", "-O", ASKED)
-    for task, job_id, state in ((0, 13, "RUNNING"), (4, 12, "PENDING"), (7, 12, "PENDING")):
-        commands.expect(*queue, stdout=text)
-        found = jobs.element(12, task, user="ubuntu")
-        assert found is not None
-        assert (found.job_id, found.state, found.run_name) == (job_id, state, f"run-{task}")
-    commands.expect(*queue, stdout=text)
-    sacct = ("/usr/bin/sacct", "-X", "-n", "-P", "-j", "12_1", "-o", SACCT_FIELDS)
-    rows = "14|ubuntu|FAILED|1:0|1|slurmd|00:01:00|UNLIMITED|2026-11-20T18:48:22|n1|run\n"
-    commands.expect(*sacct, stdout=rows + rows.replace("ubuntu", "eve"))
-    found = jobs.element(12, 1, user="ubuntu")
-    assert found is not None
-    assert (found.job_id, found.state) == (14, "FAILED")
-    commands.expect(*queue, stdout=text)
-    commands.expect(*sacct, returncode=1, stderr="Slurm accounting storage is disabled\n")
-    assert jobs.element(12, 1, user="ubuntu") is None

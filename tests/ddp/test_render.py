@@ -63,13 +63,6 @@ def test_the_code_of_the_manifests_is_in_the_workspace(settings: Settings, proje
     assert script.read_text() == "import sys\n", "what may run already is not touched"
 
 
-def test_the_whole_folder_is_kept(settings: Settings, project: pathlib.Path):
-    (project / "train.py").write_text("import lib.model\n")
-    out = typed("render", "--kubernetes", *IMAGE, "--run", "night", "train.py")[1]
-    assert container(out)["args"] == [f"{settings.runs}/night/code/train.py"]
-    assert files(settings.runs / "night" / "code") == {".ddpignore", "train.py", "exp/train.py", "lib/model.py"}
-
-
 def test_without_a_snapshot_the_script_lies_in_the_workspace(settings: Settings, project: pathlib.Path):
     words = ("render", "--kubernetes", *IMAGE, "--no-snapshot", "--run", "night")
     code, _, err = typed(*words, "exp/train.py")
@@ -80,19 +73,6 @@ def test_without_a_snapshot_the_script_lies_in_the_workspace(settings: Settings,
     assert code == 0, err
     assert container(out)["args"] == [f"{settings.workspace}/train.py"]
     assert list(settings.runs.iterdir()) == []
-
-
-def test_of_a_home_the_script_is_copied_alone_and_says_so(
-    settings: Settings, project: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setenv("HOME", str(project))
-    (project / "fit.py").write_text("import beside\n")
-    code, _, err = typed("render", "--kubernetes", *IMAGE, "--run", "night", "fit.py")
-    assert code == 0
-    assert err.startswith(
-        f"copying fit.py alone: {project} is never copied as a whole; put it and what it imports into "
-    )
-    assert files(settings.runs / "night" / "code") == {"fit.py"}
 
 
 @pytest.mark.parametrize(
@@ -123,8 +103,6 @@ def test_manifests_as_json(settings: Settings, project: pathlib.Path):
     code, out, _ = typed("--json", "render", "--kubernetes", *IMAGE, "--run", "night", "smoke")
     assert code == 0
     assert json.loads(out) == {"schema": 1, "manifests": plain, "run": "night", "run-dir": f"{settings.runs}/night"}
-    out = typed("render", "--json", "--kubernetes", *IMAGE, "--run", "night", "exp/train.py")[1]
-    assert json.loads(out)["code"] == f"{settings.runs}/night/code"
 
 
 def test_the_script_as_json(settings: Settings, cluster: Cluster, project: pathlib.Path):
@@ -133,9 +111,7 @@ def test_the_script_as_json(settings: Settings, cluster: Cluster, project: pathl
     code, out, _ = typed("render", "--json", "--run", "night", "smoke")
     assert code == 0
     found = json.loads(out)
-    assert found["script"] == plain
-    assert found["run"] == "night"
-    assert found["job"]["run"] == "night"
+    assert (found["script"], found["run"], found["job"]["run"]) == (plain, "night", "night")
 
 
 def test_a_failure_as_json(settings: Settings, project: pathlib.Path):

@@ -1,15 +1,13 @@
 """The report, looked at in a real browser, and what it makes of damaged and hostile runs."""
 
+import base64
 import collections.abc
-import dataclasses
 import datetime
 import json
-import math
 import os
 import pathlib
 import re
 import time
-import typing
 
 import browser
 import hypothesis
@@ -17,13 +15,11 @@ import hypothesis.strategies as st
 import pytest
 
 from ddp.run import folder as folders
-from ddp.run.metrics import Series
 from ddp.run.model import Run
 from ddp.view import charts, page
 
 MADE = datetime.datetime(2026, 11, 23, 18, 0, tzinfo=datetime.timezone.utc)  # noqa: UP017 - Python 3.10
 MakeRun = collections.abc.Callable[..., pathlib.Path]
-LOSS, THROUGHPUT = "figure.chart[data-chart='0']", "figure.chart[data-chart='1']"
 # In every place where a run's text may land; each would leave a trace, were it taken for more than text.
 HOSTILE = (
     "<script>window.hacked=1</script>",
@@ -61,37 +57,16 @@ def show(tab: browser.Browser, path: pathlib.Path, **size: int) -> None:
     assert [url for url in tab.fetched if not url.startswith("data:")] == [path.as_uri()]
 
 
-def drawn(
-    tab: browser.Browser, figure: str, curve: str, run: int = 0, scale: str = "linear"
-) -> list[tuple[float, float]]:
+def drawn(tab: browser.Browser, runs: list[Run], curve: str, run: int = 0) -> list[tuple[float, float]]:
     """Return the points of a curve as the browser holds them, turned back into steps and values."""
-    found: dict[str, typing.Any] = tab.evaluate(f"""(() => {{
-        const picture = document.querySelector("{figure} svg[role=img]");
-        const path = picture.querySelector("g.{scale} path[data-run='{run}'][data-curve='{curve}']");
-        return {{d: path.getAttribute("d"), shown: getComputedStyle(path.closest("g.{scale}")).display, ...picture.dataset}};
-    }})()""")
-    assert found["shown"] == "inline"
-    pixels = [tuple(map(float, pair.split())) for pair in found["d"].removeprefix("M").split("L")]
-    left, right, top, bottom = (float(found[name]) for name in ("left", "right", "top", "bottom"))
-    x_low, x_high, y_low, y_high = (float(found[name]) for name in ("xLow", "xHigh", "yLow", "yHigh"))
-    return [
-        (
-            x_low + (x - left) / (right - left) * (x_high - x_low),
-            y_low + (bottom - y) / (bottom - top) * (y_high - y_low),
-        )
-        for x, y in pixels
-    ]
+    path = tab.evaluate(f"""document.querySelector("path[data-run='{run}'][data-curve='{curve}']").getAttribute("d")""")
+    chart = next(one for one in charts.make(runs) if curve in [drawn.name for drawn in one.curves])
+    pixels = [tuple(map(float, pair.split())) for pair in path.removeprefix("M").split("L")]
 
+    def value(axis: charts.Axis, pixel: float) -> float:
+        return axis.low + (pixel - axis.begin) / (axis.end - axis.begin) * (axis.high - axis.low)
 
-def on_screen(tab: browser.Browser, figure: str, x: float, y: float) -> tuple[float, float]:
-    """Return where a point of a chart's own coordinates is in the window, into which it is scrolled."""
-    tab.evaluate(f"""document.querySelector("{figure}").scrollIntoView()""")
-    found = tab.evaluate(f"""(() => {{
-        const picture = document.querySelector("{figure} svg[role=img]");
-        const place = new DOMPoint({x}, {y}).matrixTransform(picture.getScreenCTM());
-        return [place.x, place.y];
-    }})()""")
-    return found[0], found[1]
+    return [(value(chart.x, x), value(chart.y, y)) for x, y in pixels]
 
 
 def known(folder: pathlib.Path, kind: str, key: str) -> list[tuple[int, float]]:
@@ -99,22 +74,11 @@ def known(folder: pathlib.Path, kind: str, key: str) -> list[tuple[int, float]]:
     return [(r["step"], r[key]) for r in records if r["kind"] == kind and key in r]
 
 
-@pytest.mark.parametrize(
-    ("figure", "curve", "kind"),
-    [
-        (0, "loss", "step"),
-        (0, "val_loss", "eval"),
-        (1, "tokens_per_second", "step"),
-        (2, "lr", "step"),
-        (3, "memory_mib", "step"),
-        (4, "grad_norm", "step"),
-    ],
-)
-def test_the_browser_draws_what_the_payload_measured(
-    tab: browser.Browser, recorded: pathlib.Path, *, figure: int, curve: str, kind: str
-):
+@pytest.mark.parametrize("curve", ["loss", "val_loss", "tokens_per_second", "lr", "memory_mib", "grad_norm"])
+def test_the_browser_draws_what_the_payload_measured(tab: browser.Browser, recorded: pathlib.Path, curve: str):
     show(tab, write(recorded.parent, recorded))
-    points, expected = drawn(tab, f"figure.chart[data-chart='{figure}']", curve), known(recorded, kind, curve)
+    points = drawn(tab, [folders.read(recorded)], curve)
+    expected = known(recorded, "eval" if curve == "val_loss" else "step", curve)
     assert len(points) == len(expected) > 2
     values = [value for _, value in expected]
     tolerance = (max(values) - min(values)) * 0.002  # a tenth of a pixel, of some 250
@@ -123,78 +87,11 @@ def test_the_browser_draws_what_the_payload_measured(
         assert value == pytest.approx(true_value, abs=tolerance)
 
 
-def test_the_curve_is_to_be_seen(tab: browser.Browser, recorded: pathlib.Path, tmp_path: pathlib.Path):
-    show(tab, write(tmp_path, recorded))
-    pixels = tab.evaluate(f"""document.querySelector("{LOSS} g.linear path[data-curve='loss']").getAttribute("d")""")
-    places = [tuple(map(float, pair.split())) for pair in pixels.removeprefix("M").split("L")]
-    seen: list[tuple[int, int, int]] = []
-    for scheme, paper in (("light", (255, 255, 255)), ("dark", (20, 24, 29))):
-        tab.media(scheme=scheme)
-        color = tuple(
-            tab.evaluate(
-                f"""getComputedStyle(document.querySelector("{LOSS} g.c0 path")).stroke.match(/\\d+/g).map(Number)"""
-            )
-        )
-        left, top = on_screen(tab, LOSS, 0, 0)
-        scale = (on_screen(tab, LOSS, 100, 0)[0] - left) / 100
-        picture = tab.screenshot()
-        assert picture.at(3, 3) == paper
-        for x, y in places[1:-1:5]:
-            near = [
-                picture.at(round(left + x * scale) + dx, round(top + y * scale) + dy)
-                for dx in (-1, 0, 1)
-                for dy in (-1, 0, 1)
-            ]
-            assert min(math.dist(one, color) for one in near) < 0.5 * math.dist(color, paper), (scheme, x, y)
-        x, y = places[0][0] + 3, charts.HEIGHT - charts.BOTTOM - 4  # below the curve, beside the grid
-        assert picture.at(round(left + x * scale), round(top + y * scale)) == paper
-        seen.append(color)
-    assert len(set(seen)) == 2  # each scheme has colors of its own
-
-
-def test_the_pointer_reads_the_values(tab: browser.Browser, recorded: pathlib.Path, tmp_path: pathlib.Path):
-    show(tab, write(tmp_path, recorded))
-    losses, evals = dict(known(recorded, "step", "loss")), dict(known(recorded, "eval", "val_loss"))
-    right = charts.WIDTH - charts.RIGHT
-    for step in (1, 20, 37, 60):
-        tab.point_at(*on_screen(tab, LOSS, charts.LEFT + (step - 1) / 59 * (right - charts.LEFT), 100))
-        text = tab.evaluate(f"""document.querySelector("{LOSS} .readout").textContent""")
-        expected = f"step {step}: training {losses[step]:.5g}"
-        if step >= min(evals):  # before the first evaluation there is nothing to tell
-            nearest = min(evals, key=lambda one, step=step: abs(one - step))
-            expected += f", evaluation {evals[nearest]:.5g}" + ("" if nearest == step else f" (step {nearest})")
-        assert text == expected
-    tab.point_at(1, 1)
-    assert tab.evaluate(f"""document.querySelector("{LOSS} .readout").textContent""") == ""
-    assert tab.complaints == []
-
-
-def test_a_click_makes_the_scale_logarithmic(tab: browser.Browser, recorded: pathlib.Path, tmp_path: pathlib.Path):
-    show(tab, write(tmp_path, recorded))
-    tab.evaluate(f"""document.querySelector("{LOSS}").scrollIntoView()""")
-    before = [value for _, value in drawn(tab, LOSS, "loss")]
-    at = tab.evaluate(f"""(() => {{const r = document.querySelector("{LOSS} label.scale").getBoundingClientRect();
-                                  return [r.x + r.width / 2, r.y + r.height / 2]}})()""")
-    tab.click(*at)
-    assert tab.evaluate(f"""getComputedStyle(document.querySelector("{LOSS} g.linear")).display""") == "none"
-    losses = [value for _, value in known(recorded, "step", "loss")]
-    chart = charts.make([folders.read(recorded)])[0]
-    linear = chart.axes["linear"]
-    low, high = math.log10(chart.axes["log"].low), math.log10(chart.axes["log"].high)
-    heights = [(value - linear.low) / (linear.high - linear.low) for _, value in drawn(tab, LOSS, "loss", scale="log")]
-    assert [10 ** (low + height * (high - low)) for height in heights] == pytest.approx(losses, rel=0.002)
-    assert max(abs(a - b) for a, b in zip(before, losses, strict=True)) < 0.02
-    tab.click(*at)
-    assert drawn(tab, LOSS, "loss")
-
-
-def test_on_paper_it_is_light_and_has_no_switches(tab: browser.Browser, recorded: pathlib.Path, tmp_path: pathlib.Path):
+def test_on_paper_it_is_light(tab: browser.Browser, recorded: pathlib.Path, tmp_path: pathlib.Path):
     show(tab, write(tmp_path, recorded))
     tab.media(scheme="dark", medium="print")
     assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    assert tab.evaluate("getComputedStyle(document.querySelector('label.scale')).display") == "none"
-    printed = browser.base64.b64decode(tab.call("Page.printToPDF", printBackground=True)["data"])
-    assert printed.startswith(b"%PDF")
+    printed = base64.b64decode(tab.call("Page.printToPDF", printBackground=True)["data"])
     assert 1 <= len(re.findall(rb"/Type\s*/Page\b", printed)) <= 6
 
 
@@ -219,20 +116,16 @@ def test_runs_stand_side_by_side_with_what_differs_marked(
         },
     )
     show(tab, write(tmp_path, recorded, other))
-    assert [value for _, value in drawn(tab, LOSS, "loss", run=1)] == pytest.approx(
+    runs = [folders.read(recorded), folders.read(other)]
+    assert [value for _, value in drawn(tab, runs, "loss", run=1)] == pytest.approx(
         [6 - s / 50 for s in range(1, 101)], abs=0.01
     )
-    assert len(drawn(tab, LOSS, "loss", run=0)) == 60
+    assert len(drawn(tab, runs, "loss", run=0)) == 60
     rows: list[list[str]] = tab.evaluate(
         "[...document.querySelectorAll('tr.differs')].map((r) => [...r.cells].map((c) => c.textContent))"
     )
     assert ["lr\u2260", "0.003", "0.01"] in rows
     assert not any(row[0].startswith("width") for row in rows)
-    best: list[str] = tab.evaluate(
-        "[...document.querySelectorAll('td.best')].map((c) => c.closest('tr').cells[0].textContent + c.textContent)"
-    )
-    assert "last_loss3.16144\u2605" in best
-    assert "best_loss3\u2605" in best
 
 
 def test_a_hostile_run_stays_text(tab: browser.Browser, make_run: MakeRun, tmp_path: pathlib.Path):
@@ -259,23 +152,11 @@ def test_a_hostile_run_stays_text(tab: browser.Browser, make_run: MakeRun, tmp_p
     show(tab, path)  # without a complaint: the page's policy would tell of a script that it stopped
     assert tab.evaluate("window.hacked") is None
     assert tab.evaluate("document.querySelectorAll('img, iframe, object, embed').length") == 0
-    assert tab.evaluate("document.querySelectorAll('script').length") == 2
-    assert (
-        tab.evaluate(
-            "[...document.querySelectorAll('*')].filter((e) => e.getAttributeNames().some((n) => n.startsWith('on'))).length"
-        )
-        == 0
-    )
+    assert tab.evaluate("document.querySelectorAll('script').length") == 0
+    attributes = "[...document.querySelectorAll('*')].flatMap((e) => e.getAttributeNames())"
+    assert [name for name in tab.evaluate(attributes) if name.startswith("on")] == []
     assert HOSTILE[0] in tab.evaluate("document.body.innerText")
-    assert len(drawn(tab, LOSS, "loss")) == 3
     assert "\x1b" not in (text := path.read_text()) and "\u202e" not in text
-
-
-def test_nothing_comes_from_elsewhere(recorded: pathlib.Path):
-    html = page.page([folders.read(recorded)], made=MADE)
-    assert not re.search(r"""(?:src|href|action|poster|data)\s*=\s*["']?\s*(?:https?:|//|file:)""", html)
-    assert not re.search(r"url\(|@import|<link(?! rel=\"icon\" href=\"data:,\")|<iframe|fetch\(|XMLHttpRequest", html)
-    assert "default-src 'none'" in html
 
 
 START = {"kind": "start", "step": 0, "torch": "2.13.0+cpu", "cuda": "none", "python": "3.11.2", "backend": "gloo"}
@@ -291,47 +172,24 @@ def test_the_recorded_run_is_shown_whole(recorded: pathlib.Path):
     failed, done = run.attempts
     assert failed.why.startswith("the loss is nan, the gradients' norm nan at step 2")
     assert failed.began is not None and failed.ended is not None and done.began is not None and done.ended is not None
-    assert (failed.ended - failed.began).total_seconds() == 11
-    assert (done.ended - done.began).total_seconds() == 19
+    assert (failed.ended - failed.began, done.ended - done.began) == (11, 19)
     assert [(f.attempt, f.fault, f.node) for f in run.failures] == [("7.r0", "mistake", "-")]
-    assert dict(run.cluster) == {
-        "nodes": "2: slurmd-0, slurmd-1",
-        "ranks": "2",
+    assert {
+        "nodes": "slurmd-0, slurmd-1",
         "devices": "2 x cpu",
-        "GPUs per node": "0",
-        "CPUs per task": "2",
-        "partition": "slurmd",
         "backend": "gloo",
         "torch": "2.13.0+cpu",
-        "CUDA": "none",
-        "Python": "3.11.2",
         "launcher": "torchrun",
-        "fabric": "auto",
         "environment": "5c9e7d1f0a3b",
-    }
+    }.items() <= run.cluster.items()
     assert run.figures["last_loss"] == pytest.approx(3.16144, abs=1e-5)
     assert (run.settings["lr"], run.settings["width"], run.settings["time_limit"]) == ("0.003", "32", "1:00:00")
     assert "run_dir" not in run.settings
     log = folders.last_lines(run)
     assert log[-1].endswith("elapsed_s=12.9492")
     html = page.page([run], made=MADE, logs=[log])
-    for text in ("2026-11-23 17:01:10", "11.0 s", "mistake", "lower --lr", "2: slurmd-0, slurmd-1", "COMPLETED"):
+    for text in ("2026-11-23 17:01:10", "00:00:11", "mistake", "lower --lr", "slurmd-0, slurmd-1", "COMPLETED"):
         assert text in html, text
-
-
-def test_a_failed_last_attempt_is_the_runs_state(recorded: pathlib.Path):
-    for path in recorded.glob("*/8.*"):
-        path.rmdir() if path.is_dir() else path.unlink()
-    record = json.loads((recorded / "job.json").read_text())
-    (recorded / "job.json").write_text(json.dumps({**record, "job_id": 7}))
-    run = folders.read(recorded)
-    assert (run.state, run.why.split(";")[0]) == ("FAILED", "the loss is nan, the gradients' norm nan at step 2")
-
-
-def test_an_attempt_without_an_outcome_makes_the_state_unknown(recorded: pathlib.Path):
-    (recorded / "control" / "8.r0.outcome").unlink()
-    run = folders.read(recorded)
-    assert (run.state, run.why) == ("UNKNOWN", "attempt 8.r0 left no outcome, and Slurm no longer knows its job")
 
 
 def test_requeues_and_restarts_come_in_their_order(make_run: MakeRun):
@@ -379,9 +237,8 @@ def test_not_a_number_is_shown_and_breaks_nothing(tab: browser.Browser, make_run
         }
     )
     show(tab, write(tmp_path, folder, folder))
-    assert [round(value, 2) for _, value in drawn(tab, LOSS, "loss")] == [5.0, 4.0, 3.0]
-    assert "not a finite number from step 5 on" in tab.evaluate(f'document.querySelector("{LOSS} .legend").textContent')
-    assert not re.search("NaN|Infinity", tab.evaluate("document.getElementById('data').textContent"))
+    assert [round(value, 2) for _, value in drawn(tab, [folders.read(folder)], "loss")] == [5.0, 4.0, 3.0]
+    assert "not a finite number from step 5 on" in tab.evaluate("document.querySelector('.legend').textContent")
     assert not re.search(
         "nan|inf", tab.evaluate("[...document.querySelectorAll('svg')].map((s) => s.outerHTML).join()")
     )
@@ -437,10 +294,7 @@ def test_whatever_the_files_hold_there_is_a_page(
     run = folders.read(make_run(**texts))
     html = page.page([run, run], made=MADE)
     html.encode()
-    data = re.search(r'<script type="application/json" id="data">(.*?)</script>', html)
-    assert data is not None
-    json.loads(data[1], parse_constant=pytest.fail)
-    assert not re.search(r'(?:d|x1|cx|y|data-x-low)="[^"]*(?:nan|inf)', html)
+    assert not re.search(r'(?:d|x1|x|y)="[^"]*(?:nan|inf)', html)
 
 
 def test_a_million_steps_make_a_small_page_in_seconds(make_run: MakeRun, tmp_path: pathlib.Path):
@@ -458,48 +312,17 @@ def test_a_million_steps_make_a_small_page_in_seconds(make_run: MakeRun, tmp_pat
     took = time.process_time() - began
     assert took < 40, f"{took:.1f} s"
     assert len(html) < 1_000_000
-    data = json.loads(html.split('id="data">')[1].split("</script>")[0])
-    points = dict(zip(data["charts"][0]["curves"][0]["steps"], data["charts"][0]["curves"][0]["values"], strict=True))
+    (loss,) = charts.make([run])[0].curves
+    points = dict(loss.points)
     assert (points[765_432], points[123_457]) == (9.25, 0.0625)
     assert (min(points), max(points)) == (1, 1_000_000)
 
 
-def test_many_runs_make_no_huge_page(recorded: pathlib.Path):
-    run = folders.read(recorded)
-    series = Series()
-    for step in range(50_000):
-        series.add(step, math.sin(step))
-    curves = dict.fromkeys(("loss", "val_loss", "lr", "grad_norm"), series)
-    many = [
-        dataclasses.replace(run, name=f"run-{number}", metrics=dataclasses.replace(run.metrics, series=curves))
-        for number in range(64)
-    ]
-    html = page.page(many, made=MADE)
-    assert len(html) < 6_000_000
-    assert "run-63" in html
-
-
 def test_axes_have_readable_ticks():
-    assert [charts.number_text(value) for value in (0, 0.003, 2.5, 1500, 15000, 2.5e6, 1e-9, 3e9, -2e4, 1e20)] == [
-        "0",
-        "0.003",
-        "2.5",
-        "1500",
-        "15k",
-        "2.5M",
-        "1e-09",
-        "3G",
-        "-20k",
-        "1e+20",
-    ]
+    values = (0, 0.003, 2.5, 1500, 15000, 2.5e6, 1e-9, 3e9, -2e4, 1e20)
+    texts = "0 0.003 2.5 1500 15k 2.5M 1e-09 3G -20k 1e+20"
+    assert " ".join(charts.number_text(value) for value in values) == texts
     for low, high in ((0.0, 1.0), (1.0, 60.0), (4.26, 5.71), (1e-9, 1e-3), (-3.0, 5e5), (1e16, 1e16 + 4)):
-        for is_log in (False, True) if low > 0 and high / low > 1.2 else (False,):
-            ticks = charts.Axis(low, high, 0, 100, is_log=is_log).ticks
-            assert 2 <= len(ticks) <= 24, (low, high, is_log)
-            assert all(-0.1 <= at <= 100.1 for at, _ in ticks)
-
-
-def test_runs_of_one_name_are_distinct(tmp_path: pathlib.Path):
-    runs = [Run("same", pathlib.Path(f"/runs/{number}/same")) for number in (1, 2)]
-    html = page.page(runs, made=MADE)
-    assert "/runs/1/same, /runs/2/same" in html
+        ticks = charts.Axis(low, high, 0, 100).ticks
+        assert 2 <= len(ticks) <= 24, (low, high)
+        assert all(-0.1 <= at <= 100.1 for at, _ in ticks)

@@ -75,19 +75,18 @@ def test_a_run_full_of_rubbish_is_unknown(run: pathlib.Path):
 
 def test_a_log_is_bounded(run: pathlib.Path):
     (run / "logs" / "12.out").write_text("".join(f"line {i}\n" for i in range(200000)))
-    found = folder.read_log(run, "12.out", 12, lines=3, rank=None)
-    assert found.lines == ["line 199997", "line 199998", "line 199999"]
-    assert sum(map(len, folder.read_log(run, "12.out", 12, lines=100000, rank=None).lines)) < explain.MAX_TAIL_BYTES
+    assert folder.read_log(run, 12, lines=3, rank=None)[1] == ["line 199997", "line 199998", "line 199999"]
+    assert sum(map(len, folder.read_log(run, 12, lines=100000, rank=None)[1])) < explain.MAX_TAIL_BYTES
 
 
 def test_a_log_that_is_no_file_is_not_read(run: pathlib.Path):
     (run / "logs" / "12.out").symlink_to("/etc/passwd")
     with pytest.raises(OSError, match="symbolic links"):
-        folder.read_log(run, "12.out", 12, lines=3, rank=None)
+        folder.read_log(run, 12, lines=3, rank=None)
     (run / "logs" / "12.out").unlink()
     os.mkfifo(run / "logs" / "12.out")
     with pytest.raises(OSError, match="not a regular file"):
-        folder.read_log(run, "12.out", 12, lines=3, rank=None)
+        folder.read_log(run, 12, lines=3, rank=None)
 
 
 def test_a_ranks_log_is_that_of_the_last_attempt(run: pathlib.Path):
@@ -98,7 +97,7 @@ def test_a_ranks_log_is_that_of_the_last_attempt(run: pathlib.Path):
     ):
         rank_log(run, node, local, text, attempt)
     (run / "job.json").write_text('{"job_id": 12, "ranks_per_node": 2}')
-    assert folder.read_log(run, "12.out", 12, lines=5, rank=2).lines == ["new"]
-    assert folder.read_log(run, "12.out", 12, lines=5, rank=1).lines == ["other"]
+    assert folder.read_log(run, 12, lines=5, rank=2)[1] == ["new"]
+    assert folder.read_log(run, 12, lines=5, rank=1)[1] == ["other"]
     with pytest.raises(FileNotFoundError):
-        folder.read_log(run, "12.out", 12, lines=5, rank=0)
+        folder.read_log(run, 12, lines=5, rank=0)

@@ -168,16 +168,13 @@ def is_in(words: str, table: str) -> bool:
     return re.search(rf"(?m)\b{words}\b", table) is not None
 
 
-def test_she_sees_everybodys_jobs_and_ends_none_of_them(alice: Person, trained: Json):
+def test_she_sees_her_own_runs_and_ends_nobody_elses_job(alice: Person, trained: Json):
     theirs = alice.cluster.on(
         LOGIN, "runuser", "-u", "ubuntu", "--", "sh", "-c", "cd /tmp && sbatch --parsable --hold -J theirs --wrap true"
     )
     try:
-        own, everybodys = alice.does("ddp list"), alice.does("ddp list --all")
+        own = alice.does("ddp list")
         assert (is_in("theirs", own), is_in(RUN, own)) == (False, True)
-        assert is_in("ubuntu +theirs", everybodys)
-        assert is_in(f"alice +{RUN}", everybodys)
-        assert int(theirs) in [run["job_id"] for run in alice.json("ddp --json list --all")["runs"]]
         assert alice.refused(f"ddp cancel {theirs}")
         assert alice.cluster.on(LOGIN, "squeue", "-h", "-j", theirs, "-o", "%T") == "PENDING"
     finally:

@@ -102,7 +102,7 @@ def test_a_failure_shows_in_the_exit_status(plain: PlainSlurm, smoke: Json):
     absent = plain.tries("ddp show nothing")
     assert (absent.code, absent.err.splitlines()) == (
         1,
-        [f"ddp: run: there is no run 'nothing' in {WORKSPACE}/runs; ddp list"],
+        [f"ddp: there is no run 'nothing' in {WORKSPACE}/runs; ddp list"],
     )
     assert plain.tries("ddp submit --nodse 2 train.py").code == 2
     wrong = plain.tries("DDP_TORCH_BUILD=rocm ddp list")

@@ -123,11 +123,6 @@ class DdpTrainerCharm(ops.CharmBase):
         except (ParameterError, StatusError) as e:
             event.fail(str(e))
             return
-        if not host.has_packages():
-            event.log(f"installing {' '.join(host.PACKAGES)}")
-            if problem := host.install_packages():
-                event.fail(problem)
-                return
         request = {
             "do": action,
             "params": dict(event.params),

@@ -11,7 +11,7 @@ import program
 from ddp import config as configuration
 from ddp.base import USERS, ParameterError
 from ddp.options import fields
-from slurm_ddp import apt, mounts
+from slurm_ddp import apt, files, mounts
 from slurm_ddp.run import CommandError
 
 PACKAGES = ("python3-venv", "zstd")
@@ -48,25 +48,18 @@ def account(name: str) -> pwd.struct_passwd:
 
 def settings(config: Config, unit: str) -> dict[str, str | bool]:
     """Build the program's configuration."""
-    return {
-        "workspace": config.workspace.rstrip("/"),
-        "account": config.submit_user,
-        "unit": unit,
-        "torch-build": config.torch_build,
-        "torch-index": config.torch_index,
-        "mlflow-tracking-uri": config.mlflow_tracking_uri,
-        "tensorboard": config.tensorboard,
-        "transformers": config.transformers,
-    }
+    own = {"workspace": config.workspace.rstrip("/"), "account": config.submit_user, "unit": unit}
+    return config.model_dump(by_alias=True, exclude={"submit_user", "hf_token"}) | own
 
 
 def ensure(config: Config, unit: str, charm_dir: pathlib.Path, token: str) -> str:
     """Install packages and the program, and make the workspace's folders; return an error of one line, or nothing."""
-    if problem := install_packages():
-        return problem
     try:
+        apt.ensure_packages(PACKAGES)
         program.install(charm_dir)
-        program.configure(configuration.write(settings(config, unit)))
+        files.ensure_file(program.CONFIG, configuration.write(settings(config, unit)))
+    except CommandError as e:
+        return f"cannot install {' '.join(PACKAGES)}: {e}"
     except OSError as e:
         return f"cannot install ddp: {e}"
     if not _is_mounted(config.workspace):
@@ -95,20 +88,6 @@ def refused(config: Config, name: str, why: str) -> str:
     folder = f"{config.workspace}/{name}"
     hint = f"as root, on the filesystem's server or here: chown {config.submit_user} {folder}"
     return f"{config.submit_user} cannot write {folder}{why}; {hint}"
-
-
-def install_packages() -> str:
-    """Install the packages; return an error, or nothing."""
-    try:
-        apt.ensure_packages(PACKAGES)
-    except CommandError as e:
-        return f"cannot install {' '.join(PACKAGES)}: {e}"
-    return ""
-
-
-def has_packages() -> bool:
-    """Return whether the packages are installed."""
-    return set(apt.installed(*PACKAGES)) == set(PACKAGES)
 
 
 def ask(config: Config, unit: str, do: str, *, token: str = "", timeout_s: float | None = _ANSWER_S) -> program.Answer:

@@ -3,7 +3,6 @@
 import collections
 import collections.abc
 import contextlib
-import dataclasses
 import json
 import logging
 import logging.handlers
@@ -72,8 +71,8 @@ def read(settings: dict[str, typing.Any], totals: "Totals") -> collections.abc.I
     for name, text in _VALUES.items():
         having = [run for run in shown if name in run["values"]]
         yield gauge(f"run_{name}", text, [(_labels(run), run["values"][name]) for run in having])
-    reasons = {reason: totals.failures.get(reason, 0) for reason in telemetry.KINDS}
-    yield counter("run_failures_total", "Failed attempts.", [({"reason": key}, n) for key, n in reasons.items()])
+    failures = [({"reason": reason}, totals.failures[reason]) for reason in telemetry.KINDS]
+    yield counter("run_failures_total", "Failed attempts.", failures)
     seconds = [({"user": user}, n) for user, n in sorted(totals.gpu_seconds.items())]
     yield counter("gpu_seconds_total", "Seconds that jobs held a GPU.", seconds)
     if doctor := found["doctor"]:
@@ -82,40 +81,33 @@ def read(settings: dict[str, typing.Any], totals: "Totals") -> collections.abc.I
         yield gauge("doctor_timestamp_seconds", "When ddp doctor ran last.", [({}, float(doctor["time"]))])
 
 
-@dataclasses.dataclass
 class Totals:
     """Counters over runs that may be removed; kept over a restart of the service."""
 
-    path: pathlib.Path
-    failures: dict[str, int] = dataclasses.field(default_factory=dict[str, int])
-    gpu_seconds: dict[str, float] = dataclasses.field(default_factory=dict[str, float])
-    seen: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict[str, dict[str, int]])  # by run
-    logs: dict[str, list[typing.Any]] = dataclasses.field(default_factory=dict[str, list[typing.Any]])  # by run
-    at: float = 0.0
-
-    def __post_init__(self) -> None:
-        try:
-            kept = json.loads(self.path.read_text())
-            self.failures, self.gpu_seconds, self.seen = kept["failures"], kept["gpu_seconds"], kept["seen"]
-            self.logs = kept["logs"]
-        except (OSError, ValueError, KeyError, TypeError):
-            self.failures, self.gpu_seconds, self.seen = {}, {}, {}
-            self.logs = {}
+    def __init__(self, path: pathlib.Path) -> None:
+        self.path = path
+        self._at = 0.0  # of the last look
+        kept: dict[str, typing.Any] = {}
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            kept = dict(json.loads(path.read_text()))
+        self.failures: collections.Counter[str] = collections.Counter(kept.get("failures"))
+        self.gpu_seconds = collections.defaultdict[str, float](float, kept.get("gpu_seconds", {}))
+        self.seen: dict[str, dict[str, int]] = kept.get("seen", {})  # failures by run
+        self.logs: dict[str, list[typing.Any]] = kept.get("logs", {})  # by run
 
     def add(self, runs: list[dict[str, typing.Any]], gpus: collections.abc.Mapping[str, int], now: float) -> None:
         """Count what is new since the last look, and keep it."""
-        for run in runs:
-            name = f"{run['user']}/{run['run']}"
+        by_name = {f"{run['user']}/{run['run']}": run for run in runs}
+        for name, run in by_name.items():
             before = self.seen.get(name, {})
             for reason, count in run["failures"].items():
-                self.failures[reason] = self.failures.get(reason, 0) + max(0, count - before.get(reason, 0))
-            self.seen[name] = run["failures"]
-        self.seen = {name: self.seen[name] for run in runs if (name := f"{run['user']}/{run['run']}") in self.seen}
-        self.logs = {f"{run['user']}/{run['run']}": run["log"] for run in runs}
-        passed = min(max(0.0, now - self.at), _LONGEST_S) if self.at else 0.0
+                self.failures[reason] += max(0, count - before.get(reason, 0))
+        self.seen = {name: run["failures"] for name, run in by_name.items()}
+        self.logs = {name: run["log"] for name, run in by_name.items()}
+        passed = min(max(0.0, now - self._at), _LONGEST_S) if self._at else 0.0
         for user, count in gpus.items():
-            self.gpu_seconds[user] = self.gpu_seconds.get(user, 0.0) + count * passed
-        self.at = now
+            self.gpu_seconds[user] += count * passed
+        self._at = now
         kept = {"failures": self.failures, "gpu_seconds": self.gpu_seconds, "seen": self.seen, "logs": self.logs}
         files.ensure_file(self.path, json.dumps(kept) + "\n", mode=0o600)
 

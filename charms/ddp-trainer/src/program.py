@@ -87,11 +87,6 @@ def install(charm_dir: pathlib.Path) -> bool:
     return True
 
 
-def configure(text: str) -> None:
-    """Write the configuration that everybody's ddp reads."""
-    files.ensure_file(CONFIG, text)
-
-
 def remove() -> None:
     """Remove the program; runs stay."""
     for path in (COMMAND, CONFIG):
@@ -154,29 +149,25 @@ def ask(user: str, request: Json, log: Log, *, timeout_s: float | None = None) -
 @contextlib.contextmanager
 def _ended(process: "subprocess.Popen[str]", timeout_s: float | None) -> collections.abc.Generator[None]:
     """End the program behind the block, and kill it after `timeout_s` seconds."""
-    timer = None
-    if timeout_s is not None:
 
-        def kill(*_: object) -> None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+    def kill() -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
-        timer = threading.Timer(timeout_s, kill)
-        timer.daemon = True
-        timer.start()
+    timer = threading.Timer(threading.TIMEOUT_MAX if timeout_s is None else timeout_s, kill)
+    timer.daemon = True
+    timer.start()
     try:
         yield
     finally:
-        if timer is not None:
-            timer.cancel()
+        timer.cancel()
         assert process.stdin is not None
         with contextlib.suppress(OSError):
             process.stdin.close()
         try:
             process.wait(_END_S)
         except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            kill()
 
 
 def _needed() -> dict[str, importlib.metadata.Distribution]:

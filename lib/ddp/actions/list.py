@@ -2,12 +2,11 @@
 
 import datetime
 import fnmatch
-import math
 import re
 
-from ddp.base import Log, ParameterError, Settings, TrainerError
+from ddp.base import Log, ParameterError, Settings
 from ddp.options import models
-from ddp.run import catalog, reading, state
+from ddp.run import catalog
 from ddp.run.model import UTC, Run, State
 from ddp.slurm import jobs
 from ddp.view.result import Result
@@ -22,7 +21,6 @@ def list_runs(settings: Settings, params: models.ListRuns, _: Log) -> Result:
     names = [name for name in catalog.names(settings) if fnmatch.fnmatchcase(name, params.name or "*")]
     is_filtered = params.state is not None or params.since is not None or params.sort != "submitted"
     runs, silence = catalog.load(settings, names if is_filtered else names[: params.lines], is_brief=True)
-    runs += _others(settings, params.name or "*") if params.all else []
     if params.state is not None:
         wanted = set(params.state.upper().replace(",", " ").split())
         if unknown := sorted(wanted - set(map(str, State))):
@@ -32,19 +30,17 @@ def list_runs(settings: Settings, params: models.ListRuns, _: Log) -> Result:
         runs = [run for run in runs if run.written >= _begin(params.since)]
     if params.sort != "submitted":
         runs.sort(key=lambda run: _key(run, params.sort))
-    count, runs = (len(runs) if is_filtered or params.all else len(names)), runs[: params.lines]
+    count, runs = (len(runs) if is_filtered else len(names)), runs[: params.lines]
     order: Order = {}
     if any(run.state == State.PENDING for run in runs):
         order = jobs.positions()
-    head = (*(("USER",) if params.all else ()), *_HEAD)
-    rows = [(*((run.user or settings.user,) if params.all else ()), *_row(run, order)) for run in runs]
     listed = [
         describe(run) | ({"position": order[run.job.job_id][0]} if run.job and run.job.job_id in order else {})
         for run in runs
     ]
     notes = {"slurm": silence} if silence else {}
     return Result(
-        {"count": str(count), "runs": catalog.aligned([head, *rows]), **notes},
+        {"count": str(count), "runs": catalog.aligned([_HEAD, *(_row(run, order) for run in runs)]), **notes},
         {"count": count, "runs": listed, **notes},
     )
 
@@ -54,21 +50,20 @@ def describe(run: Run) -> dict[str, object]:
     rate, job = run.rate, run.job
     return {
         "run": run.name,
-        "user": run.user or None,
         "kind": run.kind or None,
         "state": str(run.state),
         "why": run.why or None,
         "job_id": run.job_id or (job.job_id if job else None),
-        "submitted": run.submitted or None,
+        "submitted": run.record.get("submitted"),
         "run_dir": str(run.folder),
-        "nodes": _nodes(run),
+        "nodes": job.num_nodes if job else run.summary.get("nodes"),
         "where": (job.nodes or None) if job else None,
-        "elapsed_s": jobs.parse_time(job.elapsed) if job else _finite(run.summary.get("elapsed_s")),
+        "elapsed_s": jobs.parse_time(job.elapsed) if job else run.figure("elapsed_s"),
         "step": run.step,
         "total_steps": run.total_steps,
-        "loss": _finite(run.loss),
+        "loss": run.loss,
         "val_loss": run.metrics.last("val_loss"),
-        "best_loss": _finite(run.best_loss),
+        "best_loss": run.best_loss,
         "rate": rate[0] if rate else None,
         "rate_unit": f"{rate[1]}/s" if rate else None,
     }
@@ -80,23 +75,10 @@ def _row(run: Run, order: Order) -> tuple[str, ...]:
     if job is not None and job.job_id in order and run.state == State.PENDING:
         position, length = order[job.job_id]
         where = f"{where} (position {position} of {length})"
-    cells = [run.kind, str(run.state), _nodes(run), run.step, run.loss, run.best_loss]
+    found = describe(run)
+    cells = [found[name] for name in ("kind", "state", "nodes", "step", "loss", "best_loss")]
     cells += [f"{rate[0]:.6g} {rate[1]}/s" if rate else None, job.elapsed if job else run.figure("elapsed_s")]
     return (run.name[:64], *map(catalog.cell, [*cells, where[:80]]))
-
-
-def _others(settings: Settings, pattern: str) -> list[Run]:
-    """Return the jobs of all other users, as runs whose folders are not read."""
-    try:
-        known = jobs.jobs(user=None)
-    except jobs.SlurmError as e:
-        raise TrainerError(f"Slurm: {e}") from e
-    now = datetime.datetime.now(UTC).timestamp()
-    return [
-        state.with_job(Run(name, settings.runs / name, user=job.user, job_id=job.job_id, written=now), job)
-        for job in known
-        if job.user != settings.user and fnmatch.fnmatchcase(name := reading.printable(job.run_name, 64), pattern)
-    ]
 
 
 def _key(run: Run, sort: str) -> tuple[object, ...]:
@@ -115,11 +97,3 @@ def _begin(since: str) -> float:
         return datetime.datetime.fromisoformat(since).astimezone(UTC).timestamp()
     except ValueError:
         raise ParameterError("since", f"{since!r} is neither a duration such as 2d nor a date") from None
-
-
-def _nodes(run: Run) -> object:
-    return run.job.num_nodes if run.job is not None else run.summary.get("nodes")
-
-
-def _finite(value: object) -> object:
-    return value if isinstance(value, int | float) and math.isfinite(value) else None

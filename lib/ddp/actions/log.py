@@ -1,5 +1,6 @@
 """run-log: the output of a run's job."""
 
+import pathlib
 import time
 
 from ddp.base import Log, Settings, TrainerError
@@ -13,52 +14,44 @@ from ddp.workspace import folders
 
 def run_log(settings: Settings, params: models.RunLog, log: Log) -> Result:
     """Return the last lines of a job's log; with `follow` report new lines until the job ends or the limit passes."""
-    target = catalog.find(settings, params.run)
+    name, job_id = catalog.find(settings, params.run)
+    path = settings.runs / name
     if params.follow:
-        _follow(settings, target, params.rank, log, timeout_s=params.follow_timeout)
-    results = {"job-id": str(target.job_id), "run": target.run}
-    known = catalog.job_of(settings, target)
+        _follow(settings, path, job_id, params, log)
+    results = {"job-id": str(job_id), "run": name}
+    known = catalog.job_of(settings, name, job_id)
     if known is not None:
         results["state"] = known.state
-
-    def read() -> folder.Lines:
-        path = settings.runs / target.run
-        return folder.read_log(path, target.log, target.job_id, lines=params.lines, rank=params.rank)
-
     try:
-        found = folders.call(settings, read)
+        place, found = folders.call(
+            settings, folder.read_log, path=path, job_id=job_id, lines=params.lines, rank=params.rank
+        )
     except folders.MissingError as e:
-        state, yet = f"job {target.job_id}", ""
-        if known is not None:
-            state += f" is {known.state}" + (f" ({known.reason})" if known.state == "PENDING" else "")
-            yet = " yet" if known.is_active else ""
-        of_rank = "" if params.rank is None else f" of rank {params.rank}"
-        show = Command("show", arguments=(target.run,))
-        raise TrainerError(f"{state}; it has no output{of_rank}{yet}", remedy=show, results=results) from e
-    lines = list(map(control.printable, found.lines))
-    results |= {"log": found.path, "lines": str(len(lines)), "text": "\n".join(lines)}
-    values: dict[str, object] = {"run": target.run, "job_id": target.job_id, "state": results.get("state")}
-    values |= {"log": found.path, "lines": lines}
+        text = f"job {job_id} has no output" + ("" if params.rank is None else f" of rank {params.rank}")
+        text += f"; it is {known.state}" if known is not None else ""
+        raise TrainerError(text, remedy=Command("show", arguments=(name,)), results=results) from e
+    lines = list(map(control.printable, found))
+    results |= {"log": place, "lines": str(len(lines)), "text": "\n".join(lines)}
+    values: dict[str, object] = {"run": name, "job_id": job_id, "state": results.get("state")}
+    values |= {"log": place, "lines": lines}
     return Result(results, values, text="" if params.follow else results["text"])
 
 
-def _follow(settings: Settings, target: catalog.Target, rank: int | None, log: Log, *, timeout_s: float) -> None:
+def _follow(settings: Settings, path: pathlib.Path, job_id: int, params: models.RunLog, log: Log) -> None:
     began = time.monotonic()
     offsets: dict[str, int] = {}
     is_pending = False
-    path = settings.runs / target.run
     while True:
-        known = catalog.job_of(settings, target)
+        known = catalog.job_of(settings, path.name, job_id)
         has_ended = known is None or not known.is_active  # its last lines are still to be read
-        found = folders.call(
-            settings, folder.follow_log, path=path, log=target.log, job_id=target.job_id, rank=rank, offsets=offsets
+        lines, offsets = folders.call(
+            settings, folder.follow_log, path=path, job_id=job_id, rank=params.rank, offsets=offsets
         )
-        offsets = found.offsets
-        for line in found.lines:
+        for line in lines:
             log(tables.Line(control.printable(line)))
         was_pending, is_pending = is_pending, known is not None and known.state == "PENDING"
         if known is not None and is_pending and not was_pending:
             log(f"job {known.job_id} PENDING ({known.reason})")
-        if has_ended or time.monotonic() - began >= timeout_s:
+        if has_ended or time.monotonic() - began >= params.follow_timeout:
             return
         control.pause(1.0)

@@ -43,8 +43,8 @@ def render_kubernetes(settings: Settings, params: models.Render, log: Log) -> Re
         if kept is not None:
             folders.call(settings, folder.create, path=settings.runs / run, texts={}, again=True)
             kept.place()
-    where = {"code": str(kept.folder)} if kept is not None else {}
-    shown = {"manifests": text, "run": run, "run-dir": str(settings.runs / run), **where}
+    shown = {"manifests": text, "run": run, "run-dir": str(settings.runs / run)}
+    shown |= {"code": str(kept.folder)} if kept is not None else {}
     return Result(shown, dict(shown), text)
 
 
@@ -55,9 +55,7 @@ def _manifests(
     run: str,
     kept: project.Copy | None,
 ) -> str:
-    nodes = params.nodes or 1
-    gpus = params.gpus_per_node or 0
-    run_dir = settings.runs / run
+    gpus, run_dir = params.gpus_per_node or 0, settings.runs / run
     workload = training.Workload(
         kind=kind,
         label="run",
@@ -69,19 +67,18 @@ def _manifests(
     )
     program = workload.program(settings, params, params.resume)
     named = {scripts.RUN_DIR: str(run_dir), scripts.RESUME: program.resume}
-    limit = jobs.parse_time(params.time_limit) if params.time_limit else None
     try:
         wanted = kubernetes.Run(
             name=run,
             image=params.container_image or "",
             command=tuple(word if isinstance(word, str) else named[word] for word in program.command),
             env=dict(fields.variables(params.env)),
-            nodes=nodes,
+            nodes=params.nodes or 1,
             gpus_per_node=gpus,
             ranks_per_node=max(gpus, 1),
             cpus_per_task=params.cpus_per_task or max(4 * gpus, 1),
             memory_mb=fields.memory_mb(params.memory) if params.memory else max(16384 * gpus, 4096),
-            time_limit_s=limit,
+            time_limit_s=jobs.parse_time(params.time_limit) if params.time_limit else None,
             workspace=str(settings.workspace),
             run_dir=str(run_dir),
             python_path=(program.payload,) if program.payload else (),

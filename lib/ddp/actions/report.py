@@ -9,20 +9,20 @@ from ddp.run import catalog, folder
 from ddp.run.model import UTC
 from ddp.view import page
 from ddp.view.result import Result
-from ddp.workspace import folders
+from ddp.workspace import files, folders
 
 _MAX_RUNS = 16  # on one page
 
 
 def report(settings: Settings, params: models.Report, _: Log) -> Result:
     """Write a page about these runs, or the newest, and return its path."""
-    given: list[str | None] = list(dict.fromkeys(params.runs.replace(",", " ").split())) if params.runs else [None]
-    if len(given) > _MAX_RUNS:
-        raise ParameterError("runs", f"{len(given)} runs are given; a page holds at most {_MAX_RUNS}")
-    names = [catalog.name_of(settings, name)[0] for name in given]
-    runs = catalog.load(settings, names, parameter="runs")[0]
+    given = params.runs.replace(",", " ").split() if params.runs else [None]
+    names = list(dict.fromkeys(catalog.name_of(settings, name)[0] for name in given))
+    if len(names) > _MAX_RUNS:
+        raise ParameterError("runs", f"{len(names)} runs are given; a page holds at most {_MAX_RUNS}")
+    runs = catalog.load(settings, names)[0]
     target = pathlib.Path(params.output) if params.output else settings.runs / names[0] / "report.html"
     logs = folders.call(settings, lambda: [folder.last_lines(run) for run in runs], timeout_s=60)
     text = page.page(runs, made=datetime.datetime.now(UTC), logs=logs)
-    folders.call(settings, folder.write_text, timeout_s=60, path=target, text=text)
+    folders.call(settings, files.replace, timeout_s=60, path=target, text=text)
     return Result({"report": str(target), "runs": ", ".join(names)}, {"report": str(target), "runs": names})

@@ -12,24 +12,27 @@ from ddp.view.result import Result
 # slurmd refuses a requeued job whose credential is not a second newer than the end of its last attempt ("already
 # killed, do not launch batch job"), and the job then fails.
 _APART_S = 2.0
+_LEAVING = ("COMPLETING", "EXPEDITING")  # it still ends on its nodes; Slurm refuses to change an EXPEDITING job
 
 
 def resume_run(settings: Settings, params: models.ResumeRun, log: Log) -> Result:
     """Make a requeued job that is held, or waits for its begin time, eligible now."""
-    target = catalog.find(settings, params.run)
-    known = catalog.job_of(settings, target)
+    name, job_id = catalog.find(settings, params.run)
+    known = catalog.job_of(settings, name, job_id)
     began = time.monotonic()
-    while known is not None and _is_leaving(known) and time.monotonic() - began < control.LEAVE_S:
+    while (
+        known is not None and known.state in _LEAVING and known.restarts and time.monotonic() - began < control.LEAVE_S
+    ):
         log(f"job {known.job_id} is leaving its nodes")
         control.pause(REPORT_S)
-        known = catalog.job_of(settings, target)
+        known = catalog.job_of(settings, name, job_id)
     if known is None or not known.is_active:
         state = known.state if known is not None else "unknown to Slurm"
-        text = f"job {target.job_id} is not waiting: it is {state}; to resume, submit it with the same options"
-        raise TrainerError(text, remedy=Command("submit", {"run": target.run}))
+        text = f"job {job_id} is not waiting: it is {state}; to resume, submit it with the same options"
+        raise TrainerError(text, remedy=Command("submit", {"run": name}))
     if known.state not in control.WAITING:
         text = f"job {known.job_id} is not waiting: it is {known.state}"
-        raise TrainerError(text, remedy=Command("log", arguments=(target.run,)))
+        raise TrainerError(text, remedy=Command("log", arguments=(name,)))
     release = f"as an administrator: scontrol release {known.job_id}"
     if known.restarts:
         control.pause(_APART_S)
@@ -41,15 +44,10 @@ def resume_run(settings: Settings, params: models.ResumeRun, log: Log) -> Result
         problem = control.held(settings, known)
         text = f"job {known.job_id} ({known.reason}) cannot be released: {e}; {problem.what if problem else release}"
         raise TrainerError(text, remedy=problem.remedy if problem else None) from e
-    now_known = catalog.job_of(settings, target) or known
+    now_known = catalog.job_of(settings, name, job_id) or known
     if now_known.state in control.WAITING and now_known.is_held:
         raise TrainerError(f"job {known.job_id} is still held ({now_known.reason}); {release}")
     log(f"job {known.job_id} was {known.state} ({known.reason}); it starts as soon as there is room")
     state, reason = now_known.state, now_known.reason
-    shown = {"job-id": str(known.job_id), "run": target.run, "state": state, "reason": reason}
-    return Result(shown, {"job_id": known.job_id, "run": target.run, "state": state, "reason": reason})
-
-
-def _is_leaving(known: jobs.Job) -> bool:
-    """Whether a requeued job is still ending on its nodes; Slurm refuses to change an EXPEDITING one."""
-    return known.state == "EXPEDITING" or (known.state == "COMPLETING" and bool(known.restarts))
+    shown = {"job-id": str(known.job_id), "run": name, "state": state, "reason": reason}
+    return Result(shown, {"job_id": known.job_id, "run": name, "state": state, "reason": reason})

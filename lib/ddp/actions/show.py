@@ -22,14 +22,15 @@ def show_run(settings: Settings, params: models.ShowRun, _: Log) -> Result:
         values = {**listing.describe(run), "runs": [listing.describe(one) for one in elements]}
         return Result(table | {"run-dir": str(run.folder)}, values)
     job_id = run.job_id or (run.job.job_id if run.job is not None else None)
+    held = control.held(settings, run.job)
     results: Results = {
         "run": name,
         "run-dir": str(run.folder),
         "state": str(run.state),
-        "reason": _reason(settings, run),
+        "reason": held.text(settings.render) if held else run.why,
         "kind": run.kind,
         "job-id": catalog.cell(job_id),
-        "submitted": run.submitted,
+        "submitted": str(run.record.get("submitted") or ""),
         "log": str(run.log_path) if run.job_id is not None else "",
         "script": str(run.folder / "job.sbatch") if run.record else "",
     }
@@ -67,23 +68,17 @@ def show_run(settings: Settings, params: models.ShowRun, _: Log) -> Result:
     return Result({name: value for name, value in results.items() if value not in ("", "-")}, values)
 
 
-def _reason(settings: Settings, run: Run) -> str:
-    problem = control.held(settings, run.job) if run.job is not None else None
-    return problem.text(settings.render) if problem else run.why
-
-
 def _metrics(settings: Settings, run: Run) -> str:
-    losses = run.metrics.series["loss"].points(3) if "loss" in run.metrics.series else []
-    lost = run.metrics.lost_step
-    no_number = "" if lost is None else f"; the loss is not finite from step {lost:.0f} on"
-    if not losses:
-        if no_number:
-            return f"{run.metrics.num_records} records{no_number}"
+    metrics = run.metrics
+    if not metrics.num_records:
         if what := WITHOUT_LOSS.get(run.kind):
             return f"none: it is {what}; its output: {settings.render(Command('log', arguments=(run.name,)))}"
         return "none: the script wrote no metrics.jsonl" if run.kind == "script" else "none yet"
-    which = "the last finite one" if no_number else "the last"
-    step, loss = losses[-1]
-    text = f"{run.metrics.num_records} records, {which} at step {step:.0f} with loss {loss:.4f}{no_number}"
-    val_loss = run.metrics.last("val_loss")
-    return text + ("" if val_loss is None else f"; validation loss {val_loss:.4f}")
+    parts = [f"{metrics.num_records} records"]
+    for step, loss in metrics.points("loss", 3)[-1:]:
+        parts.append(f"loss {loss:.4f} at step {step:.0f}")
+    if (val_loss := metrics.last("val_loss")) is not None:
+        parts.append(f"validation loss {val_loss:.4f}")
+    if metrics.lost_step is not None:
+        parts.append(f"the loss is not finite from step {metrics.lost_step:.0f} on")
+    return ", ".join(parts)

@@ -1,6 +1,5 @@
-"""watch: a live view of a run on a terminal; elsewhere a line, or an object of JSON, for each change."""
+"""watch: a live view of a run on a terminal; elsewhere an object of JSON for each change."""
 
-import collections
 import collections.abc
 import contextlib
 import json
@@ -17,8 +16,8 @@ import rich.text
 from ddp.actions import list as listing
 from ddp.base import Log, Settings
 from ddp.options import models
-from ddp.run import catalog, control, folder, metrics, reading, state
-from ddp.run.model import Run
+from ddp.run import catalog, folder, metrics, reading, state
+from ddp.run.model import Run, State
 from ddp.slurm import jobs
 from ddp.view import charts, curve, screen
 from ddp.workspace import folders
@@ -31,18 +30,14 @@ Read = collections.abc.Callable[[], "Frame"]
 
 
 class Frame:
-    """A run at one moment, and what the moments before tell of it."""
+    """A run at one moment."""
 
-    def __init__(
-        self, run: Run, log: collections.abc.Sequence[str] = (), steps_per_second: float | None = None
-    ) -> None:
+    def __init__(self, run: Run, log: collections.abc.Sequence[str] = ()) -> None:
         self.run, self.log = run, log
-        rate = run.metrics.steps_per_second or steps_per_second
-        total, limit = run.total_steps, None
-        is_running = run.state.is_active and run.job is not None and run.job.state == "RUNNING"
-        self.elapsed_s = jobs.parse_time(run.job.elapsed) if is_running and run.job is not None else None
-        if is_running and run.job is not None and run.job.time_limit not in jobs.NO_LIMIT:
-            limit = jobs.parse_time(run.job.time_limit)
+        rate, total = run.metrics.steps_per_second, run.total_steps
+        job = run.job if run.state == State.RUNNING else None
+        limit = jobs.parse_time(job.time_limit) if job and job.time_limit not in jobs.NO_LIMIT else None
+        self.elapsed_s = jobs.parse_time(job.elapsed) if job else None
         self.left_s = max(0, total - (run.step or 0)) / rate if total and rate and run.state.is_active else None
         self.limit_left_s = max(0.0, limit - self.elapsed_s) if limit and self.elapsed_s is not None else None
 
@@ -59,35 +54,25 @@ class Frame:
 
 
 def watch(settings: Settings, params: models.WatchRun, _: Log) -> None:
-    """Show a run's progress until it has ended or the user presses Ctrl-C; without a console as lines of JSON."""
-    name = catalog.find(settings, params.run).run
+    """Show a run's progress until it has ended or the user presses Ctrl-C."""
+    name = catalog.find(settings, params.run)[0]
     follow(reader(settings, name), None if params.is_json else screen.console(sys.stdout))
 
 
 def reader(settings: Settings, name: str) -> Read:
     """Return a function that reads the run's next frame, of metrics.jsonl only what was appended."""
     kept = metrics.Reader(settings.runs / name / folder.METRICS)
-    seen: collections.deque[tuple[float, int]] = collections.deque(maxlen=32)  # for scripts that write no times
 
     def read() -> Frame:
         run = catalog.read(settings, name, is_brief=True, reader=kept)
         with contextlib.suppress(jobs.SlurmError):  # the view shows the run's own files
             run = state.with_job(run, catalog.job_among(run, jobs.jobs(user=settings.user)))
-        if not seen or seen[-1][1] != (run.step or 0):
-            seen.append((time.monotonic(), run.step or 0))
-        passed, steps = seen[-1][0] - seen[0][0], seen[-1][1] - seen[0][1]
-        rate = steps / passed if passed > 0 and steps > 0 else None
-        return Frame(run, [reading.printable(line, 500) for line in _log(settings, run)], rate)
+        lines: list[str] = []
+        with contextlib.suppress(folders.WorkspaceError):
+            lines = folders.call(settings, folder.last_lines, run=run, lines=_LOG_LINES)
+        return Frame(run, [reading.printable(line.rstrip("\r").rsplit("\r", 1)[-1], 500) for line in lines])
 
     return read
-
-
-def _log(settings: Settings, run: Run) -> list[str]:
-    try:
-        lines = folders.call(settings, folder.last_lines, run=run, lines=_LOG_LINES)
-    except folders.WorkspaceError:
-        return []
-    return [line.rstrip("\r").rsplit("\r", 1)[-1] for line in lines if line.strip()]
 
 
 def follow(read: Read, console: rich.console.Console | None, *, every_s: float = 2.0) -> None:
@@ -98,14 +83,12 @@ def follow(read: Read, console: rich.console.Console | None, *, every_s: float =
                 for now in _frames(read, every_s):
                     live.update(render(now, console.width, console.height), refresh=True)
             return
-        before = ""
+        before: tuple[object, ...] = ()
         for now in _frames(read, every_s):
-            if (text := line(now)) != before and console is None:
+            seen = (now.run.state, now.run.step, len(now.run.attempts), len(now.run.failures))
+            if seen != before:
                 print(json.dumps(now.record()), flush=True)
-            elif text != before and console is not None:
-                stamp = control.now().strftime("%H:%M:%S")
-                console.print(f"{stamp} {text}", markup=False, highlight=False, soft_wrap=True)
-            before = text
+            before = seen
     except KeyboardInterrupt:
         return
 
@@ -119,31 +102,18 @@ def _frames(read: Read, every_s: float) -> collections.abc.Iterator[Frame]:
         time.sleep(every_s)
 
 
-def line(now: Frame) -> str:
-    """Describe a frame in one line, without what changes by itself, such as the time left."""
-    run, rate = now.run, now.run.rate
-    parts = [run.name, str(run.state) + (f" ({run.why})" if run.why else "")]
-    if run.step:
-        parts.append(f"step {run.step}" + (f"/{run.total_steps}" if run.total_steps else ""))
-    for name, value in (("loss", run.loss), ("evaluation", run.metrics.last("val_loss"))):
-        parts += [f"{name} {value:.4f}"] if value is not None else []
-    parts += [f"{charts.number_text(rate[0])} {rate[1]}/s"] if rate else []
-    parts += [f"attempt {len(run.attempts)}"] if len(run.attempts) > 1 else []
-    parts += [f"{len(run.failures)} failed: {run.failures[-1].reason}"] if run.failures else []
-    return reading.printable(", ".join(parts))
-
-
 def render(now: Frame, width: int, height: int = 40) -> rich.console.RenderableType:
     """Render a frame with this many columns; on a low terminal the log gets fewer lines."""
     run, width = now.run, max(_LEAST_WIDTH, min(_MOST_WIDTH, width))
-    parts: list[rich.console.RenderableType] = [_head(run), _progress(run, width - 4), _numbers(now)]
-    losses = run.metrics.series["loss"].points(600) if "loss" in run.metrics.series else []
+    numbers = _numbers(now)
+    parts: list[rich.console.RenderableType] = [_head(run), _progress(run, width - 4), numbers]
+    losses = run.metrics.points("loss", 600)
     if losses:
         parts.append(_text(curve.draw(losses, columns=width - 4, rows=_CURVE_ROWS), "cyan"))
     failed = [f"{one.attempt} failed: {one.reason}" for one in run.failures[-_MAX_FAILURES:]]
     if failed:
         parts.append(_text("\n".join(reading.printable(one, 300) for one in failed), "red"))
-    room = height - (8 + (_CURVE_ROWS + 2 if losses else 0) + len(failed))
+    room = height - (5 + numbers.row_count + (_CURVE_ROWS + 2 if losses else 0) + len(failed))
     if now.log and room > 1:
         parts.append(_text("\n".join(now.log[-min(len(now.log), room) :]), "dim"))
     title = rich.text.Text(f" {reading.printable(run.name, 120)} ", style="bold")
@@ -157,7 +127,7 @@ def _text(text: str, style: str) -> rich.text.Text:
 
 
 def _head(run: Run) -> rich.text.Text:
-    text = _text(str(run.state), f"bold {screen.STATES.get(str(run.state), 'magenta')}")
+    text = _text(str(run.state), f"bold {screen.COLOURS.get(str(run.state), 'magenta')}")
     nodes = run.job.nodes if run.job is not None else ""
     restarts = f"restarts {len(run.attempts) - 1}" if len(run.attempts) > 1 else ""
     for part in (run.why, f"job {run.job_id}" if run.job_id else "", nodes, restarts):
@@ -176,21 +146,13 @@ def _progress(run: Run, width: int) -> rich.table.Table:
 
 
 def _numbers(now: Frame) -> rich.table.Table:
-    run, lost = now.run, now.run.metrics.lost_step
-    last = run.metrics.last
-    gpu, memory = last("gpu_percent"), last("memory_mib")
     is_late = now.left_s is not None and now.limit_left_s is not None and now.left_s > now.limit_left_s
     cells = [
-        ("loss", _fixed(run.loss) if lost is None else f"not finite from step {lost:g}", lost is not None),
-        ("evaluation", _fixed(last("val_loss")), False),
-        (f"{run.rate[1] if run.rate else 'tokens'}/s", _short(run.rate[0] if run.rate else None), False),
-        ("memory", "-" if memory is None else f"{memory / 1024:.1f} GiB", False),
-        ("GPU use", "-" if gpu is None else f"{gpu:.0f} %", False),
-        ("elapsed", duration(now.elapsed_s), False),
-        ("left", duration(now.left_s), is_late),
-        ("to the time limit", duration(now.limit_left_s), False),
-        ("learning rate", _short(last("lr")), False),
+        (reading.printable(name, 24), _last(series), series.lost is not None)
+        for name, series in now.run.metrics.series.items()
     ]
+    cells += [("elapsed", _time(now.elapsed_s), False), ("left", _time(now.left_s), is_late)]
+    cells.append(("to the time limit", _time(now.limit_left_s), False))
     table = rich.table.Table.grid(padding=(0, 3))
     texts = [
         rich.text.Text.assemble((f"{name} ", "dim"), (value, "bold red" if is_bad else "bold"))
@@ -201,21 +163,11 @@ def _numbers(now: Frame) -> rich.table.Table:
     return table
 
 
-def _short(value: float | None) -> str:
-    return "-" if value is None else charts.number_text(value)
+def _last(series: metrics.Series) -> str:
+    if series.lost is not None:
+        return f"not finite from step {series.lost:g}"
+    return charts.number_text(series.last or 0.0)
 
 
-def _fixed(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}" if abs(value) < 1e6 else f"{value:.4g}"
-
-
-def duration(seconds: float | None) -> str:
-    """Format a time: 45 s, 12 m 30 s, 3 h 05 m, 2 d 4 h; a dash if it is unknown."""
-    if seconds is None or not 0 <= seconds < 1e9:
-        return "-"
-    minutes, second = divmod(int(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    days, hour = divmod(hours, 24)
-    if days:
-        return f"{days} d {hour} h"
-    return f"{hour} h {minute:02d} m" if hour else f"{minute} m {second:02d} s" if minute else f"{second} s"
+def _time(seconds: float | None) -> str:
+    return "-" if seconds is None else jobs.format_time(int(seconds))

@@ -102,7 +102,7 @@ def shape(entry: Json) -> Shape:
 
 
 def _conclude(settings: Settings, submitted: control.Submitted, store: str, log: Log) -> Results:
-    path = f"{submitted.run_dir}/collectives.json"
+    path = f"{submitted.folder}/collectives.json"
     measured = folders.call(settings, operations.read_json, path=path)
     try:
         fresh = entries(measured, submitted.run)
@@ -137,7 +137,7 @@ def _conclude(settings: Settings, submitted: control.Submitted, store: str, log:
         "backend": f"{measured['backend']} over {measured['iface'] or 'its own choice of interface'}",
         "comparison": "\n".join(comparison),
         "baseline": path,
-        "plot": f"{submitted.run_dir}/collectives.png",
+        "plot": f"{submitted.folder}/collectives.png",
     }
 
 
@@ -153,8 +153,8 @@ def _rows(fresh: list[Json]) -> list[list[str]]:
 
 def _printed(settings: Settings, submitted: control.Submitted) -> str:
     """Read the table that rank 0 printed."""
-    about: dict[str, typing.Any] = {"log": "", "job_id": submitted.job_id, "lines": 2000, "rank": 0}
-    printed = folders.call(settings, folder.read_log, path=settings.runs / submitted.run, **about).lines
+    about: dict[str, typing.Any] = {"job_id": submitted.job_id, "lines": 2000, "rank": 0}
+    printed = folders.call(settings, folder.read_log, path=settings.runs / submitted.run, **about)[1]
     lines: list[str] = []
     inside = False
     for line in printed:

@@ -129,7 +129,6 @@ class ListRuns(Parsed):
     name: fields.Glob | None = None
     since: fields.Since | None = None
     sort: typing.Annotated[str, among("submitted", "name", "state", "loss", "best", "rate", "step")] = "submitted"
-    all: bool = False
     lines: fields.Lines = 50
 
 

@@ -5,6 +5,7 @@ import collections.abc
 import contextlib
 import dataclasses
 import pathlib
+import re
 
 from ddp.base import ParameterError, Results, Settings, TrainerError
 from ddp.problem import Command, one_line
@@ -18,25 +19,21 @@ LIST = Command("list")
 START = Command("submit")
 
 
-@dataclasses.dataclass(frozen=True)
-class Target:
-    """What a user named: a run, its job, or one element of an array that is one run."""
+@contextlib.contextmanager
+def asking_slurm() -> collections.abc.Generator[None]:
+    """Raise TrainerError if Slurm does not answer what the block asks."""
+    try:
+        yield
+    except jobs.SlurmError as e:
+        raise TrainerError(f"Slurm: {e}") from e
 
-    run: str
-    job_id: int
-    log: str  # the name of the job's log
-    element: int | None = None  # of the array that prepares a dataset
 
-
-def find(settings: Settings, named: str | None) -> Target:
-    """Find a job by a run's name, a job's id or an array's element such as 40_3; defaults to the newest run.
+def find(settings: Settings, named: str | None) -> tuple[str, int]:
+    """Find a run and its job by the run's name or a job's id; defaults to the newest run.
 
     Raises ParameterError: there is none, or it is a sweep, which has many.
     """
     name, job_id = name_of(settings, named, is_started=True)
-    if named is not None and "_" in named and job_id is not None:
-        array, element = _element(named) or (0, 0)
-        return Target(name, array, f"{array}_{element}.out", element)
     record = read_record(settings, name)
     if record.get("kind") == "sweep":
         raise ParameterError("run", f"{name} is a sweep; name one of its runs, such as {name}-0")
@@ -47,11 +44,11 @@ def find(settings: Settings, named: str | None) -> Target:
         job_id = run.job_id or (run.job.job_id if run.job is not None else None)
     if job_id is None:
         raise ParameterError("run", f"{settings.runs} has no run {name} with a job", remedy=LIST)
-    return Target(name, job_id, f"{job_id}.out")
+    return name, job_id
 
 
 def name_of(settings: Settings, named: str | None, *, is_started: bool = False) -> tuple[str, int | None]:
-    """Return the run that a name, a job's id or an element such as 40_3 stands for, and the job if one was named.
+    """Return the run that a name, a job's id or a sweep's element such as 40_3 stands for, and a job if it was named.
 
     Raises ParameterError.
     """
@@ -60,30 +57,13 @@ def name_of(settings: Settings, named: str | None, *, is_started: bool = False) 
         if newest is None:
             raise TrainerError(f"there is no run in {settings.runs} yet", remedy=START)
         return newest, None
-    if read_record(settings, named):
+    if not (job := re.fullmatch(r"(\d+)(?:_(\d+))?", named, re.ASCII)) or read_record(settings, named):
         return named, None
-    if element := _element(named):
-        run, array = folders.call(
-            settings, folder.find_element, runs=settings.runs, array=element[0], element=element[1]
-        )
-        if array is None:
-            raise ParameterError("run", f"{element[0]} is not an array of {settings.runs}", remedy=LIST)
-        if run is None:
-            what = f"{array}, job {element[0]}, has no element {element[1]}"
-            raise ParameterError("run", what, remedy=Command("show", arguments=(array,)))
-        return run, (element[0] if run == array else None)  # a run of a sweep has a job of its own
-    if named.isdecimal():
-        job_id = int(named)
-        run = folders.call(settings, folder.find_job, runs=settings.runs, job_id=job_id)
-        if run is None:
-            raise ParameterError("run", f"no run in {settings.runs} has job {job_id}", remedy=LIST)
-        return run, job_id
-    return named, None
-
-
-def _element(named: str) -> tuple[int, int] | None:
-    array, _, element = named.partition("_")
-    return (int(array), int(element)) if array.isdecimal() and element.isdecimal() else None
+    job_id, element = int(job[1]), None if job[2] is None else int(job[2])
+    run = folders.call(settings, folder.find_job, runs=settings.runs, job_id=job_id, element=element)
+    if run is None:
+        raise ParameterError("run", f"no run in {settings.runs} has job {named}", remedy=LIST)
+    return run, job_id if element is None else None  # a run of a sweep has a job of its own
 
 
 def read_record(settings: Settings, name: str) -> reading.Json:
@@ -91,16 +71,14 @@ def read_record(settings: Settings, name: str) -> reading.Json:
     return folders.call(settings, folder.read_record, path=settings.runs / name)
 
 
-def load_one(settings: Settings, name: str, *, is_brief: bool = False, parameter: str = "run") -> Run:
-    """Load a run. Raises ParameterError if it does not exist."""
-    return load(settings, [name], is_brief=is_brief, parameter=parameter)[0][0]
+def load_one(settings: Settings, name: str, *, is_brief: bool = False) -> Run:
+    """Load a run. Raises TrainerError if it does not exist."""
+    return load(settings, [name], is_brief=is_brief)[0][0]
 
 
-def load(
-    settings: Settings, names: collections.abc.Sequence[str], *, is_brief: bool = False, parameter: str = "run"
-) -> tuple[list[Run], str]:
-    """Load runs with their states; also why Slurm could not be asked, if so. Raises ParameterError."""
-    found = [read(settings, name, is_brief=is_brief, parameter=parameter) for name in names]
+def load(settings: Settings, names: collections.abc.Sequence[str], *, is_brief: bool = False) -> tuple[list[Run], str]:
+    """Load runs with their states; also why Slurm could not be asked, if so. Raises TrainerError."""
+    found = [read(settings, name, is_brief=is_brief) for name in names]
     try:
         known = jobs.jobs(user=settings.user)
     except jobs.SlurmError as e:
@@ -115,20 +93,13 @@ def load(
     return [_judged(settings, run, by_name[run.name], known) for run in found], ""
 
 
-def read(
-    settings: Settings,
-    name: str,
-    *,
-    is_brief: bool = False,
-    parameter: str = "run",
-    reader: metrics.Reader | None = None,
-) -> Run:
-    """Read a run's folder without asking Slurm. Raises ParameterError if it does not exist."""
+def read(settings: Settings, name: str, *, is_brief: bool = False, reader: metrics.Reader | None = None) -> Run:
+    """Read a run's folder without asking Slurm. Raises TrainerError if it does not exist."""
     path = settings.runs / name
     try:
         return folders.call(settings, folder.read, timeout_s=60, path=path, is_brief=is_brief, reader=reader)
     except folders.MissingError as e:
-        raise ParameterError(parameter, f"there is no run {name!r} in {settings.runs}", remedy=LIST) from e
+        raise TrainerError(f"there is no run {name!r} in {settings.runs}", remedy=LIST) from e
 
 
 def names(settings: Settings) -> list[str]:
@@ -144,23 +115,18 @@ def job_among(run: Run, known: collections.abc.Iterable[jobs.Job]) -> jobs.Job |
         for job in known
         if job.run_name == run.name
         or (run.kind == "prepare" and job.name == run.name)
-        or (run.sweep and number.isdecimal() and job.name == run.sweep and jobs.holds_task(job.task, int(number)))
+        or (number.isdecimal() and job.name == run.record.get("sweep") and jobs.holds_task(job.task, int(number)))
     ]
     active = [job for job in mine if job.is_active]
     last = [job for job in mine if job.job_id == run.job_id]
     return next(iter([job for job in active if job in last] or active or last), None)
 
 
-def job_of(settings: Settings, target: Target) -> jobs.Job | None:
-    """Ask Slurm for a job; None also if a new controller gave its id to another run. Raises TrainerError."""
-    try:
-        if target.element is not None:
-            known = jobs.element(target.job_id, target.element, user=settings.user)
-        else:
-            known = jobs.job(target.job_id, user=settings.user)
-    except jobs.SlurmError as e:
-        raise TrainerError(f"Slurm: {e}") from e
-    return known if known is not None and is_of(known, target.run) else None
+def job_of(settings: Settings, name: str, job_id: int) -> jobs.Job | None:
+    """Ask Slurm for a run's job; None also if a new controller gave its id to another run. Raises TrainerError."""
+    with asking_slurm():
+        known = jobs.job(job_id, user=settings.user)
+    return known if known is not None and is_of(known, name) else None
 
 
 def is_of(known: jobs.Job, run: str) -> bool:
@@ -200,18 +166,15 @@ def elements(settings: Settings, sweep: Run, known: collections.abc.Sequence[job
 
     found = folders.call(settings, read_all, timeout_s=120)
     if known is None:
-        try:
+        with asking_slurm():
             known = jobs.jobs(user=settings.user, name=sweep.name)
-        except jobs.SlurmError as e:
-            raise TrainerError(f"Slurm: {e}") from e
     judged = [state.with_job(run, job_among(run, known)) for run in found]
     lost = [run.job_id for run in judged if run.job is None and run.last_attempt is None and run.job_id]
     accounted = jobs.accounted(lost, user=settings.user) if lost else {}
-    judged = [state.with_job(run, accounted[run.job_id]) if run.job_id in accounted else run for run in judged]
     return [
         dataclasses.replace(run, state=State.CANCELLED, why="it never started")
         if run.job is None and run.job_id is None
-        else run
+        else state.with_job(run, accounted.get(run.job_id or 0, run.job))
         for run in judged
     ]
 
@@ -220,14 +183,11 @@ def show_sweep(settings: Settings, name: str) -> tuple[Results, list[Run]]:
     """Return the state of a sweep as results with a table, and its runs."""
     runs = elements(settings, read(settings, name, is_brief=True))
     best = best_of(runs)
-    table = [("RUN", "JOB-ID", "STATE", "STEP", "LOSS", "OPTIONS")]
+    table: list[tuple[str, ...]] = [("RUN", "JOB-ID", "STATE", "STEP", "LOSS", "OPTIONS")]
     for run in runs:
-        loss = "" if run.score is None else f"{run.score:.6g}"
-        job_id = run.job_id or ""
-        marked = loss + (" *" if run is best else "")
-        table.append(
-            (run.name, str(job_id), str(run.state), str(run.step or ""), marked, str(run.record.get("choice")))
-        )
+        loss = "" if run.score is None else f"{run.score:.6g}" + (" *" if run is best else "")
+        cells = (run.name, run.job_id or "", run.state, run.step or "", loss, run.record.get("choice"))
+        table.append(tuple(map(str, cells)))
     counts = collections.Counter(str(run.state) for run in runs)
     results = {"sweep": name, "state": whole(counts), "states": counted(counts), "runs": aligned(table)}
     if best is not None:

@@ -4,6 +4,7 @@ import collections.abc
 import contextlib
 import dataclasses
 import datetime
+import pathlib
 import re
 import time
 import uuid
@@ -23,6 +24,7 @@ from ddp.workspace import folders, tokens
 __all__ = ["PREPARATION", "aligned", "printable"]  # and all that is defined here
 WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
 LEAVE_S = 60.0  # how long a cancelled or requeued job may take to leave its nodes
+_ANSWER_S = 30.0  # for squeue; a large cluster's controller is slow
 _SILENCE_S = 600.0  # how long slurmctld may be unreachable while a job is followed: it may be restarted
 _LOST_ANSWER = re.compile(r"timed out|no answer", re.IGNORECASE)
 _COMMENT = re.compile(r"^#SBATCH --comment=(.*)$", re.MULTILINE)
@@ -33,33 +35,28 @@ class Submitted:
     """A run that Slurm has accepted."""
 
     job_id: int
-    run: str
-    run_dir: str
-    script: str
-    log: str
+    folder: pathlib.Path
+
+    @property
+    def run(self) -> str:
+        """The name of the run."""
+        return self.folder.name
 
     def as_results(self) -> Results:
         """Results that every submission reports."""
         return {
             "job-id": str(self.job_id),
             "run": self.run,
-            "run-dir": self.run_dir,
-            "log": self.log,
-            "script": self.script,
+            "run-dir": str(self.folder),
+            "log": str(self.folder / "logs" / f"{self.job_id}.out"),
+            "script": str(self.folder / "job.sbatch"),
         }
-
-
-def submitted_as(settings: Settings, run: str, job_id: int) -> Submitted:
-    """Describe a run submitted as this job."""
-    path = settings.runs / run
-    return Submitted(job_id, run, str(path), str(path / "job.sbatch"), str(path / "logs" / f"{job_id}.out"))
 
 
 def new_name(settings: Settings, kind: str) -> str:
     """Name a run after its kind and the time."""
-    stamp = now().strftime("%Y%m%d-%H%M%S")
-    for number in range(1, 100):
-        name = f"{kind}-{stamp}" if number == 1 else f"{kind}-{stamp}-{number}"
+    first = f"{kind}-{now():%Y%m%d-%H%M%S}"
+    for name in (first, *(f"{first}-{number}" for number in range(2, 100))):
         if not settings.claims.take(name):
             continue  # another action took it in the same second
         if folders.locate(settings, str(settings.runs / name)).kind == "absent":
@@ -74,17 +71,10 @@ def claim(settings: Settings, run: str) -> None:
         raise ParameterError("run", f"another command is submitting {run}", remedy=catalog.LIST)
 
 
-def about(settings: Settings, run: str) -> dict[str, object]:
-    """Read a run's job.json; empty if there is none."""
-    return catalog.read_record(settings, run)
-
-
 def refuse_if_active(settings: Settings, run: str) -> None:
     """Raise ParameterError if a job of this run is pending or running."""
-    names = [run]
-    if sweep := about(settings, run).get("sweep"):
-        names.append(str(sweep))
-    for known in (job for name in names for job in jobs.jobs(user=settings.user, name=name)):
+    names = [run, catalog.read_record(settings, run).get("sweep")]
+    for known in (job for name in names if name for job in jobs.jobs(user=settings.user, name=str(name))):
         if known.is_active:
             text = f"{run} is active as job {known.job_id} ({known.state}); wait for its end, or cancel it"
             raise ParameterError("run", text, remedy=Command("cancel", arguments=(known.name,)))
@@ -114,7 +104,7 @@ def submit(
     record = {"format": 1, "job_id": None, "run": run, "submitted": stamp, "submission": mark, **facts}
     if again:  # the summary of an earlier job is not this one's
         record["summary_before"] = folders.call(settings, folder.summarised, path=path)
-        if before := about(settings, run):
+        if before := catalog.read_record(settings, run):
             record["previous"] = folder.without_previous(before)
     texts = {**texts, folder.RECORD: folder.dump(record)}
     former = folders.call(settings, folder.create, path=path, texts=texts, again=again)
@@ -134,7 +124,7 @@ def submit(
         raise checks.refused(str(e)) if isinstance(e, jobs.SlurmError) else e from e
     note_job(settings, run, record, job_id)
     settings.claims.drop(run)
-    return submitted_as(settings, run, job_id)
+    return Submitted(job_id, path)
 
 
 def send(settings: Settings, run: str, name: str, text: str, mark: str) -> int:
@@ -169,23 +159,18 @@ def note_job(settings: Settings, run: str, record: collections.abc.Mapping[str, 
 
 def follow(settings: Settings, submitted: Submitted, log: Log, *, timeout_s: float) -> Results:
     """Wait for a job, report its progress, return its results. Raises TrainerError unless it completed."""
-    deadline = time.monotonic() + timeout_s
-    first_asked = last_reported = 0.0
-    answered = time.monotonic()
-    reported = ""
-    timeout_of_squeue_s = 5.0
+    began = answered = time.monotonic()
+    last_reported, reported = 0.0, ""
     while True:
         try:
-            known = jobs.job(submitted.job_id, user=settings.user, timeout_s=timeout_of_squeue_s)
+            known = jobs.job(submitted.job_id, user=settings.user, timeout_s=_ANSWER_S)
             answered = time.monotonic()
-            timeout_of_squeue_s = 5.0
         except jobs.SlurmError as e:
             if time.monotonic() - answered > _SILENCE_S:
                 text = f"job {submitted.job_id}: Slurm does not answer: {e}; the job may still run"
                 show = Command("show", arguments=(submitted.run,))
                 raise TrainerError(text, remedy=show, results=submitted.as_results()) from e
             known = None
-            timeout_of_squeue_s = min(60.0, timeout_of_squeue_s * 2)  # a large cluster's controller is slow
             text = f"job {submitted.job_id}: {e}; asking again"
         else:
             if known is None or not known.is_active:
@@ -200,12 +185,11 @@ def follow(settings: Settings, submitted: Submitted, log: Log, *, timeout_s: flo
             reported, last_reported = text, time.monotonic()
             is_running = known is not None and known.state == "RUNNING"
             log(_progress(settings, submitted.run, text) if is_running else tables.Step(text, text))
-        if time.monotonic() >= deadline:
+        if time.monotonic() - began >= timeout_s:
             results = {**submitted.as_results(), "state": known.state if known else "UNKNOWN"}
             text = f"no end after {timeout_s:g} s: {text}; the job continues"
             raise TrainerError(text, remedy=Command("log", arguments=(submitted.run,)), results=results)
-        first_asked = first_asked or time.monotonic()
-        pause(1.0 if time.monotonic() - first_asked < 120 else 3.0)
+        pause(1.0 if time.monotonic() - began < 120 else 3.0)
 
 
 def conclude(settings: Settings, submitted: Submitted, known: jobs.Job | None) -> Results:
@@ -223,14 +207,12 @@ def conclude(settings: Settings, submitted: Submitted, known: jobs.Job | None) -
 
 def draw(run: Run) -> str:
     """Draw a run's losses as text; empty if it measured none."""
-    series = run.metrics.series
-    losses, evals = (series[name].points(1000) if name in series else [] for name in ("loss", "val_loss"))
-    return curve.draw(losses, evals)
+    return curve.draw(run.metrics.points("loss", 1000), run.metrics.points("val_loss", 1000))
 
 
-def held(settings: Settings, known: jobs.Job) -> TrainerError | None:
+def held(settings: Settings, known: jobs.Job | None) -> TrainerError | None:
     """Return why a job is held so that its user cannot release it; None if it is not."""
-    if not (known.state in WAITING and known.is_held and known.reason.startswith(remedies.HELD)):
+    if not (known is not None and known.state in WAITING and known.is_held and known.reason.startswith(remedies.HELD)):
         return None
     text = f"job {known.job_id} is held ({known.reason}): by an administrator, or slurmctld does not know the account "
     values = {"user": settings.user, "uid": str(settings.uid), "job": str(known.job_id)}
@@ -253,12 +235,11 @@ def now() -> datetime.datetime:
 
 def _progress(settings: Settings, name: str, text: str) -> tables.Step:
     """Describe how far a run is, from its metrics."""
-    try:
+    run = None
+    with contextlib.suppress(folders.WorkspaceError):
         run = folders.call(settings, folder.read, timeout_s=3, path=settings.runs / name, is_brief=True)
-    except folders.WorkspaceError:
+    if run is None or run.metrics.step is None:
         return tables.Step(text, text)
-    if run.metrics.step is None:
-        return tables.Step(text, text)
-    loss = run.metrics.last("loss")
-    words = f"step {run.metrics.step}" + (f", loss {loss:.4f}" if loss is not None else "")
-    return tables.Step(f"{text}, {words}", text, words, done=run.metrics.step, total=run.total_steps)
+    loss, total = run.metrics.last("loss"), f" of {run.total_steps}" if run.total_steps else ""
+    words = f"step {run.metrics.step}{total}" + (f", loss {loss:.4f}" if loss is not None else "")
+    return tables.Step(f"{text}, {words}", text)

@@ -11,18 +11,10 @@ from ddp.workspace import folders
 
 _LINES = 5
 _MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
-_FIGURES = {
-    "last_loss": "loss",
-    "first_loss": "first-loss",
-    "best_loss": "best-loss",
-    "tokens_per_second": "tokens-per-second",
-    "samples_per_second": "samples-per-second",
-    "steps": "steps",
-    "nodes": "nodes",
-    "world_size": "ranks",
-    "checkpoint": "checkpoint",
-    "loss_png": "curve",
-}
+_FIGURES = (
+    "last_loss first_loss best_loss tokens_per_second samples_per_second steps nodes world_size checkpoint loss_png"
+).split()
+_NAMES = {"last_loss": "loss", "world_size": "ranks", "loss_png": "curve"}
 
 
 def results_of(run: Run) -> Results:
@@ -30,13 +22,11 @@ def results_of(run: Run) -> Results:
     results = {"state": str(run.state)}
     if not run.state.is_active:
         results["exit-code"] = str(exit_code(run))
-    found = {name: run.summary[key] for key, name in _FIGURES.items() if run.summary.get(key) is not None}
-    results |= {
-        name: f"{value:.6g}" if isinstance(value, float) else one_line(str(value), 1200)
-        for name, value in found.items()
-    }
-    devices = sorted({part.partition(" x ")[2] for part in run.devices.split(", ")} - {""})
-    return results | ({"device": printable(", ".join(devices), 200)} if devices else {})
+    for key in _FIGURES:
+        if (value := run.summary.get(key)) is not None:
+            name = _NAMES.get(key, key.replace("_", "-"))
+            results[name] = f"{value:.6g}" if isinstance(value, float) else one_line(str(value), 1200)
+    return results | ({"device": printable(", ".join(sorted(run.devices)), 200)} if run.devices else {})
 
 
 def exit_code(run: Run) -> int:
@@ -70,8 +60,7 @@ def explain(settings: Settings, run: Run, job_id: int | None) -> TrainerError | 
         results["failure"] = "\n".join(lines)
     words, remedy = "", None
     if failure.absent_ranks:
-        absent, words, remedy = _absent(failure)
-        results |= absent
+        words, remedy = _absent(failure)
     else:
         if failure.rank is not None:
             results["failed-rank"] = str(failure.rank)
@@ -97,12 +86,10 @@ def _missing_module(settings: Settings, line: str) -> Remedy | None:
     return Step("install-module", words, {"module": module, "user": settings.user})
 
 
-def _absent(failure: folder.FirstFailure) -> tuple[Results, str, Remedy]:
-    """Return the ranks and nodes that never joined the rendezvous, as results and in words."""
+def _absent(failure: folder.FirstFailure) -> tuple[str, Remedy]:
+    """Describe the ranks that never joined the rendezvous, with their nodes."""
     ranks, nodes = failure.absent_ranks, [printable(str(node)) for node in failure.absent_nodes]
     numbers = ", ".join(map(str, ranks[:16])) + (", ..." if len(ranks) > 16 else "")
     where = f" on {', '.join(nodes[:8])}{', ...' if len(nodes) > 8 else ''}" if nodes else ""
-    results = {"absent-ranks": ", ".join(map(str, ranks[:256]))}
-    results |= {"absent-nodes": ", ".join(nodes[:256])} if nodes else {}
     words = f"; rank{'s' if len(ranks) > 1 else ''} {numbers}{where} never joined the rendezvous"
-    return results, words, Command("doctor", {"nodes": ",".join(nodes[:8])})
+    return words, Command("doctor", {"nodes": ",".join(nodes[:8])})

@@ -4,9 +4,9 @@ import collections.abc
 import concurrent.futures
 import contextlib
 import dataclasses
-import datetime
 import errno
 import json
+import math
 import os
 import pathlib
 import re
@@ -15,7 +15,7 @@ import time
 
 from ddp.node import explain
 from ddp.run import metrics, reading, state
-from ddp.run.model import UTC, Attempt, Checkpoint, Failure, Run
+from ddp.run.model import Attempt, Checkpoint, Failure, Run
 from ddp.run.reading import Json
 from ddp.workspace.files import MAX_LISTED, RefusedError, replace
 
@@ -120,11 +120,6 @@ def dump(record: collections.abc.Mapping[str, object]) -> str:
     return json.dumps(record, indent=1, sort_keys=True) + "\n"
 
 
-def write_text(path: pathlib.Path, text: str) -> None:
-    """Write a file, such as a report, at a path."""
-    replace(path, text)
-
-
 def _write_all(path: pathlib.Path, texts: dict[str, str]) -> None:
     """Write files, many at a time: most of a small file's way to a network filesystem is waiting."""
     for name in texts:
@@ -166,14 +161,14 @@ def read(path: pathlib.Path, *, is_brief: bool = False, reader: metrics.Reader |
         summary = {}  # of an earlier job
     reader = reader or metrics.Reader(path / METRICS, tail_bytes=_BRIEF_BYTES if is_brief else None)
     measured = reader.read()
-    if measured.bad_lines:
+    if measured.bad_lines > 0:
         notes.append(f"{METRICS}: {measured.bad_lines} lines are not records and were skipped")
     number = _job_id(path, record)
     failures = read_failures(path)
     attempts = _attempts(path, failures)
     changed = [path / RECORD, path / "summary.json", path / METRICS]
     times = [reading.written(one) or 0.0 for one in changed]
-    times += [one.ended.timestamp() for one in attempts if one.ended and one.outcome]
+    times += [one.ended for one in attempts if one.ended]
     hosts = " ".join(reading.tail(path / "control" / f"{number}.hosts", 1 << 20)).split() if number else []
     ranks = [reading.as_object(rank) for rank in reading.as_list(summary.get("ranks"))]
     found = Run(
@@ -256,32 +251,28 @@ def _attempts(path: pathlib.Path, failed: list[Failure]) -> list[Attempt]:
 
     The launcher makes the folder of an attempt's logs when it starts the ranks, so its time is the attempt's start.
     """
-    held = reading.names(path / "control")
-    outcomes = {name.removesuffix(".outcome") for name in held if name.endswith(".outcome")}
+    control, logs = path / "control", reading.names(path / "logs")
+    outcomes = {name.removesuffix(".outcome") for name in reading.names(control) if name.endswith(".outcome")}
     failures = {failure.attempt: failure for failure in failed}
-    logs = {name for name in reading.names(path / "logs") if not name.endswith(".out")}
     found: list[Attempt] = []
     for name in outcomes | failures.keys() | {name for name in logs if reading.attempt_order(name)[0] >= 0}:
-        outcome: Json = {}
-        ended: float | None = None
-        if name in outcomes:  # a name from a line of failures may be anything
-            place = path / "control" / f"{name}.outcome"
-            ended, outcome = reading.written(place), reading.json_object(place)
+        place = control / f"{name}.outcome" if name in outcomes else None  # a failure's name may be anything
+        outcome = reading.json_object(place) if place else {}
         failure = failures.get(name)
         code = outcome.get("exit_code")
         why = str(outcome.get("error") or (failure.reason if failure else ""))
         found.append(
             Attempt(
                 name=name,
-                began=_moment(reading.written(path / "logs" / name) if name in logs else None),
-                ended=_moment(ended) or (_parse_moment(failure.time) if failure else None),
+                began=reading.written(path / "logs" / name) if name in logs else None,
+                ended=reading.written(place) if place else None,
                 outcome=str(outcome.get("outcome") or ("failed" if failure else "")),
                 step="" if outcome.get("step") is None else str(outcome["step"]),
                 why=why or (f"exit code {code}" if code is not None else ""),
                 exit_code=code if type(code) is int else None,
             )
         )
-    return sorted(found, key=lambda attempt: (attempt.began or attempt.ended or _NEVER, attempt.order))
+    return sorted(found, key=lambda attempt: (attempt.began or attempt.ended or math.inf, attempt.order))
 
 
 def _checkpoints(path: pathlib.Path) -> collections.abc.Iterator[Checkpoint]:
@@ -296,81 +287,57 @@ def _checkpoints(path: pathlib.Path) -> collections.abc.Iterator[Checkpoint]:
             yield Checkpoint(place.name, meta.get("step"), place.name == links[0], place.name == links[1])
 
 
-_NEVER = datetime.datetime.max.replace(tzinfo=UTC)
-
-
-def _moment(seconds: float | None) -> datetime.datetime | None:
-    return None if seconds is None else datetime.datetime.fromtimestamp(seconds, UTC)
-
-
-def _parse_moment(text: str) -> datetime.datetime | None:
-    with contextlib.suppress(ValueError):
-        return datetime.datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
-    return None
-
-
 # -- jobs and elements -------------------------------------------------------------------------------------------------
 
 
-def find_job(runs: pathlib.Path, job_id: int) -> str | None:
-    """Find the run of a job; of several the last written, since a new controller counts job ids from 1."""
-    if logs := sorted(runs.glob(f"*/logs/{int(job_id)}.out"), key=lambda path: reading.written(path) or 0.0):
-        return logs[-1].parent.parent.name
+def find_job(runs: pathlib.Path, job_id: int, element: int | None = None) -> str | None:
+    """Find the run of a job, or of an element of a sweep's array.
+
+    Of several it is the last written, since a new controller counts job ids from 1.
+    """
+    if element is None and (logs := list(runs.glob(f"*/logs/{int(job_id)}.out"))):
+        return max(logs, key=lambda path: reading.written(path) or 0.0).parent.parent.name
     for name in names(runs):
         record = read_record(runs / name)
-        if job_id in (record.get("job_id"), record.get("array_job_id")) and "sweep" not in record:
+        if job_id not in (record.get("job_id"), record.get("array_job_id")) or "sweep" in record:
+            continue
+        if element is None:
             return name
+        if record.get("kind") == "sweep" and element < reading.number(str(record.get("count")), 0):
+            return f"{name}-{element}"
     return None
-
-
-def find_element(runs: pathlib.Path, array: int, element: int) -> tuple[str | None, str | None]:
-    """Return the run that an element of an array is or is a part of, and the run of the array; None if none is."""
-    for name in names(runs):
-        with contextlib.suppress(KeyError, ValueError, TypeError):
-            record = read_record(runs / name)
-            if record.get("kind") == "sweep" and record["job_id"] == array:
-                return (f"{name}-{element}" if element < int(record["count"]) else None), name
-            if record.get("kind") == "prepare" and record["array_job_id"] == array:
-                return (name if element < int(record["elements"]) else None), name
-    return None, None
 
 
 # -- logs --------------------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class Lines:
-    """Lines of a log, and up to where each file was read."""
-
-    path: str
-    lines: list[str]
-    offsets: dict[str, int] = dataclasses.field(default_factory=dict[str, int])
-
-
-def read_log(path: pathlib.Path, log: str, job_id: int, *, lines: int, rank: int | None) -> Lines:
-    """Read the last lines of a job's merged log, or of one rank's output in its last attempt."""
+def _outputs(path: pathlib.Path, job_id: int, rank: int | None) -> list[pathlib.Path]:
+    """Return a job's merged log, or the files of one rank's output in its last attempt, the last written last."""
     if rank is None:
-        place = path / "logs" / log
-        return Lines(str(place), explain.tail(place, explain.MAX_TAIL_BYTES)[-lines:])
+        return [path / "logs" / f"{job_id}.out"]
     found = [one for one in explain.rank_logs(path, job_id) if one["rank"] == rank]
-    if not found:
+    return [pathlib.Path(one["path"]) for one in sorted(found, key=lambda one: one["written"])]
+
+
+def read_log(path: pathlib.Path, job_id: int, *, lines: int, rank: int | None) -> tuple[str, list[str]]:
+    """Return where a job's output is, or one rank's in its last attempt, and its last lines."""
+    places = _outputs(path, job_id, rank)
+    if not places:
         raise FileNotFoundError(errno.ENOENT, f"no output of rank {rank}", str(path / "logs" / f"{job_id}.r*"))
-    found.sort(key=lambda one: one["written"])
-    text = [line for one in found for line in explain.tail(pathlib.Path(one["path"]), explain.MAX_TAIL_BYTES)]
-    return Lines(str(pathlib.Path(found[0]["path"]).parent), text[-lines:])
+    text = [line for place in places for line in explain.tail(place, explain.MAX_TAIL_BYTES)]
+    return str(places[0] if rank is None else places[0].parent), text[-lines:]
 
 
-def follow_log(path: pathlib.Path, log: str, job_id: int, *, rank: int | None, offsets: dict[str, int]) -> Lines:
-    """Read the whole lines behind `offsets`; of a new file its last lines."""
-    paths = [str(path / "logs" / log)]
-    if rank is not None:
-        paths = [one["path"] for one in explain.rank_logs(path, job_id) if one["rank"] == rank]
+def follow_log(
+    path: pathlib.Path, job_id: int, *, rank: int | None, offsets: dict[str, int]
+) -> tuple[list[str], dict[str, int]]:
+    """Read the whole lines behind `offsets`, of a new file its last lines; return also up to where each was read."""
     lines: list[str] = []
     after = dict(offsets)
-    for place in paths:
-        new, after[place] = new_lines(pathlib.Path(place), offsets.get(place))
+    for place in _outputs(path, job_id, rank):
+        new, after[str(place)] = new_lines(place, offsets.get(str(place)))
         lines += new
-    return Lines(paths[0] if paths else "", lines, after)
+    return lines, after
 
 
 def new_lines(path: pathlib.Path, begin: int | None, limit: int = explain.MAX_TAIL_BYTES) -> tuple[list[str], int]:

@@ -26,7 +26,6 @@ _LARGEST = 1e300  # the difference of two such values is still finite
 _LEAST = 1e-200  # smaller magnitudes count as 0
 _LARGEST_STEP = 2.0**53  # from there on a float does not hold every whole number
 _NOT_CURVES = {"step", "epoch", "time", "tokens", "samples", "perplexity", "total_steps"}
-_OTHERS = ("start", "checkpoint")  # kinds of records that are no measurement
 _RECENT = 64  # records from which the rate of steps is taken
 
 Point = tuple[float, float]
@@ -90,23 +89,29 @@ class Series:
         self._values = array.array("d", [self._values[index] for index in order])
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Metrics:
-    """The content of a metrics.jsonl at one moment; of a brief look, that of its end."""
+    """The content of a metrics.jsonl up to where it was read; of a brief look, that of its end."""
 
-    series: collections.abc.Mapping[str, Series] = dataclasses.field(default_factory=dict[str, Series])
+    series: dict[str, Series] = dataclasses.field(default_factory=dict[str, Series])
     start: reading.Json = dataclasses.field(default_factory=reading.Json)  # the last attempt's first record
     checkpoint: reading.Json = dataclasses.field(default_factory=reading.Json)  # the last one
     step: int | None = None
     total_steps: int | None = None
     time: float | None = None  # of the last step
-    steps_per_second: float | None = None  # of the last steps, with evaluations and checkpoints
     num_records: int = 0
     bad_lines: int = 0
+    recent: collections.deque[Point] = dataclasses.field(
+        default_factory=lambda: collections.deque[Point](maxlen=_RECENT)
+    )  # time and step of the last records
 
     def last(self, name: str) -> float | None:
         """Return the last finite value of a quantity."""
         return self.series[name].last if name in self.series else None
+
+    def points(self, name: str, limit: int) -> list[Point]:
+        """Return at most about `limit` points of a quantity; none if it was not measured."""
+        return self.series[name].points(limit) if name in self.series else []
 
     @property
     def lost_step(self) -> float | None:
@@ -116,8 +121,48 @@ class Metrics:
     @property
     def best(self) -> Point | None:
         """Step and value of the lowest validation loss."""
-        evals = self.series["val_loss"].points() if "val_loss" in self.series else []
-        return min(evals, key=lambda point: point[1], default=None)
+        return min(self.points("val_loss", MAX_POINTS), key=lambda point: point[1], default=None)
+
+    @property
+    def steps_per_second(self) -> float | None:
+        """The rate of the last steps, with evaluations and checkpoints."""
+        (began, first), (ended, last) = (self.recent[0], self.recent[-1]) if self.recent else ((0, 0), (0, 0))
+        return (last - first) / (ended - began) if ended > began and last > first else None
+
+    def add(self, record: reading.Json) -> None:
+        """Add a line of the file."""
+        step = reading.real(record.get("step"))
+        if step is None or not abs(step) < _LARGEST_STEP:
+            self.bad_lines += 1
+        elif (kind := record.get("kind")) == "checkpoint":
+            self.checkpoint = record
+        elif kind == "start":
+            self.start, self.total_steps = record, reading.whole(record.get("total_steps")) or self.total_steps
+        else:
+            self._add_values(step, record)
+            if kind != "eval":
+                self._add_step(step, record)
+
+    def _add_values(self, step: float, record: reading.Json) -> None:
+        is_curve = False
+        for name, found in record.items():
+            value = reading.real(found)
+            if value is None or name in _NOT_CURVES:
+                continue
+            if name not in self.series and len(self.series) < MAX_SERIES:
+                self.series[name] = Series()
+            if name in self.series:
+                self.series[name].add(step, value)
+                is_curve = True
+        self.num_records += is_curve
+
+    def _add_step(self, step: float, record: reading.Json) -> None:
+        self.step, self.time = reading.whole(step), reading.real(record.get("time"))
+        self.total_steps = reading.whole(record.get("total_steps")) or self.total_steps
+        if self.time is not None and 0 < self.time < _LARGEST:
+            if self.recent and self.recent[-1][1] >= step:
+                self.recent.clear()
+            self.recent.append((self.time, step))
 
 
 class Reader:
@@ -128,14 +173,7 @@ class Reader:
         self._tail_bytes = tail_bytes  # begin that much before the end
         self._file: tuple[int, int] | None = None  # device and inode
         self._offset = 0
-        self._clear()
-
-    def _clear(self) -> None:
-        self._series: dict[str, Series] = {}
-        self._kinds: dict[str, reading.Json] = {}
-        self._last: reading.Json = {}
-        self._recent: collections.deque[Point] = collections.deque(maxlen=_RECENT)  # time and step
-        self._num_records = self._bad_lines = 0
+        self._metrics = Metrics()
         self._is_skipping = False  # within a line that is too long to be a record
 
     def read(self) -> Metrics:
@@ -147,10 +185,10 @@ class Reader:
             about = os.fstat(file.fileno())
             if self._file != (about.st_dev, about.st_ino) or about.st_size < self._offset:
                 self._file, self._offset = (about.st_dev, about.st_ino), 0
-                self._clear()
+                self._metrics, self._is_skipping = Metrics(), False
                 if self._tail_bytes is not None and about.st_size > self._tail_bytes:
                     self._offset, self._is_skipping = about.st_size - self._tail_bytes, True
-                    self._bad_lines = -1  # the line that is cut is not bad
+                    self._metrics.bad_lines = -1  # the line that is cut is not bad
             file.seek(self._offset)
             rest = b""
             while chunk := file.read(_CHUNK_BYTES):
@@ -164,91 +202,21 @@ class Reader:
             if not self._is_skipping and rest.rstrip().endswith(b"}") and _parse(rest.decode(errors="replace")):
                 self._take(rest)
                 self._offset += len(rest)
-        return self._metrics()
-
-    def _metrics(self) -> Metrics:
-        start = self._kinds.get("start", {})
-        rate = None
-        if len(self._recent) > 1:
-            (began, first), (ended, last) = self._recent[0], self._recent[-1]
-            rate = (last - first) / (ended - began) if ended > began and last > first else None
-        return Metrics(
-            series=self._series,
-            start=start,
-            checkpoint=self._kinds.get("checkpoint", {}),
-            step=_whole(self._last.get("step")),
-            total_steps=_whole(self._last.get("total_steps")) or _whole(start.get("total_steps")) or None,
-            time=_real(self._last.get("time")),
-            steps_per_second=rate,
-            num_records=self._num_records,
-            bad_lines=max(0, self._bad_lines),
-        )
+        return self._metrics
 
     def _take(self, data: bytes) -> None:
         if self._is_skipping:
             data = data.partition(b"\n")[2]
-            self._bad_lines += 1
+            self._metrics.bad_lines += 1
             self._is_skipping = False
         for line in data.decode(errors="replace").split("\n"):
-            if not line or line.isspace():
-                continue
-            record = _parse(line)
-            step = _real(record.get("step")) if record else None
-            if record is None or step is None or not abs(step) < _LARGEST_STEP:
-                self._bad_lines += 1
-            elif (kind := record.get("kind")) in _OTHERS:
-                self._kinds[str(kind)] = record
-            else:
-                self._add(step, record)
-
-    def _add(self, step: float, record: reading.Json) -> None:
-        is_curve = False
-        for name, found in record.items():
-            value = _real(found)
-            if value is None or name in _NOT_CURVES:
-                continue
-            if name not in self._series and len(self._series) < MAX_SERIES:
-                self._series[name] = Series()
-            if name in self._series:
-                self._series[name].add(step, value)
-                is_curve = True
-        self._num_records += is_curve
-        if record.get("kind") == "eval":
-            return
-        self._last = record
-        time = _real(record.get("time"))
-        if time is not None and 0 < time < _LARGEST:
-            if self._recent and self._recent[-1][1] >= step:
-                self._recent.clear()
-            self._recent.append((time, step))
+            if line and not line.isspace():
+                self._metrics.add(_parse(line))
 
 
-def smoothed(points: collections.abc.Sequence[Point], window: int) -> list[Point]:
-    """Replace each value by the mean of the `window` values around it."""
-    half = max(1, window) // 2
-    near = (points[max(0, index - half) : index + half + 1] for index in range(len(points)))
-    return [
-        (step, math.fsum(value / len(some) for _, value in some)) for (step, _), some in zip(points, near, strict=True)
-    ]
-
-
-def _parse(line: str) -> reading.Json | None:
+def _parse(line: str) -> reading.Json:
+    """Return the object in a line; empty if there is none."""
     try:
-        return reading.as_object(json.loads(line)) or None
+        return reading.as_object(json.loads(line))
     except (ValueError, RecursionError):
-        return None
-
-
-def _whole(value: object) -> int | None:
-    number = _real(value)
-    return int(number) if number is not None and abs(number) < _LARGEST_STEP else None
-
-
-def _real(value: object) -> float | None:
-    """Return a number as a float, infinite if it is too large; None for other values."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf
+        return {}

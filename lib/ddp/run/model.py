@@ -22,11 +22,7 @@ _NOT_SETTINGS = frozenset(
     "run_dir report_json job_id run submitted summary_before format choice started sweep count array_job_id submission "
     "previous automatic".split()
 )
-_OF_CLUSTER = {"torch", "environment", "container", "fabric", "launcher"}  # shown with the cluster
-_FIGURES = tuple(
-    "last_loss best_loss first_loss val_loss best_step tokens_per_second samples_per_second mfu steps tokens samples "
-    "elapsed_s parameters precision world_size nodes checkpoint".split()
-)
+_OF_CLUSTER = ("torch", "environment", "container", "fabric", "launcher")  # shown with the cluster
 _NOT_FIGURES = {"workload", "state", "ranks", "error", "run_dir", "loss_png"}
 
 
@@ -67,8 +63,8 @@ class Attempt:
     """One start of the ranks."""
 
     name: str  # <job>.r<requeues>[t<restarts>]
-    began: datetime.datetime | None
-    ended: datetime.datetime | None
+    began: float | None  # in seconds since 1970
+    ended: float | None
     outcome: str  # done, preempted, failed, cancelled; empty while it runs, or if it was killed
     step: str
     why: str  # it ended
@@ -132,16 +128,6 @@ class Run:
         return str(self.record.get("kind") or self.summary.get("workload") or "")
 
     @property
-    def sweep(self) -> str:
-        """The sweep that the run is an element of; empty for other runs."""
-        return str(self.record.get("sweep") or "")
-
-    @property
-    def submitted(self) -> str:
-        """The time of the submission, such as 2026-11-20T18:48:22Z."""
-        return str(self.record.get("submitted") or "")
-
-    @property
     def log_path(self) -> pathlib.Path:
         """The log of the last job."""
         return self.folder / "logs" / f"{self.job_id}.out"
@@ -155,13 +141,13 @@ class Run:
     @property
     def step(self) -> int | None:
         """The last step."""
-        return self.metrics.step if self.metrics.step is not None else _whole(self.summary.get("steps"))
+        return self.metrics.step if self.metrics.step is not None else reading.whole(self.summary.get("steps"))
 
     @property
     def total_steps(self) -> int | None:
         """The number of steps in all. Runs of earlier releases have it in their settings only."""
-        found = self.metrics.total_steps or _whole(self.config.get("steps"))
-        return found if found and 0 < found < 1 << 53 else None
+        found = self.metrics.total_steps or reading.whole(self.config.get("steps"))
+        return found if found and found > 0 else None
 
     @property
     def loss(self) -> float | None:
@@ -202,48 +188,35 @@ class Run:
         found: dict[str, str] = {}
         for source in (self.record, self.choice, self.config):
             for name, value in _flat(source):
-                is_setting = name.rsplit(".", maxsplit=1)[-1] not in _NOT_SETTINGS | _OF_CLUSTER
+                is_setting = name.rsplit(".", maxsplit=1)[-1] not in {*_NOT_SETTINGS, *_OF_CLUSTER}
                 if is_setting and value not in (None, [], {}, "") and len(found) < _MAX_SETTINGS:
                     found[reading.printable(name.removeprefix("request."), 80)] = text(value)
         return found
 
     @property
     def figures(self) -> dict[str, object]:
-        """The numbers and texts of the summary, the most interesting first."""
-        order = [*_FIGURES, *(name for name in self.summary if name not in _FIGURES)][:_MAX_SETTINGS]
-        values = {name: self.summary.get(name) for name in order if name not in _NOT_FIGURES}
-        return {name: value for name, value in values.items() if isinstance(value, str | int | float)}
+        """The numbers and texts of the summary."""
+        known = [one for one in self.summary.items() if one[0] not in _NOT_FIGURES][:_MAX_SETTINGS]
+        return {name: value for name, value in known if isinstance(value, str | int | float)}
 
     def figure(self, name: str) -> float | None:
         """Return a finite number of the summary."""
-        value = self.summary.get(name)
-        return float(value) if isinstance(value, int | float) and abs(value) < 1e300 else None
+        number = reading.real(self.summary.get(name))
+        return number if number is not None and abs(number) < 1e300 else None
 
     @property
-    def devices(self) -> str:
-        """The ranks' devices, each with its number."""
+    def devices(self) -> collections.Counter[str]:
+        """How many ranks ran on which device."""
         ranks = [reading.as_object(rank) for rank in reading.as_list(self.summary.get("ranks"))]
-        counts = collections.Counter(str(rank["device"]) for rank in ranks if rank.get("device"))
-        return ", ".join(f"{count} x {device}" for device, count in counts.items())
+        return collections.Counter(str(rank["device"]) for rank in ranks if rank.get("device"))
 
     @property
     def cluster(self) -> dict[str, str]:
         """The hardware and software that the run ran on."""
-        start, request = self.metrics.start, reading.as_object(self.record.get("request"))
-        found: dict[str, object] = {
-            "nodes": f"{len(self.hosts)}: {', '.join(self.hosts)}" if self.hosts else request.get("num_nodes"),
-            "ranks": self.summary.get("world_size") or start.get("world_size"),
-            "devices": self.devices or start.get("device"),
-            "GPUs per node": request.get("gpus_per_node"),
-            "CPUs per task": request.get("cpus_per_task"),
-            "partition": request.get("partition"),
-            "backend": start.get("backend"),
-            "torch": start.get("torch") or self.record.get("torch"),
-            "CUDA": start.get("cuda"),
-            "Python": start.get("python"),
-            **{key: self.record.get(key) for key in ("launcher", "fabric", "container", "environment")},
-        }
-        return {name: text(value) for name, value in found.items() if value not in (None, "")}
+        found = {name: self.record.get(name) for name in _OF_CLUSTER} | self.metrics.start
+        devices = ", ".join(f"{count} x {device}" for device, count in self.devices.items())
+        found |= {"nodes": ", ".join(self.hosts), "devices": devices, **dict.fromkeys(("kind", "step", "time"))}
+        return {name: text(value) for name, value in found.items() if value}
 
 
 def text(value: object) -> str:
@@ -264,7 +237,3 @@ def _flat(record: Json, prefix: str = "") -> collections.abc.Iterator[tuple[str,
             yield from _flat(inner, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
-
-
-def _whole(value: object) -> int | None:
-    return int(value) if isinstance(value, int | float) and abs(value) < 1 << 53 else None

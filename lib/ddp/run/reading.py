@@ -1,6 +1,7 @@
 """Read files that nobody vouches for: any may be absent, truncated, huge, a link or a pipe."""
 
 import contextlib
+import math
 import os
 import pathlib
 import re
@@ -56,6 +57,22 @@ def attempt_order(name: str) -> tuple[int, int, int]:
 def number(text: str, default: int) -> int:
     """Parse a short decimal number; return the default for other texts."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 19 else default
+
+
+def real(value: object) -> float | None:
+    """Return a number as a float, infinite if it is too large; None for other values."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def whole(value: object) -> int | None:
+    """Return a number as an integer; None for other values and from where a float does not hold each integer."""
+    number = real(value)
+    return int(number) if number is not None and abs(number) < 1 << 53 else None
 
 
 def printable(value: object, limit: int = 4000) -> str:

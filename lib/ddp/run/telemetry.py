@@ -27,10 +27,9 @@ _WITHOUT_LOSS = ("sweep", "prepare", "collectives")
 _STATES = {State.PREEMPTED: "cancelled", State.UNKNOWN: None, State.CONFIGURING: "pending"}
 _GPUS = re.compile(r"(?:^|,)gres/gpu=(\d+)(?:,|$)")
 _REQUESTED = re.compile(r"(?:^|,)gres[/:]gpu(?:[:=][A-Za-z_][^:=,]*)?(?:[:=](\d+))?(?=,|$)")  # gres/gpu:h100:8
-# An event in the log; srun's label, torchrun's prefix and that of Python's logging may stand before its marker
+# An event in the log; srun's label, torch's prefix and that of Python's logging may stand before its marker
 _EVENT = re.compile(
-    r"(?:(\d+): )?(?:\[rank(\d+)\]: ?)?(?:[A-Z]+:\w+:)?"
-    r"\[(CKPT|DONE|FAILED|FATAL|PREEMPT|REQUEUE|RESTART)\] ?(.*)"
+    r"(?:\d+: )?(?:\[rank(\d+)\]: ?)?(?:[A-Z]+:\w+:)?\[(CKPT|DONE|FAILED|FATAL|PREEMPT|REQUEUE|RESTART)\] ?(.*)"
 )
 _SECRETS = re.compile(r"(?<=://)[^/\s@]+(?=@)|\bhf_\w{8,}")  # of URLs; a token of Hugging Face
 _EVENTS_BYTES = 1 << 20  # of a log, in one look; if it grew by more, what is older is skipped
@@ -41,14 +40,8 @@ _MAX_WORDS = 400
 def collect(settings: Settings, seen: Json | None = None) -> Json:
     """Read the newest runs of all users, the GPUs that jobs hold, and doctor's last findings.
 
-    Args:
-        settings: the program's.
-        seen: up to where each run's log was read for events, as the last answer's runs have it: [name, bytes] by
-            USER/RUN.
-
-    Raises:
-        SlurmError: the controller did not answer.
-        TrainerError: the workspace did not.
+    `seen` is up to where each run's log was read for events, as the last answer's runs have it: [name, bytes] by
+    USER/RUN. Raises SlurmError or TrainerError if the controller or the workspace does not respond.
     """
     known = jobs.jobs(user=None)
 
@@ -87,12 +80,9 @@ def _record(run: Run, known: collections.abc.Sequence[jobs.Job], seen: Json) -> 
     job = catalog.job_among(run, [job for job in known if job.user == run.user])
     run = state.with_job(run, job)
     is_active = job is not None and job.is_active
-    orders = [(attempt.order) for attempt in run.attempts if attempt.order[0] >= 0]
-    requeues: dict[int, int] = {}
-    restarts: dict[tuple[int, int], int] = {}
-    for number, requeue, again in orders:
-        requeues[number] = max(requeues.get(number, 0), requeue)
-        restarts[number, requeue] = max(restarts.get((number, requeue), 0), again)
+    orders = sorted(attempt.order for attempt in run.attempts if attempt.order[0] >= 0)
+    requeues = {number: requeue for number, requeue, _ in orders}  # the last ones, as they are sorted
+    restarts = {(number, requeue): restart for number, requeue, restart in orders}
     if job is not None and is_active:
         requeues[job.job_id] = max(requeues.get(job.job_id, 0), job.restarts)
     rate = run.rate
@@ -107,9 +97,7 @@ def _record(run: Run, known: collections.abc.Sequence[jobs.Job], seen: Json) -> 
         "checkpoint_stall_seconds": run.metrics.checkpoint.get("stall_s"),
     }
     name = reading.printable(run.name, 64)
-    log = folder.newest_log(run.folder)
-    is_labelled = run.record.get("launcher") == "srun"
-    events, read_until = _events(log, seen.get(f"{run.user}/{name}"), is_labelled=is_labelled)
+    events, read_until = _events(folder.newest_log(run.folder), seen.get(f"{run.user}/{name}"))
     word = _STATES.get(run.state, str(run.state).lower())
     return {
         "run": name,
@@ -125,13 +113,10 @@ def _record(run: Run, known: collections.abc.Sequence[jobs.Job], seen: Json) -> 
     }
 
 
-def _events(log: pathlib.Path, seen: object, *, is_labelled: bool) -> tuple[list[Json], list[object]]:
+def _events(log: pathlib.Path, seen: object) -> tuple[list[Json], list[object]]:
     """Return the events in the whole lines that a log got since it was `seen`, and up to where it was read now.
 
-    Args:
-        log: of a job; appended to by its attempts.
-        seen: [name, bytes] of the last look, if there was one.
-        is_labelled: whether srun's label is the rank; it is the node under torchrun.
+    `seen` is [name, bytes] of the last look, if there was one.
     """
     name = reading.printable(log.name, 64)
     before, begin, *_ = [*reading.as_list(seen), None, None]
@@ -139,8 +124,7 @@ def _events(log: pathlib.Path, seen: object, *, is_labelled: bool) -> tuple[list
     lines, end = folder.new_lines(log, begin, _EVENTS_BYTES)
     found: list[Json] = []
     for match in filter(None, map(_EVENT.match, lines)):
-        label, rank, event, words = match.groups()
-        rank = rank or (label if is_labelled else None)
+        rank, event, words = match.groups()
         found.append({"event": event, "rank": rank, "words": reading.printable(_SECRETS.sub("***", words), _MAX_WORDS)})
     return found[-_MAX_EVENTS:], [name, end]
 

@@ -229,18 +229,6 @@ def accounted(job_ids: collections.abc.Sequence[int], *, user: str) -> dict[int,
     return {job.job_id: job for job in found if job.job_id in job_ids}
 
 
-def element(array: int, task: int, *, user: str) -> Job | None:
-    """Return an element of an array of `user`; one that waits has its record from those that wait with it.
-
-    None where neither the controller nor the accounting knows it. Raises SlurmError.
-    """
-    mine = [known for known in jobs(user=user) if known.array_id == array]
-    for known in sorted(mine, key=lambda known: not known.task.isdecimal()):
-        if holds_task(known.task, task):
-            return dataclasses.replace(known, task=str(task))
-    return next(iter(_accounted(f"{array}_{task}", user)), None)
-
-
 def jobs(*, user: str | None, name: str | None = None) -> tuple[Job, ...]:
     """Return the jobs of `user`, or everybody's, that the controller still knows, newest first. Raises SlurmError."""
     chosen = () if name is None else ("-n", name)

@@ -131,7 +131,7 @@ def ensure_default(settings: Settings, params: models.PrepareDataset, log: Log) 
         settings.claims.drop(run)
         log(f"job {active[0].job_id} prepares it already; waiting for that")
         control.follow(
-            settings, control.submitted_as(settings, run, active[0].job_id), log, timeout_s=params.wait_timeout
+            settings, control.Submitted(active[0].job_id, settings.runs / run), log, timeout_s=params.wait_timeout
         )
     elif DEFAULT_DATASET not in folders.look(settings).datasets:
         prepare_dataset(settings, params, log, is_automatic=True)
@@ -162,11 +162,7 @@ def _follow(
             done = folders.call(settings, operations.count_parts, timeout_s=3, output=work.output)["parts"]
         except folders.WorkspaceError:
             done = 0
-        words = f"{done} parts done"
-        if not done:
-            log(text)
-        else:
-            log(text.adding(words) if isinstance(text, tables.Step) else f"{text}, {words}")
+        log(tables.Step(f"{text}, {done} parts done", work.run) if done else text)
 
     try:
         results = control.follow(settings, submitted, report, timeout_s=timeout_s)
@@ -186,7 +182,7 @@ def _follow(
 def _describe(settings: Settings, submitted: control.Submitted) -> Results:
     """Describe the dataset by the inspection of all its bytes."""
     try:
-        found = folders.call(settings, operations.read_json, path=f"{submitted.run_dir}/inspection.json")
+        found = folders.call(settings, operations.read_json, path=f"{submitted.folder}/inspection.json")
     except folders.WorkspaceError:
         return {}
     shards = found.get("shards")

@@ -102,8 +102,7 @@ def _follow(settings: Settings, name: str, results: Results, log: Log, *, timeou
             break
         if shown_now["states"] != states or time.monotonic() - reported_at > REPORT_S:
             states, reported_at = shown_now["states"], time.monotonic()
-            ended = sum(not run.state.is_active for run in runs)
-            log(tables.Step(f"sweep {name}: {states}", f"sweep {name}", states, done=ended, total=len(runs)))
+            log(tables.Step(f"sweep {name}: {states}", f"sweep {name}"))
         if time.monotonic() - began > timeout_s:
             show = Command("show", arguments=(name,))
             text = f"no end after {timeout_s:g} s: {states}; the sweep continues"

@@ -9,7 +9,7 @@ from ddp.base import Answer, Log, ParameterError, Settings
 from ddp.environment import environments
 from ddp.options import declared, fields, models
 from ddp.problem import Command
-from ddp.run import control
+from ddp.run import catalog, control
 from ddp.slurm import jobs
 from ddp.submit import checks, fabrics, precheck, preparation, resources, scripts, tuning
 from ddp.view.result import Result
@@ -293,7 +293,7 @@ def _dataset(
 
 def _check_kind(settings: Settings, run: str, kind: str) -> None:
     """Raise ParameterError unless an existing run is of the kind that is to go on."""
-    about = control.about(settings, run)
+    about = catalog.read_record(settings, run)
     if not about:
         raise ParameterError("run", f"{settings.runs / run} has no job.json, so it is no run; choose another name")
     if (found := about.get("kind")) != kind:
@@ -308,7 +308,7 @@ def _check_resume(settings: Settings, resume: str, *, is_awaited: bool) -> None:
     if folders.locate(settings, str(settings.runs / resume)).kind != "folder":
         text = f"no run {resume!r} in {settings.runs}; use auto, never or the name of a run"
         raise ParameterError("resume", text, remedy=Command("list"))
-    if (kind := control.about(settings, resume).get("kind")) != "gpt":
+    if (kind := catalog.read_record(settings, resume).get("kind")) != "gpt":
         what = control.printable(str(kind or "unknown"))[:40]
         text = f"{resume} is of the kind {what}; only a run of the workload gpt can be resumed from"
         raise ParameterError("resume", text)

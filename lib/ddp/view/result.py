@@ -17,7 +17,8 @@ def values_of(shown: collections.abc.Mapping[str, str]) -> dict[str, object]:
 
     def value(name: str, text: str) -> object:
         if isinstance(text, tables.Table):
-            return text.objects()
+            head, *body = text.rows
+            return [dict(zip(map(str.lower, head), map(tables.value, row), strict=True)) for row in body]
         return tables.value(text) if name in _NUMBERS else text
 
     return {name: value(name, text) for name, text in shown.items()}

@@ -1,4 +1,4 @@
-"""Results and lines of progress that say more than their text: a terminal shows them as tables and bars.
+"""Results and lines of progress that are more than their text: a terminal shows them as tables and a status line.
 
 Both are texts, as actions, pipes and JSON have them.
 """
@@ -20,12 +20,6 @@ class Table(str):
         made.rows = rows
         return made
 
-    def objects(self) -> list[dict[str, object]]:
-        """The rows as objects, named after the head; numbers are numbers, and an empty cell or `-` is None."""
-        head, *body = self.rows
-        names = [name.lower() for name in head]
-        return [dict(zip(names, map(value, row), strict=True)) for row in body]
-
 
 class Line(str):
     """A line of what a command was asked for, such as a log that it follows: it goes to standard output."""
@@ -34,24 +28,16 @@ class Line(str):
 
 
 class Step(str):
-    """A line of progress of a task that goes on."""
+    """A line of progress of a task that goes on; the next line of the same task takes its place on a terminal."""
 
-    __slots__ = ("detail", "done", "task", "total")
-    task: str  # what is done; the next line with the same one is of the same bar
-    detail: str
-    done: float
-    total: float | None  # None: not known
+    __slots__ = ("task",)
+    task: str
 
-    def __new__(cls, text: str, task: str, detail: str = "", *, done: float = 0, total: float | None = None) -> "Step":
+    def __new__(cls, text: str, task: str) -> "Step":
         """Make the line `text`."""
         made = super().__new__(cls, text)
-        made.task, made.detail, made.done, made.total = task, detail, done, total
+        made.task = task
         return made
-
-    def adding(self, words: str) -> "Step":
-        """Return the same line with more words behind it."""
-        detail = ", ".join(part for part in (self.detail, words) if part)
-        return Step(f"{self}, {words}", self.task, detail, done=self.done, total=self.total)
 
 
 def value(cell: str) -> object:

@@ -267,27 +267,11 @@ def test_an_element_that_was_queued_again_is_let_go(ready: Trainer, cluster: Clu
 @pytest.mark.parametrize(
     ("name", "line"),
     [
-        ("40_9", "run: s, job 40, has no element 9; ddp show s"),
-        ("7_1", "run: 7 is not an array of {runs}; ddp list"),
+        ("40_9", "run: no run in {runs} has job 40_9; ddp list"),
+        ("7_1", "run: no run in {runs} has job 7_1; ddp list"),
     ],
 )
 def test_an_element_that_does_not_exist_is_refused(ready: Trainer, cluster: Cluster, action: str, name: str, line: str):
     shape(cluster, ready)
     assert ready.fails(action, run=name) == line.replace("{runs}", str(ready.workspace / "runs"))
     assert cancelled(cluster) == []
-
-
-def test_an_element_of_a_preparation(ready: Trainer, cluster: Cluster):
-    source = ready.workspace / "raw"
-    source.mkdir()
-    (source / "a.txt").write_text("x")
-    cluster.states = [("RUNNING", 0)]
-    ready.run("prepare-dataset", source=str(source), elements=3, wait=False)
-    (ready.workspace / "runs" / "prepare-raw" / "logs" / "40_2.out").write_text("[DONE] part\n")
-    assert ready.run("run-log", run="40_2")["text"] == "[DONE] part"
-    shown = ready.run("show-run", run="40_2")
-    assert (shown["run"], shown["state"]) == ("prepare-raw", "RUNNING")
-    assert ready.fails("cancel-run", run="40_2") == (
-        "run: 40_2 is a part of prepare-raw; a dataset's preparation is cancelled as a whole; ddp cancel prepare-raw"
-    )
-    assert ready.fails("show-run", run="40_3").startswith("run: prepare-raw, job 40, has no element 3")

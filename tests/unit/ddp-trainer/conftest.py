@@ -36,7 +36,7 @@ def nearby(monkeypatch: pytest.MonkeyPatch, charm_dir: pathlib.Path) -> None:
 
     monkeypatch.setattr(program, "ask", ask)
     monkeypatch.setattr(program, "install", lambda _: False)
-    monkeypatch.setattr(program, "configure", lambda _: None)
+    monkeypatch.setattr(program, "CONFIG", charm_dir / "slurm-ddp.toml")
     monkeypatch.setattr(program, "remove", lambda: None)
     monkeypatch.setattr(config, "payload", lambda: charm_dir / "payload")
 
@@ -48,7 +48,6 @@ def host(
     """A host with the packages installed and the workspace mounted."""
     about: dict[str, typing.Any] = {
         "installed": [],
-        "packages": {"python3-venv", "zstd"},
         "mount": str(workspace),
         "probe": mounts.Result(mounts.State.RIGHT),
     }
@@ -68,7 +67,6 @@ def host(
     monkeypatch.setattr(host_module, "WHEELHOUSE", tmp_path / "attached" / "wheelhouse")
     monkeypatch.setattr(host_module, "account", pwd.getpwnam)  # the tests' own account may be root's
     monkeypatch.setattr(host_module.apt, "ensure_packages", ensure_packages)
-    monkeypatch.setattr(host_module.apt, "installed", lambda *names: {n: "1" for n in names if n in about["packages"]})
     monkeypatch.setattr(host_module.mounts, "find", find)
     monkeypatch.setattr(host_module.mounts, "probe", lambda *_, **__: about["probe"])
     return about

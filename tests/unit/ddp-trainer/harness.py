@@ -26,18 +26,21 @@ class Trainer:
     workspace: pathlib.Path
     root: pathlib.Path
     config: dict[str, typing.Any]
+    secrets: list[testing.Secret] = dataclasses.field(default_factory=list[testing.Secret])
     context: testing.Context[charm.DdpTrainerCharm] = dataclasses.field(init=False)
 
     def state(self) -> testing.State:
         relation = testing.SubordinateRelation("juju-info", remote_app_name="sackd")
         wheelhouse = testing.Resource(name="wheelhouse", path=self.root / "wheelhouse")
-        return testing.State(config=self.config, relations=[relation], resources=[wheelhouse])
+        return testing.State(config=self.config, relations=[relation], resources=[wheelhouse], secrets=self.secrets)
 
     def event(self, name: str) -> testing.State:
         self.context = self._context()
         state = self.state()
-        relation = next(iter(state.relations))
         event = getattr(self.context.on, name)
+        if name == "secret_changed":
+            return self.context.run(event(self.secrets[0]), state)
+        relation = next(iter(state.relations))
         return self.context.run(event(relation) if name.startswith("relation") else event(), state)
 
     def run(self, action: str, **params: typing.Any) -> dict[str, str]:

@@ -58,9 +58,7 @@ class LoginHost(orders.Unit):
         self.config = at.config | {"hf-token": SECRET.id}
         self.replace(config=self.config)
         self.about.clear()
-        self.about.update(
-            packages={"python3-venv", "zstd"}, mount=str(at.workspace), probe=mounts.Result(mounts.State.RIGHT)
-        )
+        self.mount()
 
     @classmethod
     def events(cls) -> list[str]:
@@ -84,7 +82,6 @@ class LoginHost(orders.Unit):
             "the workspace is mounted": self.mount,
             "apt fails": lambda: self.about.update(apt=CommandError("apt-get exited 100: no network")),
             "apt works": lambda: self.about.pop("apt", None),
-            "the packages are removed": lambda: self.about.update(packages=set()),
             "the token changes": lambda: self.grant({"token": "hf_second"}),
             "the token is malformed": lambda: self.grant({"tokens": "hf_second"}),
             "the token is withdrawn": lambda: self.replace(secrets=set()),
@@ -116,7 +113,6 @@ class LoginHost(orders.Unit):
         self.clock.passes(86400)
         self.mount()
         self.about.pop("apt", None)
-        self.about["packages"] = {"python3-venv", "zstd"}
         self.grant(SECRET.tracked_content)
         self.replace(config=self.config)
         for name in ("juju-info created", "juju-info joined", "config_changed", "update_status"):

@@ -14,19 +14,13 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root hands folde
 
 
 @needs_root
-def test_a_workspace_of_roots_is_handed_over(workspace: pathlib.Path):
+@pytest.mark.parametrize("mode", [0o755, 0o1777])
+def test_a_workspace_of_roots_is_handed_over(workspace: pathlib.Path, mode: int):
+    workspace.chmod(mode)
     host.hand_over(str(workspace), FOLDERS, NOBODY)
     assert {(workspace / name).stat().st_uid for name in FOLDERS} == {NOBODY.pw_uid}
-    assert workspace.stat().st_uid == 0
     users = (workspace / "users").stat()
-    assert (users.st_uid, users.st_mode & 0o7777) == (0, 0o1777), "everybody makes a folder in it, and keeps it"
-
-
-@needs_root
-def test_a_workspace_with_the_sticky_bit_is_handed_over(workspace: pathlib.Path):
-    workspace.chmod(0o1777)
-    host.hand_over(str(workspace), FOLDERS, NOBODY)
-    assert (workspace / "runs").stat().st_uid == NOBODY.pw_uid
+    assert (workspace.stat().st_uid, users.st_uid, users.st_mode & 0o7777) == (0, 0, 0o1777), "everybody's own"
 
 
 @needs_root

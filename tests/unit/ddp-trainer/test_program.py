@@ -2,13 +2,11 @@
 
 import os
 import pathlib
-import pwd
 import subprocess
 import typing
 
 import everybody
 import pytest
-import yaml
 
 import program
 
@@ -23,17 +21,11 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> typing.Iterator[pathl
         yield top
 
 
-def as_nobody(*argv: str | pathlib.Path, **env: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        argv, capture_output=True, text=True, check=False, user="nobody", env={"PATH": "/usr/bin:/bin", **env}, cwd="/"
-    )
-
-
 @needs_root
 def test_everybody_can_run_it_and_nobody_can_change_it(installed: pathlib.Path):
-    done = as_nobody(program.COMMAND, "--help")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "submit" in done.stdout
+    argv, env = (program.COMMAND, "--help"), {"PATH": "/usr/bin:/bin"}
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, user="nobody", env=env, cwd="/")
+    assert (done.returncode, done.stderr, "submit" in done.stdout) == (0, "", True)
     for path in (installed / "lib").rglob("*"):
         about = path.lstat()
         assert about.st_uid == 0, path
@@ -42,19 +34,9 @@ def test_everybody_can_run_it_and_nobody_can_change_it(installed: pathlib.Path):
 
 
 @needs_root
-def test_the_charm_asks_it_as_the_submit_user(installed: pathlib.Path, tmp_path: pathlib.Path):
-    lines: list[str] = []
-    config = {"workspace": str(installed / "shared"), "account": "nobody", "unit": "trainer/0"}
-    (installed / "shared").mkdir()
-    os.chown(installed / "shared", pwd.getpwnam("nobody").pw_uid, -1)
-    try:
-        found = program.ask("nobody", {"do": "make-folders", "config": config, "unit": "trainer/0"}, lines.append)
-        assert found == program.Answer({"denied": [], "untrusted": ""})
-        assert {path.owner() for path in (installed / "shared").iterdir()} == {"nobody"}
-        wrong = program.ask("nobody", {"do": "check", "config": {"workspace": "x"}, "unit": ""}, lines.append)
-        assert wrong.error.startswith("workspace: 'x' is not allowed")
-    finally:
-        subprocess.run(["rm", "-r", str(installed / "shared")], check=True)
+def test_the_charm_asks_it_as_the_submit_user(installed: pathlib.Path):
+    wrong = program.ask("nobody", {"do": "check", "config": {"workspace": "x"}, "unit": ""}, print)
+    assert wrong.error.startswith("workspace: 'x' is not allowed")
 
 
 @needs_root
@@ -78,7 +60,5 @@ def test_a_program_that_breaks_is_reported_in_its_own_words(
 
 
 def test_the_program_brings_what_it_needs_and_nothing_else():
-    declared = yaml.safe_load((REPOSITORY / "charms/ddp-trainer/charmcraft.yaml").read_text())
-    assert declared["name"] == "ddp-trainer"
     assert {"click", "jinja2", "pydantic", "rich", "pydantic-core", "markupsafe"} <= set(program._needed())
     assert "ops" not in program._needed()

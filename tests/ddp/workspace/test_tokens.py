@@ -1,0 +1,144 @@
+"""The file with the Hugging Face token: whose it is, and for how long it stays."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import pwd
+import signal
+import stat
+
+import pytest
+from cluster import Cluster, Job
+from script_texts import ENDS, MANIFEST, REQUEST, WAITS, stop, texts
+from trainer_fixtures import charm_dir, claims, node, settings, workspace
+
+from batch_host import Node
+from ddp.base import Settings, TrainerError
+from ddp.environment.environments import Environment
+from ddp.options import fields, models
+from ddp.submit import scripts
+from ddp.workspace import folders, operations, tokens
+from ddp.workspace.files import RefusedError
+
+__all__ = ["charm_dir", "claims", "node", "settings", "workspace"]
+USER = pwd.getpwuid(os.geteuid()).pw_name
+TOKEN = "hf_secret"
+READS = 'cat "$HF_TOKEN_PATH" > "$NOTES/token"; '
+REQUEUED = 'echo "0: [FATAL] slurmd-0: its disk is full"; ' + ENDS % "failed" + "; exit 78"
+
+
+@pytest.fixture
+def given(settings: Settings) -> tuple[Settings, pathlib.Path]:
+    """Settings with a token, and the file in which the run `first` finds it."""
+    path = settings.workspace / ".secrets" / "trainer-0" / "first.hf-token"
+    path.parent.mkdir(parents=True)
+    path.write_text(TOKEN)
+    return dataclasses.replace(settings, token=TOKEN), path
+
+
+def test_settings_and_errors_do_not_show_it(settings: Settings):
+    assert TOKEN not in repr(dataclasses.replace(settings, token=TOKEN))
+    with pytest.raises(TrainerError) as caught:
+        folders.call(settings, operations.keep_token, secrets="/nowhere", owner="x", run="first", token=TOKEN)
+    assert TOKEN not in str(caught.value)
+
+
+def test_a_job_that_is_being_submitted_keeps_its_file(settings: Settings):
+    secrets = str(settings.workspace / ".secrets")
+    pathlib.Path(secrets).mkdir()
+    operations.keep_token(secrets, "trainer-0", "first", "a")
+    assert operations.sync_tokens(secrets, "trainer-0", token="a", active=[]) == {"removed": 0, "replaced": 0}
+
+
+def test_the_file_of_a_run_stays_while_another_of_its_jobs_is_active(settings: Settings, cluster: Cluster):
+    given = dataclasses.replace(settings, token=TOKEN)
+    path = pathlib.Path(tokens.path(given, "first"))
+    tokens.deliver(given, "first")
+    states = {40: ("FAILED", 1), 41: ("RUNNING", 0)}
+    cluster.jobs = [Job(number, USER, "first", path, "", [state]) for number, state in states.items()]
+    tokens.drop(given, "first")
+    assert path.read_text() == f"{TOKEN}\n"
+    cluster.silent = 1
+    tokens.drop(given, "first")
+    assert path.exists(), "while Slurm is away nothing is known to be over"
+    cluster.jobs[1].states = [("COMPLETED", 0)]
+    tokens.drop(given, "first")
+    assert not path.exists()
+
+
+def test_a_folder_of_another_account_or_a_link_is_not_used(settings: Settings, tmp_path: pathlib.Path):
+    (tmp_path / "theirs").mkdir()
+    secrets = settings.workspace / ".secrets"
+    secrets.symlink_to(tmp_path / "theirs")
+    with pytest.raises(RefusedError, match="is not a folder of this account"):
+        operations.keep_token(str(secrets), "trainer-0", "first", "a")
+    assert not list((tmp_path / "theirs").iterdir())
+    secrets.unlink()
+    secrets.mkdir()
+    secrets.chmod(0o777)
+    operations.keep_token(str(secrets), "trainer-0", "first", "a")
+    assert stat.S_IMODE(secrets.stat().st_mode) == 0o700
+
+
+# -- in the job --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", [ENDS % "done", ENDS % "failed" + "; exit 1", "exit 137"])
+def test_a_job_that_ends_by_itself_removes_the_file(given: tuple[Settings, pathlib.Path], node: Node, end: str):
+    node.add("srun", READS + end)
+    _, output = node.run(texts(given[0]))
+    assert (node.notes / "token").read_text() == TOKEN, output
+    assert not given[1].exists()
+
+
+@pytest.mark.parametrize("how", [signal.SIGUSR1, signal.SIGTERM, "requeued"])
+def test_a_job_that_may_come_back_keeps_the_file(
+    given: tuple[Settings, pathlib.Path], node: Node, how: signal.Signals | str
+):
+    node.add("sinfo", "echo slurmd-2")
+    node.add("srun", WAITS + ENDS % "preempted" if isinstance(how, signal.Signals) else REQUEUED)
+    if isinstance(how, signal.Signals):
+        stop(node, texts(given[0]), how)
+    else:
+        _, output = node.run(texts(given[0], max_restarts=1))
+        assert node.requeued(), output
+    assert given[1].exists()
+
+
+@pytest.mark.parametrize(("left", "stays"), [("12_0", False), ("12_0 12_1", True), ("", True)])
+def test_the_last_run_of_a_sweep_removes_the_file(
+    given: tuple[Settings, pathlib.Path], node: Node, left: str, stays: bool
+):
+    settings, path = given
+    program = scripts.Program(("--module", "ddptrain", "smoke"), leaves_outcome=True)
+    files = scripts.training(
+        settings,
+        REQUEST,
+        fields.parse(models.SubmitDdp, {}),
+        Environment(MANIFEST, "/x.tar.zst"),
+        run="first",
+        program=program,
+        sweep=scripts.Sweep(1, 2),
+    )
+    for name in ("logs", "control"):
+        (settings.runs / "first-0" / name).mkdir(parents=True)
+    (settings.runs / "first-0" / "args").write_text("")
+    node.add("squeue", f"printf '%s\\n' {left}" if left else "exit 0")
+    node.add("srun", READS + ENDS % "done")
+    code, output = node.run(files, SLURM_ARRAY_JOB_ID="12", SLURM_ARRAY_TASK_ID="0")
+    assert (code, (node.notes / "token").read_text()) == (0, TOKEN), output
+    assert path.exists() is stays
+
+
+def test_a_job_without_the_file_says_so(given: tuple[Settings, pathlib.Path], node: Node):
+    given[1].unlink()
+    node.add("srun", ENDS % "done")
+    code, output = node.run(texts(given[0]))
+    assert code == 0
+    assert "this job has no Hugging Face token; submit the run with the trainer to get one" in output
+
+
+def test_in_a_container_the_path_is_known(given: tuple[Settings, pathlib.Path]):
+    job = json.loads(texts(given[0], container_image="a/b:1")["program/job.json"])
+    assert job["container"]["variables"].endswith(",HF_TOKEN_PATH")
