@@ -23,9 +23,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> collections.abc.Iterato
         yield env
 
 
-def srun(cluster: dict[str, str], *args: object, **env: str) -> ranks.Result:
-    """Run `ddptrain` in two tasks on two nodes."""
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ranks.free_port())}
+def srun(cluster: dict[str, str], *args: object, meet: str = "MASTER_ADDR MASTER_PORT", **env: str) -> ranks.Result:
+    """Run `ddptrain` in two tasks on two nodes, which find the place to meet in the variables `meet`."""
+    meeting = dict(zip(meet.split(), ("127.0.0.1", str(ranks.free_port())), strict=False))
     argv = ["srun", "--nodes=2", "--ntasks=2", "--cpu-bind=none", "--kill-on-bad-exit=0"]
     done = subprocess.run(
         [*argv, sys.executable, "-m", "ddptrain", *(str(a) for a in args)],
@@ -43,7 +43,8 @@ def test_training_on_two_nodes_needs_no_torchrun(
     cluster: dict[str, str], dataset: pathlib.Path, tmp_path: pathlib.Path
 ):
     run_dir = tmp_path / "run"
-    result = srun(cluster, "train", "--data", dataset, *TINY, "--steps", 6, RUN_DIR=str(run_dir), RUN_ATTEMPT_ID="1.r0")
+    job = {"RUN_DIR": str(run_dir), "RUN_ATTEMPT_ID": "1.r0"}
+    result = srun(cluster, "train", "--data", dataset, *TINY, "--steps", 6, meet="HEAD_IP HEAD_PORT", **job)
     assert result.returncode == 0, result.output
     (world,) = result.marked("DDP")
     assert (world["launcher"], world["world_size"]) == ("srun", "2")
@@ -60,3 +61,9 @@ def test_a_mistake_is_one_line_and_ends_both_tasks(
     assert result.returncode == 2, result.output
     assert result.fatal() == ["--width 33 is not divisible by --heads 2"]
     assert (tmp_path / "run" / "summary.json").exists()
+
+
+def test_without_a_place_to_meet_each_rank_names_what_is_missing(cluster: dict[str, str]):
+    result = srun(cluster, "smoke", meet="")
+    assert result.returncode == 2
+    assert result.output.count("set MASTER_ADDR") == 2

@@ -148,14 +148,6 @@ def test_cephfs_by_the_older_name_where_the_helper_is_older(rig: Rig):
     assert "mon_addr" not in found
 
 
-def test_the_ceph_key_is_in_one_file_and_nowhere_else(rig: Rig):
-    plan = cephfs.plan(SPEC, ceph(), KEY)
-    assert list(plan.files.values()) == [f"{KEY}\n"]
-    assert KEY not in plan.unit_text
-    assert KEY not in repr(plan)
-    assert plan.secrets == (KEY,)
-
-
 def test_monitors_of_the_newer_protocol_are_preferred(rig: Rig):
     plan = cephfs.plan(SPEC, ceph(hosts=("10.0.0.1:6789", "10.0.0.1:3300", "[::1]:3300")), KEY)
     assert options(plan)["mon_addr"] == "10.0.0.1:3300/[::1]:3300"

@@ -211,16 +211,6 @@ def test_secrets_lie_in_one_file_that_root_alone_reads(rig: Rig):
     assert "p@ss" not in repr(rig.plan())
 
 
-def test_the_unit_runs_the_program_in_the_foreground(rig: Rig):
-    rig.ensure(rig.plan())
-    text = (systemd.UNIT_DIR / UNIT).read_text()
-    assert f" reach {rig.volume.hosts[0]} --timeout 60\n" in text
-    assert "Restart=always\n" in text and "Before=slurmd.service\n" in text
-    assert f" -o nosuid,nodev redis://{rig.volume.hosts[0]}/1 {rig.mountpoint}\n" in text
-    for name in ("PrivateTmp", "ProtectSystem", "ProtectHome", "PrivateDevices", "PrivateMounts", "DynamicUser"):
-        assert f"\n{name}=" not in text  # a mount namespace of its own would hide the mount
-
-
 @pytest.mark.parametrize("change", ["option", "password", "program"])
 def test_a_change_waits_while_the_mount_is_used(rig: Rig, change: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(mounter, "_RELOAD_S", 0.0)
@@ -389,14 +379,6 @@ def test_a_folder_that_was_there_before_stays(rig: Rig):
     mounter.remove("client", unit="client/0")
     assert pathlib.Path(rig.mountpoint).is_dir()
     assert not rig.immutable
-
-
-def test_the_reason_is_the_programs_own(rig: Rig):
-    plan = rig.plan()
-    rig.journal = "<INFO>: Meta address\n<FATAL>: load setting: WRONGPASS invalid username-password pair\n"
-    assert mounter.reason(plan) == "the metadata engine refuses the user or password"
-    rig.journal = "systemd: something\n"
-    assert mounter.reason(plan) == "systemd: something"
 
 
 @pytest.mark.parametrize("path", CASES["paths_that_are_no_mountpoints"])
