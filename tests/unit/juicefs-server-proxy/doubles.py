@@ -11,6 +11,13 @@ from slurm_ddp import juicefs, juicefs_access
 from slurm_ddp.run import CommandError, Completed
 
 UUID = "11111111-2222-3333-4444-555555555555"
+QUOTAS = """\
++-------+---------+---------+------+-----------+-------+-------+
+|  Path |   Size  |   Used  | Use% |   Inodes  | IUsed | IUse% |
++-------+---------+---------+------+-----------+-------+-------+
+| /data | 5.0 GiB | 1.6 MiB |   0% | unlimited |   314 |       |
++-------+---------+---------+------+-----------+-------+-------+
+"""
 
 
 @dataclasses.dataclass

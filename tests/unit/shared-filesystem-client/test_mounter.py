@@ -187,7 +187,6 @@ def test_the_second_time_nothing_is_touched(rig: Rig):
     [
         (None, socket.gethostname().partition(".")[0]),
         ("SLURMD_OPTIONS=\"--conf-server ctl:6817 --conf 'gres=gpu:1' \"\n", socket.gethostname().partition(".")[0]),
-        ('SLURMD_OPTIONS="-N slurmd-0 --conf-server ctl:6817"\n', "slurmd-0"),
         ("SLURMD_OPTIONS=--foo-No -Nslurmd-1\n", "slurmd-1"),
     ],
 )
