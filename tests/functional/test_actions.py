@@ -3,7 +3,6 @@
 The table below has a row for each action that is declared; what the actions do at length is in the other files here.
 """
 
-import json
 import re
 import types
 import typing
@@ -101,14 +100,6 @@ TABLE: dict[tuple[str, str], Good | Refused | str] = {
 }
 
 
-def beside(cluster: Cluster, charm: str, host: str = "slurmd/0") -> str:
-    """Return the unit of this charm on the host."""
-    status = json.loads(cluster.ok("status", "--format", "json"))
-    names = status["applications"]["slurmd"]["units"][host]["subordinates"]
-    (name,) = (name for name in names if name.startswith(f"{charm}/"))
-    return name
-
-
 @pytest.fixture(scope="module")
 def runs(cluster: Cluster) -> None:
     """Two runs to look at."""
@@ -137,7 +128,7 @@ def test_the_table_has_every_action():
 def test_action(cluster: Cluster, charm: str, name: str):
     row = TABLE[charm, name]
     assert isinstance(row, Good | Refused)
-    unit = UNITS.get(charm) or beside(cluster, charm)
+    unit = UNITS.get(charm) or cluster.beside("slurmd/0", charm)
     answer = cluster.ctl("run", unit, name, *row.arguments, "--format", "json")
     if isinstance(row, Refused):
         assert answer.code == 1, answer.out
