@@ -20,7 +20,7 @@ pytestmark = [
 TRAINER, PROXY, CLIENT, GPU = "ddp-trainer", "juicefs-server-proxy", "shared-filesystem-client", "slurm-gpu"
 UNITS = {TRAINER: "trainer/0", PROXY: "juicefs-server-proxy/0"}  # of the others, the one beside slurmd/0
 ELSEWHERE = "shown in another file here"
-RUNS = ("tour-a", "tour-b")
+RUNS = {"tour-a": "srun", "tour-b": "torchrun"}  # and what starts their ranks
 SMALL = ("gpus-per-node=0", "cpus-per-task=1")  # so that torch for CPUs is what the job asks for
 
 
@@ -103,10 +103,9 @@ TABLE: dict[tuple[str, str], Good | Refused | str] = {
 @pytest.fixture(scope="module")
 def runs(cluster: Cluster) -> None:
     """Two runs to look at."""
-    for name in RUNS:
-        found = cluster.action(
-            "submit-ddp", "workload=smoke", "nodes=2", *SMALL, f"run={name}", "wait=true", timeout=1500
-        )
+    for name, launcher in RUNS.items():
+        options = ("nodes=2", *SMALL, f"launcher={launcher}", f"run={name}", "wait=true")
+        found = cluster.action("submit-ddp", "workload=smoke", *options, timeout=1500)
         assert found["state"] == "COMPLETED", found
 
 

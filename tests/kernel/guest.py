@@ -152,10 +152,6 @@ class Guest:
         """Raise `GuestError` unless the guest answers soon."""
         self._ask({"argv": ["/bin/true"], "timeout": 60}, patience=20)
 
-    def clock(self) -> float:
-        """Return the guest's monotonic clock, in its seconds since boot."""
-        return float(self.run("/bin/cat", "/proc/uptime").out.split()[0])
-
     def until(self, script: str) -> None:
         """Wait until a shell script in the guest succeeds."""
         end = time.monotonic() + PATIENCE_S

@@ -37,7 +37,7 @@ class Node:
         return found
 
     def hook(self, app: str, uri: str, config: dict[str, object], **asked: typing.Any) -> dict[str, typing.Any]:
-        """Do what a hook of the charm does; return the status, and how many of the guest's seconds it took."""
+        """Do what a hook of the charm does; return the status."""
         return self.ask(do="ensure", app=app, uri=uri, config=config, **asked)
 
     def remove(self, app: str) -> None:
@@ -53,16 +53,13 @@ class Node:
         """Return the guest's clock, in seconds since 1970."""
         return float(self.guest.run("/bin/date", "+%s.%N").out)
 
-    def until(self, app: str, wanted: collections.abc.Callable[[Health], bool], since: float) -> tuple[Health, float]:
-        """Wait for a pass of the keeper's, started after `since`, which found what is wanted.
-
-        Returns what it found, and how many of the guest's seconds after `since` that was recorded.
-        """
+    def until(self, app: str, wanted: collections.abc.Callable[[Health], bool], since: float) -> Health:
+        """Wait for a pass of the keeper's, started after `since`, which found what is wanted; return what it found."""
         end = time.monotonic() + machines.PATIENCE_S
         while True:
             found = self.health(app)
             if found.get("checked", 0.0) > since and wanted(found):
-                return found, self.now() - since
+                return found
             assert time.monotonic() < end, found
             time.sleep(0.5)
 

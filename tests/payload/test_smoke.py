@@ -55,6 +55,14 @@ def test_two_ranks_get_the_message_that_one_alone_gets_by_torchrun_too():
     assert result.fatal() == ["--classes 1: must be at least 2"]
 
 
+def test_under_srun_without_a_place_to_meet_the_variable_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HEAD_IP", "127.0.0.1")
+    for name in ("HEAD_PORT", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(errors.UserError, match=r"set MASTER_PORT$"):
+        distributed._rendezvous(distributed.Place(1, 2, 0, 1, "srun"))
+
+
 def test_a_rendezvous_that_fails_names_both_nodes_by_what_slurm_calls_them(monkeypatch: pytest.MonkeyPatch):
     given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9", "HEAD_NODE": "slurmd-0", "SLURMD_NODENAME": "slurmd-1"}
     for name, value in given.items():

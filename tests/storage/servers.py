@@ -175,12 +175,10 @@ def sentinel(master: Server) -> collections.abc.Generator[Server]:
         yield server
 
 
-def redis_cli(server: Server, *words: str, user: str = "", tls: "Certificates | None" = None) -> str:
+def redis_cli(server: Server, *words: str) -> str:
     """Read Redis' answer to a command."""
-    secure = ["--tls", "--cacert", str(tls.authority)] if tls is not None else []
-    login = ["--user", user] if user else []
     done = subprocess.run(
-        ["redis-cli", "-h", "127.0.0.1", "-p", str(server.port), *secure, *login, *words],
+        ["redis-cli", "-h", "127.0.0.1", "-p", str(server.port), *words],
         env=os.environ | {"REDISCLI_AUTH": PASSWORD},
         capture_output=True,
         text=True,
@@ -188,28 +186,6 @@ def redis_cli(server: Server, *words: str, user: str = "", tls: "Certificates | 
         timeout=30,
     )
     return done.stdout.strip()
-
-
-@contextlib.contextmanager
-def mariadb() -> collections.abc.Generator[Server]:
-    """Run MariaDB with a database `jfs` and an account for it."""
-    account = "mysql" if os.geteuid() == 0 else None
-    with folder(account) as directory:
-        port, data = free_port(), directory / "data"
-        common = ["--no-defaults", f"--datadir={data}"]
-        install = shutil.which("mariadb-install-db") or "mariadb-install-db"
-        _as("mysql", install, *common, "--auth-root-authentication-method=normal", "--skip-test-db")
-        socket_path = directory / "s"
-        argv = [shutil.which("mariadbd") or "/usr/sbin/mariadbd", *common, f"--socket={socket_path}", f"--port={port}"]
-        argv += ["--bind-address=127.0.0.1", "--innodb-buffer-pool-size=16M", "--innodb-log-file-size=8M"]
-        argv += ["--skip-name-resolve", f"--pid-file={directory / 'pid'}", "--innodb-flush-method=fsync"]
-        with running(Server(argv, directory, port, account)) as server:
-            statements = (
-                f"CREATE DATABASE jfs; CREATE USER '{USER}'@'%' IDENTIFIED BY '{PASSWORD}';"
-                f"GRANT ALL ON `jfs%`.* TO '{USER}'@'%';"
-            )
-            _as("mysql", "mariadb", "--no-defaults", f"--socket={socket_path}", "--user=root", stdin=statements)
-            yield server
 
 
 @contextlib.contextmanager
@@ -260,21 +236,6 @@ def postgres(*, tls: "Certificates | None" = None) -> collections.abc.Generator[
                     time.sleep(0.1)
             _as("postgres", *psql, stdin=f"CREATE DATABASE jfs OWNER {USER};")
             yield server
-
-
-def mariadb_database(server: Server) -> str:
-    """Make a database; return its name."""
-    name = f"jfs_{os.urandom(4).hex()}"
-    client = ["mariadb", "--no-defaults", f"--socket={server.directory / 's'}", "--user=root"]
-    _as("mysql", *client, stdin=f"CREATE DATABASE {name};")
-    return name
-
-
-def mariadb_version(server: Server) -> tuple[int, int]:
-    """Return MariaDB's version."""
-    client = ["mariadb", "--no-defaults", f"--socket={server.directory / 's'}", "--user=root", "-N"]
-    major, minor, *_ = _as("mysql", *client, stdin="SELECT VERSION();").split(".")
-    return int(major), int(minor)
 
 
 def postgres_database(server: Server) -> str:
