@@ -202,6 +202,17 @@ def test_a_card_that_has_a_line_is_missing_after_a_reboot(cluster: Cluster):
     assert step(cluster, f"-w{NODE}", "--gres=gpu:1", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES") == "0"
 
 
+@pytest.mark.parametrize(
+    ("asked", "error"), [("", "Operation not permitted"), ("--gres=gpu:1", "No such device or address")]
+)
+def test_a_card_that_was_not_asked_for_cannot_be_opened(cluster: Cluster, asked: str, error: str):
+    """The mock's device node has no driver behind it: ENXIO is what an open that cgroups allow ends with."""
+    script = f"cd /tmp && srun {asked} head -c1 /dev/nvidia0"
+    answer = cluster.exec("sackd/0", "runuser", "-u", "ubuntu", "--", "sh", "-c", script)
+    assert answer.code != 0
+    assert error in answer.err
+
+
 def test_cards_are_shared_by_option(cluster: Cluster):
     cluster.ok("config", "slurm-gpu", "shards-per-gpu=4")
     output = until(cluster, "blocked: shards-per-gpu: ")

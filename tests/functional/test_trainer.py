@@ -148,17 +148,3 @@ def test_a_token_reaches_the_job_in_a_file_and_a_new_one_the_next_job(drills: Cl
     finally:
         drills.ok("config", "trainer", "--reset", "hf-token")
     assert drills.on("sackd/0", "find", "/mnt/shared/.secrets", "-type", "f") == ""
-
-
-def test_a_damaged_dataset_is_reported_in_one_line(drills: Cluster):
-    folder = "/mnt/shared/datasets/hollow"
-    drills.on("sackd/0", "sh", "-c", f"mkdir -p {folder}; echo '{{}}' > {folder}/dataset.json; chmod -R a+rX {folder}")
-    try:
-        answer = drills.ctl(
-            "run", "trainer/0", "submit-ddp", "dataset=hollow", "nodes=1", "max-restarts=3", "wait=true"
-        )
-    finally:
-        drills.on("sackd/0", "rm", "-rf", folder)
-    assert answer.code == 1
-    assert folder in answer.error
-    assert "fault=mistake" in answer.out, "and it was not tried again"

@@ -36,14 +36,6 @@ class Node:
         assert found.get("level") != "error", found["text"]
         return found
 
-    def hook(self, app: str, uri: str, config: dict[str, object], **asked: typing.Any) -> dict[str, typing.Any]:
-        """Do what a hook of the charm does; return the status."""
-        return self.ask(do="ensure", app=app, uri=uri, config=config, **asked)
-
-    def remove(self, app: str) -> None:
-        """Do what the hook `remove` does."""
-        assert self.ask(do="remove", app=app) == {"kept": ""}
-
     def health(self, app: str) -> Health:
         """Read the result of the keeper's last pass; empty before the first."""
         shown = self.guest.run("/bin/cat", f"/var/lib/slurm-ddp/{app}/health.json", check=False)

@@ -60,7 +60,8 @@ class Rig:
         self.node, self.guest = node, node.guest
 
     def hook(self, **config: object) -> dict[str, typing.Any]:
-        return self.node.hook(APP, URI, {"mountpoint": MP} | config)
+        """Do what a hook of the charm does; return the status."""
+        return self.node.ask(do="ensure", app=APP, uri=URI, config={"mountpoint": MP} | config)
 
     def mounts(self) -> list[str]:
         return self.node.mounts(MP)
@@ -216,7 +217,7 @@ def test_a_server_that_is_cut_off_hangs_no_hook(rig: Rig):
 
 
 def test_removal_leaves_nothing(rig: Rig):
-    rig.node.remove(APP)
+    assert rig.node.ask(do="remove", app=APP) == {"kept": ""}
     assert not rig.mounts()
     named = "-name *slurm-ddp* -o -name *mount-keeper-* -o -name mnt-shared.mount"
     left = (

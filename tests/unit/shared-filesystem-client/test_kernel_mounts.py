@@ -133,16 +133,6 @@ def test_cephfs_by_the_newer_name(rig: Rig):
     assert plan.servers == ((("10.0.0.1", 6789), ("10.0.0.2", 6789)),)
 
 
-def test_cephfs_by_the_older_name_where_the_helper_is_older(rig: Rig):
-    rig.ceph_version = "16.2.15+ds-0+deb12u2"
-    plan = cephfs.plan(SPEC, ceph(path="/team"), KEY)
-    assert plan.source == "10.0.0.1:6789,10.0.0.2:6789:/team"
-    assert plan.aliases == ()
-    found = options(plan)
-    assert (found["name"], found["mds_namespace"]) == ("fs-client", "cephfs")
-    assert "mon_addr" not in found
-
-
 def test_monitors_of_the_newer_protocol_are_preferred(rig: Rig):
     plan = cephfs.plan(SPEC, ceph(hosts=("10.0.0.1:6789", "10.0.0.1:3300", "[::1]:3300")), KEY)
     assert options(plan)["mon_addr"] == "10.0.0.1:3300/[::1]:3300"

@@ -286,14 +286,6 @@ def test_from_juicefs_to_nfs_and_back(rig: Rig):
     assert [mount.fstype for mount in rig.mounts.table] == ["fuse.juicefs"]
 
 
-@pytest.mark.parametrize("state", [mounts.State.STALE, mounts.State.STACKED])
-def test_a_leftover_is_cleared_and_mounted_anew(rig: Rig, state: mounts.State):
-    rig.ensure(rig.plan())
-    rig.mounts.looks[rig.mountpoint] = mounts.Result(state, "broken")
-    assert rig.ensure(rig.plan())
-    assert rig.machine.did("stop", UNIT) == 1
-
-
 def test_a_foreign_mount_is_left_alone(rig: Rig):
     rig.mounts.add(rig.mountpoint, "tmpfs", "tmpfs")
     for _ in range(2):
