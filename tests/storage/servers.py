@@ -189,6 +189,28 @@ def redis_cli(server: Server, *words: str) -> str:
 
 
 @contextlib.contextmanager
+def mariadb() -> collections.abc.Generator[Server]:
+    """Run MariaDB with a database `jfs` and an account for it."""
+    account = "mysql" if os.geteuid() == 0 else None
+    with folder(account) as directory:
+        port, data = free_port(), directory / "data"
+        common = ["--no-defaults", f"--datadir={data}"]
+        install = shutil.which("mariadb-install-db") or "mariadb-install-db"
+        _as("mysql", install, *common, "--auth-root-authentication-method=normal", "--skip-test-db")
+        socket_path = directory / "s"
+        argv = [shutil.which("mariadbd") or "/usr/sbin/mariadbd", *common, f"--socket={socket_path}", f"--port={port}"]
+        argv += ["--bind-address=127.0.0.1", "--innodb-buffer-pool-size=16M", "--innodb-log-file-size=8M"]
+        argv += ["--skip-name-resolve", f"--pid-file={directory / 'pid'}", "--innodb-flush-method=fsync"]
+        with running(Server(argv, directory, port, account)) as server:
+            statements = (
+                f"CREATE DATABASE jfs; CREATE USER '{USER}'@'%' IDENTIFIED BY '{PASSWORD}';"
+                f"GRANT ALL ON `jfs%`.* TO '{USER}'@'%';"
+            )
+            _as("mysql", "mariadb", "--no-defaults", f"--socket={socket_path}", "--user=root", stdin=statements)
+            yield server
+
+
+@contextlib.contextmanager
 def postgres(*, tls: "Certificates | None" = None) -> collections.abc.Generator[Server]:
     """Run PostgreSQL with a database `jfs` and an account for it; with `tls`, it takes nothing else."""
     account = "postgres" if os.geteuid() == 0 else None

@@ -263,6 +263,16 @@ def mine(redis: servers.Server, bucket: servers.Bucket, proxy: typing.Callable[.
     return found
 
 
+def test_a_database_that_is_too_old_is_reported(bucket: servers.Bucket, proxy: typing.Callable[..., proxies.Proxy]):
+    """Debian's MariaDB is before 11.1."""
+    with servers.mariadb() as server:
+        url = f"mysql://{servers.USER}@{server.address}/jfs"
+        out = proxy(Case(server, url, {"meta-password": servers.PASSWORD}), bucket).hook("config_changed")
+    assert out.unit_status == testing.BlockedStatus(
+        "this database is too old for this juicefs: it takes MySQL 8.0 or MariaDB 11.1, or newer"
+    )
+
+
 def test_an_engine_that_was_emptied_is_not_formatted_again(mine: proxies.Proxy, redis: servers.Server):
     uuid = mine.action("status")["uuid"]
     servers.redis_cli(redis, "-n", "1", "flushdb")
