@@ -79,7 +79,7 @@ class Machine:
         names = [word for word in words if not word.startswith("-")]
         flags = {word for word in words if word.startswith("-")}
         match verb:
-            case "daemon-reload" | "reset-failed" | "try-reload-or-restart" | "reload":
+            case "daemon-reload" | "reset-failed" | "try-reload-or-restart" | "reload" | "kill":
                 return None
             case "is-active":
                 state = "active" if names[0] in self.active else "failed" if names[0] in self.broken else "inactive"

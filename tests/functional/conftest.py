@@ -122,6 +122,12 @@ class Cluster:
             if key not in ("keyid", "access-key", "meta-user")  # those are names
         }
 
+    def beside(self, host: str, app: str) -> str:
+        """Return the unit of a subordinate application on the host of this principal."""
+        status = json.loads(self.ok("status", "--format", "json"))
+        units = {name: unit for one in status["applications"].values() for name, unit in one.get("units", {}).items()}
+        return next(name for name in units[host]["subordinates"] if name.startswith(f"{app}/"))
+
     def units(self) -> dict[str, Json]:
         """Return every unit's status by name, subordinates included."""
         found: dict[str, Json] = {}

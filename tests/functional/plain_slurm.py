@@ -1,4 +1,4 @@
-"""A Slurm without any charm, of two nodes or more, and one account on it: what `ddp` meets on others' clusters.
+"""A Slurm without any charm, of two nodes, and one account on it: what `ddp` meets on others' clusters.
 
 The login host and the nodes are namespaces of this machine, which needs Slurm's packages and root, and is left as it
 was: hosts with names that nobody resolves, a network of their own, a /var/tmp each, and a /home that they share.
@@ -21,6 +21,7 @@ import time
 USER, UID = "ada", 7001
 HOME = pathlib.Path("/home") / USER
 LOGIN = "198.18.77.1"  # RFC 2544's, which nobody routes
+NODES = {"n1": "198.18.77.11", "n2": "198.18.77.12"}
 BIN = "/mnt/slurm/bin"  # not /usr/bin: many administrators build Slurm themselves
 COMMANDS = ("sacct", "sacctmgr", "sbatch", "scancel", "scontrol", "sinfo", "squeue", "srun")
 READY_S = 120.0
@@ -67,7 +68,7 @@ read -r go
 ip link set lo up
 ip addr add {address}/24 dev eth0
 ip link set eth0 up
-{slurmd} -D -N {host} &
+slurmd -D -N {host} &
 wait $!
 """
 _FOREIGN = ("SLURM_", "SBATCH_", "DDP_", "XDG_", "PYTHON", "VIRTUAL_ENV", "TOX_", "PYTEST_", "PIPX_")
@@ -88,7 +89,6 @@ class PlainSlurm:
 
     folder: pathlib.Path  # what the hosts see as /mnt
     login: int  # a process there
-    nodes: tuple[str, ...] = ("n1", "n2")
     pip: dict[str, str] = dataclasses.field(default_factory=dict[str, str])  # variables that say where packages are
 
     @property
@@ -141,30 +141,13 @@ def lacks() -> str | None:
 
 
 @contextlib.contextmanager
-def running(
-    num_nodes: int = 2,
-    *,
-    slurmd: str = "slurmd",
-    conf: str = "",
-    node: str = "CPUs=1 RealMemory=2500",
-    prepare: collections.abc.Callable[[pathlib.Path, tuple[str, ...]], None] = lambda *_: None,
-) -> collections.abc.Generator[PlainSlurm]:
-    """Yield the cluster, all its nodes idle. Raises RuntimeError when it does not start.
-
-    Args:
-        num_nodes: at most 240.
-        slurmd: what starts slurmd on each node; `$host` is the node's name.
-        conf: further lines of slurm.conf.
-        node: each node's options in slurm.conf.
-        prepare: called with the folder that is /mnt on the hosts and the nodes' names, before anything starts.
-    """
-    addresses = {f"n{number}": f"198.18.77.{10 + number}" for number in range(1, num_nodes + 1)}
-    lines = [f"NodeName={name} NodeAddr={address} {node}\n" for name, address in addresses.items()]
+def running() -> collections.abc.Generator[PlainSlurm]:
+    """Yield the cluster, both its nodes idle. Raises RuntimeError when it does not start."""
+    lines = [f"NodeName={name} NodeAddr={address} CPUs=1 RealMemory=2500\n" for name, address in NODES.items()]
     with contextlib.ExitStack() as stack:
         folder = pathlib.Path(tempfile.mkdtemp(prefix="slurm-ddp-plain-", dir="/var/tmp"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        _fill(folder, tuple(addresses), CONF + conf + "".join(lines))
-        prepare(folder, tuple(addresses))
+        _fill(folder, CONF + "".join(lines))
         switch = _start(stack, ["unshare", "--net", "sleep", "infinity"])
         _in_network(switch, "ip", "link", "add", "bridge", "type", "bridge")
         _in_network(switch, "ip", "link", "set", "bridge", "up")
@@ -173,16 +156,16 @@ def running(
         _run("ip", "addr", "add", f"{LOGIN}/24", "dev", f"plain{login.pid}")
         _run("ip", "link", "set", f"plain{login.pid}", "up")
         hosts = [login]
-        for name, address in addresses.items():
-            script = _NODE.format(host=name, address=address, slurmd=slurmd)
-            host = _start(stack, _host(folder, name, f"host={name}\n{script}", is_node=True))
+        for name, address in NODES.items():
+            script = _NODE.format(host=name, address=address)
+            host = _start(stack, _host(folder, name, script, is_node=True))
             _connect(switch, host.pid, name, "eth0")
             hosts.append(host)
         for process in hosts:
             assert process.stdin is not None
             process.stdin.write(b"go\n")
             process.stdin.flush()
-        found = PlainSlurm(folder, login.pid, tuple(addresses), _pip_variables())
+        found = PlainSlurm(folder, login.pid, _pip_variables())
         _await_idle(found)
         yield found
 
@@ -201,11 +184,11 @@ def _pip_variables() -> dict[str, str]:
     return found
 
 
-def _fill(folder: pathlib.Path, nodes: tuple[str, ...], conf: str) -> None:
+def _fill(folder: pathlib.Path, conf: str) -> None:
     folder.chmod(0o755)
-    for name in ("home", "etc/slurm", "state", "munge", "slurm/bin", *(f"{host}/spool" for host in nodes)):
+    for name in ("home", "etc/slurm", "state", "munge", "slurm/bin", *(f"{host}/spool" for host in NODES)):
         (folder / name).mkdir(parents=True)
-    for host in ("login", *nodes):
+    for host in ("login", *NODES):
         (folder / host / "tmp").mkdir(parents=True)
         (folder / host / "tmp").chmod(0o1777)
     (folder / "home" / USER).mkdir(mode=0o750)
@@ -279,7 +262,7 @@ def _await_idle(cluster: PlainSlurm) -> None:
     while time.monotonic() < deadline:
         argv = [*_enter(cluster.login), f"{BIN}/sinfo", "-h", "-N", "-o", "%N %T"]
         done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
-        if sorted(done.stdout.splitlines()) == sorted(f"{name} idle" for name in cluster.nodes):
+        if sorted(done.stdout.splitlines()) == sorted(f"{name} idle" for name in NODES):
             return
         output = (done.stdout + done.stderr).strip()
         time.sleep(0.2)

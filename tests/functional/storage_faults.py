@@ -20,9 +20,7 @@ PATIENCE_S = 240  # a deadline for what the keeper finds within half a minute on
 
 def client_of(cluster: Cluster, host: str) -> str:
     """Return the unit of the client on a host."""
-    status = json.loads(cluster.ok("status", "--format", "json"))
-    units = {name: unit for app in status["applications"].values() for name, unit in app.get("units", {}).items()}
-    return next(name for name in units[host]["subordinates"] if name.startswith(f"{APP}/"))
+    return cluster.beside(host, APP)
 
 
 def workload_status(cluster: Cluster, unit: str) -> dict[str, str]:

@@ -3,7 +3,6 @@
 The table below has a row for each action that is declared; what the actions do at length is in the other files here.
 """
 
-import json
 import re
 import types
 import typing
@@ -21,7 +20,7 @@ pytestmark = [
 TRAINER, PROXY, CLIENT, GPU = "ddp-trainer", "juicefs-server-proxy", "shared-filesystem-client", "slurm-gpu"
 UNITS = {TRAINER: "trainer/0", PROXY: "juicefs-server-proxy/0"}  # of the others, the one beside slurmd/0
 ELSEWHERE = "shown in another file here"
-RUNS = ("tour-a", "tour-b")
+RUNS = {"tour-a": "srun", "tour-b": "torchrun"}  # and what starts their ranks
 SMALL = ("gpus-per-node=0", "cpus-per-task=1")  # so that torch for CPUs is what the job asks for
 
 
@@ -101,21 +100,12 @@ TABLE: dict[tuple[str, str], Good | Refused | str] = {
 }
 
 
-def beside(cluster: Cluster, charm: str, host: str = "slurmd/0") -> str:
-    """Return the unit of this charm on the host."""
-    status = json.loads(cluster.ok("status", "--format", "json"))
-    names = status["applications"]["slurmd"]["units"][host]["subordinates"]
-    (name,) = (name for name in names if name.startswith(f"{charm}/"))
-    return name
-
-
 @pytest.fixture(scope="module")
 def runs(cluster: Cluster) -> None:
     """Two runs to look at."""
-    for name in RUNS:
-        found = cluster.action(
-            "submit-ddp", "workload=smoke", "nodes=2", *SMALL, f"run={name}", "wait=true", timeout=1500
-        )
+    for name, launcher in RUNS.items():
+        options = ("nodes=2", *SMALL, f"launcher={launcher}", f"run={name}", "wait=true")
+        found = cluster.action("submit-ddp", "workload=smoke", *options, timeout=1500)
         assert found["state"] == "COMPLETED", found
 
 
@@ -137,7 +127,7 @@ def test_the_table_has_every_action():
 def test_action(cluster: Cluster, charm: str, name: str):
     row = TABLE[charm, name]
     assert isinstance(row, Good | Refused)
-    unit = UNITS.get(charm) or beside(cluster, charm)
+    unit = UNITS.get(charm) or cluster.beside("slurmd/0", charm)
     answer = cluster.ctl("run", unit, name, *row.arguments, "--format", "json")
     if isinstance(row, Refused):
         assert answer.code == 1, answer.out

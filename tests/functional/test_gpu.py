@@ -6,9 +6,6 @@ machine looks at the nodes: a node that Slurm refuses (INVALID_REG), even for a 
 it is missing.
 """
 
-import functools
-import json
-import re
 import shlex
 import time
 import typing
@@ -16,173 +13,32 @@ import typing
 import pytest
 
 from functional.conftest import PATIENCE_S, Cluster, eventually
+from functional.gpu_nodes import (
+    HOST,
+    NODE,
+    SEEN,
+    WATCH,
+    block,
+    is_fit,
+    jobs,
+    notice,
+    refusals,
+    restart_slurmd,
+    show,
+    states,
+    step,
+    submit,
+    unit_on,
+    until,
+    until_held,
+    until_registered_anew,
+    wait_for,
+)
 
 pytestmark = pytest.mark.timeout(1500)  # the first test of a run deploys
 
-NODE, HOST = "slurmd-0", "slurmd/0"
 ONE, TWO = "1 x Mock GPU", "2 x Mock GPU"
 NPS = "Mock GPU @ 0, Mock GPU @ 1"  # each beside a part of a socket, so that both need lines
-
-
-def show(cluster: Cluster, node: str = NODE) -> dict[str, str]:
-    """Return the controller's record: all fields, Gres without socket hints, and Reason without its author.
-
-    Waits for a controller that is just being started.
-    """
-
-    def record() -> str:
-        answer = cluster.exec("slurmctld/0", "scontrol", "show", "node", node, "-o")
-        assert answer.code == 0 and "State=" in answer.out, answer
-        return answer.out.strip()
-
-    text = eventually(record)
-    fields = {key: value for key, _, value in (word.partition("=") for word in text.split()) if value}
-    reason = text.partition(" Reason=")[2].partition(" [")[0]
-    return fields | {"Gres": re.sub(r"\(S:[^)]*\)", "", fields["Gres"]), "Reason": reason}
-
-
-def states(found: dict[str, str]) -> tuple[str, set[str]]:
-    """Return the base state and the flags that are not of this moment only."""
-    base, *flags = found["State"].split("+")
-    held = {"MAINTENANCE", "RESERVED"}  # the reservation of a held node, which shows some seconds after its drain
-    return base.rstrip("*"), set(flags) - {"DYNAMIC_NORM", "NOT_RESPONDING"} - held
-
-
-def is_fit(cluster: Cluster, gres: str, node: str = NODE, within: float = PATIENCE_S) -> bool:
-    """Whether the node has this Gres and takes jobs; waits for Slurm's own moments between states, for no charm.
-
-    A node that was resumed answers within slurmctld's next ping, and until then it is marked NOT_RESPONDING.
-    """
-    deadline = time.monotonic() + within
-    while True:
-        found = show(cluster, node)
-        base, *flags = found["State"].split("+")
-        if found["Gres"] == gres and base in {"IDLE", "MIXED", "ALLOCATED"} and set(flags) <= {"DYNAMIC_NORM"}:
-            return True
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.5)
-
-
-def step(cluster: Cluster, *words: str) -> str:
-    """Run a step from the login host with srun and return its output, once the job is off its nodes.
-
-    slurmctld looks up the login host's name to tell srun of the end; where it resolves nothing the job is COMPLETING for
-    a minute, and a node is not registered anew meanwhile.
-    """
-    output = cluster.on("sackd/0", "srun", *words)
-
-    def is_over() -> None:
-        assert cluster.on("slurmctld/0", "squeue", "--noheader", "--states=COMPLETING") == ""
-
-    eventually(is_over)
-    return output
-
-
-def until_held(cluster: Cluster, loss: str) -> None:
-    """Let five minutes pass, again and again, until slurmd runs and the node is drained for this loss."""
-
-    def is_held() -> None:
-        assert notice(cluster) == f"blocked: {loss}: bring back what is missing, or run accept-gpus"
-        found = show(cluster)
-        base, flags = states(found)
-        assert (found["Reason"], base, flags - {"INVALID_REG"}) == (f"slurm-gpu: {loss}", "IDLE", {"DRAIN"})
-        assert cluster.exec(HOST, "systemctl", "is-active", "slurmd").out.strip() == "active"
-
-    eventually(is_held)
-
-
-def restart_slurmd(cluster: Cluster) -> None:
-    """Restart slurmd as whoever does; return when it has registered its node."""
-    before = show(cluster)
-    time.sleep(1.1)  # SlurmdStartTime has seconds
-    restart(cluster)
-    until_registered_anew(cluster, before)
-
-
-def restart(cluster: Cluster, host: str = HOST) -> None:
-    """Restart slurmd. Without slurm-gpu that fails where it reconfigures, and docs/howto/observe.md has the remedy."""
-    if cluster.exec(host, "systemctl", "restart", "slurmd").code != 0:
-        log = cluster.on(host, "journalctl", "-u", "slurmd", "-n", "20", "-o", "cat", "--no-pager")
-        guarded = cluster.on(host, "sh", "-c", "ls /etc/systemd/system/slurmd.service.d/20-gpu.conf || true")
-        assert "Address already in use" in log and guarded == "", log
-        remedy = "systemctl stop slurmd; pkill -x slurmd; systemctl reset-failed slurmd; systemctl start slurmd"
-        cluster.on(host, "sh", "-c", remedy)
-
-
-def until_registered_anew(cluster: Cluster, before: dict[str, str]) -> dict[str, str]:
-    """Wait until the node's slurmd has registered after a new start; return the controller's record of the node."""
-
-    def registered() -> dict[str, str]:
-        found = show(cluster)
-        assert found["SlurmdStartTime"] not in {before["SlurmdStartTime"], "None", "Unknown"}
-        return found
-
-    return eventually(registered)
-
-
-@functools.cache
-def unit_on(cluster: Cluster, host: str = HOST) -> str:
-    """Return the slurm-gpu unit of this host."""
-    status = json.loads(cluster.ok("status", "--format", "json"))
-    names = status["applications"]["slurmd"]["units"][host]["subordinates"]
-    (name,) = (name for name in names if name.startswith("slurm-gpu/"))
-    return name
-
-
-def notice(cluster: Cluster, host: str = HOST) -> str:
-    """Let five minutes pass for the unit; return its status."""
-    unit = unit_on(cluster, host)
-    cluster.ok("update-status", "--once", unit)
-    status = cluster.units()[unit]["workload-status"]
-    return f"{status['current']}: {status['message']}"
-
-
-def until(cluster: Cluster, words: str) -> str:
-    """Let five minutes pass, again and again, until the unit's status begins so, which a moment of Slurm's may delay."""
-
-    def noticed() -> str:
-        output = notice(cluster)
-        assert output.startswith(words), show(cluster)
-        return output
-
-    return eventually(noticed)
-
-
-def submit(cluster: Cluster, script: str, *options: str) -> str:
-    arguments = ("--parsable", f"--nodelist={NODE}", "--output=/dev/null", *options)
-    return cluster.on("sackd/0", "sbatch", *arguments, f"--wrap={script}")
-
-
-def jobs(cluster: Cluster) -> dict[str, str]:
-    """Return the state of each job that Slurm remembers, with a mark for those that were started more than once."""
-    text = cluster.on("slurmctld/0", "scontrol", "show", "jobs", "-o")
-    rows = re.findall(r"^JobId=(\d+) .*? JobState=(\w+) .*? Restarts=(\d+) ", text, re.MULTILINE)
-    return {job: state if again == "0" else f"{state} again" for job, state, again in rows}
-
-
-def wait_for(cluster: Cluster, **wanted: str) -> None:
-    """Wait until the jobs are in these states: `wait_for(cluster, j7="COMPLETED")`."""
-
-    def are_reached() -> None:
-        found = jobs(cluster)
-        assert {job: found.get(job.removeprefix("j")) for job in wanted} == wanted
-
-    eventually(are_reached)
-
-
-def block(cluster: Cluster) -> list[str]:
-    """Return the records of the controller's gres.conf."""
-    rows = cluster.on("slurmctld/0", "cat", "/etc/slurm/gres.conf").splitlines()
-    return [row for row in rows if row.startswith("NodeName=")]
-
-
-WATCH, SEEN = "watch-for-refusals", "/run/refusals"
-
-
-def refusals(cluster: Cluster) -> str:
-    """Return the lines that the watch wrote."""
-    return cluster.on("slurmctld/0", "sh", "-c", f"cat {SEEN} 2>/dev/null || true")
 
 
 def drop_leftovers(cluster: Cluster) -> None:
@@ -346,23 +202,15 @@ def test_a_card_that_has_a_line_is_missing_after_a_reboot(cluster: Cluster):
     assert step(cluster, f"-w{NODE}", "--gres=gpu:1", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES") == "0"
 
 
-def test_cards_of_several_types_keep_their_numbers(cluster: Cluster):
-    """Also where lines are needed, for shares: a job gets the device that its number names."""
-    kinds = "gpu:nvidia_l40s:2,gpu:tesla_t4:1"
-    cluster.ok("gpus", HOST, "NVIDIA L40S, Tesla T4, NVIDIA L40S")
-    cluster.ctl("run", unit_on(cluster), "accept-gpus")
-    until(cluster, f"active: {kinds} on slurmd-0")
-    job = (f"-w{NODE}", "--gres=gpu:tesla_t4:1", "sh", "-c", "echo $SLURM_STEP_GPUS")
-    assert step(cluster, *job) == "1"
-
-
-def test_a_restart_of_the_controller_changes_nothing(cluster: Cluster):
-    before = cluster.on(HOST, "systemctl", "show", "--value", "--property=MainPID", "slurmd")
-    cluster.on("slurmctld/0", "systemctl", "restart", "slurmctld")
-    assert is_fit(cluster, "gpu:mock_gpu:1"), show(cluster)
-    until(cluster, "active: ")
-    assert is_fit(cluster, "gpu:mock_gpu:1"), show(cluster)
-    assert cluster.on(HOST, "systemctl", "show", "--value", "--property=MainPID", "slurmd") == before
+@pytest.mark.parametrize(
+    ("asked", "error"), [("", "Operation not permitted"), ("--gres=gpu:1", "No such device or address")]
+)
+def test_a_card_that_was_not_asked_for_cannot_be_opened(cluster: Cluster, asked: str, error: str):
+    """The mock's device node has no driver behind it: ENXIO is what an open that cgroups allow ends with."""
+    script = f"cd /tmp && srun {asked} head -c1 /dev/nvidia0"
+    answer = cluster.exec("sackd/0", "runuser", "-u", "ubuntu", "--", "sh", "-c", script)
+    assert answer.code != 0
+    assert error in answer.err
 
 
 def test_cards_are_shared_by_option(cluster: Cluster):
@@ -391,7 +239,7 @@ def test_cards_are_shared_by_option(cluster: Cluster):
 
 @pytest.mark.long
 def test_the_charm_is_removed_from_a_node_that_needs_lines(cluster: Cluster):
-    """A free node goes on without GPUs, one with a job keeps them and their lines: Slurm takes it at each start."""
+    """A free node goes on without GPUs, and slurmd starts without the lines."""
     kept = "find /var/lib/slurm-gpu -type f; ls /etc/systemd/system/*/20-gpu.conf || true"
     cluster.ok("gpus", HOST, NPS)
     until(cluster, "active: gpu:mock_gpu:2 on slurmd-0")
@@ -412,28 +260,6 @@ def test_the_charm_is_removed_from_a_node_that_needs_lines(cluster: Cluster):
     unit_on.cache_clear()  # a unit that comes back has another number
     until(cluster, "active: gpu:mock_gpu:2 on slurmd-0")
     assert is_fit(cluster, "gpu:mock_gpu:2"), show(cluster)
-    # Once more, while a job has a card.
-    job = "j" + submit(cluster, "until test -e /tmp/go-on; do sleep 0.2; done; rm /tmp/go-on", "--gres=gpu:1")
-    wait_for(cluster, **{job: "RUNNING"})
-    cluster.ok("remove-relation", "slurm-gpu:compute", "slurmd:juju-info")
-    for _ in range(4):
-        cluster.ok("update-status", "--once", "slurm-gpu-controller/0")
-    assert block(cluster) == lines
-    restart_slurmd(cluster)
-    assert is_fit(cluster, "gpu:mock_gpu:2"), show(cluster)
-    wait_for(cluster, **{job: "RUNNING"})
-    cluster.on(HOST, "touch", "/tmp/go-on")
-    wait_for(cluster, **{job: "COMPLETED"})
-    restart_slurmd(cluster)
-    assert is_fit(cluster, "gpu:mock_gpu:2"), show(cluster)
-    both = step(cluster, f"-w{NODE}", "--gres=gpu:2", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
-    assert both == "0,1"
-    assert cluster.on(HOST, "sh", "-c", kept) == ""
-    cluster.ok("integrate", "slurm-gpu:compute", "slurmd:juju-info")
-    unit_on.cache_clear()
-    until(cluster, "active: gpu:mock_gpu:2 on slurmd-0")
-    assert is_fit(cluster, "gpu:mock_gpu:2"), show(cluster)
-    assert block(cluster) == lines
 
 
 @pytest.mark.long

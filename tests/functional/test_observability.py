@@ -11,7 +11,6 @@ import typing
 import pytest
 import yaml
 
-from functional import storage_faults
 from functional.conftest import REPOSITORY, Cluster, eventually
 from functional.storage_faults import MP
 
@@ -174,23 +173,6 @@ def test_no_secret_is_in_units_databags_or_pages(observed: Cluster):
         assert set(modes) == {"600"}
 
 
-@pytest.mark.long
-def test_a_mounts_daemon_that_is_killed_is_seen_as_a_heal(observed: Cluster):
-    host = "slurmd/1"
-    storage_faults.until_right(observed, host)
-    before = value(observed, host, "slurm_ddp_mount_heals_total")
-    # Stopped as well, since systemd restarts a client that was killed before anything looks: the keeper must start it
-    unit = f"juicefs-{storage_faults.APP}.service"
-    observed.on(host, "sh", "-c", f"systemctl kill --signal=KILL {unit}; systemctl stop {unit}")
-
-    def is_counted() -> None:
-        assert value(observed, host, "slurm_ddp_mount_heals_total") > before
-
-    eventually(is_counted)
-    storage_faults.until_right(observed, host)
-    eventually(lambda: _equals(observed, host, "slurm_ddp_mount_healthy", 1))
-
-
 def _equals(cluster: Cluster, host: str, expression: str, wanted: float) -> None:
     found = value(cluster, host, expression)
     assert found == wanted, (expression, found)
@@ -257,19 +239,6 @@ def _has_events(cluster: Cluster, job: str) -> None:
     assert ("FATAL", "1", "boom") in found
     assert len(found) == sum((one["run"], one["job_id"]) == (RUN, job) for one in lines), "an event was written twice"
     assert [name for name, secret in cluster.secrets().items() if secret in text] == []
-
-
-@pytest.mark.long
-def test_a_gpu_that_is_lost_is_seen(observed: Cluster):
-    host, detected = "slurmd/0", "sum(slurm_ddp_gpus_detected)"
-    assert value(observed, host, "sum(slurm_ddp_gpus_expected)") == value(observed, host, detected) == 1
-    observed.ok("gpus", host, "0")
-    try:
-        eventually(lambda: _equals(observed, host, detected, 0))
-        assert value(observed, host, "sum(slurm_ddp_gpus_expected)") == 1
-    finally:
-        observed.ok("gpus", host, "1 x Mock GPU")
-    eventually(lambda: _equals(observed, host, detected, 1))
 
 
 def test_each_query_of_the_dashboards_evaluates(observed: Cluster):

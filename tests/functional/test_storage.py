@@ -11,11 +11,10 @@ import typing
 
 import pytest
 
-from functional.conftest import Cluster
+from functional.conftest import Cluster, eventually
 from functional.storage_faults import (
     APP,
     CLIENT,
-    ENGINE,
     HOSTS,
     MP,
     PATIENCE_S,
@@ -58,27 +57,6 @@ def test_a_client_that_dies_and_a_mount_over_the_mount_are_repaired_by_themselve
     healthy.on(killed, "rm", f"{MP}/.after-kill", f"{MP}/.after-faults")
 
 
-@pytest.mark.long
-def test_an_engine_that_stops_is_waited_for_and_missed_by_name(healthy: Cluster):
-    host = HOSTS[2]
-    unit = client_of(healthy, host)
-    healthy.on(f"{PROXY}/0", "systemctl", "stop", ENGINE)
-    try:
-        until(healthy, host, lambda found: found["down"])
-        healthy.ok("update-status", "--once", unit)
-        client = workload_status(healthy, unit)
-        assert client["current"] == "waiting"
-        assert ":6379 does not answer (connection refused) since 20" in client["message"]
-        assert mounted(healthy, host) == ["fuse.juicefs"]  # those who wait for it lose nothing
-    finally:
-        healthy.on(f"{PROXY}/0", "systemctl", "start", ENGINE)
-    begin = time.time()
-    until_right(healthy, since=begin)
-    print(f"engine started again: all clients right after {time.time() - begin:.1f} s")
-    healthy.ok("update-status", "--once", unit)
-    assert workload_status(healthy, unit)["current"] == "active"
-
-
 def test_a_wrong_password_on_one_node_fails_there_alone_and_the_next_hook_repairs_it(healthy: Cluster):
     host, unit = HOSTS[2], client_of(healthy, HOSTS[2])
     path = f"/etc/slurm-ddp/{APP}/environment"
@@ -111,6 +89,39 @@ cmp /tmp/first {MP}/.big
 df --output=avail {cache} | tail -1
 rm {MP}/.big /tmp/first"""
     assert int(healthy.on(host, "bash", "-c", script)) == 0
+
+
+def test_a_root_that_was_opened_by_hand_is_repaired_and_a_stricter_one_stays(cluster: Cluster):
+    output = "the root had mode 0777, so others could replace what is in it: it has 1777 now"
+    since = time.strftime("@%s")
+    cluster.on("sackd/0", "chmod", "777", MP)
+
+    def mode() -> str:
+        return cluster.on("sackd/0", "stat", "-c", "%a %u", MP)
+
+    def repaired() -> None:
+        assert mode() == "1777 0"
+
+    eventually(repaired)  # by whichever host's keeper writes next
+    keepers = f"mount-keeper-{APP}*"
+    for host in HOSTS:  # a client keeps attributes for 1 s: no keeper may see the open root any more
+        cluster.on(host, "systemctl", "start", f"mount-keeper-{APP}.service")  # returns when its pass has ended
+    logs = [cluster.on(host, "journalctl", "--since", since, "-o", "cat", "-u", keepers) for host in HOSTS]
+    assert 1 <= sum(text.count(f"{MP}: {output}") for text in logs) <= len(HOSTS)
+    cluster.on("sackd/0", "chmod", "755", MP)
+    try:
+        for unit in (client_of(cluster, "slurmd/0"), f"{PROXY}/0", "trainer/0"):
+            cluster.ok("update-status", "--once", unit)
+            assert workload_status(cluster, unit)["current"] == "active"
+        assert mode() == "755 0"
+    finally:
+        cluster.on("sackd/0", "chmod", "1777", MP)
+
+
+def test_the_proxy_needs_no_mount_to_make_the_root_so(cluster: Cluster):
+    logged = cluster.ok("debug-log", "--replay", "--include", PROXY)
+    assert "/ had mode 0777, so others could replace what is in it: it has 1777 now" in logged
+    assert "fuse" not in cluster.on(f"{PROXY}/0", "cat", "/proc/self/mountinfo")
 
 
 # What others on a host can see, each part after a line with its name. `files` are those that every account can read, but

@@ -4,7 +4,6 @@ The ranks are small scripts started with `launcher=srun`, so that a drill takes 
 moments is the payload's tests' affair, and test_bundle_runs trains for real.
 """
 
-import json
 import re
 import subprocess
 
@@ -46,27 +45,6 @@ def test_a_rank_that_takes_more_memory_than_the_job_has_is_reported(drills: Clus
     assert answer.code == 1
     words = "killed: it took more memory than the job has; submit it with a larger memory"
     assert re.fullmatch(rf"submit-ddp: job \d+ FAILED, exit code \d+; rank 1 on slurmd-[01]: {words}", answer.error)
-
-
-@pytest.mark.long
-def test_an_account_that_slurmctld_lacks_is_named_with_the_command_that_adds_it(drills: Cluster):
-    hosts = ("sackd/0", "slurmd/0", "slurmd/1")
-    for unit in hosts:
-        drills.on(unit, "useradd", "--uid", "2077", "drill")
-    drills.on("sackd/0", "install", "-d", "-o", "drill", "/mnt/shared/second")
-    drills.ok("config", "trainer", "workspace=/mnt/shared/second", "submit-user=drill")
-    try:
-        answer = drills.ctl("run", "trainer/0", "doctor")
-        assert answer.code == 1
-        add = "useradd --no-create-home --uid 2077 drill"
-        assert f"juju exec --application slurmctld -- {add}" in answer.out
-        assert "slurmctld: slurmctld does not know the account drill (uid 2077)" in answer.error
-        drills.on("slurmctld/0", *add.split())
-        assert drills.action("doctor")["errors"] == "0"
-    finally:
-        drills.ok("config", "trainer", "workspace=/mnt/shared", "submit-user=ubuntu")
-        for unit in (*hosts, "slurmctld/0"):
-            drills.exec(unit, "userdel", "--force", "drill")
 
 
 def test_a_crash_ends_the_job_in_seconds_and_names_the_rank(drills: Cluster):
@@ -149,47 +127,12 @@ def test_slurmctld_is_restarted_in_the_middle(drills: Cluster):
     drills.action("cancel-run", f"run={job['run']}")
 
 
-@pytest.mark.long
-def test_jobs_share_a_node(drills: Cluster):
-    """Three jobs of one core on two nodes of two: two of them meet, with a port and an environment for each."""
-    more = ("nodes=1", "gpus-per-node=0", "cpus-per-task=1", "memory=1G", "args=3 1")
-    found = [drills.action("submit-ddp", f"workload={CODE}/steps.py", *more, f"run=crowd-{n}") for n in range(3)]
-    ended = [until_state(drills, job, "COMPLETED", "FAILED") for job in found]
-    assert {job["JobState"] for job in ended} == {"COMPLETED"}
-    nodes = [job["NodeList"] for job in ended]
-    assert len(set(nodes)) < 3
-    ports = {re.findall(r"head=\S+:(\d+)", log_of(drills, job))[0] for job in found}
-    assert len(ports) == 3
-
-
 def test_a_sweep_runs_each_element_with_its_own_options(drills: Cluster):
     small = ("nodes=1", "gpus-per-node=0", "cpus-per-task=1", "memory=1G", "launcher=srun", "name=drill")
     done = drills.action("submit-sweep", f"workload={CODE}/options.py", "grid=lr=0.1,0.2", *small, "wait=true")
     assert done["states"] == "2 COMPLETED"
     for number, rate in enumerate(("0.1", "0.2")):
         assert f"options --lr {rate}" in drills.action("run-log", f"run=drill-{number}")["text"]
-
-
-@pytest.mark.long
-def test_a_run_of_a_sweep_is_cancelled_alone_and_then_the_sweep(drills: Cluster):
-    small = (
-        "nodes=1",
-        "gpus-per-node=0",
-        "cpus-per-task=1",
-        "memory=1G",
-        "launcher=srun",
-        "name=ended",
-        "args=1000 0.3",
-    )
-    drills.action("submit-sweep", f"workload={CODE}/steps.py", "grid=x=1,2,3", "parallel=2", *small)
-    for number in (0, 1):
-        until(drills, {"log": f"/mnt/shared/runs/ended-{number}/logs/*.out"}, "step=1 ")
-    assert drills.action("cancel-run", "run=ended-0")["state"] == "CANCELLED"
-    shown = drills.action("show-run", "run=ended")
-    assert "1 CANCELLED" in shown["states"], shown
-    assert drills.action("show-run", "run=ended-1")["state"] == "RUNNING"
-    assert drills.action("cancel-run", "run=ended")["state"] == "CANCELLED"
-    assert drills.action("show-run", "run=ended")["states"] == "3 CANCELLED"
 
 
 def test_a_token_reaches_the_job_in_a_file_and_a_new_one_the_next_job(drills: Cluster):
@@ -205,46 +148,3 @@ def test_a_token_reaches_the_job_in_a_file_and_a_new_one_the_next_job(drills: Cl
     finally:
         drills.ok("config", "trainer", "--reset", "hf-token")
     assert drills.on("sackd/0", "find", "/mnt/shared/.secrets", "-type", "f") == ""
-
-
-def test_a_damaged_dataset_is_reported_in_one_line(drills: Cluster):
-    folder = "/mnt/shared/datasets/hollow"
-    drills.on("sackd/0", "sh", "-c", f"mkdir -p {folder}; echo '{{}}' > {folder}/dataset.json; chmod -R a+rX {folder}")
-    try:
-        answer = drills.ctl(
-            "run", "trainer/0", "submit-ddp", "dataset=hollow", "nodes=1", "max-restarts=3", "wait=true"
-        )
-    finally:
-        drills.on("sackd/0", "rm", "-rf", folder)
-    assert answer.code == 1
-    assert folder in answer.error
-    assert "fault=mistake" in answer.out, "and it was not tried again"
-
-
-@pytest.mark.long
-def test_a_full_filesystem_is_reported_before_and_during_a_job(drills: Cluster):
-    job = submit(drills, "full.py")
-    until_state(drills, job, "FAILED")
-    shown = drills.action("show-run", f"run={job['run']}")
-    assert shown["failure"].endswith("OSError: [Errno 28] No space left on device")
-    runs = "/mnt/shared/runs"
-    owner = drills.on("sackd/0", "id", "-u", "ubuntu").strip()
-    drills.on("sackd/0", "mount", "-t", "tmpfs", "-o", f"size=16m,mode=755,uid={owner}", "tmpfs", runs)
-    try:
-        answer = drills.ctl("run", "trainer/0", "submit-ddp", f"workload={CODE}/steps.py", "args=1 1")
-        left = drills.on("sackd/0", "ls", runs)
-    finally:
-        drills.on("sackd/0", "umount", runs)
-    assert answer.code == 1
-    assert "has room for 16 MiB" in answer.error
-    assert left == ""
-
-
-def test_what_a_dry_run_checks_is_listed(drills: Cluster):
-    before = drills.on("sackd/0", "ls", "/mnt/shared/runs")
-    done = drills.action("submit-ddp", f"workload={CODE}/steps.py", "fabric=tcpxo", "dry-run=true")
-    checks = [line.split(":")[0] for line in done["checks"].splitlines()]
-    assert checks == ["resources", "workspace", "workload"]
-    assert {"prolog", "epilog", "script", "verdict"} <= set(done)
-    assert drills.on("sackd/0", "ls", "/mnt/shared/runs") == before
-    assert json.dumps(done).count("rm -rf") == 0

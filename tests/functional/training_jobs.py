@@ -60,7 +60,6 @@ SCRIPTS = {
     "steps.py": STEPS,
     "fails.py": FAILS,
     "bad_node.py": BAD_NODE,
-    "full.py": "open('/dev/full', 'w').write('x' * 10000)\n",
     "options.py": "import sys, time; time.sleep(1); print('options', *sys.argv[1:])\n",
 }
 

@@ -14,10 +14,6 @@ def summary(cluster: Cluster, run_dir: str) -> dict[str, object]:
     return json.loads(cluster.exec(LOGIN, f"cat {run_dir}/summary.json"))
 
 
-def hostnames(cluster: Cluster) -> set[str]:
-    return {(cluster.exec(unit, "hostname")).split(".")[0] for unit in NODES}
-
-
 def test_slurm_has_two_idle_nodes(cluster: Cluster):
     lines = (cluster.exec(LOGIN, "sinfo --noheader --Node --format '%N %T'")).splitlines()
     assert dict(line.split() for line in lines) == {"slurmd-0": "idle", "slurmd-1": "idle"}
@@ -145,4 +141,3 @@ def test_an_upgrade_keeps_the_cluster_working(cluster: Cluster, application: str
     cluster.juju("refresh", application, "--path", str(DIST / f"{charm}.charm"))
     cluster.wait_until_active(timeout_s=900)
     assert cluster.exec(NODES[0], f"findmnt --noheadings --output TARGET {SHARED}") == SHARED
-    assert len(hostnames(cluster)) == 2

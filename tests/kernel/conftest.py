@@ -1,4 +1,4 @@
-"""One guest for all tests of a run, and the figures that they measure."""
+"""One guest for all tests of a run."""
 
 import collections.abc
 import os
@@ -6,21 +6,6 @@ import os
 import guest as machines
 import nodes
 import pytest
-
-_figures: list[str] = []
-
-
-@pytest.fixture(scope="session")
-def figures() -> list[str]:
-    """Return the lines that are shown at the end of the run."""
-    return _figures
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if _figures:
-        terminalreporter.section("measured, in the guest's seconds")
-        for line in _figures:
-            terminalreporter.line(line)
 
 
 @pytest.fixture(scope="session")

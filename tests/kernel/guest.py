@@ -116,9 +116,11 @@ class Guest:
     process: subprocess.Popen[bytes]
     console: pathlib.Path
 
-    def run(self, *argv: str, timeout: float = 60, stdin: str = "", check: bool = True) -> Answer:
-        """Run a command in the guest, for `timeout` of the guest's seconds at most."""
-        reply = self._ask({"argv": argv, "timeout": timeout, "stdin": stdin})
+    def run(
+        self, *argv: str, timeout: float = 60, stdin: str = "", check: bool = True, patience: float = PATIENCE_S
+    ) -> Answer:
+        """Run a command in the guest, for `timeout` of the guest's seconds at most and `patience` of the host's."""
+        reply = self._ask({"argv": argv, "timeout": timeout, "stdin": stdin}, patience)
         answer = Answer(reply["code"], reply["out"], reply["err"])
         if check and answer.code != 0:
             raise GuestError(f"{' '.join(argv)[:200]} exited {answer.code}: {answer.err[-2000:]}{answer.out[-500:]}")
@@ -147,14 +149,6 @@ class Guest:
                 else:
                     archive.add(source, target.lstrip("/"), filter=_without_caches)
         self._ask({"tar": base64.b64encode(buffer.getvalue()).decode()})
-
-    def answers(self) -> None:
-        """Raise `GuestError` unless the guest answers soon."""
-        self._ask({"argv": ["/bin/true"], "timeout": 60}, patience=20)
-
-    def clock(self) -> float:
-        """Return the guest's monotonic clock, in its seconds since boot."""
-        return float(self.run("/bin/cat", "/proc/uptime").out.split()[0])
 
     def until(self, script: str) -> None:
         """Wait until a shell script in the guest succeeds."""
@@ -311,7 +305,7 @@ def _await(guest: Guest) -> None:
     end = time.monotonic() + PATIENCE_S
     while True:
         try:
-            guest.answers()
+            guest.run("/bin/true", patience=20)
             return
         except GuestError:
             if guest.process.poll() is not None:

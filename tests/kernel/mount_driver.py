@@ -4,7 +4,6 @@
 import json
 import pathlib
 import sys
-import time
 import traceback
 import typing
 
@@ -22,7 +21,6 @@ from slurm_ddp.charm import StatusError  # noqa: E402
 
 def hook(asked: dict[str, typing.Any]) -> dict[str, typing.Any]:
     """Do what was asked; return the status, or what was drawn up."""
-    begin = time.monotonic()
     app = asked.get("app", "client")
     if asked["do"] == "remove":
         return {"kept": mounter.remove(app, unit=f"{app}/0")}
@@ -41,7 +39,7 @@ def hook(asked: dict[str, typing.Any]) -> dict[str, typing.Any]:
             verdict = judge.judge(plan, mounter.ensure(plan))
     except StatusError as e:
         verdict = e.status
-    return {"level": verdict.level, "text": verdict.text, "seconds": time.monotonic() - begin}
+    return {"level": verdict.level, "text": verdict.text}
 
 
 def written(plan: mount_plan.Plan) -> dict[str, typing.Any]:

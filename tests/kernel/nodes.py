@@ -36,14 +36,6 @@ class Node:
         assert found.get("level") != "error", found["text"]
         return found
 
-    def hook(self, app: str, uri: str, config: dict[str, object], **asked: typing.Any) -> dict[str, typing.Any]:
-        """Do what a hook of the charm does; return the status, and how many of the guest's seconds it took."""
-        return self.ask(do="ensure", app=app, uri=uri, config=config, **asked)
-
-    def remove(self, app: str) -> None:
-        """Do what the hook `remove` does."""
-        assert self.ask(do="remove", app=app) == {"kept": ""}
-
     def health(self, app: str) -> Health:
         """Read the result of the keeper's last pass; empty before the first."""
         shown = self.guest.run("/bin/cat", f"/var/lib/slurm-ddp/{app}/health.json", check=False)
@@ -53,16 +45,13 @@ class Node:
         """Return the guest's clock, in seconds since 1970."""
         return float(self.guest.run("/bin/date", "+%s.%N").out)
 
-    def until(self, app: str, wanted: collections.abc.Callable[[Health], bool], since: float) -> tuple[Health, float]:
-        """Wait for a pass of the keeper's, started after `since`, which found what is wanted.
-
-        Returns what it found, and how many of the guest's seconds after `since` that was recorded.
-        """
+    def until(self, app: str, wanted: collections.abc.Callable[[Health], bool], since: float) -> Health:
+        """Wait for a pass of the keeper's, started after `since`, which found what is wanted; return what it found."""
         end = time.monotonic() + machines.PATIENCE_S
         while True:
             found = self.health(app)
             if found.get("checked", 0.0) > since and wanted(found):
-                return found, self.now() - since
+                return found
             assert time.monotonic() < end, found
             time.sleep(0.5)
 

@@ -8,7 +8,6 @@ import json
 import os
 import pathlib
 import random
-import resource
 import shutil
 import signal
 import tempfile
@@ -16,7 +15,6 @@ import threading
 import time
 import typing
 
-import numpy as np
 import pytest
 import ranks
 import savers
@@ -125,7 +123,7 @@ def _kill_100_times(run_dir: pathlib.Path, report: pathlib.Path) -> None:
 def test_everything_is_durable_before_it_gets_its_name(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
     """No kill shows it, only a lost power does: what was synced, and what was renamed, in which order."""
     done: list[tuple[str, pathlib.Path]] = []
-    sync, rename, replace = os.fsync, pathlib.Path.rename, pathlib.Path.replace
+    sync = os.fsync
 
     def synced(fd: int) -> None:
         sync(fd)
@@ -134,17 +132,12 @@ def test_everything_is_durable_before_it_gets_its_name(tmp_path: pathlib.Path, m
         )  # torch renames it
         done.append(("sync", pathlib.Path(name)))
 
-    def renamed(self: pathlib.Path, target: pathlib.Path) -> pathlib.Path:
-        done.append(("name", target))
-        return rename(self, target)
-
-    def replaced(self: pathlib.Path, target: pathlib.Path) -> pathlib.Path:
-        done.append(("name", target))
-        return replace(self, target)
+    def noting(real: typing.Callable[[pathlib.Path, pathlib.Path], pathlib.Path]) -> typing.Any:
+        return lambda path, target: done.append(("name", target)) or real(path, target)
 
     monkeypatch.setattr(os, "fsync", synced)
-    monkeypatch.setattr(pathlib.Path, "rename", renamed)
-    monkeypatch.setattr(pathlib.Path, "replace", replaced)
+    for name in ("rename", "replace"):
+        monkeypatch.setattr(pathlib.Path, name, noting(getattr(pathlib.Path, name)))
     save(tmp_path, 1)
     draft, final = tmp_path / "epoch-0001.tmp-test", tmp_path / "epoch-0001"
     committed = done.index(("name", final))
@@ -194,22 +187,6 @@ def test_a_quick_look_sees_a_length_and_no_more(tmp_path: pathlib.Path):
     path.write_bytes(data + b"x")
     with pytest.raises(checkpoint.CheckpointError, match=f"{path} has {len(data) + 1} bytes, the manifest says"):
         checkpoint.verify(tmp_path / "epoch-0001", contents=False)
-
-
-def test_a_changed_value_in_the_manifest_is_found(tmp_path: pathlib.Path):
-    save(tmp_path, 1)
-    path = tmp_path / "epoch-0001" / "manifest.json"
-    path.write_text(path.read_text().replace('"step": 1', '"step": 7'))
-    with pytest.raises(checkpoint.CheckpointError, match=f"{path} is corrupted"):
-        checkpoint.verify(tmp_path / "epoch-0001")
-
-
-def test_what_is_thrown_away_is_no_checkpoint(tmp_path: pathlib.Path):
-    save(tmp_path, 1, 2)
-    (tmp_path / "epoch-0002").rename(tmp_path / "epoch-0002.trash-ab")
-    shutil.copytree(tmp_path / "epoch-0002.trash-ab", tmp_path / "epoch-0002.tmp-ab")
-    assert newest(tmp_path).path.name == "epoch-0001"
-    assert [path.name for path in checkpoint.candidates(tmp_path)] == ["epoch-0001"]
 
 
 def test_the_next_save_raises_the_error_of_the_one_before(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
@@ -399,31 +376,3 @@ def test_a_checkpoint_of_the_old_format_is_read(
     checkpoint.seal(folder, {**savers.meta(1), "format": "torch"})
     restored(newest(tmp_path), trained)
     assert checkpoint.load_random_states(folder, 3) == [{"rank": 0}, {"rank": 1}, {"rank": 2}]
-
-
-def _full_disk(run_dir: pathlib.Path) -> None:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    writer = saver.Saver(run_dir, keep=2, attempt="test")
-    savers.save(writer, 9)
-    try:
-        writer.wait()
-    except checkpoint.CheckpointError as e:
-        os._exit(42 if "File too large" in str(e) and "ulimit -f" in str(e) else 1)
-    os._exit(0)
-
-
-def test_a_write_that_fails_is_raised_and_leaves_nothing(tmp_path: pathlib.Path):
-    save(tmp_path, 1)
-    process = ranks.CONTEXT.Process(target=_full_disk, args=(tmp_path,))
-    process.start()
-    process.join()
-    assert process.exitcode == 42
-    assert names(tmp_path) == ["epoch-0001", "latest"]
-
-
-def test_random_states_come_back():
-    before = checkpoint.random_states()
-    drawn = (random.random(), np.random.random(), torch.rand(3).tolist())
-    checkpoint.restore_random_states(before)
-    assert (random.random(), np.random.random(), torch.rand(3).tolist()) == drawn

@@ -42,24 +42,16 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 @pytest.fixture(scope="module")
 def conversations(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     folder = tmp_path_factory.mktemp("chat")
-    words = conftest.WORDS
     for name, count in (("train.jsonl", 300), ("val.jsonl", 40)):
-        lines = []
+        records = []
         for n in range(count):
-            word = words[n % len(words)]
-            lines.append(
-                [
-                    {"text": f"say {word} and {word} again"},
-                    {"prompt": f"repeat {word}: ", "completion": f"{word} {word} {word}"},
-                    {
-                        "messages": [
-                            {"role": "user", "content": f"repeat {word}"},
-                            {"role": "assistant", "content": f"{word} {word}"},
-                        ]
-                    },
-                ][n % 3]
+            word = conftest.WORDS[n % len(conftest.WORDS)]
+            asked, answer = f"repeat {word}: ", f"{word} {word}"
+            spoken = [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
+            records.append(
+                [{"text": asked + answer}, {"prompt": asked, "completion": answer}, {"messages": spoken}][n % 3]
             )
-        (folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (folder / name).write_text("".join(json.dumps(record) + "\n" for record in records))
     return folder
 
 
@@ -116,8 +108,6 @@ def test_it_resumes(
     ("flags", "words"),
     [
         (["--seq-len", "128"], "--seq-len 128: the model in"),
-        (["--data", "/nonexistent"], "--data /nonexistent: no such file"),
-        (["--model-local-dir", "/nonexistent"], "--model-local-dir /nonexistent holds no model"),
         (["--tokenizer-local-dir", "/nonexistent"], "--tokenizer-local-dir /nonexistent: no such folder"),
         (["--no-local-files-only"], "models come from --model-local-dir only"),
     ],

@@ -167,27 +167,6 @@ def test_each_step_takes_its_own_rate_and_says_it(
     assert list(conftest.figures(tmp_path, "lr").values()) == taken
 
 
-def test_gradients_are_exchanged_in_the_last_pass_only(build: collections.abc.Callable[..., train.Training]):
-    training = build(accumulate=4)
-    training.world = distributed.World(distributed.Place(0, 2, 0, 2, "torchrun"), torch.device("cpu"))
-    calls: list[str] = []
-
-    class Ddp(torch.nn.Module):
-        def forward(self, *args: torch.Tensor) -> torch.Tensor:
-            calls.append(f"pass of {len(args[0])}")
-            return training.core(*args)
-
-        @contextlib.contextmanager
-        def no_sync(self) -> collections.abc.Iterator[None]:
-            calls.append("quiet")
-            yield
-            calls.append("end")
-
-    training.ddp = Ddp()
-    training._step(rows(training), lr=0.01)
-    assert calls == ["quiet", "pass of 1", "end"] * 3 + ["pass of 1"]
-
-
 def test_an_evaluation_changes_nothing(build: collections.abc.Callable[..., train.Training]):
     training = build(dropout=0.5)
     training._step(rows(training), lr=0.01)
@@ -210,19 +189,8 @@ def test_only_an_improvement_is_the_best(
 ):
     training = build(steps=6, epoch_steps=1)
     losses = iter([3.0, 2.5, 2.5, 2.75, 2.25, 9.0])
-    bests: list[str] = []
-    save = train.Training._save
     monkeypatch.setattr(train.Training, "evaluate", lambda _: next(losses))
-    monkeypatch.setattr(
-        train.Training,
-        "_save",
-        lambda self, step, *, ends_epoch, is_best=False: (
-            bests.append(step) if is_best else None,
-            save(self, step, ends_epoch=ends_epoch, is_best=is_best),
-        ),
-    )
     assert training.run(0.0) == resume.DONE
-    assert bests == [1, 2, 5]
     assert (tmp_path / "best").readlink().name == "epoch-0005"
     assert (tmp_path / "latest").readlink().name == "epoch-0006"
     summary = json.loads((tmp_path / "summary.json").read_text())
@@ -277,17 +245,6 @@ def test_the_optimiser_decays_matrices_and_nothing_else(build: collections.abc.C
     assert decays == {id(p): 0.3 if p.dim() >= 2 else 0.0 for p in training.core.parameters()}
     assert set(decays.values()) == {0.0, 0.3}
     assert {group["betas"] for group in training.optimizer.param_groups} == {(0.9, 0.77)}
-
-
-def test_an_optimiser_is_filled_without_a_change(build: collections.abc.Callable[..., train.Training]):
-    """What a checkpoint is read into."""
-    training = build(weight_decay=0.3)
-    before = [p.detach().clone() for p in training.core.parameters()]
-    groups = [(group["lr"], group["weight_decay"]) for group in training.optimizer.param_groups]
-    engine.fill_optimizer(training.optimizer)
-    assert all(torch.equal(a, b) for a, b in zip(before, training.core.parameters(), strict=True))
-    assert [(group["lr"], group["weight_decay"]) for group in training.optimizer.param_groups] == groups
-    assert all(not training.optimizer.state[p]["exp_avg"].any() for p in training.core.parameters())
 
 
 def test_each_rank_has_random_numbers_of_its_own_and_the_same_again():

@@ -14,7 +14,6 @@ import sys
 import tarfile
 import time
 import typing
-from concurrent import futures
 
 import conftest
 import hypothesis
@@ -23,7 +22,7 @@ import numpy as np
 import pytest
 import ranks
 
-from ddptrain import errors, prepare, shards, sources, tokenizers
+from ddptrain import errors, prepare, shards, tokenizers
 
 GPT2 = tokenizers.Gpt2Tokenizer()
 
@@ -187,28 +186,6 @@ def test_want_of_room_is_reported_before_anything_is_touched(
     assert run(text_dir, output=tmp_path / "d", tokenizer=tokenizer, mask_prompts=True).masked
 
 
-def test_workers_begin_with_the_biggest_parts(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
-    """One that came last would keep all others waiting."""
-    for name, lines in (("a", 10), ("b", 400), ("c", 100)):
-        (tmp_path / f"{name}.txt").write_text(conftest.prose(lines))
-    started: list[int] = []
-
-    class Pool(futures.ThreadPoolExecutor):
-        def __init__(self, workers: int, *, initializer: object, initargs: tuple[object, ...], mp_context: object):
-            prepare._worker_tokenizer[:] = [tokenizers.ByteTokenizer()]
-            super().__init__(1)
-
-    real = prepare.tokenize_part
-    monkeypatch.setattr(futures, "ProcessPoolExecutor", Pool)
-    monkeypatch.setattr(
-        prepare, "tokenize_part", lambda o, p, part, t: started.append(part.number) or real(o, p, part, t)
-    )
-    texts = [tmp_path / f"{name}.txt" for name in "abc"]
-    assert len(decoded(run(*texts, output=tmp_path / "d", part_mib=0.06, workers=2, val_share=0.0))) == 3
-    sizes = {part.stem[-5:]: part.stat().st_size for part in (tmp_path / "d" / "train").iterdir()}
-    assert [sizes[f"{number:05d}"] for number in started] == sorted(sizes.values(), reverse=True)
-
-
 def test_fewer_sources_leave_no_stray_shards(tmp_path: pathlib.Path, text_dir: pathlib.Path):
     run(text_dir, output=tmp_path / "d", part_mib=0.03)
     dataset = run(text_dir / "00.txt", output=tmp_path / "d", part_mib=0.03, val_share=0.0)
@@ -239,15 +216,6 @@ def test_a_share_is_held_out_by_the_text_alone(tmp_path: pathlib.Path):
     assert 60 <= len(held) <= 140
     assert not held & set(decoded(everything))
     assert set(decoded(half, "val")) == held & {t.encode() for t in texts[1000:]}  # adding sources moves nothing
-
-
-@pytest.mark.parametrize("end", ["", "\n"])
-def test_the_pieces_of_a_long_text_are_the_text(end: str):
-    text = "".join(f"line {n} of a book\n" for n in range(9000)) + "the last" + end
-    cut = ["".join(segment.text for segment in piece) for piece in sources.pieces((sources.Segment(text),))]
-    assert "".join(cut) == text
-    assert len(cut) == len(text) >> 15
-    assert all(piece.endswith("\n") for piece in cut[:-1])
 
 
 def test_a_long_text_is_not_wholly_training_or_validation(tmp_path: pathlib.Path):
@@ -319,20 +287,15 @@ def test_webdataset_archives(tmp_path: pathlib.Path):
     ]
 
 
-@pytest.fixture
-def database(tmp_path: pathlib.Path) -> typing.Callable[[str, dict[str, bytes]], pathlib.Path]:
+def database(path: pathlib.Path, values: dict[str, bytes]) -> pathlib.Path:
     lmdb = pytest.importorskip("lmdb", reason="lmdb of payload/requirements.txt is not installed here")
-
-    def make(name: str, values: dict[str, bytes]) -> pathlib.Path:
-        with lmdb.open(str(tmp_path / name), map_size=64 << 20) as made, made.begin(write=True) as writing:
-            for key, value in values.items():
-                writing.put(key.encode(), value)
-        return tmp_path / name
-
-    return make
+    with lmdb.open(str(path), map_size=64 << 20) as made, made.begin(write=True) as writing:
+        for key, value in values.items():
+            writing.put(key.encode(), value)
+    return path
 
 
-def test_lmdb_databases(tmp_path: pathlib.Path, database: typing.Callable[[str, dict[str, bytes]], pathlib.Path]):
+def test_lmdb_databases(tmp_path: pathlib.Path):
     values = {
         "0": b"plain text",
         "1": b'{"prompt": "2+2=", "completion": "4"}',
@@ -341,25 +304,21 @@ def test_lmdb_databases(tmp_path: pathlib.Path, database: typing.Callable[[str, 
         "4.jpg": b"{",
         "__len__": b"\x80\x04K\x05.",
     }
-    held = database("val.lmdb", {"0": b"held out"})
-    dataset = run(database("set.lmdb", values), held, output=tmp_path / "d")
+    held = database(tmp_path / "val.lmdb", {"0": b"held out"})
+    dataset = run(database(tmp_path / "set.lmdb", values), held, output=tmp_path / "d")
     assert decoded(dataset) == [b"plain text", b"2+2=4", b"{not JSON}", b"by its name", b"{"]
     assert decoded(dataset, "val") == [b"held out"]
 
 
-def test_a_big_lmdb_database_is_cut_and_nothing_is_lost_or_doubled(
-    tmp_path: pathlib.Path, database: typing.Callable[[str, dict[str, bytes]], pathlib.Path]
-):
+def test_a_big_lmdb_database_is_cut_and_nothing_is_lost_or_doubled(tmp_path: pathlib.Path):
     values = {f"{n:05d}": f"text {n} {'x' * (n % 200)}".encode() for n in range(3000)}
-    dataset = run(database("set", values), output=tmp_path / "d", part_mib=0.05, val_share=0.0)
+    dataset = run(database(tmp_path / "set", values), output=tmp_path / "d", part_mib=0.05, val_share=0.0)
     assert len(dataset.splits["train"]) > 5
     assert decoded(dataset) == list(values.values())
 
 
-def test_an_lmdb_value_that_is_no_text_is_named(
-    tmp_path: pathlib.Path, database: typing.Callable[[str, dict[str, bytes]], pathlib.Path]
-):
-    folder = database("set", {"a": b"fine", "b": b"\x80\x04\x95pickle"})
+def test_an_lmdb_value_that_is_no_text_is_named(tmp_path: pathlib.Path):
+    folder = database(tmp_path / "set", {"a": b"fine", "b": b"\x80\x04\x95pickle"})
     with pytest.raises(errors.UserError, match=r"data\.mdb key 'b' is neither UTF-8 text nor JSON"):
         run(folder, output=tmp_path / "d")
     (folder / "data.mdb").write_bytes(b"no database" * 1000)
@@ -444,13 +403,6 @@ def test_a_folder_with_other_things_is_not_touched(tmp_path: pathlib.Path, text_
     with pytest.raises(errors.UserError, match="holds other files"):
         run(text_dir, output=tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
-
-
-def test_pythons_own_sources_need_no_network():
-    items = sources.find([sources.STDLIB], 4 << 20)
-    assert sum(item.num_bytes for item in items) > 5_000_000
-    assert not any("site-packages" in str(item.path) for item in items)
-    assert [i.path for i in items] == sorted(i.path for i in items)
 
 
 def test_inspect_finds_a_corrupted_shard_and_names_it(tmp_path: pathlib.Path, text_dir: pathlib.Path):

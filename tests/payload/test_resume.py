@@ -17,6 +17,7 @@ TINY = (
     "--layers 2 --heads 2 --width 32 --seq-len 32 --batch 4 --epoch-steps 5 --warmup 3 --precision fp32 "
     "--eval-rows 16 --log-every 1 --dropout 0.1 --deterministic"
 ).split()
+KILLED = "accident_kill DIE_AT=13 DIE_RANK=1"
 
 
 def arguments(data: pathlib.Path, run_dir: pathlib.Path, *more: object) -> tuple[object, ...]:
@@ -101,7 +102,7 @@ def test_torchrun_starts_the_ranks_again_and_they_go_on_bit_for_bit(
     """`--max-restarts` of the real launcher: the second attempt meets anew and resumes."""
     run_dir = tmp_path / "run"
     result = conftest.torchrun(
-        2, *arguments(dataset, run_dir), flags=("--max-restarts=1",), accident="accident_once", RUN_ATTEMPT_ID="9.r0"
+        2, *arguments(dataset, run_dir), flags=("--max-restarts=1",), accident=KILLED, RUN_ATTEMPT_ID="9.r0"
     )
     assert result.returncode == 0, result.output
     resumed = next(line for line in result.marked("CKPT") if "resumed" in line)
@@ -114,7 +115,7 @@ def test_torchrun_starts_the_ranks_again_and_they_go_on_bit_for_bit(
 
 def test_a_signal_to_any_rank_stops_all(dataset: pathlib.Path, tmp_path: pathlib.Path):
     run_dir = tmp_path / "run"
-    accident = "accident_signal SIGNAL_AT=8 SIGNAL_RANK=1 RUN_ATTEMPT_ID=8.r0"
+    accident = "accident_kill DIE_BY=SIGUSR1 DIE_AT=8 DIE_RANK=1 RUN_ATTEMPT_ID=8.r0"
     result = ranks.succeed(2, *arguments(dataset, run_dir), "--steps 5000", accident=accident)
     assert "[PREEMPT]" in result.output
     outcome = json.loads((run_dir / "control" / "8.r0.outcome").read_text())
@@ -128,7 +129,7 @@ def test_on_another_number_of_ranks_it_goes_on_with_the_same_samples(
     """Two ranks, then one: sums are taken in another order, so the losses agree closely, not to the bit. No dropout."""
     plain = arguments(dataset, tmp_path / "run", "--dropout 0")
     ranks.succeed(2, *arguments(dataset, tmp_path / "reference", "--dropout 0"))
-    ranks.run(2, *plain, accident="accident_kill DIE_AT=13 DIE_RANK=1")
+    ranks.run(2, *plain, accident=KILLED)
 
     result = ranks.succeed(1, *plain)
 

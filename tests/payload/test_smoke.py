@@ -55,53 +55,12 @@ def test_two_ranks_get_the_message_that_one_alone_gets_by_torchrun_too():
     assert result.fatal() == ["--classes 1: must be at least 2"]
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--samples", "1"], "fewer than the 2 ranks"),
-        (["--lr", "-1"], "--lr -1.0: must be above 0"),
-        (["--batch", "x"], "invalid int value"),
-    ],
-)
-def test_what_cannot_be_is_one_line(flags: list[str], words: str):
-    result = ranks.run(2, "smoke", *flags)
-    assert result.codes == [2, 2]
-    (line,) = result.fatal()
-    assert words in line
-
-
-@pytest.mark.parametrize("names", [("HEAD_IP", "HEAD_PORT"), ("MASTER_ADDR", "MASTER_PORT")])
-def test_under_srun_the_ranks_meet_where_the_job_says(names: tuple[str, str], tmp_path: pathlib.Path):
-    """No file: 8,000 ranks would look for it ten times a second."""
-    port = ranks.free_port()
-    codes, logs = as_by_srun(tmp_path, **dict(zip(names, ("127.0.0.1", str(port)), strict=True)))
-    assert codes == [0, 0], logs
-    assert "launcher=srun" in logs[0]
-    assert f"master=127.0.0.1:{port}" in logs[0]
-    assert (tmp_path / "run" / "summary.json").exists()
-
-
-def test_under_srun_without_a_place_to_meet_each_rank_names_what_is_missing(tmp_path: pathlib.Path):
-    codes, logs = as_by_srun(tmp_path)
-    assert codes == [2, 2]
-    assert all("set MASTER_ADDR" in log for log in logs)
-
-
-def as_by_srun(tmp_path: pathlib.Path, **variables: str) -> tuple[list[int | None], list[str]]:
-    """Run two ranks with srun's own variables; return their exit codes and logs."""
-    processes = []
-    logs = [tmp_path / f"{rank}.log" for rank in range(2)]
-    for rank, log in enumerate(logs):
-        step = {"SLURM_JOB_ID": "12", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}
-        own = {"SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}
-        log.touch()
-        argv = ["smoke", "--run-dir", str(tmp_path / "run")]
-        args = (argv, {**step, **own, **variables}, str(log), None)
-        processes.append(ranks.CONTEXT.Process(target=ranks._rank, args=args))
-        processes[-1].start()
-    for process in processes:
-        process.join(60)
-    return [process.exitcode for process in processes], [log.read_text() for log in logs]
+def test_under_srun_without_a_place_to_meet_the_variable_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HEAD_IP", "127.0.0.1")
+    for name in ("HEAD_PORT", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(errors.UserError, match=r"set MASTER_PORT$"):
+        distributed._rendezvous(distributed.Place(1, 2, 0, 1, "srun"))
 
 
 def test_a_rendezvous_that_fails_names_both_nodes_by_what_slurm_calls_them(monkeypatch: pytest.MonkeyPatch):

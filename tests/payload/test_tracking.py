@@ -70,27 +70,18 @@ def test_a_dead_tracker_costs_nothing_and_is_reported_once(trouble: str, caplog:
     assert "1000 records were not sent; metrics.jsonl has them all" in logged[1]
 
 
-def test_a_tracker_that_hangs_is_left_behind_at_the_end():
+def test_a_tracker_that_hangs_fills_the_queue_and_is_left_behind_at_the_end(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tracking, "_QUEUED", 10)
     tracker = Tracker()
     tracker.gate.clear()
     sink = tracking.Background(tracker, close_s=0.2)
-    sink.record({"step": 1})
+    for step in range(2000):
+        sink.record({"step": step})
+    assert sink.dropped >= 2000 - 10 - 500
     began = time.monotonic()
     sink.close({})
     assert time.monotonic() - began < 60  # the gate opens only now
     tracker.gate.set()
-
-
-def test_a_full_queue_drops_and_counts(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tracking, "_QUEUED", 10)
-    tracker = Tracker()
-    tracker.gate.clear()
-    sink = tracking.Background(tracker)
-    for step in range(2000):
-        sink.record({"step": step})
-    assert sink.dropped >= 2000 - 10 - 500
-    tracker.gate.set()
-    sink.close({})
 
 
 def test_the_environment_decides_what_is_tracked(tmp_path: pathlib.Path):

@@ -2,27 +2,21 @@
 
 # pyright: basic, reportPrivateImportUsage=false
 import argparse
-import contextlib
 import dataclasses
 import gzip
 import json
-import os
 import pathlib
 import re
 import shutil
-import typing
 
 import conftest
 import pytest
 import ranks
 import torch
-from torch.nn import parallel
 
 from ddptrain import (
     checkpoint,
     config,
-    distributed,
-    engine,
     errors,
     files,
     inspection,
@@ -115,55 +109,12 @@ def test_inspect_shows_a_run_and_a_checkpoint_and_finds_damage(
     assert (facts["step"], facts["saved_by_ranks"], facts["damage"]) == (60, 2, [])
     path = run_dir / "epoch-0001" / "dcp" / "__0_0.distcp"
     path.write_bytes(path.read_bytes()[:-9] + b"corrupted")
-    result = ranks.run(1, "inspect", run_dir)
-    assert result.codes == [1]
-    assert str(path) in result.fatal()[0]
     markers.setup(rank=0)
     assert inspection.run(argparse.Namespace(path=run_dir, quick=False, json=True)) == 1
     out, err = capsys.readouterr()
     assert [str(path) in text for text in json.loads(out)["damage"]] == [True]
     assert f"[FATAL] {path}" in err
     assert ranks.run(1, "inspect", tmp_path).codes == [2]
-
-
-def gradients(rank: int, size: int, port: int, out: pathlib.Path) -> None:
-    """Write rank 0's gradients of one global batch of 8, accumulated in two passes per rank."""
-    os.environ.update(
-        RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
-    )
-    settings = config.complete(config.Config(precision="fp32", clip=0.0), "cpu", {})
-    tokens = torch.randint(50, (8, 17), generator=torch.Generator().manual_seed(5))
-    with distributed.joined("cpu") as world:
-        torch.manual_seed(1)
-        core = model.GPT(shapes.Shape(2, 2, 32, 16, 64))
-        ddp = engine.wrap(core, settings, world)
-        share = tokens[rank * (8 // size) : (rank + 1) * (8 // size)]
-        half = len(share) // 2
-        with ddp.no_sync() if isinstance(ddp, parallel.DistributedDataParallel) else contextlib.nullcontext():
-            (ddp(share[:half, :-1], share[:half, 1:]) / 2).backward()
-        (ddp(share[half:, :-1], share[half:, 1:]) / 2).backward()
-        if rank == 0:
-            torch.save({name: p.grad for name, p in core.named_parameters()}, out)
-
-
-def test_two_ranks_have_the_gradients_of_one(tmp_path: pathlib.Path):
-    found = {}
-    for size in (1, 2):
-        port = ranks.free_port()
-        group = [
-            ranks.CONTEXT.Process(target=gradients, args=(rank, size, port, tmp_path / f"{size}.pt"))
-            for rank in range(size)
-        ]
-        for process in group:
-            process.start()
-        for process in group:
-            process.join(200)
-            assert process.exitcode == 0
-        found[size] = torch.load(tmp_path / f"{size}.pt")
-    assert found[1].keys() == found[2].keys()
-    assert any(grad.abs().max() > 1e-3 for grad in found[1].values())
-    for name, grad in found[1].items():
-        torch.testing.assert_close(found[2][name], grad, rtol=1e-4, atol=1e-7, msg=name)
 
 
 @pytest.fixture(scope="module")
@@ -226,20 +177,21 @@ def test_the_chosen_rank_records_the_chosen_steps(dataset: pathlib.Path, tmp_pat
     assert "[PROFILE] steps=2-3 trace=" in result.output
 
 
-def test_another_tokenizers_dataset_is_refused(short: pathlib.Path, text_dir: pathlib.Path, tmp_path: pathlib.Path):
-    ranks.succeed(1, "prepare --source", text_dir, "--output", tmp_path / "d", "--tokenizer gpt2 --workers 1")
+@pytest.mark.parametrize(
+    ("source", "tokenizer", "words"),
+    [
+        ("", "gpt2", "another model (vocab 320 there, 50304 here)"),
+        ("00.txt", "byte", "with other contents than --data"),
+    ],
+)
+def test_another_dataset_is_refused(
+    short: pathlib.Path, text_dir: pathlib.Path, tmp_path: pathlib.Path, source: str, tokenizer: str, words: str
+):
+    flags = ("--tokenizer", tokenizer, "--workers 1")
+    ranks.succeed(1, "prepare --source", text_dir / source, "--output", tmp_path / "d", *flags)
     result = ranks.train(1, tmp_path / "d", short, *TINY, "--steps 9")
     assert result.codes == [2]
-    assert "another model (vocab 320 there, 50304 here)" in result.fatal()[0]
-
-
-def test_another_datasets_contents_are_refused(short: pathlib.Path, text_dir: pathlib.Path, tmp_path: pathlib.Path):
-    ranks.succeed(
-        1, "prepare --source", text_dir / "00.txt", "--output", tmp_path / "d", "--tokenizer byte --workers 1"
-    )
-    result = ranks.train(1, tmp_path / "d", short, *TINY, "--steps 9")
-    assert result.codes == [2]
-    assert "with other contents than --data" in result.fatal()[0]
+    assert words in result.fatal()[0]
 
 
 def test_a_batch_that_the_ranks_do_not_divide(short: pathlib.Path, dataset: pathlib.Path):
@@ -377,19 +329,6 @@ def test_settings_come_from_flags_then_file_then_device(tmp_path: pathlib.Path):
             config.from_arguments(parser.parse_args(["--config", str(path)]))
 
 
-def test_the_config_that_a_run_keeps_gives_the_same_run(
-    learned: tuple[pathlib.Path, ranks.Result], tmp_path: pathlib.Path
-):
-    run_dir = tmp_path / "again"
-    ranks.succeed(2, "train --config", learned[0] / "config.json", "--run-dir", run_dir, "--report-json", run_dir / "r")
-    kept, again = (json.loads((root / "config.json").read_text()) for root in (learned[0], run_dir))
-    elsewhere = {"run_dir": str(run_dir), "report_json": str(run_dir / "r")}
-    assert again == kept | elsewhere
-    assert conftest.losses(run_dir) == conftest.losses(learned[0])
-    ends = [json.loads((root / "latest" / "manifest.json").read_text())["files"][0] for root in (learned[0], run_dir)]
-    assert ends[0] == ends[1]  # weights and moments: size and CRC-32
-
-
 def test_every_setting_survives_the_file(tmp_path: pathlib.Path):
     """A value other than the default for each, as far as they can be given together."""
     values: dict[str, object] = {}
@@ -411,9 +350,6 @@ def test_every_setting_survives_the_file(tmp_path: pathlib.Path):
     assert config.from_arguments(parser.parse_args(["--config", str(path)])) == whole
     files.write_json(path, {**config.as_record(whole), "checkpoint_format": "torch"})  # of an older run
     assert config.from_arguments(parser.parse_args(["--config", str(path)])) == whole
-    path.write_text("{")
-    with pytest.raises(errors.UserError, match="is not JSON"):
-        config.from_arguments(parser.parse_args(["--config", str(path)]))
 
 
 def test_the_whole_config_is_printed_back(learned: tuple[pathlib.Path, ranks.Result]):
@@ -447,25 +383,11 @@ def test_models_have_their_published_sizes():
             assert shapes.flops_per_token(shape, count) / 1e6 == pytest.approx(854.8, rel=0.002)
 
 
-@pytest.mark.parametrize("command", ["train", "collectives"])
-def test_a_rank_that_hangs_is_found_by_the_timeout(command: str, dataset: pathlib.Path, tmp_path: pathlib.Path):
+def test_a_rank_that_hangs_is_found_by_the_timeout(dataset: pathlib.Path, tmp_path: pathlib.Path):
     """Rank 1 sleeps; rank 0 tells it, and then both leave."""
-    more = ("--data", dataset, *TINY, "--steps", 9) if command == "train" else ()
-    hang: dict[str, typing.Any] = {
-        "accident": "accident_hang",
-        "HANG_AT": "3" if command == "train" else "0",
-        "RUN_ATTEMPT_ID": "3.r0",
-    }
-    result = ranks.run(2, command, "--run-dir", tmp_path / "run", *more, "--timeout-minutes 0.1", **hang)
+    hang = {"accident": "accident_hang HANG_AT=3", "RUN_ATTEMPT_ID": "3.r0"}
+    result = ranks.train(2, dataset, tmp_path / "run", *TINY, "--steps 9 --timeout-minutes 0.1", **hang)
     assert all(result.codes), result.output
     (line,) = result.fatal()
     assert "a rank did not answer within --timeout-minutes 0.1: it hangs or is far behind" in line
     assert json.loads((tmp_path / "run" / "control" / "3.r0.outcome").read_text())["retry"] is True
-
-
-@pytest.mark.parametrize("command", ["train", "smoke", "collectives"])
-def test_a_timeout_has_bounds(command: str, dataset: pathlib.Path, tmp_path: pathlib.Path):
-    more = ("--data", dataset, "--run-dir", tmp_path / "run") if command == "train" else ()
-    for minutes, words in {"0": "must be at least 0.1", "1441": "must be at most 1440", "nan": "a finite"}.items():
-        result = ranks.run(1, command, *more, "--timeout-minutes", minutes)
-        assert words in result.fatal()[0]

@@ -29,12 +29,6 @@ def redis() -> collections.abc.Iterator[servers.Server]:
 
 
 @pytest.fixture(scope="module")
-def mariadb() -> collections.abc.Iterator[servers.Server]:
-    with servers.mariadb() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
 def postgres() -> collections.abc.Iterator[servers.Server]:
     with servers.postgres() as server:
         yield server

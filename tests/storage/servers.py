@@ -175,12 +175,10 @@ def sentinel(master: Server) -> collections.abc.Generator[Server]:
         yield server
 
 
-def redis_cli(server: Server, *words: str, user: str = "", tls: "Certificates | None" = None) -> str:
+def redis_cli(server: Server, *words: str) -> str:
     """Read Redis' answer to a command."""
-    secure = ["--tls", "--cacert", str(tls.authority)] if tls is not None else []
-    login = ["--user", user] if user else []
     done = subprocess.run(
-        ["redis-cli", "-h", "127.0.0.1", "-p", str(server.port), *secure, *login, *words],
+        ["redis-cli", "-h", "127.0.0.1", "-p", str(server.port), *words],
         env=os.environ | {"REDISCLI_AUTH": PASSWORD},
         capture_output=True,
         text=True,
@@ -260,21 +258,6 @@ def postgres(*, tls: "Certificates | None" = None) -> collections.abc.Generator[
                     time.sleep(0.1)
             _as("postgres", *psql, stdin=f"CREATE DATABASE jfs OWNER {USER};")
             yield server
-
-
-def mariadb_database(server: Server) -> str:
-    """Make a database; return its name."""
-    name = f"jfs_{os.urandom(4).hex()}"
-    client = ["mariadb", "--no-defaults", f"--socket={server.directory / 's'}", "--user=root"]
-    _as("mysql", *client, stdin=f"CREATE DATABASE {name};")
-    return name
-
-
-def mariadb_version(server: Server) -> tuple[int, int]:
-    """Return MariaDB's version."""
-    client = ["mariadb", "--no-defaults", f"--socket={server.directory / 's'}", "--user=root", "-N"]
-    major, minor, *_ = _as("mysql", *client, stdin="SELECT VERSION();").split(".")
-    return int(major), int(minor)
 
 
 def postgres_database(server: Server) -> str:

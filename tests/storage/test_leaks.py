@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import subprocess
 import sys
 import time
@@ -19,15 +20,13 @@ SECRET = servers.PASSWORD + "/+?\xfc\\$"
     [
         SECRET,
         urllib.parse.quote(SECRET, safe=""),
-        urllib.parse.quote(SECRET, safe="").replace("%2F", "%2f").replace("%3A", "%3a"),
+        re.sub("%..", lambda found: found[0].lower(), urllib.parse.quote(SECRET, safe="")),
         urllib.parse.quote_plus(SECRET),
         json.dumps(SECRET),
         json.dumps({"password": SECRET}, ensure_ascii=False),
     ],
 )
 def test_a_form_is_found_with_its_place_and_reported_without_the_secret(shown: str):
-    if shown.count("%2f"):
-        shown = "".join(f"%{part[:2].lower()}{part[2:]}" if i else part for i, part in enumerate(shown.split("%")))
     places = {"journal": f"before {shown} after", "status": "all is well"}
     found = list(leaks.found_in(places, {"password": SECRET, "other": "somethingElse"}))
     assert found == ["password in journal"]

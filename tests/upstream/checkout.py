@@ -5,7 +5,6 @@ package index. Each has a strict stub here: it takes the arguments that upstream
 """
 
 import collections.abc
-import enum
 import importlib
 import os
 import pathlib
@@ -138,46 +137,6 @@ class SmtpRequires(ops.Object):
         super().__init__(charm, "smtp")
 
 
-class DebianPackage:
-    """operator_libs_linux.apt: a package that is there already."""
-
-    present = True
-
-    @classmethod
-    def from_system(cls, package: str) -> "DebianPackage":
-        """Return one of the packages that filesystem-client installs."""
-        assert package in {"ceph-common", "nfs-common", "autofs"}, package
-        return cls()
-
-    def ensure(self, state: "PackageState") -> None:
-        """Do nothing: it is there."""
-        assert state is PackageState.Present
-
-
-class PackageState(enum.Enum):
-    """operator_libs_linux.apt: the one state that is asked for."""
-
-    Present = "present"
-
-
-class PackageError(Exception):
-    """operator_libs_linux.apt: never raised here."""
-
-
-class PackageNotFoundError(Exception):
-    """operator_libs_linux.apt: never raised here."""
-
-
-class SystemdError(Exception):
-    """operator_libs_linux.systemd: never raised here."""
-
-
-def service_reload(service_name: str, *, restart_on_failure: bool) -> bool:
-    """operator_libs_linux.systemd: autofs reads its maps anew."""
-    assert service_name == "autofs"
-    return True
-
-
 def init() -> None:
     """python-apt's apt_pkg."""
 
@@ -192,8 +151,6 @@ _STUBS: dict[str, _Members] = {
     "charms.grafana_agent.v0.cos_agent": [COSAgentProvider],
     "charms.prometheus_k8s.v0.prometheus_scrape": [MetricsEndpointProvider],
     "charms.smtp_integrator.v0.smtp": [SmtpDataAvailableEvent, SmtpRequires],
-    "charms.operator_libs_linux.v0.apt": [DebianPackage, PackageState, PackageError, PackageNotFoundError],
-    "charms.operator_libs_linux.v1.systemd": [SystemdError, service_reload],
     "apt_pkg": [init],
     "UbuntuDrivers.detect": [system_gpgpu_driver_packages],
 }

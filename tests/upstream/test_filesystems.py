@@ -1,14 +1,11 @@
 """filesystem_info and mount_info between upstream's charms and libraries and ours, in both directions."""
 
-import json
-import pathlib
 from typing import Any
 
 import checkout
 import pytest
 from ops import testing
 
-from host import Host
 from slurm_ddp.interfaces import filesystem_info, mount_info
 
 PEERS = testing.PeerRelation("server-peers", interface="server_peers")
@@ -64,32 +61,6 @@ def test_lustre_server_proxy_is_read(nids: str):
     assert filesystem_info.parse(uri) == filesystem_info.Lustre(tuple(nids.split()), "exafs")
 
 
-@pytest.fixture
-def client(host: Host, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> testing.Context[Any]:
-    """Upstream's filesystem-client, with autofs' maps in the test's folder."""
-    module: Any = checkout.load("filesystem-client")
-    manager = module.MountsManager
-    original = manager.__init__
-
-    def __init__(self: Any, charm: Any) -> None:  # noqa: N807
-        original(self, charm)
-        self._master_file, self._autofs_file = tmp_path / "master.autofs", tmp_path / "auto.map"
-
-    monkeypatch.setattr(manager, "__init__", __init__)
-    return checkout.context("filesystem-client", module.FilesystemClientCharm)
-
-
-def test_upstream_s_client_fails_on_juicefs(client: testing.Context[Any], tmp_path: pathlib.Path):
-    """A hook error, which the README's limits name: juicefs-server-proxy is for shared-filesystem-client only."""
-    volume = filesystem_info.Juicefs("shared", ("10.0.0.5:6379",), "redis", "1", "0e5d2f4e-0000-4000-8000-000000000001")
-    relation = testing.Relation("filesystem", interface="filesystem_info", remote_app_data={"endpoint": volume.uri()})
-    place = testing.SubordinateRelation("juju-info", interface="juju-info")
-    config = {"mountpoint": str(tmp_path / "mnt")}
-    state = testing.State(leader=True, config=config, relations={relation, place})
-    with pytest.raises(testing.errors.UncaughtCharmError, match="unsupported filesystem type `juicefs`"):
-        client.run(client.on.relation_changed(relation), state)
-
-
 def test_what_upstream_asks_for_is_read():
     context = checkout.context("test-mount-client", checkout.load("test-mount-client").TestMountClient)
     relation = testing.Relation("mount", interface="mount_info", remote_app_name="client")
@@ -98,17 +69,3 @@ def test_what_upstream_asks_for_is_read():
     databag = out.get_relation(relation.id).local_app_data
     assert mount_info.load(databag) == mount_info.MountRequest(mountpoint="/srv/state")
     assert mount_info.load({}) is None
-
-
-@pytest.mark.parametrize("read_only", [True, False])
-def test_upstream_s_client_reads_what_we_ask_for(client: testing.Context[Any], tmp_path: pathlib.Path, read_only: bool):
-    request = mount_info.MountRequest(mountpoint=str(tmp_path / "state"), nodev=True, read_only=read_only)
-    databag = {name: json.dumps(value) for name, value in request.model_dump().items()}
-    asking = testing.SubordinateRelation("mount", interface="mount_info", remote_app_data=databag)
-    offer = {"endpoint": "nfs://(10.0.0.4)/srv"}
-    filesystem = testing.Relation("filesystem", interface="filesystem_info", remote_app_data=offer)
-    out = client.run(client.on.config_changed(), testing.State(leader=True, relations={asking, filesystem}))
-    words = (tmp_path / "auto.map").read_text().split()
-    assert words[0] == request.mountpoint
-    assert {"nodev", "suid", "ro" if read_only else "rw"} <= set(words[1].lstrip("-").split(","))
-    assert out.get_relation(asking.id).local_unit_data["mounted"] == mount_info.answer(mounted=True)["mounted"]

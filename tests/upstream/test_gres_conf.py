@@ -2,7 +2,6 @@
 
 import collections.abc
 import dataclasses
-import importlib
 from typing import Any
 
 import pytest
@@ -97,11 +96,3 @@ def test_the_block_goes_and_upstream_s_text_is_as_it_was(started: testing.Contex
     assert book is not None
     gres_conf.write(book.with_entries({}))
     assert gres_conf.PATH.read_text() == before
-
-
-def test_upstream_s_model_cannot_keep_the_block(started: testing.Context[Any]):
-    """Why the block is made without slurmutils. When this fails, slurm-gpu may use the model."""
-    with_block()
-    slurmutils: Any = importlib.import_module("slurmutils")
-    with pytest.raises(slurmutils.ModelError):
-        slurmutils.GresConfigEditor().load(gres_conf.PATH)

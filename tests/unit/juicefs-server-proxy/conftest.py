@@ -20,11 +20,14 @@ CHARM_ROOT = pathlib.Path(__file__).resolve().parents[3] / "charms" / "juicefs-s
 def rig(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Rig:
     """Return the charm with its real metadata, on doubles of juicefs and of the servers."""
     world, servers = FakeJuicefs(), FakeServers()
-    for name in ("ensure_program", "version", "inspect", "invoke"):
+    for name in ("ensure_program", "inspect", "invoke"):
         monkeypatch.setattr(juicefs, name, getattr(world, name))
-    names = "ensure ensure_none is_running is_enabled start_metadata connected stop remove usage sync_ms is_durable"
+    names = "ensure ensure_none is_running is_enabled start_metadata connected stop remove usage"
     for name in names.split():
         monkeypatch.setattr(embedded.store, name, getattr(servers, name))
+    monkeypatch.setattr(juicefs, "version", lambda program: (1, 3, 1))
+    monkeypatch.setattr(embedded.store, "sync_ms", lambda directory: 1.5)
+    monkeypatch.setattr(embedded.store, "is_durable", lambda directory: True)
     monkeypatch.setattr(target, "PROGRAM_DIR", tmp_path / "lib")
     monkeypatch.setattr(target, "CONFIG_DIR", tmp_path / "etc")
     monkeypatch.setattr(format_journal, "STATE_DIR", tmp_path / "state")

@@ -11,6 +11,13 @@ from slurm_ddp import juicefs, juicefs_access
 from slurm_ddp.run import CommandError, Completed
 
 UUID = "11111111-2222-3333-4444-555555555555"
+QUOTAS = """\
++-------+---------+---------+------+-----------+-------+-------+
+|  Path |   Size  |   Used  | Use% |   Inodes  | IUsed | IUse% |
++-------+---------+---------+------+-----------+-------+-------+
+| /data | 5.0 GiB | 1.6 MiB |   0% | unlimited |   314 |       |
++-------+---------+---------+------+-----------+-------+-------+
+"""
 
 
 @dataclasses.dataclass
@@ -20,8 +27,6 @@ class FakeJuicefs:
     volumes: dict[str, juicefs.Setting] = dataclasses.field(default_factory=dict[str, juicefs.Setting])
     passwords: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
     down: set[str] = dataclasses.field(default_factory=set[str])
-    program: tuple[int, int, int] = (1, 3, 1)
-    installed: list[pathlib.Path | None] = dataclasses.field(default_factory=list[pathlib.Path | None])
     formats: list[tuple[str, ...]] = dataclasses.field(default_factory=list[tuple[str, ...]])
     format_env: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
     format_error: str = ""
@@ -31,20 +36,13 @@ class FakeJuicefs:
     answers: dict[str, "str | Exception | collections.abc.Callable[..., str]"] = dataclasses.field(
         default_factory=dict[str, "str | Exception | collections.abc.Callable[..., str]"]
     )
-    install_error: juicefs.JuicefsError | None = None
     modes: dict[str, int] = dataclasses.field(default_factory=dict[str, int])  # of the volumes' roots, by URL
-    sync_error: str = ""
 
     def ensure_program(self, target: pathlib.Path, resource: pathlib.Path | None) -> bool:
-        if self.install_error is not None:
-            raise self.install_error
+        was_there = target.exists()
         target.parent.mkdir(parents=True, exist_ok=True)
         target.touch()
-        self.installed.append(resource)
-        return len(self.installed) == 1
-
-    def version(self, _program: pathlib.Path) -> tuple[int, int, int]:
-        return self.program
+        return not was_there
 
     def inspect(
         self, _program: pathlib.Path, access: juicefs_access.Access, *, timeout: float = 20
@@ -101,8 +99,6 @@ class FakeJuicefs:
         return ""
 
     def _sync(self, source: str, target: str, url: str) -> None:
-        if self.sync_error:
-            raise CommandError("juicefs exited 1", stderr=f"2026/01/01 <FATAL>: {self.sync_error}")
         if source == "jfs://VOLUME/":
             pathlib.Path(target).chmod(self.modes.get(url, 0o777))
         else:
@@ -139,7 +135,6 @@ class FakeServers:
     down: bool = False  # the metadata server failed, or systemd is about to start it again
     since: float = float("-inf")  # that it is up, by the monotonic clock
     peers: collections.abc.Callable[[float], tuple[str, ...]] = lambda up_s: ()  # that are connected after so long
-    ensured: int = 0
     removed: list[str] = dataclasses.field(default_factory=list[str])
     error: Exception | None = None
     slow: bool = False  # they take longer than the hook
@@ -148,7 +143,6 @@ class FakeServers:
     def ensure(self, settings: embedded.store.Settings) -> bool:
         if self.error is not None:
             raise self.error
-        self.ensured += 1
         self.enabled = True
         if self.slow:
             return False
@@ -174,12 +168,6 @@ class FakeServers:
 
     def usage(self, _directory: pathlib.Path) -> embedded.store.Usage:
         return self.disk
-
-    def sync_ms(self, _directory: pathlib.Path) -> float:
-        return 1.5
-
-    def is_durable(self, _directory: pathlib.Path) -> bool:
-        return True
 
     def ensure_none(self, app: str) -> bool:
         was, self.running, self.enabled = self.running is not None, None, False

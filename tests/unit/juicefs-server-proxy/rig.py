@@ -28,7 +28,6 @@ class Rig:
         leader: bool = True,
         config: Config | None = None,
         secrets: typing.Iterable[testing.Secret] = (),
-        storages: int = 1,
     ) -> testing.State:
         """Return a state with a peer relation, unless relations are given."""
         return testing.State(
@@ -37,7 +36,7 @@ class Rig:
             resources={self.program},
             config=dict(config or {}),
             secrets=set(secrets),
-            storages={testing.Storage("volume") for _ in range(storages)},
+            storages={testing.Storage("volume")},
         )
 
 

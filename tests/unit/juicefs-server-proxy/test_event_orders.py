@@ -8,7 +8,7 @@ import pathlib
 import typing
 
 import pytest
-from doubles import UUID
+from doubles import QUOTAS, UUID
 from ops import testing
 from rig import Rig, clients, peers
 
@@ -29,13 +29,6 @@ CONFIGS: dict[str, dict[str, str | int | float | bool]] = {
         "credentials": USERS_SECRET.id,
     },
 }
-TABLE = """\
-+-------+---------+---------+------+-----------+-------+-------+
-|  Path |   Size  |   Used  | Use% |   Inodes  | IUsed | IUse% |
-+-------+---------+---------+------+-----------+-------+-------+
-| /data | 5.0 GiB |   0 B   |   0% |       100 |     0 |    0% |
-+-------+---------+---------+------+-----------+-------+-------+
-"""
 STORAGE = testing.Storage("volume")
 
 
@@ -224,7 +217,7 @@ def test_every_order_ends_in_the_same_state(
         "fsck": "<INFO>: Used by 3 slices (12 bytes)\n",
         "gc": "<INFO>: scanned 5 objects, 4 valid, 1 leaked (4 bytes)\n",
         "dump": lambda *arguments: str(pathlib.Path(arguments[-1]).write_bytes(backup)),
-        "quota": TABLE,
+        "quota": QUOTAS,
     }
     place = orders.Place(tmp_path, world, servers)
 

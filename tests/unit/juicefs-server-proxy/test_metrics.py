@@ -42,26 +42,19 @@ def source(served: FakeExporter, name: str) -> exporter.Source:
     return found
 
 
-@pytest.mark.parametrize("event", ["config_changed", "update_status", "upgrade_charm"])
-def test_a_collector_gets_the_job(rig: Rig, served: FakeExporter, event: str):
-    out = rig.ctx.run(getattr(rig.ctx.on, event)(), related(rig))
-    bag = out.get_relation(900).local_unit_data["config"]
-    (job,) = json.loads(bag)["metrics_scrape_jobs"]
-    assert job["job_name"] == f"{APP}_volume"
-    assert job["static_configs"][0]["targets"] == ["localhost:9701"]
-    password = served.serving[UNIT]["environment"]["REDIS_PASSWORD"]
-    assert served.serving[UNIT]["redis"] == password
-    assert password not in bag + repr(rig.ctx.juju_log)
-
-
-def test_the_service_goes_with_the_relation_and_the_unit(rig: Rig, served: FakeExporter):
-    out = rig.ctx.run(rig.ctx.on.config_changed(), related(rig))
-    rig.ctx.run(rig.ctx.on.relation_broken(out.get_relation(900)), out)
-    assert served.serving == {}
-    for event in (rig.ctx.on.stop(), rig.ctx.on.remove()):
-        rig.ctx.run(rig.ctx.on.config_changed(), out)
-        assert served.serving
-        rig.ctx.run(event, out)
+def test_a_collector_gets_the_job_and_the_service_goes_with_the_relation_or_the_unit(rig: Rig, served: FakeExporter):
+    state = related(rig)
+    on = rig.ctx.on
+    for ends in ("relation_broken", "stop", "remove"):
+        out = rig.ctx.run(on.config_changed(), state)
+        bag = out.get_relation(900).local_unit_data["config"]
+        (job,) = json.loads(bag)["metrics_scrape_jobs"]
+        assert job["job_name"] == f"{APP}_volume"
+        assert job["static_configs"][0]["targets"] == ["localhost:9701"]
+        password = served.serving[UNIT]["environment"]["REDIS_PASSWORD"]
+        assert served.serving[UNIT]["redis"] == password
+        assert password not in bag + repr(rig.ctx.juju_log)
+        rig.ctx.run(getattr(on, ends)(*([out.get_relation(900)] if ends == "relation_broken" else [])), out)
         assert served.serving == {}
 
 
@@ -85,10 +78,8 @@ def test_the_volume_is_asked_with_the_units_credentials(rig: Rig, served: FakeEx
         "volume_trash_days": 1,
         "volume_capacity_bytes": 2 << 30,
     }
-    rig.world.volumes[URL] = dataclasses.replace(rig.world.volumes[URL], used_bytes=8192, capacity_gib=0)
-    found = samples(source(served, "volume").read())
-    assert found["volume_used_bytes"] == 8192
-    assert "volume_capacity_bytes" not in found
+    rig.world.volumes[URL] = dataclasses.replace(rig.world.volumes[URL], capacity_gib=0)
+    assert "volume_capacity_bytes" not in samples(source(served, "volume").read())
 
 
 def test_the_last_backup(tmp_path: pathlib.Path):

@@ -9,7 +9,6 @@ from ops import testing
 
 import mount_plan
 from charm import SharedFilesystemClientCharm
-from kinds import kernel
 from scripts import keeper
 from slurm_ddp import juicefs_access, mounts
 from slurm_ddp.interfaces import filesystem_info as fs
@@ -29,7 +28,6 @@ class FakeMounter:
     waits: bool = False
     changes: int = 0
     fuse_error: Exception | None = None
-    kernel_error: Exception | None = None
     program_error: Exception | None = None
     seen: keeper.Health = dataclasses.field(default_factory=keeper.Health)
     kept: str = ""
@@ -89,10 +87,6 @@ class FakeMounter:
     def metrics_port(self, app: str, wanted: int) -> int:
         return wanted or 9567
 
-    def check_kernel(self, kind: kernel.Kind) -> None:
-        if self.kernel_error is not None:
-            raise self.kernel_error
-
     def check_fuse(self) -> None:
         if self.fuse_error is not None:
             raise self.fuse_error
@@ -129,7 +123,6 @@ class Site:
         *relations: testing.RelationBase,
         config: typing.Mapping[str, str | int | float | bool] | None = None,
         secrets: typing.Iterable[testing.Secret] = (),
-        leader: bool = False,
     ) -> testing.State:
         """Return a state beside a slurmd, with the option `mountpoint` set, unless `config` is given."""
         return testing.State(
@@ -137,16 +130,13 @@ class Site:
             config=dict({"mountpoint": "/mnt/shared"} if config is None else config),
             secrets=set(secrets),
             resources={self.program},
-            leader=leader,
         )
 
 
-def context(app_name: str | None = None, principal: str | None = None) -> testing.Context[SharedFilesystemClientCharm]:
+def context(principal: str | None = None) -> testing.Context[SharedFilesystemClientCharm]:
     """Return a context of the charm with its real metadata."""
     meta = yaml.safe_load((CHARM_ROOT / "charmcraft.yaml").read_text())
-    return testing.Context(
-        SharedFilesystemClientCharm, meta=meta, app_name=app_name, juju_version="3.6.8", principal_unit=principal
-    )
+    return testing.Context(SharedFilesystemClientCharm, meta=meta, juju_version="3.6.8", principal_unit=principal)
 
 
 def beside(app: str = "slurmd", number: int = 99) -> testing.SubordinateRelation:
@@ -154,11 +144,11 @@ def beside(app: str = "slurmd", number: int = 99) -> testing.SubordinateRelation
     return testing.SubordinateRelation("juju-info", id=number, remote_app_name=app)
 
 
-def offer(filesystem: fs.Juicefs | str | None, app: str = "proxy") -> testing.Relation:
+def offer(filesystem: fs.Juicefs | str | None) -> testing.Relation:
     """Return the relation with a provider that offers `filesystem`."""
     uri = filesystem if isinstance(filesystem, str) or filesystem is None else filesystem.uri()
     data = {} if uri is None else {fs.KEY: uri}
-    return testing.Relation("filesystem", id=1, remote_app_name=app, remote_app_data=data)
+    return testing.Relation("filesystem", id=1, remote_app_name="proxy", remote_app_data=data)
 
 
 def volume(secret: testing.Secret | None = None) -> fs.Juicefs:

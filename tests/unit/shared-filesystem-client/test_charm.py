@@ -66,21 +66,8 @@ def test_every_event_reaches_the_same_mount(site: Site, ready: testing.State, ev
     assert environment(plan) == 'REDIS_PASSWORD="topSecret1"\n'
     assert site.mounter.units == {"shared-filesystem-client/0"}
     assert site.mounter.resources == [site.program.path]
-
-
-def test_no_secret_is_shown(site: Site, ready: testing.State):
-    out = site.ctx.run(site.ctx.on.config_changed(), ready)
-    plan = site.plan
     assert set(plan.secrets) == {"topSecret1", "juicefs-objects", "topSecret2"}
     assert "topSecret" not in repr([out.relations, out.unit_status, site.ctx.juju_log, plan, plan.unit_text])
-
-
-def test_nfs_is_mounted_without_juicefs(site: Site, monkeypatch: pytest.MonkeyPatch):
-    site.mounter.program_error = AssertionError("nobody needs juicefs here")
-    monkeypatch.setattr(kernel, "run", lambda *argv: Completed(0, "mnt-shared.mount\n", ""))
-    out = site.ctx.run(site.ctx.on.config_changed(), site.state(offer("nfs://(10.0.0.9)/srv/data")))
-    assert out.unit_status == testing.ActiveStatus("10.0.0.9:/srv/data is mounted at /mnt/shared")
-    assert site.plan.unit == "mnt-shared.mount"
 
 
 KEY = "AQCl3+poAAAAABAAq5cPw7qTB0q1BDtpRk9y3Q=="
@@ -224,15 +211,6 @@ def test_a_provider_that_stops_offering_does_not_take_the_mount_away(site: Site,
     assert out.unit_status == testing.WaitingStatus("waiting for proxy to offer a filesystem")
 
 
-@pytest.mark.parametrize("event", ["stop", "remove"])
-def test_the_unit_leaves_nothing(site: Site, ready: testing.State, event: str):
-    first = site.ctx.run(site.ctx.on.config_changed(), ready)
-    out = site.ctx.run(getattr(site.ctx.on, event)(), first)
-    assert site.mounter.mounted is None
-    assert site.mounter.units == set()
-    assert out.unit_status == MOUNTED
-
-
 @pytest.mark.parametrize("endpoint", ["juju-info", "mount"])
 def test_the_mount_goes_with_the_relation_to_the_machines_charm_since_no_later_hook_is_certain(
     site: Site, secret: testing.Secret, endpoint: str
@@ -281,25 +259,6 @@ def test_another_machines_principal_is_none_of_ours(
     assert site.mounter.mounted is None
 
 
-def test_what_waits_or_reads_holds_up_no_hook():
-    folder = pathlib.Path(mount_plan.__file__).parents[1]
-    actions = yaml.safe_load((folder / "charmcraft.yaml").read_text())["actions"]
-    assert {name for name, action in actions.items() if not action.get("parallel")} == set()
-
-
-def test_jobs_wait_until_the_mount_was_seen_to_work(site: Site, ready: testing.State, monkeypatch: pytest.MonkeyPatch):
-    mount = mounts.Mount(1, "0:40", "/mnt/shared", "fuse.juicefs", "JuiceFS:shared", ("rw",))
-    monkeypatch.setattr(mounts, "at", lambda path: [mount] if path == "/mnt/shared" else [])
-    site.mounter.look = mounts.Result(mounts.State.HUNG, "no answer")
-    site.ctx.run(site.ctx.on.config_changed(), ready)
-    assert readiness.missing() == ["shared-filesystem-client/0 (no answer)"]
-    site.mounter.look = mounts.Result(mounts.State.RIGHT)
-    out = site.ctx.run(site.ctx.on.update_status(), ready)
-    assert readiness.missing() == []
-    site.ctx.run(site.ctx.on.stop(), out)
-    assert not list(readiness.DIRECTORY.iterdir())
-
-
 def test_a_plan_that_cannot_be_drawn_keeps_no_job_from_a_mount_that_works(site: Site, ready: testing.State):
     out = site.ctx.run(site.ctx.on.update_status(), ready)
     site.mounter.seen = keeper.Health(state="right")
@@ -313,22 +272,25 @@ def test_a_plan_that_cannot_be_drawn_keeps_no_job_from_a_mount_that_works(site: 
     assert readiness.missing()[0].startswith("shared-filesystem-client/0 (profile: ")
 
 
-@pytest.fixture
-def later(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """Return which unit is woken, and after how many seconds."""
-    found: list[tuple[str, int]] = []
-    monkeypatch.setattr(wake, "later", lambda unit, charm, seconds: found.append((unit, seconds)))
-    monkeypatch.setattr(wake, "command", lambda unit, charm: ["wake", unit])
-    return found
-
-
-def test_a_mount_that_does_not_work_is_looked_at_again_as_soon_as_the_keeper_sees_it_work(
-    site: Site, ready: testing.State, later: list[tuple[str, int]]
+def test_until_a_mount_works_jobs_wait_and_the_keeper_is_to_wake_the_unit(
+    site: Site, ready: testing.State, monkeypatch: pytest.MonkeyPatch
 ):
+    monkeypatch.setattr(wake, "later", lambda unit, charm, seconds: pytest.fail("the keeper wakes it"))
+    monkeypatch.setattr(wake, "command", lambda unit, charm: ["wake", unit])
     site.mounter.look = mounts.Result(mounts.State.HUNG, "no answer")
     out = site.ctx.run(site.ctx.on.config_changed(), ready)
+    assert readiness.missing() == ["shared-filesystem-client/0 (no answer)"]
     assert site.mounter.wakes == {"shared-filesystem-client/0": ["wake", "shared-filesystem-client/0"]}
     site.mounter.look = mounts.Result(mounts.State.RIGHT)
-    site.ctx.run(site.ctx.on.update_status(), out)
+    out = site.ctx.run(site.ctx.on.update_status(), out)
+    assert readiness.missing() == []
     assert site.mounter.wakes == {"shared-filesystem-client/0": []}
-    assert later == []
+
+
+@pytest.mark.parametrize("event", ["stop", "remove"])
+def test_the_unit_leaves_nothing(site: Site, ready: testing.State, event: str):
+    first = site.ctx.run(site.ctx.on.config_changed(), ready)
+    out = site.ctx.run(getattr(site.ctx.on, event)(), first)
+    assert (site.mounter.mounted, site.mounter.units) == (None, set())
+    assert not list(readiness.DIRECTORY.iterdir())
+    assert out.unit_status == MOUNTED

@@ -15,7 +15,6 @@ from fake_exporter import FakeExporter
 from mount import states
 from scripts import keeper
 from slurm_ddp import records
-from slurm_ddp.interfaces import cos_agent
 from slurm_ddp.run import Completed
 
 APP, UNIT = "shared-filesystem-client", "shared-filesystem-client/0"
@@ -83,27 +82,17 @@ def related(site: Site) -> testing.State:
     return dataclasses.replace(state, relations={*state.relations, fake_exporter.collector()})
 
 
-def config(out: testing.State) -> cos_agent.Json:
-    return json.loads(out.get_relation(900).local_unit_data["config"])
-
-
-@pytest.mark.parametrize("event", ["config_changed", "update_status", "upgrade_charm"])
-def test_a_collector_gets_jobs_alerts_and_dashboards(
-    site: Site, related: testing.State, served: FakeExporter, event: str, monkeypatch: pytest.MonkeyPatch
+def test_a_collector_gets_jobs_and_the_service_goes_with_the_relation_or_the_unit(
+    site: Site, related: testing.State, served: FakeExporter, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(states, "load", lambda app: states.State("a", "/m", "u", ("f",), port=9567))
-    out = site.ctx.run(getattr(site.ctx.on, event)(), related)
-    assert served.serving == {UNIT: {"app": APP}}
-    found = config(out)
-    jobs = {job["job_name"]: job["static_configs"][0]["targets"] for job in found["metrics_scrape_jobs"]}
-    assert jobs == {f"{APP}_mount": ["localhost:9701"], f"{APP}_juicefs": ["localhost:9567"]}
-    assert "topSecret" not in repr(found)
-
-
-def test_the_service_goes_with_the_relation_and_the_unit(site: Site, related: testing.State, served: FakeExporter):
     on = site.ctx.on
     for event in (on.relation_broken(related.get_relation(900)), on.stop(), on.remove()):
-        site.ctx.run(site.ctx.on.config_changed(), related)
-        assert served.serving
+        out = site.ctx.run(on.config_changed(), related)
+        assert served.serving == {UNIT: {"app": APP}}
+        found = json.loads(out.get_relation(900).local_unit_data["config"])
+        jobs = {job["job_name"]: job["static_configs"][0]["targets"] for job in found["metrics_scrape_jobs"]}
+        assert jobs == {f"{APP}_mount": ["localhost:9701"], f"{APP}_juicefs": ["localhost:9567"]}
+        assert "topSecret" not in repr(found)
         site.ctx.run(event, related)
         assert served.serving == {}

@@ -12,126 +12,15 @@ import typing
 
 import pytest
 import yaml
-from machine_mounts import MachineMounts
+from keeper_rig import MP, SOURCE, UNIT, Rig
 
 from scripts import keeper
 from scripts.keeper import Remedy
 from slurm_ddp import mounts, readiness, records, watchdog
-from slurm_ddp.run import CommandError, Completed
 from slurm_ddp.slurm import nodes
 
 CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
-MP, UNIT, SOURCE = "/mnt/shared", "juicefs-client.service", "JuiceFS:shared"
 State = mounts.State
-
-
-class Rig:
-    """A node with a mount, systemd and Slurm."""
-
-    def __init__(self, folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.folder = folder
-        self.mounts = MachineMounts()
-        self.mounts.install_in(mounts, monkeypatch)
-        monkeypatch.setattr(mounts, "detach", self._detach)
-        monkeypatch.setattr(keeper, "run", self._run)
-        monkeypatch.setattr(watchdog, "run", self._run)
-        monkeypatch.setattr(keeper, "FUSE", folder / "fuse")
-        monkeypatch.setattr(keeper, "AGENTS", folder / "agents")
-        monkeypatch.setattr(readiness, "DIRECTORY", folder / "needs")
-        monkeypatch.setattr(readiness, "BOOT_ID", folder / "boot")
-        (folder / "boot").write_text("this\n")
-        monkeypatch.setattr(keeper, "unreachable", self._unreachable)
-        monkeypatch.setattr(time, "time", lambda: self.now)
-        self.now = 1_800_000_000.0
-        self.down = ""
-        self.comes_back = True
-        self.unit_state = "active"
-        self.started = {"ExecMainStartTimestampMonotonic": "100"}  # by property, in microseconds
-        self.node = "State=IDLE Reason="
-        self.calls: list[tuple[str, ...]] = []
-        self.slurm_error = False
-        self.wake_error = False
-        servers, slurm = {"servers": ((("10.0.0.5", 6379),),), "speaks": "redis"}, {"node": "node-1", "drain": True}
-        known: dict[str, typing.Any] = {"known": ("JuiceFS:old",), "units": ("client/0",)} | servers | slurm
-        self.watch = keeper.Watch("client", MP, UNIT, ("fuse.juicefs",), (SOURCE,), **known)
-        self.mount()
-
-    def mount(self, source: str = SOURCE, **options: typing.Any) -> None:
-        self.mounts.add(MP, source, "fuse.juicefs", **options)
-
-    def tick(self, passes: int = 1, seconds: float = 10.0) -> keeper.Health:
-        """Let the timer fire."""
-        health = records.load(keeper.Health(), self.folder / keeper.HEALTH)
-        for _ in range(passes):
-            self.now += seconds
-            health = keeper.keep(self.watch, records.load(keeper.Health(), self.folder / keeper.HEALTH), self.folder)
-        return health
-
-    def did(self, *words: str) -> int:
-        return sum(call[1 : 1 + len(words)] == words for call in self.calls)
-
-    def _detach(self, mountpoint: str) -> None:
-        for index in reversed(range(len(self.mounts.table))):
-            if self.mounts.table[index].mountpoint == mountpoint:
-                del self.mounts.table[index]
-                break
-        if not self.mounts.at(mountpoint) or len(self.mounts.at(mountpoint)) == 1:
-            self.mounts.looks.pop(mountpoint, None)
-
-    def _unreachable(self, servers: typing.Any, speaks: str) -> str:
-        assert (servers, speaks) == (self.watch.servers, self.watch.speaks)
-        return self.down
-
-    def _run(self, *argv: str, timeout: float, check: bool = True) -> Completed:
-        return Completed(0, self._print(*argv, timeout=timeout, check=check), "")
-
-    def _print(self, *argv: str, timeout: float, check: bool) -> str:
-        assert 0 < timeout <= 30
-        self.calls.append(argv)
-        if argv[0] == keeper.SYSTEMCTL:
-            return self._systemctl(*argv[1:], check=check)
-        if argv[0] == "wake":
-            if self.wake_error:
-                raise CommandError("systemd-run exited 1")
-            return ""
-        assert argv[0] == nodes.SCONTROL
-        if self.slurm_error:
-            raise CommandError("scontrol: no answer within 6 s")
-        if argv[1] == "show":
-            assert argv[2:4] == ("node", "node-1")
-            return f"NodeName=node-1 {self.node}\n"
-        settings = dict(word.split("=", 1) for word in argv[2:])
-        assert settings["nodename"] == "node-1"
-        if settings["state"] == "drain":
-            self.node = f"State=IDLE+DRAIN Reason={settings['reason']} [root@2026-11-20T10:00:00]"
-        else:
-            self.node = "State=IDLE Reason="
-        return ""
-
-    def _systemctl(self, verb: str, *words: str, check: bool) -> str:
-        assert words[-1] == UNIT
-        assert type(check) is bool
-        match verb:
-            case "is-active":
-                assert not check, "its exit status is the state"
-                return self.unit_state + "\n"
-            case "show":
-                assert not check
-                assert words[0] == "-P"
-                return self.started.get(words[1], "0") + "\n"
-            case "restart" | "start":
-                assert check
-                assert "--no-block" in words
-                assert not self.mounts.at(MP)
-                if self.comes_back:
-                    self.mount()
-                    self.started = {"ExecMainStartTimestampMonotonic": "10000"}
-                return ""
-            case "kill" | "reset-failed":
-                assert not check, "it fails where there is nothing to do"
-                return ""
-            case _:
-                raise AssertionError(verb)
 
 
 @pytest.fixture
@@ -153,14 +42,8 @@ def test_the_sticky_bit_is_set_where_it_is_ours_to_set(rig: Rig, capsys: pytest.
 
 @pytest.mark.parametrize(("state", "facts", "remedy"), CASES["remedies"])
 def test_how_a_mount_is_repaired(state: str, facts: dict[str, typing.Any], remedy: str):
-    usual: dict[str, typing.Any] = {
-        "ours": True,
-        "in_use": False,
-        "pending": False,
-        "fuse": False,
-        "hung_s": 0.0,
-        "servers_answer": True,
-    }
+    usual: dict[str, typing.Any] = dict.fromkeys(("in_use", "pending", "fuse"), False)
+    usual |= {"ours": True, "hung_s": 0.0, "servers_answer": True}
     assert keeper.remedy(State(state), **usual | facts) is Remedy(remedy)
 
 
@@ -168,7 +51,7 @@ def test_a_mount_that_works_is_left_alone_and_seldom_written_to(rig: Rig):
     health = rig.tick(12)
     assert (health.state, health.detail, health.heals, health.passes) == ("right", "", 0, 12)
     assert health.since == 1_800_000_010.0
-    assert not any(call[0] == nodes.SCONTROL or call[1] != "show" for call in rig.calls)
+    assert not any(call[0] == nodes.SCONTROL or call[1] != "show" for call in rig.machine.calls)
     written = [probe["writable"] for probe in rig.mounts.probes]
     assert written.count(True) == 2
     assert written[0] is True
@@ -185,6 +68,7 @@ def test_a_leftover_is_mounted_anew_in_the_same_pass(rig: Rig, state: State):
     assert health.state == "right"
     assert health.heals == 1
     assert health.healed.startswith("restart: ")
+    assert rig.machine.did("kill") == 0
     assert [mount.source for mount in rig.mounts.table] == [SOURCE]
 
 
@@ -193,23 +77,16 @@ def test_of_stacked_mounts_in_use_the_first_stays(rig: Rig):
     rig.mounts.users_of[MP] = [(123, "python3")]
     health = rig.tick()
     assert (health.state, health.healed[:5]) == ("right", "peel:")
-    assert rig.did("restart") == 0
+    assert rig.machine.did("restart") == 0
 
 
-def test_a_foreign_mount_is_left_alone(rig: Rig):
-    rig.mounts.table.clear()
-    rig.mounts.add(MP, "tmpfs", "tmpfs")
-    health = rig.tick(5)
-    assert (health.state, health.heals) == ("wrong", 0)
-    assert [mount.source for mount in rig.mounts.table] == ["tmpfs"]
-
-
-@pytest.mark.parametrize("mount", [("JuiceFS:other", "fuse.juicefs"), (SOURCE, "fuse.sshfs")])
-def test_a_mount_with_the_type_or_source_alone_is_foreign(rig: Rig, mount: tuple[str, str]):
+@pytest.mark.parametrize("mount", [("tmpfs", "tmpfs"), ("JuiceFS:other", "fuse.juicefs"), (SOURCE, "fuse.sshfs")])
+def test_a_mount_of_another_type_or_source_is_left_alone(rig: Rig, mount: tuple[str, str]):
     rig.mounts.table.clear()
     rig.mounts.add(MP, *mount)
-    assert rig.tick(5).heals == 0
-    assert rig.mounts.at(MP)
+    health = rig.tick(5)
+    assert (health.state, health.heals) == ("wrong", 0)
+    assert [(found.source, found.fstype) for found in rig.mounts.table] == [mount]
 
 
 def test_a_foreign_mount_on_top_ends_a_repair(
@@ -218,7 +95,7 @@ def test_a_foreign_mount_on_top_ends_a_repair(
     rig.mount()
     monkeypatch.setattr(mounts, "detach", lambda _: rig.mounts.add(MP, "tmpfs", "tmpfs"))
     keeper.apply(Remedy.RESTART, dataclasses.replace(rig.watch))
-    assert rig.did("restart") == 0
+    assert rig.machine.did("restart") == 0
     assert f"{MP} holds tmpfs (tmpfs), which is not ours" in capsys.readouterr().err
 
 
@@ -244,7 +121,9 @@ def test_a_mount_that_became_read_only_is_mounted_anew(rig: Rig):
 def test_a_mount_from_before_the_change_is_outdated(
     rig: Rig, unit: str, boot: str, changed_us: int, started: dict[str, str], expected: bool
 ):
-    rig.unit_state, rig.started = unit, started
+    rig.machine.active = {UNIT} if unit == "active" else set()
+    never = dict.fromkeys(("ExecMainStartTimestampMonotonic", "ActiveEnterTimestampMonotonic"), "0")
+    rig.machine.stamps = never | started
     assert keeper.is_outdated(UNIT, boot, changed_us) is expected
 
 
@@ -254,15 +133,17 @@ def test_a_change_is_applied_when_the_mount_is_idle(rig: Rig):
     assert rig.tick(3).heals == 0
     rig.mounts.users_of.clear()
     assert rig.tick().heals == 1
-    asked = rig.did("show")
+    question = ("show", "-P", "ExecMainStartTimestampMonotonic", UNIT)
+    asked = rig.machine.did(*question)
+    assert asked
     assert rig.tick(5).heals == 1
-    assert rig.did("show") <= asked + 1  # what is settled is not asked again
+    assert rig.machine.did(*question) <= asked + 1  # what is settled is not asked again
 
 
 def test_a_service_that_systemd_is_about_to_start_is_left_to_it(rig: Rig):
     rig.tick()
-    rig.mounts.table.clear()
-    rig.unit_state = "activating"
+    rig.lose_mount()
+    rig.machine.answers["systemctl"] = lambda words, _: "activating\n"
     assert rig.tick(3).heals == 0
 
 
@@ -292,7 +173,7 @@ def test_a_client_that_hangs_although_its_servers_answer_is_killed(rig: Rig):
     assert (health.state, health.heals) == ("right", 1)
     assert (health.hung, health.hangs, health.answered) == (0.0, 0, 0.0)
     assert abort.read_text() == "1"
-    assert rig.did("kill", "--signal=SIGKILL", UNIT) == 1
+    assert rig.machine.did("kill", "--signal=SIGKILL", UNIT) == 1
 
 
 def test_a_machine_too_busy_to_look_often_does_not_make_a_client_hung(rig: Rig):
@@ -316,7 +197,7 @@ def test_a_client_that_only_writes_slowly_is_left_alone_and_its_node_too(rig: Ri
     assert not rig.tick().works, "five minutes are over"
     health = rig.tick(8)
     assert (health.works, health.drained, health.heals) == (False, True, 0)
-    assert not rig.did("kill") and not rig.did("restart")
+    assert not rig.machine.did("kill") and not rig.machine.did("restart")
     rig.mounts.looks.clear()
     health = rig.tick(3)
     assert (health.state, health.slow, health.works, health.drained) == ("right", 0.0, True, False)
@@ -337,13 +218,13 @@ def test_a_client_has_time_to_come_back_once_its_server_answers_again(rig: Rig):
 def test_the_node_is_drained_after_half_a_minute_and_resumed_by_itself(rig: Rig):
     rig.tick()
     rig.down = "10.0.0.5:6379 does not answer (connection refused)"
-    rig.mounts.table.clear()
+    rig.lose_mount()
     assert not rig.tick(3).drained
     assert rig.tick().drained
     assert rig.node.startswith("State=IDLE+DRAIN Reason=mount-keeper client: 10.0.0.5:6379 does not answer")
     rig.tick(5)
-    assert sum(call[1:2] == ("update",) for call in rig.calls) == 1
-    rig.down, rig.mounts.table = "", []
+    assert sum(call[1:2] == ("update",) for call in rig.machine.calls) == 1
+    rig.down = ""
     assert rig.tick().drained  # it works since this moment: not a blink
     assert not rig.tick().drained
     assert rig.node == "State=IDLE Reason="
@@ -352,48 +233,40 @@ def test_the_node_is_drained_after_half_a_minute_and_resumed_by_itself(rig: Rig)
 @pytest.mark.parametrize("reason", ["disk is being replaced", "gpu-health: Xid 79", "mount-keeper other: broken"])
 def test_the_drains_of_others_are_left_alone(rig: Rig, reason: str):
     rig.node = before = f"State=IDLE+DRAIN Reason={reason} [root@2026-11-20T10:00:00]"
-    rig.comes_back = False
-    rig.mounts.table.clear()
+    rig.lose_mount(for_good=True)
     assert not rig.tick(8).drained
-    rig.comes_back = True
+    rig.machine.broken.clear()
     rig.tick(3)
     assert rig.node == before
 
 
-def test_who_resumes_a_node_by_hand_is_not_overruled(rig: Rig):
-    rig.comes_back = False
-    rig.mounts.table.clear()
+@pytest.mark.parametrize(
+    "changed", ["State=IDLE Reason=", "State=IDLE+DRAIN Reason=we look into it [alice@2026-11-20]"]
+)
+def test_an_administrator_who_changes_a_drain_of_ours_is_not_overruled(rig: Rig, changed: str):
+    rig.lose_mount(for_good=True)
     assert rig.tick(6).drained
-    rig.node = "State=IDLE Reason="
+    rig.node = changed
     rig.tick(6)
-    assert rig.node == "State=IDLE Reason="
-
-
-def test_a_drain_of_ours_that_an_administrator_took_over_stays(rig: Rig):
-    rig.comes_back = False
-    rig.mounts.table.clear()
-    assert rig.tick(6).drained
-    rig.node = "State=IDLE+DRAIN Reason=we look into it [alice@2026-11-20T10:00:00]"
-    rig.comes_back = True
+    assert rig.node == changed
+    rig.machine.broken.clear()
     assert not rig.tick(4).drained
-    assert "we look into it" in rig.node
+    assert rig.node == changed
 
 
 @pytest.mark.parametrize("change", [{"drain": False}, {"node": ""}])
 def test_the_node_is_drained_only_where_that_is_asked_for(rig: Rig, change: dict[str, typing.Any]):
     rig.watch = dataclasses.replace(rig.watch, **change)
-    rig.comes_back = False
-    rig.mounts.table.clear()
+    rig.lose_mount(for_good=True)
     assert not rig.tick(8).drained
-    assert not any(call[0] == nodes.SCONTROL for call in rig.calls)
+    assert not any(call[0] == nodes.SCONTROL for call in rig.machine.calls)
 
 
 def test_a_silent_controller_stops_nothing(rig: Rig, capsys: pytest.CaptureFixture[str]):
     rig.slurm_error = True
-    rig.comes_back = False
-    rig.mounts.table.clear()
+    rig.lose_mount(for_good=True)
     assert not rig.tick(8).drained
-    assert "node-1 is neither drained nor resumed: scontrol: no answer within 6 s" in capsys.readouterr().err
+    assert "node-1 is neither drained nor resumed: scontrol exited 1: no answer within 6 s" in capsys.readouterr().err
     rig.slurm_error = False
     assert rig.tick().drained
 
@@ -470,10 +343,6 @@ def test_it_runs_alone_as_the_charm_lays_it_out(tmp_path: pathlib.Path):
     assert json.loads((state / keeper.HEALTH).read_text())["state"] == "right"
 
 
-def need(rig: Rig) -> dict[str, str]:
-    return json.loads((rig.folder / "needs/client-0.json").read_text())
-
-
 def test_after_a_reboot_jobs_may_come_as_soon_as_the_mount_was_written_to(rig: Rig):
     readiness.tell("client/0", ready=True, mountpoint=MP)
     rig.tick()
@@ -483,21 +352,22 @@ def test_after_a_reboot_jobs_may_come_as_soon_as_the_mount_was_written_to(rig: R
     rig.tick(seconds=1)
     assert [probe["writable"] for probe in rig.mounts.probes] == [True]  # however recent the write before the reboot
     assert readiness.missing() == []
-    assert (need(rig)["boot"], need(rig)["mountpoint"]) == ("next", MP)
+    need = json.loads((rig.folder / "needs/client-0.json").read_text())
+    assert (need["boot"], need["mountpoint"]) == ("next", MP)
 
 
 def test_a_mount_that_is_absent_after_a_reboot_keeps_jobs_away(rig: Rig):
     rig.tick()
     (rig.folder / "boot").write_text("next\n")
-    rig.mounts.table.clear()
-    rig.comes_back = False
+    rig.lose_mount(for_good=True)
     rig.down = "10.0.0.5:6379 does not answer (connection refused)"
     rig.tick()
     assert readiness.missing() == [f"client/0 ({rig.down})"]
     rig.down = ""
-    rig.comes_back = True
+    rig.machine.broken.clear()
     rig.tick()
     assert readiness.missing() == []
+    assert rig.machine.did("reset-failed", UNIT) == rig.machine.did("start", "--no-block", UNIT) == 1
 
 
 def test_a_unit_that_juju_removed_without_a_last_hook_keeps_no_job_away(rig: Rig):
@@ -522,13 +392,16 @@ def test_a_drain_of_ours_outlives_a_reboot(rig: Rig):
 
 def test_a_charm_that_waits_is_woken_once_when_its_mount_works(rig: Rig, capsys: pytest.CaptureFixture[str]):
     for unit in ("client-0", "client-1"):
-        (rig.folder / f"wake-{unit}.json").write_text(json.dumps(["wake", unit]))
+        (rig.folder / f"wake-{unit}.json").write_text(json.dumps(["/bin/wake", unit]))
     rig.mounts.looks[MP] = mounts.Result(State.FAILED, "no space left on device")
     rig.tick(2)
-    assert ("wake", "client-0") not in rig.calls
+    assert ("/bin/wake", "client-0") not in rig.machine.calls
     rig.mounts.looks.clear()
     rig.tick(3)
-    assert [call for call in rig.calls if call[0] == "wake"] == [("wake", "client-0"), ("wake", "client-1")]
+    assert [call for call in rig.machine.calls if call[0] == "/bin/wake"] == [
+        ("/bin/wake", "client-0"),
+        ("/bin/wake", "client-1"),
+    ]
     (rig.folder / "wake-client-0.json").write_text("{")
     rig.tick()
     assert "the charm cannot be woken" in capsys.readouterr().err

@@ -187,7 +187,6 @@ def test_the_second_time_nothing_is_touched(rig: Rig):
     [
         (None, socket.gethostname().partition(".")[0]),
         ("SLURMD_OPTIONS=\"--conf-server ctl:6817 --conf 'gres=gpu:1' \"\n", socket.gethostname().partition(".")[0]),
-        ('SLURMD_OPTIONS="-N slurmd-0 --conf-server ctl:6817"\n', "slurmd-0"),
         ("SLURMD_OPTIONS=--foo-No -Nslurmd-1\n", "slurmd-1"),
     ],
 )
@@ -209,16 +208,6 @@ def test_secrets_lie_in_one_file_that_root_alone_reads(rig: Rig):
         assert name == str(path) or b"p@ss" not in content, name
         assert b"topSecret" not in content, name  # the clients of a keyed volume have no use for it
     assert "p@ss" not in repr(rig.plan())
-
-
-def test_the_unit_runs_the_program_in_the_foreground(rig: Rig):
-    rig.ensure(rig.plan())
-    text = (systemd.UNIT_DIR / UNIT).read_text()
-    assert f" reach {rig.volume.hosts[0]} --timeout 60\n" in text
-    assert "Restart=always\n" in text and "Before=slurmd.service\n" in text
-    assert f" -o nosuid,nodev redis://{rig.volume.hosts[0]}/1 {rig.mountpoint}\n" in text
-    for name in ("PrivateTmp", "ProtectSystem", "ProtectHome", "PrivateDevices", "PrivateMounts", "DynamicUser"):
-        assert f"\n{name}=" not in text  # a mount namespace of its own would hide the mount
 
 
 @pytest.mark.parametrize("change", ["option", "password", "program"])
@@ -295,14 +284,6 @@ def test_from_juicefs_to_nfs_and_back(rig: Rig):
     assert rig.ensure(rig.plan())
     assert [path.name for path in systemd.UNIT_DIR.glob("*.mount")] == []
     assert [mount.fstype for mount in rig.mounts.table] == ["fuse.juicefs"]
-
-
-@pytest.mark.parametrize("state", [mounts.State.STALE, mounts.State.STACKED])
-def test_a_leftover_is_cleared_and_mounted_anew(rig: Rig, state: mounts.State):
-    rig.ensure(rig.plan())
-    rig.mounts.looks[rig.mountpoint] = mounts.Result(state, "broken")
-    assert rig.ensure(rig.plan())
-    assert rig.machine.did("stop", UNIT) == 1
 
 
 def test_a_foreign_mount_is_left_alone(rig: Rig):
@@ -389,14 +370,6 @@ def test_a_folder_that_was_there_before_stays(rig: Rig):
     mounter.remove("client", unit="client/0")
     assert pathlib.Path(rig.mountpoint).is_dir()
     assert not rig.immutable
-
-
-def test_the_reason_is_the_programs_own(rig: Rig):
-    plan = rig.plan()
-    rig.journal = "<INFO>: Meta address\n<FATAL>: load setting: WRONGPASS invalid username-password pair\n"
-    assert mounter.reason(plan) == "the metadata engine refuses the user or password"
-    rig.journal = "systemd: something\n"
-    assert mounter.reason(plan) == "systemd: something"
 
 
 @pytest.mark.parametrize("path", CASES["paths_that_are_no_mountpoints"])
