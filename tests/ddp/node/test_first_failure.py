@@ -139,8 +139,8 @@ def test_the_rank_that_failed_first_is_found(
     for node, local, text, age_s in logs:
         rank_log(folder, node, local, text, age_s=age_s)
     found = explain.first_failure(settings.runs / "first", 12, 5)
-    assert (found["rank"], found["node"], found["lines"][-1]) == (rank, rank // 2, last)
-    assert len(found["lines"]) <= 5
+    assert (found.rank, found.node, found.lines[-1]) == (rank, rank // 2, last)
+    assert len(found.lines) <= 5
 
 
 AGENT = "{}: E1120 20:23:35.969000 26319 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: {}) local_rank: {} (pid: 2)"
@@ -148,7 +148,7 @@ AGENT = "{}: E1120 20:23:35.969000 26319 torch/distributed/elastic/multiprocessi
 
 def failure(settings: Settings) -> dict[str, object]:
     found = explain.first_failure(settings.runs / "first", 12, 5)
-    return {name: found[name] for name in ("rank", "node", "lines")}
+    return {"rank": found.rank, "node": found.node, "lines": found.lines}
 
 
 def test_a_rank_that_was_killed_is_found_though_it_could_say_nothing(settings: Settings):
@@ -160,7 +160,7 @@ def test_a_rank_that_was_killed_is_found_though_it_could_say_nothing(settings: S
     assert found == {
         "rank": 3,
         "node": 1,
-        "lines": ["killed by signal 9 (SIGKILL); the kernel does that to a process when memory runs out"],
+        "lines": ["killed by signal 9 (SIGKILL)"],
     }
     (folder / "logs" / "12.out").write_text(AGENT.format(0, -11, 1))
     found = failure(settings)
@@ -194,7 +194,7 @@ def test_an_exception_that_a_rank_lived_on_with_is_not_the_reason(settings: Sett
     for node, local in [(0, 0), (0, 1), (1, 0), (1, 1)]:
         rank_log(folder, node, local, TRACE.format("ValueError: sample 7 is skipped") + "step 8\n")
     (folder / "logs" / "12.out").write_text("\n".join([AGENT.format(0, -15, 1), AGENT.format(1, -9, 1)]))
-    killed = "killed by signal 9 (SIGKILL); the kernel does that to a process when memory runs out"
+    killed = "killed by signal 9 (SIGKILL)"
     assert failure(settings) == {"rank": 3, "node": 1, "lines": [killed]}
     shutil.rmtree(folder / "logs" / "12.r0" / "node-1")
     rank_log(folder, 1, 0, TRACE.format("ValueError: sample 7 is skipped"))
@@ -249,7 +249,7 @@ def test_a_torchrun_that_was_killed_is_found(settings: Settings):
         rank_log(folder, node, 0, CUT)
     exits = [f"srun: error: n{task}: task {task}: Exited with exit code {code}" for task, code in ((1, 137), (0, 143))]
     (folder / "logs" / "12.out").write_text("\n".join([AGENT.format(0, 1, 0), *exits]))
-    words = "killed by signal 9 (SIGKILL); the kernel does that to a process when memory runs out"
+    words = "killed by signal 9 (SIGKILL)"
     assert failure(settings) == {"rank": 2, "node": 1, "lines": [f"its torchrun was {words}"]}
     # one that did not end in time after another had failed
     exits = [f"srun: error: n{task}: task {task}: Exited with exit code {code}" for task, code in ((0, 1), (1, 137))]
@@ -265,7 +265,7 @@ def test_srun_tells_which_rank_was_killed_or_left_with_no_output(settings: Setti
     assert failure(settings) == {"rank": 3, "node": 1, "lines": ["exited with code 4 and no error output"]}
     rank_log(folder, 0, 1, TRACE.format("ValueError: caught"))
     (folder / "logs" / "12.out").write_text(begin + end.format(1, 2, 137) + end.format(0, 1, 143))
-    words = "killed by signal 9 (SIGKILL); the kernel does that to a process when memory runs out"
+    words = "killed by signal 9 (SIGKILL)"
     assert failure(settings) == {"rank": 2, "node": 1, "lines": [words]}
 
 
@@ -413,7 +413,7 @@ def test_ranks_that_never_came_are_named_with_their_nodes(
     (folder / "logs" / "12.out").write_text(merged + f"0: {message}\n")
     rank_log(folder, 0, 0, TRACE.format(message))
     found = explain.first_failure(settings.runs / "first", 12, 5)
-    assert explain.absentees(folder, 12, found["lines"], ["n0", "n1", "n2"]) == (ranks, nodes)
+    assert explain.absentees(folder, 12, found.lines, ["n0", "n1", "n2"]) == (ranks, nodes)
     kind, node, words = explain.blame(str(folder), "12", "12.r0", ["n0", "n1", "n2"])
     if len(nodes) == 1:
         answer = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} never joined the rendezvous"
