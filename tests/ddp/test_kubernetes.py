@@ -1,6 +1,5 @@
 """The manifests of a run: what Kubernetes' own schemas say of them, and what a program finds in its pods."""
 
-import copy
 import os
 import pathlib
 import re
@@ -72,27 +71,6 @@ def test_the_schemas_of_kubernetes_take_every_object(given: dict[str, typing.Any
         assert kubernetes_validate.validate(one, version, strict=True) == version
 
 
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        (("spec", "backofLimit"), 1),
-        (("spec", "template", "spec", "containers", 0, "resource"), {}),
-        (("spec", "completions"), "2"),
-        (("spec", "template", "spec", "containers", 0, "args", 0), 1),
-        (("spec", "template", "spec", "containers", 0, "env", 3, "value"), 2),
-        (("spec", "podFailurePolicy", "rules", 0, "action"), None),
-    ],
-)
-def test_the_schemas_refuse_a_wrong_field(path: tuple[str | int, ...], value: object):
-    job: typing.Any = copy.deepcopy(kubernetes.manifests(run())[1])
-    inner = job
-    for step in path[:-1]:
-        inner = inner[step]
-    inner[path[-1]] = value
-    with pytest.raises(kubernetes_validate.ValidationError):
-        kubernetes_validate.validate(job, "1.31", strict=True)
-
-
 def test_the_pods_find_each_other():
     service, job = parts(run(nodes=16))
     spec = job["spec"]
@@ -160,17 +138,13 @@ def test_how_it_ends():
 # --- names -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["night", "gpt-20260101-1200", "a"])
-def test_a_name_that_can_be_is_kept(name: str):
-    assert kubernetes.object_name(name) == name
-
-
 @hypothesis.settings(deadline=None)
 @hypothesis.given(st.lists(st.text("aB0._-é", min_size=1, max_size=70), min_size=2, max_size=8, unique=True))
 def test_names_are_labels_and_differ(names: list[str]):
     found = [kubernetes.object_name(name) for name in names]
     assert all(re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", name) and len(f"{name}-4095-xxxxx") <= 63 for name in found)
     assert len(set(found)) == len(names)
+    assert all(kubernetes.object_name(name) == name for name in ("night", "gpt-20260101-1200", "a"))
 
 
 def test_a_name_cannot_be_made_to_look_like_another_s():
@@ -232,12 +206,12 @@ def values(node: yaml.Node) -> list[yaml.ScalarNode]:
     ("field", "value", "problem"),
     [
         ("image", "/images/torch.sqsh", "an image in a registry"),
-        ("image", "Ubuntu 24", "an image's name"),
+        ("image", "docker://x", "an image in a registry"),
         ("workspace", "relative", "an absolute path"),
         ("workspace", "/mnt/../etc", "an absolute path"),
         ("run_dir", "/home/a/run", "is outside the workspace"),
         ("folder", "/mnt/sharedelsewhere", "is outside the workspace"),
-        ("claim", "My_Claim", "as Kubernetes names"),
+        ("claim", "My_Claim", "no hyphen"),
         ("namespace", "a.b", "no hyphen"),
         ("nodes", 0, "greater than or equal to 1"),
         ("uid", 0, "greater than or equal to 1"),  # never as root
@@ -245,8 +219,8 @@ def values(node: yaml.Node) -> list[yaml.ScalarNode]:
         ("env", {"STOP_FILE": "x"}, "is set by the job itself"),
         ("env", {"HF_TOKEN": "hf_x"}, "would be readable in the manifest"),
         ("env", {"A-B": "x"}, "a variable's name"),
-        ("command", ("train.py", "a\0b"), "is not UTF-8 text"),
-        ("command", ("train.py", "\udcff"), "is not UTF-8 text"),
+        ("command", ("train.py", "a\0b"), "takes UTF-8 text"),
+        ("command", ("train.py", "\udcff"), "takes UTF-8 text"),
         ("command", (), "at least 1 item"),
         ("memry", 1, "Extra inputs"),
     ],

@@ -100,7 +100,7 @@ def test_of_a_home_the_script_is_copied_alone_and_says_so(
     [
         (("exp/nope.py",), "give the path of a script"),
         (("--env", "MASTER_ADDR=x", "exp/train.py"), "is set by the job itself"),
-        (("--claim", "My_Claim", "exp/train.py"), "as Kubernetes names its objects"),
+        (("--claim", "My_Claim", "exp/train.py"), "no hyphen at either end"),
     ],
 )
 def test_what_cannot_be_leaves_nothing(settings: Settings, project: pathlib.Path, words: tuple[str, ...], message: str):

@@ -18,6 +18,8 @@ import signal
 import stat
 import typing
 
+from ddp.node import ends
+
 Json = dict[str, typing.Any]
 MAX_TAIL_BYTES = 256 * 1024
 MAX_JSON_BYTES = 4 * 1024 * 1024
@@ -61,7 +63,6 @@ _GONE = re.compile(
     r"(?:\d+: )?\[ENV\] (\S+): (?:output cannot be written|\S+ does not respond) \(([^)]*)\)"
 )  # printed by spool.py and storage.py
 LOST = "Slurm lost the node"
-_NO_MEMORY = "killed: it took more memory than the job has; submit it with a larger memory"
 # Faults of the program with a known remedy: the exception (errno.h's numbers), whether it would come again, the remedy
 _KNOWN = tuple(
     (re.compile(pattern), comes_again, remedy)
@@ -70,7 +71,7 @@ _KNOWN = tuple(
         (r"\w+Error: \[Errno 28\]", True, "remove files, or write to another filesystem"),
         (r"\w+Error: \[Errno 24\]", True, "see ulimit -n; use fewer workers, or close files"),
         (r"FileNotFoundError\b", True, "does the file exist on the nodes?"),
-        (re.escape(_NO_MEMORY), True, "or use a smaller batch"),
+        (re.escape(ends.NO_MEMORY), True, "or use a smaller batch"),
         (r"RuntimeError: DataLoader worker .* Bus error", False, "use fewer workers, or a larger /dev/shm"),
         (r"(requests|urllib3|httpx|aiohttp)\.[\w.]*Connect", False, "a download failed: do the nodes reach its host?"),
     )
@@ -78,15 +79,6 @@ _KNOWN = tuple(
 
 # What the launchers print
 
-_ENDED_RANK = re.compile(r"(\d+): .*\bfailed \(exitcode: (-?\d+)\) local_rank: (\d+)")  # torchrun's agent
-_ENDED_TASK = re.compile(
-    r"srun: error: \S+: task (\d+): "
-    r"(?:Exited with exit code (\d+)|(Killed|Segmentation fault|Bus error|Aborted|Out Of Memory))"
-)
-_SIGNALS = {"Killed": 9, "Segmentation fault": 11, "Bus error": 7, "Aborted": 6, "Out Of Memory": 9}  # strsignal(3)
-_RAN_OUT = re.compile(
-    r"(?:(\d+): slurmstepd\S* error: Detected \d+ oom_kill event|srun: error: \S+: task (\d+): Out Of Memory)"
-)  # of a task, by its number: a node's, or under srun a rank's
 _COMPLAINT = re.compile(r"(?:\d+: )?\[FATAL\] (\S+): (.*)")  # of node.py and what it starts, before any rank
 _LEFT_EARLY = re.compile(r"(\d+): .*Error waiting on exit barrier")  # an agent whose ranks all exited with 0
 _OF_LAUNCHER = (
@@ -210,14 +202,14 @@ def first_failure(folder: pathlib.Path, job_id: int, lines: int) -> Failure:
     def found(rank: int, node: int, last: list[str]) -> Failure:
         return Failure(rank, node, last, reporting=tuple(sorted({*reporting, node})))
 
-    ends = _ends(folder, log)
+    ended = ends.parse(log, _per_node(folder), by_rank=_about(folder).get("launcher") == "srun")
     # srun reports tasks, which need not have become ranks: those count that printed something
     known = failed_ranks | quiet.keys()
-    left = [end for end in ends if end.code >= 0 and (not end.is_task or end.rank in known)]
+    left = [end for end in ended if end.code >= 0 and (not end.is_task or end.rank in known)]
     is_clear = any(end.rank in own for end in left)
     # The agent ends the others by TERM; a rank that aborts has printed the reason before, if any.
     own_end = (-signal.SIGTERM, -signal.SIGABRT) if suspects else (-signal.SIGTERM,)
-    killed = next((end for end in ends if end.code < 0 and end.code not in own_end), None)
+    killed = next((end for end in ended if end.code < 0 and end.code not in own_end), None)
     if killed and not is_clear:
         mine = [suspect.lines for suspect in suspects if suspect.rank == killed.rank]
         crashes = [last for last in mine if last[-1].startswith(_CRASH)]
@@ -225,7 +217,7 @@ def first_failure(folder: pathlib.Path, job_id: int, lines: int) -> Failure:
     text = [re.sub(r"^\d+: ", "", line) for line in log if line.strip()]
     others = [line for line in text if not _OURS.match(line)]
     if not (suspects or others):
-        left = [end for end in ends if end.code >= 0]  # no rank printed anything
+        left = [end for end in ended if end.code >= 0]  # no rank printed anything
     for end in () if is_clear else left:
         if end.rank not in failed_ranks:
             return found(end.rank, end.node, quiet.get(end.rank, [])[-lines:] or [end.words])
@@ -348,55 +340,6 @@ def _gist(text: list[str], lines: int) -> list[str]:
         more = list(itertools.takewhile(lambda line: line[0].isspace(), bare[reason + 1 :]))
     last = " ".join([text[reason], *map(str.strip, more)])
     return [*text[max(0, reason + 1 - lines) : reason], last]
-
-
-@dataclasses.dataclass(frozen=True)
-class _End:
-    """How a rank ended; under torchrun a task is a node's agent, and stands for its first rank."""
-
-    rank: int
-    node: int
-    code: int  # negative: the signal's number
-    words: str
-    is_task: bool
-
-
-def _ends(folder: pathlib.Path, log: list[str]) -> list[_End]:
-    """Return how ranks ended, in order, as torchrun's agents and srun report it."""
-    per_node = _per_node(folder)
-    by_rank = _about(folder).get("launcher") == "srun"
-    ran_out = {int(found[1] or found[2]) for line in log if (found := _RAN_OUT.match(line))}
-    ends: list[_End] = []
-    is_first = True
-    for line in log:
-        if found := _ENDED_RANK.match(line):
-            task, code, local = map(int, found.groups())
-            ends.append(_End(task * per_node + local, task, code, _end_words(code, task in ran_out), is_task=False))
-        elif found := _ENDED_TASK.match(line):
-            task, code = int(found[1]), int(found[2] or 0) or -_SIGNALS[found[3]]
-            words = ""
-            if code >= 128:  # after the first one, node.py or srun may have done it
-                was_first, is_first = is_first, False
-                if not was_first or code - 128 not in _SIGNALS.values():
-                    continue
-                code = 128 - code
-                words = "" if by_rank else "its torchrun was "
-            elif code > 0:
-                is_first = False
-                if not by_rank:
-                    continue  # the agent's own report tells more
-            rank, node = (task, task // per_node) if by_rank else (task * per_node, task)
-            ends.append(_End(rank, node, code, words + _end_words(code, task in ran_out), is_task=True))
-    return ends
-
-
-def _end_words(code: int, ran_out: bool) -> str:
-    if code >= 0:
-        return f"exited with code {code} and no error output"
-    names = {member.value: member.name for member in signal.Signals}
-    if ran_out and code == -signal.SIGKILL:
-        return _NO_MEMORY
-    return f"killed by signal {-code} ({names.get(-code, 'unknown')})"
 
 
 def _about(folder: pathlib.Path) -> Json:
