@@ -36,10 +36,6 @@ class Node:
         self._pumps: list[threading.Thread] = []
         self.forwarder: spool.Forwarder | None = None
 
-    def note(self, text: str) -> None:
-        """Print a line with the node's name."""
-        spool.write(f"[ENV] {self.host}: {text}")
-
     def run(self, words: list[str]) -> int:
         """Run the job's command on this node and return the exit code. Raises FatalError."""
         python = self._python()
@@ -50,7 +46,7 @@ class Node:
         logs = self._logs()
         signal.signal(signal.SIGTERM, self._on_term)
         for number in _NOT_OURS:
-            signal.signal(number, _pass)
+            signal.signal(number, lambda *_: None)  # children would inherit SIG_IGN
         if self.by_rank:
             self._start_rank(python, words, logs)
         else:
@@ -106,11 +102,12 @@ class Node:
         try:
             logs = spool.folder(self.job.cache, job_id, "logs", self.attempt, below)
         except OSError as e:
-            self.note(f"logs cannot be written to {self.job.cache} ({e.strerror}); they are written to {shared}")
+            spool.note(self.host)(
+                f"logs cannot be written to {self.job.cache} ({e.strerror}); they are written to {shared}"
+            )
             return shared
-        self.forwarder = spool.Forwarder(self.note)
+        self.forwarder = spool.Forwarder(spool.note(self.host))
         self.forwarder.add_tree(logs, shared, below=f"{self.run_dir}/logs")
-        self.forwarder.start()
         return logs
 
     def _end_logs(self, logs: str) -> None:
@@ -235,11 +232,6 @@ def rank_command(job: spec.JobSpec, env: collections.abc.Mapping[str, str], pyth
     output = f"--output={folder}/{env['RUN_ATTEMPT_ID']}.rank-{rank}"
     fixed = ["--force-overwrite=true", "--trace=cuda,nvtx,osrt", "--sample=none", "--kill=none"]
     return [nsys, "profile", output, *fixed, *window, python, *words]
-
-
-def _pass(number: int, frame: object) -> None:
-    """Catch a signal: children would inherit SIG_IGN."""
-    del number, frame
 
 
 def _copy(stream: typing.IO[bytes], standard: int, path: str) -> None:

@@ -12,7 +12,7 @@ def main(spec_path: str) -> int:
     job = spec.load(spec.PrepareSpec, spec_path)
     env = dict(os.environ)
     host, job_id = env["SLURMD_NODENAME"], env["SLURM_JOB_ID"]
-    output = spool.Output(job.cache, job_id, lambda text: spool.write(f"[ENV] {host}: {text}"))
+    output = spool.Output(job.cache, job_id, spool.note(host))
     env |= {"RUN_DIR": job.run_dir, "PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": ""}
     code = 0
     try:

@@ -95,10 +95,6 @@ class Mirror:
             os.close(descriptor)  # reports the errors of delayed writes
         self._base = None
 
-    def close(self) -> None:
-        """Close the file of the spool."""
-        os.close(self._source)
-
 
 class Forwarder:
     """A thread that copies new bytes of files, and of all files below folders."""
@@ -108,25 +104,18 @@ class Forwarder:
         self._note = note
         self._mirrors: dict[str, Mirror] = {}
         self._trees: list[tuple[str, str, str]] = []
-        self._lock = threading.Lock()
         self._wake = threading.Event()
         self._copied_at = 0.0  # when the last pass that copied everything began
         self._is_over = False
-        self._thread = threading.Thread(target=self._work, daemon=True)
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
+        threading.Thread(target=self._work, daemon=True).start()
 
     def add(self, source: str, target: str) -> None:
         """Copy a file."""
-        with self._lock:
-            self._mirrors[source] = Mirror(source, target)
+        self._mirrors[source] = Mirror(source, target)
 
     def add_tree(self, source: str, target: str, *, below: str) -> None:
         """Copy all files below a folder, also later ones, to a folder that is made below an existing one."""
-        with self._lock:
-            self._trees.append((source, target, below))
+        self._trees.append((source, target, below))
 
     def flush(self, timeout_s: float = FLUSH_S) -> bool:
         """Copy all that is written now; return whether that succeeded in time."""
@@ -166,9 +155,7 @@ class Forwarder:
                 self._wake.wait(QUICK_S if now - began < 30 else SLOW_S)
 
     def _pass(self) -> None:
-        with self._lock:
-            trees = list(self._trees)
-        for source, target, below in trees:
+        for source, target, below in list(self._trees):
             for top, _, names in os.walk(source):
                 for name in names:
                     path = os.path.join(top, name)
@@ -186,50 +173,47 @@ class Forwarder:
             raise failure
 
 
-class Output:
+class Output(Forwarder):
     """The output of a batch script and its children: redirect it to a file of the spool.
 
-    Change nothing where standard output is no file, or the node's disk cannot be written: then `forwarder` is None.
+    Change nothing where standard output is no file, or the node's disk cannot be written.
     """
 
     def __init__(self, cache: str, job: str, note: Note) -> None:
-        self.forwarder: Forwarder | None = None
+        super().__init__(note)
         self._path = ""
         try:
             about = os.fstat(1)
             log = os.readlink("/proc/self/fd/1")
             if not stat.S_ISREG(about.st_mode) or not os.path.samestat(about, os.stat(log)):
                 return
-            self._path = os.path.join(folder(cache, job), f"out.{os.getpid()}")
+            path = os.path.join(folder(cache, job), f"out.{os.getpid()}")
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            descriptor = os.open(self._path, flags, 0o600)
+            descriptor = os.open(path, flags, 0o600)
         except OSError:
             return
-        self.forwarder = Forwarder(note)
-        self.forwarder.add(self._path, log)
-        self.forwarder.start()
+        self._path = path
+        self.add(path, log)
         for standard in (1, 2):
             os.dup2(descriptor, standard)
         os.close(descriptor)
 
-    @property
-    def trouble(self) -> str:
-        """Why output could not be copied just now; "" where it could."""
-        return self.forwarder.trouble if self.forwarder else ""
-
-    def flush(self, timeout_s: float = FLUSH_S) -> bool:
-        """Copy all output to the log; return whether that succeeded."""
-        return self.forwarder is None or self.forwarder.flush(timeout_s)
-
-    def close(self, timeout_s: float = FLUSH_S) -> None:
-        """Copy all output for the last time; the rest stays on this node's disk."""
-        if self.forwarder is not None and self.forwarder.close(timeout_s):
+    def close(self, timeout_s: float = FLUSH_S) -> bool:
+        """Copy all output for the last time; the rest stays on this node's disk. Return whether all was copied."""
+        succeeded = super().close(timeout_s)
+        if succeeded and self._path:
             with contextlib.suppress(OSError):
                 os.unlink(self._path)
                 os.rmdir(os.path.dirname(self._path))
+        return succeeded
 
 
 def write(text: str) -> None:
     """Print a line with one system call, safe in a signal handler or a thread."""
     with contextlib.suppress(OSError):
         os.write(1, f"{text}\n".encode())
+
+
+def note(host: str) -> Note:
+    """Return a function that prints a line with a node's name."""
+    return lambda text: write(f"[ENV] {host}: {text}")

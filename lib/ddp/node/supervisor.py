@@ -12,6 +12,7 @@ import signal
 import subprocess
 import threading
 import time
+import traceback
 import zipapp
 
 from ddp.node import ending, explain, network, slurm, spec, spool, storage
@@ -66,13 +67,10 @@ class Supervisor:
         self.attempt_id = ""
         self.code = 0
         self.outcome = ""
-        self.output = spool.Output(job.cache, self.job_id, self._note)
-        self.storage = storage.Storage(self.control, self._note, is_cancelled=lambda: self.is_cancelled)
+        self.output = spool.Output(job.cache, self.job_id, spool.note(self.host))
+        self.storage = storage.Storage(self.control, spool.note(self.host), is_cancelled=lambda: self.is_cancelled)
         self.fabric = network.choose(job, self.num_nodes)
         self._stop_file = ""
-
-    def _note(self, text: str) -> None:
-        spool.write(f"[ENV] {self.host}: {text}")
 
     # -- the job -------------------------------------------------------------------------------------------------------
 
@@ -86,8 +84,6 @@ class Supervisor:
             spool.write(f"[FATAL] {self.host}: {e}")
             code = ending.FATAL
         except Exception:  # a bug: print it while this process still copies its output to the log
-            import traceback
-
             traceback.print_exc()
             code = 1
         self._forget_token()

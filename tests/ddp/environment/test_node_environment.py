@@ -110,17 +110,6 @@ def test_jobs_that_start_together_unpack_once(store: Store):
     assert sum("unpacked the environment" in output for output in outputs) == 1
 
 
-@pytest.mark.parametrize("damage", ["changed", "half written"])
-def test_a_damaged_archive_is_never_used(store: Store, damage: str):
-    data = store.archive.read_bytes()
-    changed = data[:1000] + bytes([data[1000] ^ 1]) + data[1001:]
-    store.archive.write_bytes(changed if damage == "changed" else data[:100000])
-    done = store.use()
-    remedy = f"{store.archive} is damaged; remove it, then: ddp env install"
-    assert (done.returncode, done.stderr) == (78, f"[FATAL] slurmd-0: {remedy}\n")
-    assert not store.home.exists()
-
-
 def test_the_parts_of_an_archive_are_unpacked(tmp_path: pathlib.Path):
     """As the trainer packs them: folders, links, modes, an empty file, names with a newline and a leading dash."""
     source = tmp_path / "env"
@@ -171,15 +160,16 @@ def snapshot(folder: pathlib.Path) -> dict[str, tuple[int, int, bytes]]:
     return found
 
 
+@pytest.mark.parametrize("has_parts", [True, False])
 @pytest.mark.parametrize("damage", ["cut", "more", "changed"])
-def test_a_damaged_part_is_never_used(store: Store, damage: str):
+def test_a_damaged_archive_is_never_used(store: Store, damage: str, has_parts: bool):
     data = store.archive.read_bytes()
     parts = tuple((len(half), hashlib.sha256(half).hexdigest()) for half in (data[:90000], data[90000:]))
     changed = data[:100000] + bytes([data[100000] ^ 1]) + data[100001:]
     store.archive.write_bytes({"cut": data[:-1], "more": data + b"x", "changed": changed}[damage])
-    done = store.use(parts=parts)
-    assert (done.returncode, f"{store.archive} is damaged; remove it" in done.stderr) == (78, True)
-    assert len(done.stderr.splitlines()) == 1
+    done = store.use(parts=parts if has_parts else ())
+    remedy = f"{store.archive} is damaged; remove it, then: ddp env install"
+    assert (done.returncode, done.stderr) == (78, f"[FATAL] slurmd-0: {remedy}\n")
     assert sorted(path.suffix for path in store.cache.iterdir()) == [".lock", ".lock"]
 
 

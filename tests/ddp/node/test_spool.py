@@ -46,7 +46,6 @@ def test_lines_that_come_while_the_filesystem_is_away_are_all_there_afterwards(
     log = shared / "logs" / "12.out"
     forwarder = spool.Forwarder(logged.append)
     forwarder.add(str(source), str(log))
-    forwarder.start()
     lines = [f"line {number}\n" for number in range(300)]
     for line in lines[:100]:
         add(source, line)
@@ -89,7 +88,6 @@ def test_a_copy_that_failed_half_way_is_completed_without_a_line_twice(
     add(source, "three\n")
     mirror.forward()
     assert log.read_text() == "from an earlier start\none\ntwo\nthree\n"
-    mirror.close()
 
 
 def test_what_others_append_stays(shared: pathlib.Path, source: pathlib.Path):
@@ -101,7 +99,6 @@ def test_what_others_append_stays(shared: pathlib.Path, source: pathlib.Path):
     add(source, "two\n")
     mirror.forward()
     assert log.read_text() == "one\nslurmstepd: error: *** JOB 12 CANCELLED ***\ntwo\n"
-    mirror.close()
 
 
 def test_ranks_logs_are_copied_with_the_time_of_their_last_line(shared: pathlib.Path, source: pathlib.Path):
@@ -111,7 +108,6 @@ def test_ranks_logs_are_copied_with_the_time_of_their_last_line(shared: pathlib.
     os.utime(rank, (1000, 1000))
     forwarder = spool.Forwarder(lambda _: None)
     forwarder.add_tree(str(source.parent / "logs"), str(shared / "logs" / "node-0"), below=str(shared / "logs"))
-    forwarder.start()
     assert forwarder.close(20)
     copy = shared / "logs" / "node-0" / "x" / "attempt_0" / "0" / "stderr.log"
     assert (copy.read_text(), copy.stat().st_mtime) == ("ValueError: boom\n", 1000)

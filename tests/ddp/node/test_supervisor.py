@@ -81,15 +81,6 @@ def test_the_nodes_get_the_program_in_one_file(node: Node):
     assert "KeyError: 'nothing'" in output
 
 
-def test_a_run_that_does_not_notice_goes_on_and_its_log_is_whole(node: Node):
-    lines = "for i in $(seq 6); do echo line $i; /bin/sleep 0.3; done"
-    node.add("srun", AWAY.format(1) + lines)
-    code, output = node.run(files(node))
-    assert code == 0, output
-    assert [line for line in output.splitlines() if line.startswith("line ")] == [f"line {n}" for n in range(1, 7)]
-    assert "output is written again after" in output
-
-
 def test_faults_of_the_filesystem_have_a_bound_of_their_own(node: Node):
     node.add("srun", COUNTS + raises("OSError: [Errno 107] Transport endpoint is not connected: '/x/shared/a'"))
     job = make(node.run_dir, max_restarts=1, workspace="/x/shared")
@@ -159,16 +150,6 @@ def test_what_the_rank_raised_is_reported_before_what_logs_say(node: Node):
     assert failures(node) == [["12.r0", "program", "slurmd-0", "ValueError: boom"]]
 
 
-@pytest.mark.parametrize(("spare", "max_restarts"), [(True, 0), (False, 0), (False, 1)])
-def test_a_node_at_fault_is_left_out_without_using_up_a_restart(node: Node, spare: bool, max_restarts: int):
-    node.add("srun", COUNTS + raises("RuntimeError: CUDA error: uncorrectable ECC error encountered"))
-    node.add("sinfo", f"printf '%s\\n' slurmd-0 {'other' if spare else ''}")
-    code, output = node.run(files(node, max_restarts=max_restarts))
-    assert node.requeued() == spare
-    assert code == (75 if spare else 1), output
-    assert len(attempts(node)) == 1 + (0 if spare else max_restarts)
-
-
 def test_a_node_that_slurm_lost_is_awaited(node: Node):
     node.hosts, node.addresses = "slurmd-0 slurmd-1", {"slurmd-0": "127.0.0.1", "slurmd-1": "192.0.2.7"}
     node.add(
@@ -190,22 +171,6 @@ def test_a_node_that_slurm_lost_is_awaited(node: Node):
 
 
 LOOPBACK = (spec.Fabric("own", (), "lo", (), (), "", "", "", (), ()),)
-
-
-def test_connections_that_all_nodes_lost_are_the_networks_fault(node: Node):
-    node.hosts = "slurmd-0 slurmd-1"
-    words = "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:1234"
-    both = "".join(
-        f"d=$RUN_DIR/logs/$RUN_ATTEMPT_ID/node-{number}/x/attempt_0/0; mkdir -p $d; "
-        f"printf 'Traceback (most recent call last):\\n{words}\\n' > $d/stderr.log; "
-        for number in (0, 1)
-    )
-    node.add("srun", COUNTS + f"if [ $n = 1 ]; then {both} exit 1; fi")
-    code, output = node.run(files(node, fabrics=LOOPBACK, fabric="own"), SLURM_JOB_NUM_NODES="2")
-    assert code == 0, output
-    ((_, kind, host, reason),) = failures(node)
-    assert (kind, host) == ("network", "-")
-    assert reason.startswith("the nodes lost their connections, and no rank failed by itself: ")
 
 
 def test_a_mistake_of_the_programs_own_reaches_the_log(node: Node):
