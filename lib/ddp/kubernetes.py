@@ -23,7 +23,7 @@ _LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"  # RFC 1123
 # SIGTERM (an eviction, a deletion, the deadline) makes $STOP_FILE, which all ranks see; a program saves then, leaves
 # {"outcome": "preempted"} in the attempt's outcome, and the pod exits with 75, which counts as no failure.
 _START = f"""\
-mkdir -p "$RUN_DIR/control" "$RUN_DIR/logs" && cd "$DDP_FOLDER" || exit {FAILED}
+mkdir -p "$RUN_DIR/control" "$RUN_DIR/logs" && cd "$RUN_DIR" || exit {FAILED}
 [ -w "${{HOME:-/nonexistent}}" ] || export HOME=/tmp
 outcome=$RUN_DIR/control/$RUN_ATTEMPT_ID.outcome
 is_host=false
@@ -60,7 +60,7 @@ _DnsLabel = typing.Annotated[str, _matches(_LABEL, "a-z, 0-9 and -, at most 63 c
 _Variable = typing.Annotated[str, _matches(r"[A-Za-z_][A-Za-z0-9_]*", "a variable's name")]
 # Variables of the pod that a user may set, and those that only the manifest sets
 _DEFAULTS = ("OMP_NUM_THREADS", "PYTHONUNBUFFERED", "PYTHONPATH")
-_RESERVED = ("JOB_COMPLETION_INDEX", "RUN_ATTEMPT_ID", "STOP_FILE", "DDP_FOLDER", "RUN_DIR", "HF_TOKEN_PATH")
+_RESERVED = ("JOB_COMPLETION_INDEX", "RUN_ATTEMPT_ID", "STOP_FILE", "RUN_DIR", "HF_TOKEN_PATH")
 
 
 class Run(pydantic.BaseModel):
@@ -87,7 +87,6 @@ class Run(pydantic.BaseModel):
     lead_s: _Count = 180  # for saving, before the limit and when a pod is evicted
     workspace: _Path  # the filesystem's mountpoint on Slurm's nodes
     run_dir: _Path
-    folder: _Path | None = None  # the working directory; by default the run's directory
     python_path: tuple[_Path, ...] = ()
     claim: _DnsLabel
     namespace: _DnsLabel = "default"
@@ -97,10 +96,8 @@ class Run(pydantic.BaseModel):
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "Run":
-        for name in ("run_dir", "folder"):
-            path = getattr(self, name)
-            if path is not None and not pathlib.PurePosixPath(path).is_relative_to(self.workspace):
-                raise ValueError(f"{name}: {path} is outside the workspace, {self.workspace}")
+        if not pathlib.PurePosixPath(self.run_dir).is_relative_to(self.workspace):
+            raise ValueError(f"run_dir: {self.run_dir} is outside the workspace, {self.workspace}")
         for name in self.env:
             if name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
                 raise ValueError(f"env: {name} would be readable in the manifest; make the Secret {TOKEN_SECRET}")
@@ -220,7 +217,6 @@ def _variables(run: Run) -> dict[str, str]:
         "MASTER_ADDR": f"{name}-0.{name}",
         "MASTER_PORT": str(PORT),
         "RUN_DIR": run.run_dir,
-        "DDP_FOLDER": run.folder or run.run_dir,
         "OMP_NUM_THREADS": str(max(1, run.cpus_per_task // run.ranks_per_node)),
         "PYTHONUNBUFFERED": "1",
         **({"PYTHONPATH": ":".join(run.python_path)} if run.python_path else {}),

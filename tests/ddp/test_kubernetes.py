@@ -28,7 +28,6 @@ RUN: dict[str, typing.Any] = {
     "time_limit_s": 7200,
     "workspace": "/mnt/shared",
     "run_dir": "/mnt/shared/users/a/runs/night",
-    "folder": "/mnt/shared/users/a/runs/night/code/exp",
     "claim": "shared",
     "uid": 1000,
     "max_restarts": 3,
@@ -107,8 +106,7 @@ def test_the_workspace_is_the_exported_claim_at_the_same_path():
     spec, ranks = container(run(claim="volume"))
     assert {"name": "workspace", "persistentVolumeClaim": {"claimName": "volume"}} in spec["volumes"]
     assert {"name": "workspace", "mountPath": "/mnt/shared"} in ranks["volumeMounts"]
-    assert variables(run())["DDP_FOLDER"] == RUN["folder"]
-    assert variables(run(folder=None))["DDP_FOLDER"] == RUN["run_dir"]
+    assert variables(run())["RUN_DIR"] == RUN["run_dir"]
 
 
 def test_the_token_is_a_reference_to_a_secret_that_may_be_missing():
@@ -196,7 +194,7 @@ def test_any_text_arrives(text: str):
         ("workspace", "relative", "an absolute path"),
         ("workspace", "/mnt/../etc", "an absolute path"),
         ("run_dir", "/home/a/run", "is outside the workspace"),
-        ("folder", "/mnt/sharedelsewhere", "is outside the workspace"),
+        ("run_dir", "/mnt/sharedelsewhere", "is outside the workspace"),
         ("claim", "My_Claim", "no hyphen"),
         ("namespace", "a.b", "no hyphen"),
         ("nodes", 0, "greater than or equal to 1"),
@@ -236,7 +234,7 @@ def pod(tmp_path: pathlib.Path, action: str, index: int = 0) -> subprocess.Popen
     package.mkdir(parents=True, exist_ok=True)
     for path, text in (("torch/__init__.py", ""), ("torch/distributed/run.py", TORCHRUN)):
         (tmp_path / path).write_text(text)
-    here = {"workspace": str(tmp_path), "run_dir": f"{tmp_path}/run", "folder": str(tmp_path)}
+    here = {"workspace": str(tmp_path), "run_dir": f"{tmp_path}/run"}
     ranks = container(run(**here, command=("train.py", "two words")))[1]
     env = {"PATH": os.environ["PATH"], "RUN_ATTEMPT_ID": "8f0c", "ACTION": action, "JOB_COMPLETION_INDEX": str(index)}
     for one in ranks["env"][1:]:

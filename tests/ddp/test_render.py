@@ -54,7 +54,7 @@ def test_the_code_of_the_manifests_is_in_the_workspace(settings: Settings, proje
     assert ranks["args"][1:] == ["--lr", "1"]
     variables = {one["name"]: one.get("value") for one in ranks["env"]}
     assert (pathlib.Path(variables["PYTHONPATH"]) / "ddptrain" / "__init__.py").is_file()
-    assert pathlib.Path(variables["DDP_FOLDER"]).is_dir()
+    assert pathlib.Path(variables["RUN_DIR"]).is_dir()
     assert [path.name for path in settings.runs.iterdir()] == ["night"], "nothing half-made stays"
     (project / "exp" / "train.py").write_text("import os\n")
     assert script.read_text() == "import sys\n"

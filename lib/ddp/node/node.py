@@ -46,7 +46,7 @@ class Node:
         logs = self._logs()
         signal.signal(signal.SIGTERM, self._on_term)
         for number in _NOT_OURS:
-            signal.signal(number, lambda *_: None)  # children would inherit SIG_IGN
+            signal.signal(number, lambda _number, _frame: None)  # children would inherit SIG_IGN
         if self.by_rank:
             self._start_rank(python, words, logs)
         else:

@@ -131,5 +131,6 @@ def _build(kind: typing.Any, value: typing.Any) -> typing.Any:
         kinds = itertools.repeat(inner[0]) if inner[-1] is Ellipsis else inner
         return tuple(_build(one, item) for one, item in zip(kinds, value))  # noqa: B905 - repeat() has no end
     if dataclasses.is_dataclass(kind):
-        return kind(**{field.name: _build(field.type, value[field.name]) for field in dataclasses.fields(kind)})
+        fields = {field.name: _build(field.type, value[field.name]) for field in dataclasses.fields(kind)}
+        return typing.cast(typing.Any, kind)(**fields)
     return value
