@@ -4,7 +4,6 @@ Each pod is a node of the run and starts torchrun, which meets at pod 0 (c10d re
 that `export-kubernetes` of juicefs-server-proxy makes: code, data and run lie at the same paths as on Slurm's nodes.
 """
 
-import collections.abc
 import hashlib
 import pathlib
 import re
@@ -20,12 +19,11 @@ TOKEN_SECRET = "hf"  # noqa: S105 - a Secret with the key `token`, Hugging Face'
 _TOKEN_DIR = "/etc/ddp-token"  # noqa: S105 - names a folder
 _GRACE_S = 60  # for torchrun and the pods to end, after the ranks have saved
 _LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"  # RFC 1123
-_SUBDOMAIN = rf"(?=.{{1,253}}\Z){_LABEL}(\.{_LABEL})*"
 
 # SIGTERM (an eviction, a deletion, the deadline) makes $STOP_FILE, which all ranks see; a program saves then, leaves
 # {"outcome": "preempted"} in the attempt's outcome, and the pod exits with 75, which counts as no failure.
 _START = f"""\
-mkdir -p "$RUN_DIR/control" "$RUN_DIR/logs" && cd "$DDP_FOLDER" || exit {FAILED}
+mkdir -p "$RUN_DIR/control" "$RUN_DIR/logs" && cd "$RUN_DIR" || exit {FAILED}
 [ -w "${{HOME:-/nonexistent}}" ] || export HOME=/tmp
 outcome=$RUN_DIR/control/$RUN_ATTEMPT_ID.outcome
 is_host=false
@@ -52,31 +50,17 @@ def _matches(pattern: str, allowed: str) -> pydantic.AfterValidator:
     return pydantic.AfterValidator(check)
 
 
-def _image(value: str) -> str:
-    if value.startswith("/") or "://" in value:
-        allowed = "use an image in a registry, such as nvcr.io/nvidia/pytorch:25.01-py3"
-        raise ValueError(f"{value[:60]!a} is not allowed; {allowed}")
-    return value.replace("#", "/", 1)  # enroot's notation
-
-
-def _text(value: str) -> str:
-    if "\0" in value or value.encode(errors="replace").decode() != value:
-        raise ValueError(f"{value[:60]!a} is not UTF-8 text, which Kubernetes requires")
-    return value
-
-
 _Path = typing.Annotated[
     str,
     _matches(r"/(?!.*(//|/\.{1,2}(/|\Z)))[^\0:]*[^\0:/]", "an absolute path without : and without . and .. as parts"),
 ]
-_Text = typing.Annotated[str, pydantic.AfterValidator(_text)]
+_Text = typing.Annotated[str, _matches(r"[^\0\ud800-\udfff]*", "Kubernetes takes UTF-8 text without NUL")]
 _Count = typing.Annotated[int, pydantic.Field(ge=1)]
 _DnsLabel = typing.Annotated[str, _matches(_LABEL, "a-z, 0-9 and -, at most 63 characters, no hyphen at either end")]
-_DnsName = typing.Annotated[str, _matches(_SUBDOMAIN, "a-z, 0-9, - and ., as Kubernetes names its objects")]
 _Variable = typing.Annotated[str, _matches(r"[A-Za-z_][A-Za-z0-9_]*", "a variable's name")]
 # Variables of the pod that a user may set, and those that only the manifest sets
 _DEFAULTS = ("OMP_NUM_THREADS", "PYTHONUNBUFFERED", "PYTHONPATH")
-_RESERVED = ("JOB_COMPLETION_INDEX", "RUN_ATTEMPT_ID", "STOP_FILE", "DDP_FOLDER", "RUN_DIR", "HF_TOKEN_PATH")
+_RESERVED = ("JOB_COMPLETION_INDEX", "RUN_ATTEMPT_ID", "STOP_FILE", "RUN_DIR", "HF_TOKEN_PATH")
 
 
 class Run(pydantic.BaseModel):
@@ -87,8 +71,10 @@ class Run(pydantic.BaseModel):
     name: typing.Annotated[_Text, pydantic.Field(min_length=1, max_length=128)]
     image: typing.Annotated[
         str,
-        pydantic.AfterValidator(_image),
-        _matches(r"[a-z0-9][A-Za-z0-9._:/@-]*", "an image's name, such as nvcr.io/nvidia/pytorch:25.01-py3"),
+        pydantic.BeforeValidator(lambda value: str(value).replace("#", "/", 1)),  # enroot's notation
+        _matches(
+            r"[a-z0-9](?!.*://)[A-Za-z0-9._:/@-]*", "an image in a registry, such as nvcr.io/nvidia/pytorch:25.01-py3"
+        ),
     ]
     command: typing.Annotated[tuple[_Text, ...], pydantic.Field(min_length=1)]  # for torchrun
     env: dict[_Variable, _Text] = {}
@@ -101,9 +87,8 @@ class Run(pydantic.BaseModel):
     lead_s: _Count = 180  # for saving, before the limit and when a pod is evicted
     workspace: _Path  # the filesystem's mountpoint on Slurm's nodes
     run_dir: _Path
-    folder: _Path | None = None  # the working directory; by default the run's directory
     python_path: tuple[_Path, ...] = ()
-    claim: _DnsName
+    claim: _DnsLabel
     namespace: _DnsLabel = "default"
     uid: _Count | None = None  # who owns the run's directory; by default the image's own account
     gid: _Count | None = None
@@ -111,10 +96,8 @@ class Run(pydantic.BaseModel):
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "Run":
-        for name in ("run_dir", "folder"):
-            path = getattr(self, name)
-            if path is not None and not pathlib.PurePosixPath(path).is_relative_to(self.workspace):
-                raise ValueError(f"{name}: {path} is outside the workspace, {self.workspace}")
+        if not pathlib.PurePosixPath(self.run_dir).is_relative_to(self.workspace):
+            raise ValueError(f"run_dir: {self.run_dir} is outside the workspace, {self.workspace}")
         for name in self.env:
             if name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
                 raise ValueError(f"env: {name} would be readable in the manifest; make the Secret {TOKEN_SECRET}")
@@ -234,7 +217,6 @@ def _variables(run: Run) -> dict[str, str]:
         "MASTER_ADDR": f"{name}-0.{name}",
         "MASTER_PORT": str(PORT),
         "RUN_DIR": run.run_dir,
-        "DDP_FOLDER": run.folder or run.run_dir,
         "OMP_NUM_THREADS": str(max(1, run.cpus_per_task // run.ranks_per_node)),
         "PYTHONUNBUFFERED": "1",
         **({"PYTHONPATH": ":".join(run.python_path)} if run.python_path else {}),
@@ -249,7 +231,7 @@ def _literal(value: str) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes every string but the keys."""
+    """Quotes every string."""
 
     def ignore_aliases(self, data: object) -> bool:
         """Repeat values instead of referring to them."""
@@ -261,11 +243,4 @@ def _represent_text(_: _Dumper, text: str) -> yaml.ScalarNode:
     return yaml.ScalarNode("tag:yaml.org,2002:str", text, style="|" if text == _literal(_START) else '"')
 
 
-def _represent_mapping(dumper: _Dumper, mapping: collections.abc.Mapping[str, object]) -> yaml.MappingNode:
-    represent: collections.abc.Callable[[object], yaml.Node] = dumper.represent_data  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    pairs = [(yaml.ScalarNode("tag:yaml.org,2002:str", key), represent(value)) for key, value in mapping.items()]
-    return yaml.MappingNode("tag:yaml.org,2002:map", pairs, flow_style=False)
-
-
 _Dumper.add_representer(str, _represent_text)
-_Dumper.add_representer(dict, _represent_mapping)

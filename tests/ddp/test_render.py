@@ -54,7 +54,7 @@ def test_the_code_of_the_manifests_is_in_the_workspace(settings: Settings, proje
     assert ranks["args"][1:] == ["--lr", "1"]
     variables = {one["name"]: one.get("value") for one in ranks["env"]}
     assert (pathlib.Path(variables["PYTHONPATH"]) / "ddptrain" / "__init__.py").is_file()
-    assert pathlib.Path(variables["DDP_FOLDER"]).is_dir()
+    assert pathlib.Path(variables["RUN_DIR"]).is_dir()
     assert [path.name for path in settings.runs.iterdir()] == ["night"], "nothing half-made stays"
     (project / "exp" / "train.py").write_text("import os\n")
     assert script.read_text() == "import sys\n"
@@ -80,7 +80,7 @@ def test_without_a_snapshot_the_script_lies_in_the_workspace(settings: Settings,
     [
         (("exp/nope.py",), "give the path of a script"),
         (("--env", "MASTER_ADDR=x", "exp/train.py"), "is set by the job itself"),
-        (("--claim", "My_Claim", "exp/train.py"), "as Kubernetes names its objects"),
+        (("--claim", "My_Claim", "exp/train.py"), "no hyphen at either end"),
     ],
 )
 def test_what_cannot_be_leaves_nothing(settings: Settings, project: pathlib.Path, words: tuple[str, ...], message: str):

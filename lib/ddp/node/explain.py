@@ -6,6 +6,7 @@ and the payload's outcome come first; logs are searched for kills, hangs and scr
 
 import collections.abc
 import contextlib
+import dataclasses
 import errno
 import io
 import itertools
@@ -17,12 +18,28 @@ import signal
 import stat
 import typing
 
+from ddp.node import ends
+
 Json = dict[str, typing.Any]
 MAX_TAIL_BYTES = 256 * 1024
 MAX_JSON_BYTES = 4 * 1024 * 1024
 MAX_RANK_LOGS = 2048
 MAX_SEARCHED_BYTES = 64 * 1024 * 1024  # of a job's log
 MAX_LAUNCHER_LINES = 10_000
+TELLING = re.compile(
+    r"\[FATAL\]|Traceback \(most recent call last\)|^\S*(Error|Exception)\b|Segmentation fault|Killed|[Oo]ut of memory"
+    r"|^\s*what\(\): "
+)
+
+# What a rank's last lines prove. Each pattern is anchored to who prints the line: a word anywhere proves nothing.
+
+# Faults of the machine: the kernel's NVRM, CUDA (driver_types.h), NVML, SIGBUS as this module reports it.
+_BAD_NODE = re.compile(
+    r"NVRM: Xid \(|fallen off the bus|uncorrectable (ECC|NVLink) error|CUDA error: (device not ready|hardware)"
+    r"|no CUDA-capable device|CUDA-capable device\(s\) is/are busy|CUDA driver (version|initialization)"
+    r"|NVMLError|NVML: |Can't initialize NVML|killed by signal 7 "
+)
+_BAD_LINK = re.compile(r"ncclSystemError|unhandled system error")  # nccl.h, within torch's exceptions
 # A consequence of another rank's end, as torch, gloo and NCCL print it; a download's ConnectionResetError is none. Two
 # patterns, since one with a look-ahead takes the square of a long line's length.
 _COLLECTIVE = re.compile(
@@ -34,36 +51,34 @@ _PEER_LOST = re.compile(
     re.IGNORECASE,
 )
 _PEER_LEFT = re.compile(r"rank \d+ leaves:|SharedError|Signal(Exception| \d+)")
-TELLING = re.compile(
-    r"\[FATAL\]|Traceback \(most recent call last\)|^\S*(Error|Exception)\b|Segmentation fault|Killed|[Oo]ut of memory"
-    r"|^\s*what\(\): "
+# Faults of the network, where no rank failed by itself: errors of gloo, NCCL and errno.h.
+_CUT = re.compile(
+    r"[Cc]onnection (closed|reset|timed out)|Broken pipe|remote process exited|No route to host|Network is unreachable"
 )
-# Faults of the machine rather than the program, anchored to who prints them: the kernel's NVRM, CUDA (driver_types.h),
-# NCCL (nccl.h) within torch's exceptions, NVML, SIGBUS as this program reports it. A word anywhere proves nothing.
-_BAD_NODE = re.compile(
-    r"NVRM: Xid \(|fallen off the bus|uncorrectable (ECC|NVLink) error|CUDA error: (device not ready|hardware)"
-    r"|no CUDA-capable device|CUDA-capable device\(s\) is/are busy|CUDA driver (version|initialization)"
-    r"|NVMLError|NVML: |Can't initialize NVML|killed by signal 7 "
-)
-_BAD_LINK = re.compile(r"ncclSystemError|unhandled system error")
 # Faults of a filesystem (errno.h): its client died or was restarted, or its server is not available.
 _BAD_FILESYSTEM = re.compile(r"Stale file handle|Transport endpoint is not connected|Input/output error")
 _ANY_OSERROR = re.compile(r"\[Errno \d+\]|OSError|Bus error|SIGBUS|signal 7 ")
 _QUOTED_PATH = re.compile(r"['\"](/[^'\"]*)['\"]")
 _GONE = re.compile(
     r"(?:\d+: )?\[ENV\] (\S+): (?:output cannot be written|\S+ does not respond) \(([^)]*)\)"
-)  # printed by spool.py, storage.py and supervisor.py's _START
-# Faults of the network, where no rank failed by itself: errors of gloo, NCCL and errno.h.
-_CUT = re.compile(
-    r"[Cc]onnection (closed|reset|timed out)|Broken pipe|remote process exited|No route to host|Network is unreachable"
+)  # printed by spool.py and storage.py
+LOST = "Slurm lost the node"
+# Faults of the program with a known remedy: the exception (errno.h's numbers), whether it would come again, the remedy
+_KNOWN = tuple(
+    (re.compile(pattern), comes_again, remedy)
+    for pattern, comes_again, remedy in (
+        (r"\w+Error: \[Errno 122\]", True, "the quota is used up: quota -s, lfs quota or juicefs quota show it"),
+        (r"\w+Error: \[Errno 28\]", True, "remove files, or write to another filesystem"),
+        (r"\w+Error: \[Errno 24\]", True, "see ulimit -n; use fewer workers, or close files"),
+        (r"FileNotFoundError\b", True, "does the file exist on the nodes?"),
+        (re.escape(ends.NO_MEMORY), True, "or use a smaller batch"),
+        (r"RuntimeError: DataLoader worker .* Bus error", False, "use fewer workers, or a larger /dev/shm"),
+        (r"(requests|urllib3|httpx|aiohttp)\.[\w.]*Connect", False, "a download failed: do the nodes reach its host?"),
+    )
 )
-_TASK_KILLED = re.compile(r"srun: error: \S+: task (\d+): (Killed|Segmentation fault|Bus error|Aborted|Out Of Memory)")
-_TASK_EXITED = re.compile(r"srun: error: \S+: task (\d+): Exited with exit code (\d+)")
-_RAN_OUT = re.compile(
-    r"(?:(\d+): slurmstepd\S* error: Detected \d+ oom_kill event|srun: error: \S+: task (\d+): Out Of Memory)"
-)  # of a task, by its number: a node's, or under srun a rank's
-_NO_MEMORY = "killed: it took more memory than the job has; submit it with a larger memory"
-_KILLERS = {"Killed": 9, "Segmentation fault": 11, "Bus error": 7, "Aborted": 6}  # strsignal(3), as srun prints it
+
+# What the launchers print
+
 _COMPLAINT = re.compile(r"(?:\d+: )?\[FATAL\] (\S+): (.*)")  # of node.py and what it starts, before any rank
 _LEFT_EARLY = re.compile(r"(\d+): .*Error waiting on exit barrier")  # an agent whose ranks all exited with 0
 _OF_LAUNCHER = (
@@ -89,8 +104,20 @@ _RANK = re.compile(r"^\[rank\d+\]: ?")  # torch's prefix of an exception's lines
 _CRASH = "Fatal Python error: "  # of faulthandler, with the stack behind it, the innermost call first
 
 
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """The rank that failed first, its node's number, and its last lines; without a rank the last lines of the log."""
+
+    rank: int | None
+    node: int | None
+    lines: list[str]
+    at: float = 0.0  # the time, in seconds
+    is_peers: bool = False  # it reports the loss of another rank
+    reporting: tuple[int, ...] = ()  # numbers of the nodes with any error
+
+
 def blame(run_dir: str, job_id: str, attempt: str, hosts: list[str]) -> tuple[str, str, str]:
-    """Classify an attempt's failure; return its kind, the node at fault ("-": none), and the line that proves it.
+    """Classify the failure of a job's last attempt; return its kind, the node at fault ("-": none), and the evidence.
 
     `mistake`: it would fail again. `node`: another node may work. `program`: another attempt may work. `filesystem` and
     `network`: no fault of the program.
@@ -100,33 +127,35 @@ def blame(run_dir: str, job_id: str, attempt: str, hosts: list[str]) -> tuple[st
         outcome = read_object(folder / "control" / f"{attempt}.outcome")
         if outcome.get("retry") is False:
             return "mistake", "-", str(outcome.get("error", ""))
-    merged = _of_attempt(_merged_log(folder, int(job_id)), attempt)
-    complaints = {found[1]: found[2] for line in merged if (found := _COMPLAINT.match(line)) and found[1] in hosts}
+    log = _log(folder, int(job_id))
+    complaints = {found[1]: found[2] for line in log if (found := _COMPLAINT.match(line)) and found[1] in hosts}
     if complaints:
         host, words = next(iter(complaints.items()))
         return ("mistake", "-", words) if len(complaints) == len(hosts) > 1 else ("node", host, words)
-    lost = [found[1] for line in merged if (found := re.search(r"srun: error: Node failure on (\S+)", line))]
+    lost = [found[1] for line in log if (found := re.search(r"srun: error: Node failure on (\S+)", line))]
     if lost and lost[0] in hosts:
-        return "node", lost[0], "Slurm lost the node"
+        return "node", lost[0], LOST
     failure = first_failure(folder, int(job_id), 20)
-    ranks, absent = absentees(folder, int(job_id), failure["lines"], hosts)
+    ranks, absent = absentees(folder, int(job_id), failure.lines, hosts)
     if len(absent) == 1 < len(hosts):
         numbers = ", ".join(map(str, ranks[:16]))
         return "node", absent[0], f"rank{'s' if len(ranks) > 1 else ''} {numbers} never joined the rendezvous"
-    number: int | None = failure["node"]
-    node = hosts[number] if number is not None and number < len(hosts) else "-"
-    words = str(failure["lines"][-1]) if failure["lines"] else ""
-    if found := _filesystem_fault(folder, merged, failure):
+    node = hosts[failure.node] if failure.node is not None and failure.node < len(hosts) else "-"
+    words = failure.lines[-1] if failure.lines else ""
+    if found := _filesystem_fault(folder, log, failure):
         host, reason = found
         return "filesystem", host if host in hosts else node, reason
-    if any(map(_is_of_node, failure["lines"])) and node != "-":
+    if any(map(_is_of_node, failure.lines)) and node != "-":
         return "node", node, words
-    if failure["peer"]:
-        missing = [host for number, host in enumerate(hosts) if number not in failure["reporting"]]
+    if failure.is_peers:
+        missing = [host for number, host in enumerate(hosts) if number not in failure.reporting]
         if len(missing) == 1 and len(hosts) > 1:
             return "node", missing[0], f"it stopped responding; the others report: {words}"
         if not missing and len(hosts) > 1 and _CUT.search(words):
             return "network", "-", f"the nodes lost their connections, and no rank failed by itself: {words}"
+    for pattern, comes_again, remedy in _KNOWN:
+        if pattern.match(_RANK.sub("", words)):
+            return "mistake" if comes_again else "program", node, f"{words[:200]}; {remedy}"
     return "program", node, words
 
 
@@ -140,113 +169,106 @@ def _is_of_node(line: str) -> bool:
     return bool(_BAD_NODE.search(line) or (_BAD_LINK.search(line) and _COLLECTIVE.search(line)))
 
 
-def _filesystem_fault(folder: pathlib.Path, merged: list[str], failure: Json) -> tuple[str, str] | None:
+def _filesystem_fault(folder: pathlib.Path, log: list[str], failure: Failure) -> tuple[str, str] | None:
     """Return the node ("-": unknown) and the reason of a fault of the shared filesystem; None where it is none."""
-    gone = {found[1]: found[2] for line in merged if (found := _GONE.match(line))}
-    host, reason = next(iter(gone.items()), ("-", ""))
-    lines = [str(line) for line in failure["lines"]]
-    words = lines[-1] if lines else ""
+    gone = next((found.groups() for line in log if (found := _GONE.match(line))), None)
+    host, reason = gone or ("-", "")
+    words = failure.lines[-1] if failure.lines else ""
     about = f"the shared filesystem did not respond on {host} ({reason})" if gone else "the shared filesystem failed"
-    if any(_BAD_FILESYSTEM.search(line) for line in lines[-1:]):
+    if _BAD_FILESYSTEM.search(words):
         paths = _QUOTED_PATH.findall(words)
-        workspace = f"{folder.parent.parent}/"
-        is_elsewhere = bool(paths) and not any(str(path).startswith(workspace) for path in paths)
+        is_elsewhere = bool(paths) and not any(path.startswith(f"{folder.parent.parent}/") for path in paths)
         return None if is_elsewhere and not gone else (host, f"{about}: {words}")
-    if gone and (failure["peer"] or failure["rank"] is None or _ANY_OSERROR.search(words)):
-        return host, f"{about}: {words}" if words and failure["rank"] is not None else about
+    if gone and (failure.is_peers or failure.rank is None or _ANY_OSERROR.search(words)):
+        return host, f"{about}: {words}" if words and failure.rank is not None else about
     return None
 
 
-def first_failure(folder: pathlib.Path, job_id: int, lines: int) -> Json:
-    """Return the rank that failed first in a job's last attempt, its node's number and its last lines.
+def first_failure(folder: pathlib.Path, job_id: int, lines: int) -> Failure:
+    """Return the rank that failed first in a job's last attempt.
 
-    A rank that only reports a lost peer (`peer`) counts less than one that reports an error of its own, and than one
-    that exited with no error, as with `sys.exit("why")`; among equals the earliest counts. Where the launcher reports
-    that ranks exited, but none of those with an error, these errors did not end their ranks. `reporting` are the
-    numbers of the nodes with any error.
+    A rank that only reports a lost peer counts less than one that reports an error of its own, and than one that exited
+    with no error, as with `sys.exit("why")`; among equals the earliest counts. Where the launcher reports that ranks
+    exited, but none of those with an error, these errors did not end their ranks.
     """
-    if (noted := _noted(folder, job_id)) is not None:
-        return noted
-    suspects: list[tuple[bool, float, Json]] = []
+    log = _log(folder, job_id)
+    if noted := _noted(folder, job_id, log):
+        return Failure(None, None, [noted])
+    suspects, quiet = _suspects(folder, job_id, lines)
+    failed_ranks = {suspect.rank for suspect in suspects}
+    own = {suspect.rank for suspect in suspects if not suspect.is_peers}
+    reporting = tuple(sorted({suspect.node for suspect in suspects if suspect.node is not None}))
+
+    def found(rank: int, node: int, last: list[str]) -> Failure:
+        return Failure(rank, node, last, reporting=tuple(sorted({*reporting, node})))
+
+    ended = ends.parse(log, _per_node(folder), by_rank=_about(folder).get("launcher") == "srun")
+    # srun reports tasks, which need not have become ranks: those count that printed something
+    known = failed_ranks | quiet.keys()
+    left = [end for end in ended if end.code >= 0 and (not end.is_task or end.rank in known)]
+    is_clear = any(end.rank in own for end in left)
+    # The agent ends the others by TERM; a rank that aborts has printed the reason before, if any.
+    own_end = (-signal.SIGTERM, -signal.SIGABRT) if suspects else (-signal.SIGTERM,)
+    killed = next((end for end in ended if end.code < 0 and end.code not in own_end), None)
+    if killed and not is_clear:
+        mine = [suspect.lines for suspect in suspects if suspect.rank == killed.rank]
+        crashes = [last for last in mine if last[-1].startswith(_CRASH)]
+        return Failure(killed.rank, killed.node, [*crashes, [killed.words]][0], reporting=reporting)
+    text = [re.sub(r"^\d+: ", "", line) for line in log if line.strip()]
+    others = [line for line in text if not _OURS.match(line)]
+    if not (suspects or others):
+        left = [end for end in ended if end.code >= 0]  # no rank printed anything
+    for end in () if is_clear else left:
+        if end.rank not in failed_ranks:
+            return found(end.rank, end.node, quiet.get(end.rank, [])[-lines:] or [end.words])
+    if suspects and not own and (early := next((match for line in log if (match := _LEFT_EARLY.match(line))), None)):
+        words = "exited with code 0 while others went on; do all ranks get the same number of batches?"
+        return found(int(early[1]) * _per_node(folder), int(early[1]), [words])
+    if suspects:
+        first = min(suspects, key=lambda suspect: (suspect.is_peers, suspect.at))
+        return dataclasses.replace(first, is_peers=not own, reporting=reporting)
+    return Failure(None, None, _gist(others or text, lines))
+
+
+def _noted(folder: pathlib.Path, job_id: int, log: list[str]) -> str:
+    """Return the fault of filesystem or network that the job itself recorded of its last attempt, or ""."""
+    with contextlib.suppress(OSError):
+        last = tail(folder / "control" / f"{int(job_id)}.failures", 65536)[-1:]
+        _, attempt, kind, _, words = last[0].split("\t") if last and last[0].count("\t") == 4 else ("",) * 5
+        if kind in ("filesystem", "network") and log and f" attempt={attempt} " in log[0]:
+            return words
+    return ""
+
+
+def _suspects(folder: pathlib.Path, job_id: int, lines: int) -> tuple[list[Failure], dict[int, list[str]]]:
+    """Return the ranks of the last attempt that report an error, and the output of the others by rank.
+
+    The error files' format is that of torch/distributed/elastic/multiprocessing/errors/error_handler.py, since 1.9.
+    """
+    suspects: list[Failure] = []
     quiet: dict[int, list[str]] = {}
-    for error in _error_files(folder, job_id):
-        gist = _gist(error["text"], lines)
-        is_peers = _is_peers(gist[-1]) or _is_peers(error["message"])
-        suspects.append((is_peers, error["at"], {"rank": error["rank"], "node": error["node"], "lines": gist}))
-    recorded = {suspect["rank"] for _, _, suspect in suspects}
-    logs = rank_logs(folder, job_id)[:MAX_RANK_LOGS]
-    logs = [log for log in logs if log["rank"] not in recorded]
+    for path, rank, node in _rank_files(folder, job_id, "error.json"):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            held = read_object(path)["message"]
+            about = typing.cast(Json, held) if isinstance(held, dict) else {"message": held}
+            more: Json = about.get("extraInfo") or {}
+            message = str(about["message"])
+            text = str(more.get("py_callstack") or message).splitlines()
+            text = text if any(line.strip() for line in text) else [message or "an error without a message"]
+            gist = _gist(text, lines)
+            at = float(more.get("timestamp") or path.lstat().st_mtime)
+            suspects.append(Failure(rank, node, gist, at, _is_peers(gist[-1]) or _is_peers(message)))
+    recorded = {suspect.rank for suspect in suspects}
+    logs = [log for log in rank_logs(folder, job_id)[:MAX_RANK_LOGS] if log["rank"] not in recorded]
     for log in sorted(logs, key=lambda log: log["path"].endswith("/stderr.log")):  # sys.exit("why") writes there
         text = [line for line in tail(pathlib.Path(log["path"]), 32768) if line.strip()]
         if any(TELLING.search(line) for line in text):
             gist = _gist(text, lines)
             lost_a_peer = _is_peers(gist[-1]) or _is_peers(text[-1])
-            suspects.append((lost_a_peer, log["written"], {"rank": log["rank"], "node": log["node"], "lines": gist}))
+            suspects.append(Failure(log["rank"], log["node"], gist, log["written"], lost_a_peer))
         else:
             quiet.setdefault(log["rank"], []).extend(text)
-    merged = _last_attempt(_merged_log(folder, job_id))
-    own = {suspect["rank"] for lost_a_peer, _, suspect in suspects if not lost_a_peer}
-    reporting = sorted({suspect["node"] for _, _, suspect in suspects})
-    # The agent ends the others by TERM; a rank that aborts has printed the reason before, if any.
-    own_end = (signal.SIGTERM, signal.SIGABRT) if suspects else (signal.SIGTERM,)
-    failed_ranks = {suspect["rank"] for _, _, suspect in suspects}
-    left = _exited(folder, merged, failed_ranks | quiet.keys())
-    is_clear = bool(own & {rank for rank, _, _ in left})
-    if not is_clear and (killed := _killed(folder, merged, own_end)):
-        mine = [suspect["lines"] for _, _, suspect in suspects if suspect["rank"] == killed["rank"]]
-        crashes = [lines for lines in mine if lines[-1].startswith(_CRASH)]
-        return {**killed, "lines": [*crashes, killed["lines"]][0], "peer": False, "reporting": reporting}
-    text = [re.sub(r"^\d+: ", "", line) for line in merged if line.strip()]
-    others = [line for line in text if not _OURS.match(line)]
-    if not (suspects or others):
-        left = _exited(folder, merged, range(1 << 30))  # no rank printed anything
-    for rank, node, code in () if is_clear else left:
-        if rank not in failed_ranks:
-            last = quiet.get(rank, [])[-lines:] or [f"exited with code {code} and no error output"]
-            return {"rank": rank, "node": node, "lines": last, "peer": False, "reporting": sorted({*reporting, node})}
-    if suspects and not own and (early := next((found for line in merged if (found := _LEFT_EARLY.match(line))), None)):
-        node = int(early[1])
-        last = ["exited with code 0 while others went on; do all ranks get the same number of batches?"]
-        rank = node * _per_node(folder)
-        return {"rank": rank, "node": node, "lines": last, "peer": False, "reporting": sorted({*reporting, node})}
-    if suspects:
-        return {**min(suspects, key=lambda suspect: suspect[:2])[2], "peer": not own, "reporting": reporting}
-    return {"rank": None, "node": None, "lines": _gist(others or text, lines), "peer": False, "reporting": reporting}
-
-
-def _noted(folder: pathlib.Path, job_id: int) -> Json | None:
-    """Return the fault of filesystem or network that the job itself recorded of its last attempt."""
-    with contextlib.suppress(OSError):
-        last = tail(folder / "control" / f"{int(job_id)}.failures", 65536)[-1:]
-        _, attempt, kind, _, words = last[0].split("\t") if last and last[0].count("\t") == 4 else ("",) * 5
-        if kind in ("filesystem", "network"):
-            merged = _last_attempt(_merged_log(folder, job_id))
-            if merged and f" attempt={attempt} " in merged[0]:
-                return {"rank": None, "node": None, "lines": [words], "peer": False, "reporting": []}
-    return None
-
-
-def _error_files(folder: pathlib.Path, job_id: int) -> list[Json]:
-    """Return the error files of the last attempt: rank, node, time, message, and its text with the stack.
-
-    The format is torch/distributed/elastic/multiprocessing/errors/error_handler.py's, since torch 1.9.
-    """
-    found: list[Json] = []
-    per_node = _per_node(folder)
-    for attempt in _last_attempts(folder, job_id):
-        for path in itertools.islice(attempt.glob("node-*/*/attempt_*/*/error.json"), MAX_RANK_LOGS):
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-                node, local = int(path.parents[3].name.removeprefix("node-")), int(path.parent.name)
-                held = read_object(path)["message"]
-                about = typing.cast(Json, held) if isinstance(held, dict) else {"message": held}
-                more: Json = about.get("extraInfo") or {}
-                message = str(about["message"])
-                text = str(more.get("py_callstack") or message).splitlines()
-                at = float(more.get("timestamp") or path.lstat().st_mtime)
-                text = text if any(line.strip() for line in text) else [message or "an error without a message"]
-                rank = node * per_node + local
-                found.append({"rank": rank, "node": node, "at": at, "message": message, "text": text})
-    return sorted(found, key=lambda error: error["at"])
+    return suspects, quiet
 
 
 def absentees(folder: pathlib.Path, job_id: int, lines: list[str], hosts: list[str]) -> tuple[list[int], list[str]]:
@@ -263,47 +285,32 @@ def absentees(folder: pathlib.Path, job_id: int, lines: list[str], hosts: list[s
     elif "rank 0 published no address" in text:
         ranks = [0]
     elif _TIMED_OUT.search(text):
-        lines_now = _last_attempt(_merged_log(folder, job_id))
-        started = {found[1] for line in lines_now if (found := re.match(r"(?:\d+: )?\[ENV\] node=(\S+) ", line))}
+        log = _log(folder, job_id)
+        started = {found[1] for line in log if (found := re.match(r"(?:\d+: )?\[ENV\] node=(\S+) ", line))}
         absent = [number for number, host in enumerate(hosts) if started and host not in started]
         ranks = [rank for number in absent for rank in range(number * per_node, (number + 1) * per_node)]
     numbers = sorted({rank // per_node for rank in ranks})
     return ranks, [hosts[number] for number in numbers if number < len(hosts)]
 
 
-def _merged_log(folder: pathlib.Path, job_id: int) -> list[str]:
-    """Return the last lines of a job's log, after the earlier lines of the job itself and its launcher.
+def _log(folder: pathlib.Path, job_id: int) -> list[str]:
+    """Return the lines of a job's last attempt: the end of its log, after earlier lines of the job and its launcher.
 
     A rank that prints much goes on after another one has failed, so its output lies between that and the log's end.
     """
     path = folder / "logs" / f"{int(job_id)}.out"
+    lines: list[str] = []
     with contextlib.suppress(OSError):
         last = tail(path, MAX_TAIL_BYTES)
         with opened(path) as file:
             size = os.fstat(file.fileno()).st_size
-            begin = max(0, size - MAX_SEARCHED_BYTES)
-            file.seek(begin)
+            begin = file.seek(max(0, size - MAX_SEARCHED_BYTES))
             data = file.read(max(0, size - begin - MAX_TAIL_BYTES))
-        starts: set[int] = set()
-        for word in _OF_LAUNCHER:
-            at = data.find(word)
-            while at >= 0 and len(starts) < MAX_LAUNCHER_LINES:
-                starts.add(data.rfind(b"\n", 0, at) + 1)
-                at = data.find(word, at + len(word))
-        lines = [data[start : data.find(b"\n", start)] for start in sorted(starts)]
-        return [*(line[:4000].decode(errors="replace") for line in lines), *last]
-    return []
-
-
-def _last_attempt(merged: list[str]) -> list[str]:
-    begins = [index for index, line in enumerate(merged) if line.startswith("[ENV] job=")]
-    return merged[begins[-1] :] if begins else merged
-
-
-def _of_attempt(merged: list[str], attempt: str) -> list[str]:
-    """Return a log's lines from the beginning of an attempt."""
-    begins = [i for i, line in enumerate(merged) if line.startswith("[ENV] job=") and f" attempt={attempt} " in line]
-    return merged[begins[-1] :] if begins else merged
+        of_launcher = (line for line in data.splitlines() if any(word in line for word in _OF_LAUNCHER))
+        early = itertools.islice(of_launcher, MAX_LAUNCHER_LINES)
+        lines = [*(line[:4000].decode(errors="replace") for line in early), *last]
+    begins = [index for index, line in enumerate(lines) if line.startswith("[ENV] job=")]
+    return lines[begins[-1] :] if begins else lines
 
 
 def _gist(text: list[str], lines: int) -> list[str]:
@@ -335,98 +342,43 @@ def _gist(text: list[str], lines: int) -> list[str]:
     return [*text[max(0, reason + 1 - lines) : reason], last]
 
 
-def _killed(folder: pathlib.Path, merged: list[str], but_by: tuple[signal.Signals, ...]) -> Json | None:
-    """Return the rank that a signal other than those ended, as torchrun's agent or srun reports it."""
-    per_node = _per_node(folder)
-    names = {member.value: member.name for member in signal.Signals}
-    ran_out = {int(found[1] or found[2]) for line in merged if (found := _RAN_OUT.match(line))}
-    is_rank, is_first = _launcher(folder) == "srun", True  # what a task is: else a node's agent
-    for line in merged:
-        found = re.match(r"(\d+): .*\bfailed \(exitcode: -(\d+)\) local_rank: (\d+)", line)
-        if found and int(found[2]) not in but_by:
-            node, number, local = (int(value) for value in found.groups())
-            words = _NO_MEMORY if number == signal.SIGKILL and node in ran_out else _signal_text(number, names)
-            return {"rank": node * per_node + local, "node": node, "lines": [words]}
-        if found := _TASK_KILLED.search(line):
-            task, number = int(found[1]), _KILLERS.get(found[2])
-            if number in but_by:
-                continue
-            words = _NO_MEMORY if number is None or task in ran_out else _signal_text(number, names)
-            if is_rank:
-                return {"rank": task, "node": task // per_node, "lines": [words]}
-            return {"rank": task * per_node, "node": task, "lines": [words]}
-        if is_first and (found := _TASK_EXITED.match(line)):
-            task, number = int(found[1]), int(found[2]) - 128
-            if number in _KILLERS.values() and number not in but_by:  # no other had failed, so node.py did not do it
-                words = _signal_text(number, names)
-                if is_rank:
-                    return {"rank": task, "node": task // per_node, "lines": [words]}
-                words = f"its torchrun was {words}"
-                return {"rank": task * per_node, "node": task, "lines": [words]}
-            is_first = False
-    return None
-
-
-def _exited(
-    folder: pathlib.Path, merged: list[str], known: collections.abc.Collection[int]
-) -> list[tuple[int, int, int]]:
-    """Return rank, node and exit code of the ranks that exited by themselves, as torchrun's agents report it, in order.
-
-    srun reports tasks, which need not have become ranks: those count that are `known`, since they printed something.
-    """
-    per_node = _per_node(folder)
-    found: list[tuple[int, int, int]] = []
-    for line in merged:
-        if match := re.match(r"(\d+): .*\bfailed \(exitcode: (\d+)\) local_rank: (\d+)", line):
-            node, code, local = (int(value) for value in match.groups())
-            found.append((node * per_node + local, node, code))
-        elif match := _TASK_EXITED.match(line):
-            rank, code = int(match[1]), int(match[2])
-            if rank in known and _launcher(folder) == "srun" and code < 128:  # above: a signal, such as srun's TERM
-                found.append((rank, rank // per_node, code))
-    return found
-
-
-def _signal_text(number: int, names: dict[int, str]) -> str:
-    hint = "; the kernel does that to a process when memory runs out" if number == signal.SIGKILL else ""
-    return f"killed by signal {number} ({names.get(number, 'unknown')}){hint}"
-
-
-def _launcher(folder: pathlib.Path) -> str:
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        return str(read_object(folder / "job.json")["launcher"])
-    return "torchrun"
+def _about(folder: pathlib.Path) -> Json:
+    with contextlib.suppress(OSError, ValueError):
+        return read_object(folder / "job.json")
+    return {}
 
 
 def _per_node(folder: pathlib.Path) -> int:
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return max(1, int(read_object(folder / "job.json")["ranks_per_node"]))
-    return 1
+    number = _about(folder).get("ranks_per_node")
+    return number if isinstance(number, int) and number > 0 else 1
 
 
 def rank_logs(folder: pathlib.Path, job_id: int) -> list[Json]:
     """List the files with each rank's output in the job's last attempt."""
-    per_node = _per_node(folder)
     found: list[Json] = []
-    for attempt in _last_attempts(folder, job_id):
-        for path in attempt.glob("node-*/*/attempt_*/*/std*.log"):
-            with contextlib.suppress(ValueError, OSError):
-                node, local = int(path.parents[3].name.removeprefix("node-")), int(path.parent.name)
-                about = path.lstat()
-                if about.st_size and stat.S_ISREG(about.st_mode):
-                    record = {"node": node, "rank": node * per_node + local, "written": about.st_mtime}
-                    found.append({"path": str(path), **record})
+    for path, rank, node in _rank_files(folder, job_id, "std*.log"):
+        with contextlib.suppress(OSError):
+            about = path.lstat()
+            if about.st_size and stat.S_ISREG(about.st_mode):
+                found.append({"path": str(path), "node": node, "rank": rank, "written": about.st_mtime})
     return sorted(found, key=lambda log: (log["rank"], log["path"]))
 
 
-def _last_attempts(folder: pathlib.Path, job_id: int) -> list[pathlib.Path]:
-    """Return the log folders of a job's last attempt."""
-    attempts = sorted((folder / "logs").glob(f"{int(job_id)}.r*"), key=attempt_of)
-    return [path for path in attempts if attempt_of(path) == attempt_of(attempts[-1])]
+def _rank_files(
+    folder: pathlib.Path, job_id: int, name: str
+) -> collections.abc.Iterator[tuple[pathlib.Path, int, int]]:
+    """Yield the ranks' files of a name in the last attempt, each with its rank and its node's number."""
+    per_node = _per_node(folder)
+    attempts = [path for path in (folder / "logs").glob(f"{int(job_id)}.r*") if path.is_dir()]
+    for attempt in sorted(attempts, key=_attempt_of)[-1:]:
+        for path in itertools.islice(attempt.glob(f"node-*/*/attempt_*/*/{name}"), 2 * MAX_RANK_LOGS):
+            with contextlib.suppress(ValueError):
+                node = int(path.parents[3].name.removeprefix("node-"))
+                yield path, node * per_node + int(path.parent.name), node
 
 
-def attempt_of(path: pathlib.Path) -> tuple[int, int]:
-    """Parse the numbers of requeues and of restarts since the last, from a name like 12.r1t2.outcome."""
+def _attempt_of(path: pathlib.Path) -> tuple[int, int]:
+    """Parse the numbers of requeues and of restarts since the last, from a name like 12.r1t2."""
     match = re.search(r"\.r(\d+)(?:t(\d+))?(\.|$)", path.name)
     return (int(match[1]), int(match[2] or 0)) if match else (-1, 0)
 

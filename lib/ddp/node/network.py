@@ -8,33 +8,20 @@ import socket
 import struct
 import subprocess
 import time
-import typing
 
-from ddp.node import spec
+from ddp.node import ending, spec
 
 _SIOCGIFADDR = 0x8915  # netdevice(7)
 _PROBE_PORT = 9  # connecting UDP sends nothing, it picks the route
 
 
-class NetworkError(Exception):
-    """Nodes cannot reach each other; `str()` is one line with what to do."""
-
-
-class Way(typing.NamedTuple):
-    """This node's address and interface on the way to the head."""
-
-    address: str
-    interface: str  # may be unknown
-
-
 def choose(job: spec.JobSpec, num_nodes: int) -> spec.Fabric:
     """Choose the fabric: the one that the job names, or the first whose devices are on this node."""
-    named = {fabric.name: fabric for fabric in job.fabrics}
-    if job.fabric == "auto" and num_nodes > 1:
-        for fabric in job.fabrics:
-            if fabric.found_by and all(os.path.exists(path) for path in fabric.found_by):
-                return fabric
-    return named.get(job.fabric) or spec.Fabric(job.fabric, (), "", (), (), "", "", "", (), ())
+    for fabric in job.fabrics:
+        is_here = bool(fabric.found_by) and all(map(os.path.exists, fabric.found_by))
+        if fabric.name == job.fabric or (job.fabric == "auto" and num_nodes > 1 and is_here):
+            return fabric
+    return spec.Fabric(job.fabric, (), "", (), (), "", "", "", (), ())
 
 
 def interface_address(name: str) -> str:
@@ -45,7 +32,7 @@ def interface_address(name: str) -> str:
 
 
 def head_address(here: str, hosts: list[str], shown: str) -> str:
-    """Return this node's address on the way to another node of the job. Raises NetworkError.
+    """Return this node's address on the way to another node of the job. Raises FatalError.
 
     A node's name is a label that need not resolve anywhere: its address is NodeAddr, which slurmctld took from its
     registration. `shown` is what `scontrol -o show node` printed just now.
@@ -54,15 +41,17 @@ def head_address(here: str, hosts: list[str], shown: str) -> str:
     peer = next(name for name in hosts if name != here)  # this node need not be the first by name
     given = known.get(peer)
     if given is None:
-        raise NetworkError(f"Slurm gave no address of {peer}")
+        raise ending.FatalError(f"Slurm gave no address of {peer}")
     about = f"the address of {peer} in Slurm (NodeAddr) is {given}"
     change = f"as an administrator: scontrol update nodename={peer} nodeaddr=ADDRESS"
     try:
         address = str(socket.getaddrinfo(given, None, socket.AF_INET)[0][4][0])
     except OSError as e:
-        raise NetworkError(f"{about}, which is no IPv4 address and does not resolve ({e.strerror}); {change}") from e
+        raise ending.FatalError(
+            f"{about}, which is no IPv4 address and does not resolve ({e.strerror}); {change}"
+        ) from e
     if address.startswith("127."):
-        raise NetworkError(f"{about}, a loopback address; {change}")
+        raise ending.FatalError(f"{about}, a loopback address; {change}")
     return _route(address, peer)
 
 
@@ -72,7 +61,7 @@ def _route(address: str, name: str) -> str:
             probe.connect((address, _PROBE_PORT))
         except OSError as e:
             hint = f"see: ip route get {address}"
-            raise NetworkError(f"no route to {address} ({name}): {e.strerror}; {hint}") from e
+            raise ending.FatalError(f"no route to {address} ({name}): {e.strerror}; {hint}") from e
         return str(probe.getsockname()[0])
 
 
@@ -86,22 +75,20 @@ def is_free(port: int) -> bool:
     return True
 
 
-def find_way(head: str, head_node: str, interface: str) -> Way:
-    """Return this node's address and interface on the way to the head; `interface` is the fabric's own, or empty."""
+def find_way(head: str, head_node: str, interface: str) -> tuple[str, str]:
+    """Return this node's address and interface ("": unknown) on the way to the head; `interface` is preferred."""
     mine = _route(head, head_node)
-    name = ""
-    for _, candidate in socket.if_nameindex():
+    addresses: dict[str, str] = {}
+    for _, name in socket.if_nameindex():
         with contextlib.suppress(OSError):
-            address = interface_address(candidate)
-            if candidate == interface:
-                return Way(address, candidate)
-            if address == mine and not name:
-                name = candidate
-    return Way(mine, name)
+            addresses[name] = interface_address(name)
+    if interface in addresses:
+        return addresses[interface], interface
+    return mine, next((name for name, address in addresses.items() if address == mine), "")
 
 
 def check_head(head: str, port: int, head_node: str) -> None:
-    """Raise NetworkError where the head's port cannot be reached: a launcher would wait for minutes and name no host.
+    """Raise FatalError where the head's port cannot be reached: a launcher would wait for minutes and name no host.
 
     A head that refuses the connection is reached: it does not listen yet.
     """
@@ -117,11 +104,11 @@ def check_head(head: str, port: int, head_node: str) -> None:
         else:
             return
     where = f"cannot reach {head}:{port} ({head_node}): {reason}"
-    raise NetworkError(f"{where}; let TCP through between the nodes (firewall, security group)")
+    raise ending.FatalError(f"{where}; let TCP through between the nodes (firewall, security group)")
 
 
 def use(fabric: spec.Fabric, job: spec.JobSpec, env: dict[str, str], num_nodes: int) -> None:
-    """Set the variables of the fabric's libraries in `env`; the user's own stay. Raises NetworkError.
+    """Set the variables of the fabric's libraries in `env`; the user's own stay. Raises FatalError.
 
     Within one node NCCL needs none of them.
     """
@@ -131,7 +118,9 @@ def use(fabric: spec.Fabric, job: spec.JobSpec, env: dict[str, str], num_nodes: 
     for path in fabric.needs:
         if not os.path.exists(path):
             where = " or not in the container" if job.container else ""
-            raise NetworkError(f"fabric={fabric.name} needs {path}, which is not on this node{where}; {fabric.hint}")
+            raise ending.FatalError(
+                f"fabric={fabric.name} needs {path}, which is not on this node{where}; {fabric.hint}"
+            )
     for name, value in fabric.variables:
         env.setdefault(name, value)
     if fabric.library_path:

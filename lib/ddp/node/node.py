@@ -13,17 +13,12 @@ import threading
 import time
 import typing
 
-from ddp.node import environment, network, spec, spool, storage
+from ddp.node import ending, environment, network, spec, spool, storage
 
-FATAL = 78  # EX_CONFIG of sysexits.h: the node, or the job's options, cannot work
 _SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"  # torchrun forwards them, so that the ranks save
 _NOT_OURS = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 LAST_LINES_S = 3.0  # srun ends all tasks when one exits: the others get this long to print their errors
 SAVING_S = 5.0  # for a task to exit after another one has failed
-
-
-class _FatalError(Exception):
-    """This node cannot run the job; `str()` is one line."""
 
 
 class Node:
@@ -40,40 +35,31 @@ class Node:
         self._lock: int | None = None
         self._pumps: list[threading.Thread] = []
         self.forwarder: spool.Forwarder | None = None
-        self._spools: list[str] = []
-
-    def note(self, text: str) -> None:
-        """Print a line with the node's name."""
-        spool.write(f"[ENV] {self.host}: {text}")
 
     def run(self, words: list[str]) -> int:
-        """Run the job's command on this node and return the exit code. Raises _FatalError."""
+        """Run the job's command on this node and return the exit code. Raises FatalError."""
         python = self._python()
         num_nodes = int(self.env.get("SLURM_JOB_NUM_NODES", "1"))
         fabric = network.choose(self.job, num_nodes)
-        try:
-            network.use(fabric, self.job, self.env, num_nodes)
-            self._connect(fabric)
-        except network.NetworkError as e:
-            raise _FatalError(str(e)) from e
+        network.use(fabric, self.job, self.env, num_nodes)
+        self._connect(fabric)
         logs = self._logs()
         signal.signal(signal.SIGTERM, self._on_term)
         for number in _NOT_OURS:
-            signal.signal(number, _pass)
+            signal.signal(number, lambda _number, _frame: None)  # children would inherit SIG_IGN
         if self.by_rank:
             self._start_rank(python, words, logs)
         else:
             self._start_agent(python, words, logs)
         assert self._child is not None
-        code = self._child.wait()
-        code = code if code >= 0 else 128 - code
+        code = ending.exit_code(self._child.wait())
         self._child = None
         for pump in self._pumps:
             pump.join()
         if code:
             with contextlib.suppress(OSError):
                 storage.within(self._mark_failed, storage.CALL_S)
-        self._end_logs()
+        self._end_logs(logs)
         if code:
             time.sleep(LAST_LINES_S)
         return code
@@ -85,71 +71,55 @@ class Node:
 
             found = shutil.which("python3") or shutil.which("python")
             if found is None:
-                raise _FatalError(f"{self.job.container.image} has no python3; use an image with torch")
+                raise ending.FatalError(f"{self.job.container.image} has no python3; use an image with torch")
             payload, old = self.job.container.payload, self.env.get("PYTHONPATH")
             self.env["PYTHONPATH"] = f"{payload}:{old}" if old else payload
         else:
             assert self.job.environment is not None
-            try:
-                found, self._lock = environment.use(self.job.environment, self.host)
-            except environment.UnusableError as e:
-                raise _FatalError(str(e)) from e
+            found, self._lock = environment.use(self.job.environment, self.host)
         self.env["PY"] = found
         return found
 
     def _connect(self, fabric: spec.Fabric) -> None:
         """Set the address and the interface of this node: gloo takes one exact name; "=" makes NCCL match exactly."""
         head, port, head_node = self.env["HEAD_IP"], int(self.env["HEAD_PORT"]), self.env["HEAD_NODE"]
-        way = network.find_way(head, head_node, fabric.interface)
+        address, interface = network.find_way(head, head_node, fabric.interface)
         if self.host != head_node:
             network.check_head(head, port, head_node)
-        self.env["MY_IP"] = way.address
-        if way.interface:
-            self.env["GLOO_SOCKET_IFNAME"] = self.env.get("GLOO_SOCKET_IFNAME") or way.interface
-            self.env["NCCL_SOCKET_IFNAME"] = self.env.get("NCCL_SOCKET_IFNAME") or f"={way.interface}"
+        self.env["MY_IP"] = address
+        if interface:
+            self.env["GLOO_SOCKET_IFNAME"] = self.env.get("GLOO_SOCKET_IFNAME") or interface
+            self.env["NCCL_SOCKET_IFNAME"] = self.env.get("NCCL_SOCKET_IFNAME") or f"={interface}"
         if self.local_rank == "0":
             gloo, nccl = (self.env.get(f"{name}_SOCKET_IFNAME", "") for name in ("GLOO", "NCCL"))
-            spool.write(f"[ENV] node={self.host} address={way.address} fabric={fabric.name} gloo={gloo} nccl={nccl}")
+            spool.write(f"[ENV] node={self.host} address={address} fabric={fabric.name} gloo={gloo} nccl={nccl}")
 
     def _logs(self) -> str:
         """Return the folder for this node's logs: on its own disk, else in the run's folder."""
         job_id = self.env["SLURM_JOB_ID"]
-        below = f"node-{self.number}"
+        below = f"node-{self.number}" + (f"/srun/attempt_0/{self.local_rank}" if self.by_rank else "")
         shared = f"{self.run_dir}/logs/{self.attempt}/{below}"
-        if self.by_rank:
-            below += f"/srun/attempt_0/{self.local_rank}"
-            shared += f"/srun/attempt_0/{self.local_rank}"
         try:
             logs = spool.folder(self.job.cache, job_id, "logs", self.attempt, below)
-            before = logs.partition(f"/{self.attempt}/")[0]
-            others = [name for name in os.listdir(before) if name != self.attempt]
         except OSError as e:
-            self.note(f"logs cannot be written to {self.job.cache} ({e.strerror}); they are written to {shared}")
+            spool.note(self.host)(
+                f"logs cannot be written to {self.job.cache} ({e.strerror}); they are written to {shared}"
+            )
             return shared
-        self.forwarder = spool.Forwarder(self.note)
+        self.forwarder = spool.Forwarder(spool.note(self.host))
         self.forwarder.add_tree(logs, shared, below=f"{self.run_dir}/logs")
-        self._spools.append(logs)
-        if self.local_rank == "0":  # the logs that an earlier attempt could not copy
-            for name in others:
-                left = f"{before}/{name}/node-{self.number}"
-                if os.path.isdir(left):
-                    target = f"{self.run_dir}/logs/{name}/node-{self.number}"
-                    self.forwarder.add_tree(left, target, below=f"{self.run_dir}/logs", resumes=True)
-                    self._spools.append(left)
-        self.forwarder.start()
         return logs
 
-    def _end_logs(self) -> None:
+    def _end_logs(self, logs: str) -> None:
         import shutil
 
         if self.forwarder is not None and self.forwarder.close():
-            for path in self._spools:
-                shutil.rmtree(path, ignore_errors=True)
-                above = os.path.dirname(path)
-                with contextlib.suppress(OSError):  # as far up as they are empty now, the job's folder included
-                    while os.path.basename(above) != "jobs":
-                        os.rmdir(above)
-                        above = os.path.dirname(above)
+            shutil.rmtree(logs, ignore_errors=True)
+            above = os.path.dirname(logs)
+            with contextlib.suppress(OSError):  # as far up as they are empty now, the job's folder included
+                while os.path.basename(above) != "jobs":
+                    os.rmdir(above)
+                    above = os.path.dirname(above)
 
     def _start_agent(self, python: str, words: list[str], logs: str) -> None:
         safe = ["-P"] if _knows_safe_path(self.job) else []  # an import would look into the run's folder first
@@ -158,9 +128,9 @@ class Node:
         share = int(self.env["SLURM_CPUS_PER_TASK"]) // self.job.ranks_per_node
         self.env["OMP_NUM_THREADS"] = self.env.get("OMP_NUM_THREADS") or str(max(1, share))
         if self.job.profile is not None and self.job.profile.kind == "nsys":
+            interpreter = "/usr/bin/python3" if self.job.container is None else python
             program = os.path.dirname(self.spec_path)
-            start = ("/usr/bin/python3" if self.job.container is None else python, "-I", "-S", "-B", program)
-            words = ["--no-python", *start, "rank", os.path.basename(self.spec_path), *words]
+            words = ["--no-python", interpreter, "-I", "-S", "-B", program, "rank", self.spec_path, *words]
         argv = [
             python,
             *safe,
@@ -241,7 +211,7 @@ def _knows_safe_path(job: spec.JobSpec) -> bool:
 
 
 def rank_command(job: spec.JobSpec, env: collections.abc.Mapping[str, str], python: str, words: list[str]) -> list[str]:
-    """Return one rank's command, where torchrun does not start the interpreter itself. Raises _FatalError."""
+    """Return one rank's command, where torchrun does not start the interpreter itself. Raises FatalError."""
     if words[0] == "--module":
         words = ["-m", *words[1:]]
     profile = job.profile
@@ -253,7 +223,7 @@ def rank_command(job: spec.JobSpec, env: collections.abc.Mapping[str, str], pyth
     nsys = shutil.which("nsys")
     if nsys is None:
         why = "profile=nsys needs Nsight Systems, and nsys is not on this node's PATH"
-        raise _FatalError(f"{why}; install it, or use profile=torch")
+        raise ending.FatalError(f"{why}; install it, or use profile=torch")
     folder = f"{env['RUN_DIR']}/profile"
     os.makedirs(folder, exist_ok=True)
     window: list[str] = []
@@ -262,11 +232,6 @@ def rank_command(job: spec.JobSpec, env: collections.abc.Mapping[str, str], pyth
     output = f"--output={folder}/{env['RUN_ATTEMPT_ID']}.rank-{rank}"
     fixed = ["--force-overwrite=true", "--trace=cuda,nvtx,osrt", "--sample=none", "--kill=none"]
     return [nsys, "profile", output, *fixed, *window, python, *words]
-
-
-def _pass(number: int, frame: object) -> None:
-    """Catch a signal: children would inherit SIG_IGN."""
-    del number, frame
 
 
 def _copy(stream: typing.IO[bytes], standard: int, path: str) -> None:
@@ -282,19 +247,17 @@ def _copy(stream: typing.IO[bytes], standard: int, path: str) -> None:
                     rest = rest[os.write(descriptor, rest) :]
 
 
-def main(spec_path: str, words: list[str], text: str = "") -> int:
-    """Run a task of the step and return its exit code. `text` is the specification, where it need not be read."""
-    job = spec.parse(spec.JobSpec, text, spec_path) if text else spec.load(spec.JobSpec, spec_path)
-    env = dict(os.environ)
-    node = Node(job, spec_path, env)
+def main(spec_path: str, words: list[str]) -> int:
+    """Run a task of the step and return its exit code."""
+    job = spec.load(spec.JobSpec, spec_path)
+    node = Node(job, spec_path, dict(os.environ))
     if job.container is None:
         with contextlib.suppress(OSError):
             os.chdir(job.job_dir)
     try:
         return node.run(words)
-    except _FatalError as e:
-        os.write(2, f"[FATAL] {node.host}: {e}\n".encode())
-        return FATAL
+    except ending.FatalError as e:
+        return _fail(node.host, e)
 
 
 def main_rank(spec_path: str, words: list[str]) -> int:
@@ -302,8 +265,12 @@ def main_rank(spec_path: str, words: list[str]) -> int:
     job = spec.load(spec.JobSpec, spec_path)
     try:
         argv = rank_command(job, os.environ, os.environ["PY"], words)
-    except _FatalError as e:
-        os.write(2, f"[FATAL] {os.environ.get('SLURMD_NODENAME', 'node')}: {e}\n".encode())
-        return FATAL
+    except ending.FatalError as e:
+        return _fail(os.environ.get("SLURMD_NODENAME", "node"), e)
     os.execvp(argv[0], argv)  # noqa: S606 - no shell is wanted
-    return FATAL
+    return ending.FATAL
+
+
+def _fail(host: str, error: ending.FatalError) -> int:
+    os.write(2, f"[FATAL] {host}: {error}\n".encode())
+    return ending.FATAL

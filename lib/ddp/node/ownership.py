@@ -5,7 +5,6 @@ Where a POSIX ACL grants more, the group's bits of the mode show its mask (acl(5
 """
 
 import contextlib
-import errno
 import os
 import stat
 
@@ -33,24 +32,7 @@ def open_trusted(path: str, trusted_uids: frozenset[int]) -> int:
         UntrustedError: another account can replace the file or write it.
         OSError: it, or a folder above it, does not exist or cannot be opened.
     """
-    folder, name = os.path.split(path)
-    parent = _open_folder(folder, trusted_uids)
-    try:
-        file = _open(name, _FILE, parent, path)
-    finally:
-        os.close(parent)
-    try:
-        about = os.fstat(file)
-        if not stat.S_ISREG(about.st_mode):
-            raise UntrustedError(f"{path} is not a regular file: remove it")
-        _check_owner(path, about, trusted_uids)
-        if about.st_mode & _WRITABLE_BY_OTHERS:
-            mode = stat.S_IMODE(about.st_mode)
-            raise UntrustedError(f"{path} has mode {mode:04o}, so others can write it: chmod go-w {path}")
-    except BaseException:
-        os.close(file)
-        raise
-    return file
+    return _open(path, trusted_uids, _FILE)
 
 
 def check_folder(path: str, trusted_uids: frozenset[int]) -> None:
@@ -58,57 +40,55 @@ def check_folder(path: str, trusted_uids: frozenset[int]) -> None:
 
     The rules, arguments and errors are those of `open_trusted`.
     """
-    os.close(_open_folder(path, trusted_uids))
+    os.close(_open(path, trusted_uids, _FOLDER))
 
 
-def _open_folder(path: str, trusted_uids: frozenset[int]) -> int:
-    """Check a folder and every folder above it; return its descriptor (O_PATH)."""
+def _open(path: str, trusted_uids: frozenset[int], flags: int) -> int:
+    """Check all components of a path, each opened relative to the one above it; return the last one's descriptor."""
     names = [name for name in path.split("/") if name]
     if not path.startswith("/") or ".." in names or "." in names:
         raise UntrustedError(f"{path} is not an absolute path without `..`: name the folder itself")
-    folder, shown = os.open("/", _FOLDER), "/"
+    at, descriptor = "/", os.open("/", _FOLDER)
     try:
-        _check(shown, os.fstat(folder), trusted_uids)
-        for name in names:
-            shown = os.path.join(shown, name)
-            below = _open(name, _FOLDER, folder, shown)
-            os.close(folder)
-            folder = below
-            _check(shown, os.fstat(folder), trusted_uids)
+        _check(at, os.fstat(descriptor), trusted_uids)
+        for number, name in enumerate(names, 1):
+            at = os.path.join(at, name)
+            below = _open_below(descriptor, name, flags if number == len(names) else _FOLDER, at)
+            os.close(descriptor)
+            descriptor = below
+            if number == len(names) and flags == _FILE and not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise UntrustedError(f"{path} is not a regular file: remove it")
+            _check(at, os.fstat(descriptor), trusted_uids)
     except BaseException:
-        os.close(folder)
+        os.close(descriptor)
         raise
-    return folder
+    return descriptor
 
 
-def _open(name: str, flags: int, folder: int, shown: str) -> int:
+def _open_below(folder: int, name: str, flags: int, path: str) -> int:
     try:
         return os.open(name, flags, dir_fd=folder)
     except OSError as e:
-        if e.errno in (errno.ELOOP, errno.ENOTDIR):
-            is_link = False
-            with contextlib.suppress(OSError):
-                is_link = stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
-            if is_link:
-                raise UntrustedError(f"{shown} is a symbolic link: use the path that it leads to, or remove it") from e
-        raise OSError(e.errno, e.strerror, shown) from e
+        with contextlib.suppress(OSError):
+            os.readlink(name, dir_fd=folder)
+            raise UntrustedError(f"{path} is a symbolic link: use the path that it leads to, or remove it") from e
+        raise OSError(e.errno, e.strerror, path) from e
 
 
 def _check(path: str, about: os.stat_result, trusted_uids: frozenset[int]) -> None:
-    _check_owner(path, about, trusted_uids)
-    if about.st_mode & _WRITABLE_BY_OTHERS and not about.st_mode & stat.S_ISVTX:
-        whom = "any account" if about.st_mode & stat.S_IWOTH else f"group {about.st_gid}"
-        mode = stat.S_IMODE(about.st_mode)
-        raise UntrustedError(
-            f"{path} has mode {mode:04o} without the sticky bit, so {whom} can replace what is in it: chmod +t {path}"
-        )
-
-
-def _check_owner(path: str, about: os.stat_result, trusted_uids: frozenset[int]) -> None:
+    mode = stat.S_IMODE(about.st_mode)
     if about.st_uid not in trusted_uids:
         known = ", ".join(map(str, sorted(trusted_uids)))
-        mode = stat.S_IMODE(about.st_mode)
         raise UntrustedError(
             f"{path} belongs to uid {about.st_uid} (mode {mode:04o}), which is none of the trusted {known}: "
             f"chown root {path}, or remove it"
+        )
+    if not mode & _WRITABLE_BY_OTHERS:
+        return
+    if not stat.S_ISDIR(about.st_mode):
+        raise UntrustedError(f"{path} has mode {mode:04o}, so others can write it: chmod go-w {path}")
+    if not mode & stat.S_ISVTX:
+        whom = "any account" if mode & stat.S_IWOTH else f"group {about.st_gid}"
+        raise UntrustedError(
+            f"{path} has mode {mode:04o} without the sticky bit, so {whom} can replace what is in it: chmod +t {path}"
         )

@@ -4,9 +4,7 @@ import os
 import signal
 import subprocess
 
-from ddp.node import environment, spec, spool
-
-FATAL = 78
+from ddp.node import ending, environment, spec, spool
 
 
 def main(spec_path: str) -> int:
@@ -14,7 +12,7 @@ def main(spec_path: str) -> int:
     job = spec.load(spec.PrepareSpec, spec_path)
     env = dict(os.environ)
     host, job_id = env["SLURMD_NODENAME"], env["SLURM_JOB_ID"]
-    output = spool.Output(job.cache, job_id, lambda text: spool.write(f"[ENV] {host}: {text}"))
+    output = spool.Output(job.cache, job_id, spool.note(host))
     env |= {"RUN_DIR": job.run_dir, "PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": ""}
     code = 0
     try:
@@ -23,9 +21,9 @@ def main(spec_path: str) -> int:
             code = _run(job, command, env, lock)
             if code:
                 break
-    except (environment.UnusableError, OSError) as e:
+    except (ending.FatalError, OSError) as e:
         spool.write(f"[FATAL] {host}: {e}")
-        code = FATAL
+        code = ending.FATAL
     output.close()
     return code
 
@@ -53,4 +51,4 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
     before = signal.signal(signal.SIGTERM, end)
     code = process.wait()
     signal.signal(signal.SIGTERM, before)
-    return code if code >= 0 else 128 - code
+    return ending.exit_code(code)

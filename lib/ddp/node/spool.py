@@ -13,7 +13,6 @@ import time
 
 CHUNK = 1 << 20
 QUICK_S, SLOW_S = 0.2, 1.0  # between two passes: in the first half minute, when a user may watch; and later
-PUNCH_BYTES = 64 << 20  # the disk space of what was copied is freed in steps of this
 FLUSH_S = 60.0
 KEPT_S = 7 * 86400.0  # output that could not be copied is kept this long
 
@@ -53,17 +52,13 @@ def remove_old(cache: str) -> None:
 class Mirror:
     """A file of the spool, and its copy on the shared filesystem."""
 
-    def __init__(self, source: str, target: str, *, below: str = "", resumes: bool = False) -> None:
+    def __init__(self, source: str, target: str, *, below: str = "") -> None:
         self.target = target
         self._below = below  # an existing folder for the target's own; without a mount it is absent, too
         self._keeps_time = bool(below)  # a log's last change shows which rank failed first
-        self._source = os.open(source, os.O_RDWR | os.O_CLOEXEC)
+        self._source = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
         self._offset = 0  # of the first byte not copied
-        self._punched = 0
         self._base: int | None = None  # the target's size when a copy began that failed
-        if resumes:  # only this program writes the target: its content was copied before
-            with contextlib.suppress(FileNotFoundError):
-                self._offset = os.stat(target).st_size
 
     @property
     def is_current(self) -> bool:
@@ -75,9 +70,6 @@ class Mirror:
         while data := os.pread(self._source, CHUNK, self._offset):
             self._append(data)
             self._offset += len(data)
-        if self._offset - self._punched >= PUNCH_BYTES:
-            _punch(self._source, self._punched, self._offset - self._punched)
-            self._punched = self._offset
 
     def _append(self, data: bytes) -> None:
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -103,98 +95,73 @@ class Mirror:
             os.close(descriptor)  # reports the errors of delayed writes
         self._base = None
 
-    def close(self) -> None:
-        """Close the file of the spool."""
-        os.close(self._source)
-
 
 class Forwarder:
     """A thread that copies new bytes of files, and of all files below folders."""
 
     def __init__(self, note: Note) -> None:
         self.trouble = ""  # why the last pass failed
-        self.faults = 0
         self._note = note
         self._mirrors: dict[str, Mirror] = {}
-        self._trees: list[tuple[str, str, str, bool]] = []
-        self._lock = threading.Lock()
-        self._turn = threading.Condition()
-        self._asked = self._served = 0
+        self._trees: list[tuple[str, str, str]] = []
+        self._wake = threading.Event()
+        self._copied_at = 0.0  # when the last pass that copied everything began
         self._is_over = False
-        self._thread = threading.Thread(target=self._work, daemon=True)
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
+        threading.Thread(target=self._work, daemon=True).start()
 
     def add(self, source: str, target: str) -> None:
         """Copy a file."""
-        with self._lock:
-            self._mirrors[source] = Mirror(source, target)
+        self._mirrors[source] = Mirror(source, target)
 
-    def add_tree(self, source: str, target: str, *, below: str, resumes: bool = False) -> None:
-        """Copy all files below a folder, also later ones, to a folder that is made below an existing one.
-
-        With `resumes` they are those of an earlier process, and may be copied in part.
-        """
-        with self._lock:
-            self._trees.append((source, target, below, resumes))
+    def add_tree(self, source: str, target: str, *, below: str) -> None:
+        """Copy all files below a folder, also later ones, to a folder that is made below an existing one."""
+        self._trees.append((source, target, below))
 
     def flush(self, timeout_s: float = FLUSH_S) -> bool:
         """Copy all that is written now; return whether that succeeded in time."""
-        with self._turn:
-            self._asked += 1
-            asked = self._asked
-            self._turn.notify_all()
-            return self._turn.wait_for(lambda: self._served >= asked, timeout_s)
+        asked = time.monotonic()
+        while self._copied_at < asked:
+            if time.monotonic() > asked + timeout_s:
+                return False
+            self._wake.set()
+            time.sleep(0.01)
+        return True
 
     def close(self, timeout_s: float = FLUSH_S) -> bool:
         """Copy the rest and end the thread; return whether all was copied."""
         succeeded = self.flush(timeout_s)
-        with self._turn:
-            self._is_over = True
-            self._turn.notify_all()
+        self._is_over = True
+        self._wake.set()
         return succeeded
 
     def _work(self) -> None:
         began = failed = time.monotonic()
-        while True:
-            with self._turn:
-                asked = self._asked
-                if self._is_over and self._served >= asked:
-                    return
+        while not self._is_over:
+            self._wake.clear()
+            now = time.monotonic()
             try:
                 self._pass()
             except OSError as e:
                 if not self.trouble:
-                    failed = time.monotonic()
-                    self.faults += 1
+                    failed = now
                     self._note(f"output cannot be written ({e.strerror or e}) and waits on this node's disk")
                 self.trouble = e.strerror or str(e)
-                with self._turn:
-                    if self._is_over:
-                        return
-                time.sleep(QUICK_S if time.monotonic() - failed < 10 else SLOW_S)
-                continue
-            if self.trouble:
-                self.trouble = ""
-                self._note(f"output is written again after {time.monotonic() - failed:.1f} s")
-            with self._turn:
-                self._served = asked
-                self._turn.notify_all()
-                pause_s = QUICK_S if time.monotonic() - began < 30 else SLOW_S
-                self._turn.wait_for(lambda: self._asked > self._served or self._is_over, pause_s)
+                time.sleep(QUICK_S if now - failed < 10 else SLOW_S)
+            else:
+                if self.trouble:
+                    self.trouble = ""
+                    self._note(f"output is written again after {time.monotonic() - failed:.1f} s")
+                self._copied_at = now
+                self._wake.wait(QUICK_S if now - began < 30 else SLOW_S)
 
     def _pass(self) -> None:
-        with self._lock:
-            trees = list(self._trees)
-        for source, target, below, resumes in trees:
+        for source, target, below in list(self._trees):
             for top, _, names in os.walk(source):
                 for name in names:
                     path = os.path.join(top, name)
                     if path not in self._mirrors and stat.S_ISREG(os.lstat(path).st_mode):
                         copy = os.path.join(target, os.path.relpath(path, source))
-                        self._mirrors[path] = Mirror(path, copy, below=below, resumes=resumes)
+                        self._mirrors[path] = Mirror(path, copy, below=below)
         failure: OSError | None = None
         for mirror in list(self._mirrors.values()):
             if not mirror.is_current:
@@ -206,42 +173,39 @@ class Forwarder:
             raise failure
 
 
-class Output:
+class Output(Forwarder):
     """The output of a batch script and its children: redirect it to a file of the spool.
 
-    Change nothing where standard output is no file, or the node's disk cannot be written: then `forwarder` is None.
+    Change nothing where standard output is no file, or the node's disk cannot be written.
     """
 
     def __init__(self, cache: str, job: str, note: Note) -> None:
-        self.forwarder: Forwarder | None = None
+        super().__init__(note)
         self._path = ""
         try:
             about = os.fstat(1)
             log = os.readlink("/proc/self/fd/1")
             if not stat.S_ISREG(about.st_mode) or not os.path.samestat(about, os.stat(log)):
                 return
-            self._path = os.path.join(folder(cache, job), f"out.{os.getpid()}")
+            path = os.path.join(folder(cache, job), f"out.{os.getpid()}")
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            descriptor = os.open(self._path, flags, 0o600)
+            descriptor = os.open(path, flags, 0o600)
         except OSError:
             return
-        self.forwarder = Forwarder(note)
-        self.forwarder.add(self._path, log)
-        self.forwarder.start()
+        self._path = path
+        self.add(path, log)
         for standard in (1, 2):
             os.dup2(descriptor, standard)
         os.close(descriptor)
 
-    def flush(self, timeout_s: float = FLUSH_S) -> bool:
-        """Copy all output to the log; return whether that succeeded."""
-        return self.forwarder is None or self.forwarder.flush(timeout_s)
-
-    def close(self, timeout_s: float = FLUSH_S) -> None:
-        """Copy all output for the last time; the rest stays on this node's disk."""
-        if self.forwarder is not None and self.forwarder.close(timeout_s):
+    def close(self, timeout_s: float = FLUSH_S) -> bool:
+        """Copy all output for the last time; the rest stays on this node's disk. Return whether all was copied."""
+        succeeded = super().close(timeout_s)
+        if succeeded and self._path:
             with contextlib.suppress(OSError):
                 os.unlink(self._path)
                 os.rmdir(os.path.dirname(self._path))
+        return succeeded
 
 
 def write(text: str) -> None:
@@ -250,10 +214,6 @@ def write(text: str) -> None:
         os.write(1, f"{text}\n".encode())
 
 
-def _punch(descriptor: int, begin: int, length: int) -> None:
-    """Free the disk space of a part of a file: fallocate(2) with KEEP_SIZE and PUNCH_HOLE."""
-    import ctypes
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_longlong, ctypes.c_longlong]
-    libc.fallocate(descriptor, 3, begin, length)  # without support the file keeps its size
+def note(host: str) -> Note:
+    """Return a function that prints a line with a node's name."""
+    return lambda text: write(f"[ENV] {host}: {text}")

@@ -7,15 +7,13 @@ import threading
 import time
 import typing
 
+from ddp.node import ending
+
 CALL_S = 30.0  # for one call on a working filesystem, however busy
 PATIENCE_S = 900.0  # a mount is remounted in seconds; a server that is restarted may take minutes
 REPORT_S = 30.0
 
 T = typing.TypeVar("T")
-
-
-class GoneError(Exception):
-    """The shared filesystem did not respond in time; `str()` is one line."""
 
 
 def within(action: collections.abc.Callable[[], T], timeout_s: float) -> T:
@@ -77,7 +75,7 @@ class Storage:
                 os.unlink(path)
 
     def await_ready(self) -> bool:
-        """Wait until the folder can be used; return whether that took more than one try. Raises GoneError."""
+        """Wait until the folder can be used; return whether that took more than one try. Raises FatalError."""
         began = time.monotonic()
         reported: float | None = None
         pause_s = 0.25
@@ -87,7 +85,8 @@ class Storage:
                 self._note(f"{self.folder} does not respond ({found}); waiting for it, {waited:.0f} s")
                 reported = time.monotonic()
             if waited > PATIENCE_S or self._is_cancelled():
-                raise GoneError(f"{self.folder} has not responded for {waited:.0f} s: {found}")
+                gone = f"{self.folder} has not responded for {waited:.0f} s: {found}"
+                raise ending.FatalError(f"{gone}; is the shared filesystem mounted here?")
             time.sleep(pause_s)
             pause_s = min(5.0, pause_s * 2)
         if reported is not None:
@@ -95,7 +94,7 @@ class Storage:
         return reported is not None
 
     def do(self, action: collections.abc.Callable[[], T]) -> T:
-        """Call `action`; repeat it after a fault of the filesystem. Raises OSError, GoneError.
+        """Call `action`; repeat it after a fault of the filesystem. Raises OSError, FatalError.
 
         An error is the action's own where the filesystem responds.
         """

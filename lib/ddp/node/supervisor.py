@@ -5,7 +5,6 @@ disk first, so that this program survives the death of the shared filesystem's c
 """
 
 import contextlib
-import importlib
 import json
 import os
 import re
@@ -13,25 +12,23 @@ import signal
 import subprocess
 import threading
 import time
+import traceback
+import zipapp
 
-from ddp.node import network, parcel, spec, spool, storage
+from ddp.node import ending, explain, network, slurm, spec, spool, storage
 
-FATAL, COMES_BACK = 78, 75  # EX_CONFIG; EX_TEMPFAIL: the job has saved
-ASKING_S = (1, 2, 4, 8, 15, 30, 60, 0)  # pauses while the controller restarts
-REQUEUEING_S = (1, 2, 4, 8, 15, 15, 30, 30, 60)
 LEAVING_S = 30.0  # Slurm's KillWait
 LAST_FLUSH_S = 5.0  # for output, after an earlier wait or when Slurm is about to kill this process
 _SLICE_S = 0.1  # of a pause that a signal ends
 MAX_FAULTS = 8  # attempts after faults of the filesystem, a node or the network, over all starts of the job
 LONGEST_PAUSE_S = 60.0
 EXPLAINING_S = 120.0
-NODE_BACK_S = 600.0
 PORT, PORTS = 20000, 10000  # below the range of outgoing connections
 PYTHON = "/usr/bin/python3"
 # Starts the program on a node, once the shared filesystem is readable. In a container, with the image's interpreter.
-_START = f"""\
+_START = """\
 n=0
-until [ -r "$1/__main__.py" ]; do
+until [ -r "$1" ]; do
   [ $n -gt 0 ] || echo "[ENV] $SLURMD_NODENAME: $1 does not respond (it cannot be read); waiting for it, 0 s"
   n=$((n + 1))
   if [ $n -gt 60 ]; then
@@ -41,30 +38,12 @@ until [ -r "$1/__main__.py" ]; do
   sleep 2
 done
 p=$0
-[ -x "$p" ] || p=$(command -v python3 || command -v python) || {{
+[ -x "$p" ] || p=$(command -v python3 || command -v python) || {
   echo "[FATAL] $SLURMD_NODENAME: there is no python3 here; use an image with torch" >&2
   exit 78
-}}
-[ -z "${parcel.VARIABLE}" ] || exec "$p" -I -S -B -c "{parcel.START}" "$@"
+}
 exec "$p" -I -S -B "$@"
 """
-
-
-class _FatalError(Exception):
-    """The job cannot run; `str()` is one line."""
-
-
-class _Leave(Exception):
-    """The job ends here, with this exit code."""
-
-    def __init__(self, code: int) -> None:
-        super().__init__(code)
-        self.code = code
-
-
-def pause(seconds: float) -> None:
-    """Sleep; tests replace it."""
-    time.sleep(seconds)
 
 
 class Supervisor:
@@ -75,6 +54,7 @@ class Supervisor:
         self.host, self.job_id = env["SLURMD_NODENAME"], env["SLURM_JOB_ID"]
         self.run_dir = f"{job.job_dir}-{env['SLURM_ARRAY_TASK_ID']}" if job.is_sweep else job.job_dir
         self.control = f"{self.run_dir}/control"
+        self.program = f"{self.control}/{self.job_id}.pyz"
         self.num_nodes = int(env["SLURM_JOB_NUM_NODES"])
         self.restarts = int(env.get("SLURM_RESTART_COUNT") or 0)
         self.again = 0  # attempts within this start of the job
@@ -82,17 +62,15 @@ class Supervisor:
         self.hosts: list[str] = []
         self.stopping = ""  # the first signal
         self.is_cancelled = False  # TERM was received, after whatever signal
-        self.comes_back = False  # the job is requeued and needs its token
+        self.comes_back = False  # the job may be requeued and then needs its token
+        self.is_requeued = False
         self.attempt_id = ""
         self.code = 0
         self.outcome = ""
-        self.output = spool.Output(job.cache, self.job_id, self._note)
-        self.storage = storage.Storage(self.control, self._note, is_cancelled=lambda: self.is_cancelled)
+        self.output = spool.Output(job.cache, self.job_id, spool.note(self.host))
+        self.storage = storage.Storage(self.control, spool.note(self.host), is_cancelled=lambda: self.is_cancelled)
         self.fabric = network.choose(job, self.num_nodes)
         self._stop_file = ""
-
-    def _note(self, text: str) -> None:
-        spool.write(f"[ENV] {self.host}: {text}")
 
     # -- the job -------------------------------------------------------------------------------------------------------
 
@@ -102,19 +80,14 @@ class Supervisor:
             signal.signal(number, self._on_signal)
         try:
             code = self._run()
-        except _Leave as e:
-            code = e.code
-        except (_FatalError, network.NetworkError, storage.GoneError) as e:
+        except ending.FatalError as e:
             spool.write(f"[FATAL] {self.host}: {e}")
-            code = FATAL
+            code = ending.FATAL
         except Exception:  # a bug: print it while this process still copies its output to the log
-            import traceback
-
             traceback.print_exc()
             code = 1
         self._forget_token()
-        is_stuck = bool(self.output.forwarder and self.output.forwarder.trouble)
-        self.output.close(LAST_FLUSH_S if is_stuck or self.is_cancelled else spool.FLUSH_S)
+        self.output.close(LAST_FLUSH_S if self.output.trouble or self.is_cancelled else spool.FLUSH_S)
         return code
 
     def _run(self) -> int:
@@ -127,15 +100,14 @@ class Supervisor:
                 # Only the early warning requeues: TERM is a cancellation.
                 if self.stopping == "USR1" and self.restarts < self.job.max_requeues and self._requeue():
                     self._make_way()
-                return COMES_BACK
+                return ending.COMES_BACK
             if self.code == 0 and not self.job.leaves_outcome:
                 self._leave_outcome("done")
                 return 0
             self.code = self.code or 1
-            if self.stopping:
-                self._leave_outcome("cancelled" if self.is_cancelled else "failed")
-                return self.code
-            if not self._retry():
+            if self.stopping or not self._retry():
+                if self.is_requeued:
+                    return ending.COMES_BACK
                 self._leave_outcome("cancelled" if self.is_cancelled else "failed")
                 return self.code
 
@@ -162,29 +134,24 @@ class Supervisor:
         if job.token_path and not self.storage.do(lambda: os.access(job.token_path, os.R_OK)):
             where = "does not exist, so this job has no Hugging Face token"
             spool.write(f"[ENV] {job.token_path} {where}; submit the run with the trainer to get one")
-        self.words = [self._word(word) for word in job.command]
+        places = {"RUN_DIR": self.run_dir, "resume": None}  # each attempt sets the second
+        self.words = [places[word.text] if word.is_variable else word.text for word in job.command]
         if job.is_sweep:
             try:
-                self.words += self.storage.do(lambda: _lines(f"{self.run_dir}/args"))
+                self.words += self.storage.do(lambda: _text(f"{self.run_dir}/args")).splitlines()
             except OSError as e:
                 hint = f"({storage.reason(e)}); is the shared filesystem mounted here?"
-                raise _FatalError(f"{self.run_dir}/args cannot be read {hint}") from e
+                raise ending.FatalError(f"{self.run_dir}/args cannot be read {hint}") from e
             self._write(f"{self.control}/job", f"{self.job_id}\n")
         nodelist = env["SLURM_JOB_NODELIST"]
-        self.hosts = [self.host] if self.num_nodes == 1 and nodelist == self.host else self._hostnames(nodelist)
+        self.hosts = [self.host] if self.num_nodes == 1 and nodelist == self.host else slurm.hostnames(nodelist)
         self._write(f"{self.control}/{self.job_id}.hosts", " ".join(self.hosts) + "\n")  # in the order of the ranks
         with contextlib.suppress(OSError, ValueError):
-            found = json.loads(self.storage.do(lambda: _text(f"{self.control}/{self.job_id}.retries")))
+            found = json.loads(self._read(f"{self.control}/{self.job_id}.retries"))
             self.retries = {name: int(found[name]) for name in self.retries}
         env["HEAD_IP"], env["HEAD_NODE"] = self._head_address(), self.host
         program = os.path.dirname(self.spec_path)
-        env[parcel.VARIABLE] = self.storage.do(lambda: parcel.pack(program, spec.dump(job)))
-
-    def _hostnames(self, nodelist: str) -> list[str]:
-        shown = _slurm("scontrol", "show", "hostnames", nodelist)
-        if shown.returncode or not shown.stdout.split():
-            raise _FatalError(f"scontrol show hostnames {nodelist}: {shown.stderr.strip()[-300:]}")
-        return shown.stdout.split()
+        self.storage.do(lambda: zipapp.create_archive(program, self.program))  # one file, which each node reads once
 
     def _head_address(self) -> str:
         """Return this node's address for the others. Query Slurm now: a node may return with another address."""
@@ -193,19 +160,11 @@ class Supervisor:
                 return network.interface_address(name)
             except OSError as e:
                 why = f"fabric={self.fabric.name} needs the interface {name} with an address, which does not exist here"
-                raise _FatalError(why) from e
+                raise ending.FatalError(why) from e
         if self.num_nodes == 1:
             return "127.0.0.1"
-        reason = ""
-        for pause_s in ASKING_S:
-            shown = _slurm("scontrol", "-o", "show", "node", self.env["SLURM_JOB_NODELIST"])
-            if shown.returncode == 0:
-                return network.head_address(self.host, self.hosts, shown.stdout)
-            reason = (shown.stderr + shown.stdout).strip().rpartition("\n")[2]
-            if pause_s:
-                spool.write(f"[ENV] Slurm gave no addresses of the nodes ({reason}); asking again in {pause_s} s")
-                pause(pause_s)
-        raise _FatalError(f"Slurm gave no addresses of {' '.join(self.hosts)}: {reason}")
+        shown = slurm.show_nodes(self.env["SLURM_JOB_NODELIST"], self.hosts)
+        return network.head_address(self.host, self.hosts, shown)
 
     # -- signals -------------------------------------------------------------------------------------------------------
 
@@ -213,12 +172,12 @@ class Supervisor:
         name = "TERM" if number == signal.SIGTERM else "USR1"
         self.stopping = self.stopping or name
         self.is_cancelled = self.is_cancelled or name == "TERM"
-        spool.write(f"[PREEMPT] {_stamp()} {name}: asking the ranks to save and leave")
+        spool.write(f"[PREEMPT] {slurm.stamp()} {name}: asking the ranks to save and leave")
         if self._stop_file:
             threading.Thread(target=self._ask_to_stop, args=(self._stop_file,), daemon=True).start()
 
     def _ask_to_stop(self, path: str) -> None:
-        with contextlib.suppress(OSError, storage.GoneError):
+        with contextlib.suppress(OSError, ending.FatalError):
             self.storage.do(lambda: _write(path, ""))
 
     # -- an attempt ----------------------------------------------------------------------------------------------------
@@ -250,31 +209,17 @@ class Supervisor:
                 f"head={env['HEAD_IP']}:{port} ranks_per_node={self.job.ranks_per_node} launcher={self.job.launcher}"
             )
             process = subprocess.Popen([*self._srun(), *options, *launch, *words], env=env, cwd="/")
-            self._preload()
-            code = process.wait()
-            self.code = code if code >= 0 else 128 - code
+            spool.remove_old(self.job.cache)  # while the ranks start
+            self.code = ending.exit_code(process.wait())
             break
         if self.code == 143 and not self.stopping:
             self.code = 1  # srun's TERM to the other tasks when one failed is not the reason
-        self._settle()
-        found = re.search(r'"outcome": *"([a-z]*)"', self.storage.do(lambda: _text(outcome, missing="")))
+        if self.code or self.output.trouble:  # wait until all output is on the shared filesystem
+            self.storage.await_ready()
+            self.output.flush()
+        found = re.search(r'"outcome": *"([a-z]*)"', self._read(outcome))
         self.outcome = found[1] if found else ""
         spool.write(f"[RESULT] rc={self.code} outcome={self.outcome or 'none'}")
-
-    def _preload(self) -> None:
-        """Import explain, and remove old output, while the ranks start."""
-        with contextlib.suppress(ImportError, OSError):  # the shared filesystem has just failed
-            from ddp.node import explain
-
-            assert explain
-        spool.remove_old(self.job.cache)
-
-    def _settle(self) -> None:
-        """After a failure, wait until all output is on the shared filesystem."""
-        if self.code == 0 and not (self.output.forwarder and self.output.forwarder.trouble):
-            return
-        self.storage.await_ready()
-        self.output.flush()
 
     def _srun(self) -> list[str]:
         job, by_rank = self.job, self.job.launcher == "srun"
@@ -293,14 +238,13 @@ class Supervisor:
 
     def _launch(self) -> tuple[list[str], list[str]]:
         """Return srun's further options, and the command that it starts on each node."""
-        program, name = os.path.split(self.spec_path)
         container = self.job.container
+        launch = ["sh", "-c", _START, "" if container else PYTHON, self.program, "node", self.spec_path]
         if container is None:
-            return [], ["sh", "-c", _START, PYTHON, program, "node", name]
-        launch = ["sh", "-c", _START, "", program, "node", name]
+            return [], launch
         found = [f"{path}:{path}" for path in self.fabric.mounts if os.path.exists(path)]
         mounts = ",".join([f"{self.job.workspace}:{self.job.workspace}", *found])
-        if "--container-image" in _slurm("srun", "--help").stdout:  # pyxis
+        if "--container-image" in slurm.call("srun", "--help").stdout:  # pyxis
             options = [f"--container-image={container.image}", f"--container-mounts={mounts}"]
             options += [f"--container-workdir={self.run_dir}", f"--container-env={container.variables}"]
             return options, launch
@@ -309,18 +253,12 @@ class Supervisor:
         tool = shutil.which("apptainer") or shutil.which("singularity")
         if tool is None:
             why = "container-image needs pyxis in Slurm, or apptainer on the nodes, and neither is installed"
-            raise _FatalError(f"{why}; omit container-image, or install one of them")
+            raise ending.FatalError(f"{why}; omit container-image, or install one of them")
         image = container.image
         if not image.startswith("/") and "://" not in image:
             image = "docker://" + image.replace("#", "/")
         gpus = ["--nv"] if self.job.gpus_per_node else []
         return [], [tool, "exec", *gpus, "--bind", mounts, "--pwd", self.run_dir, image, *launch]
-
-    def _word(self, word: spec.Word) -> str | None:
-        """Return a word of the command; None for `resume`, which each attempt sets."""
-        if not word.is_variable:
-            return word.text
-        return self.run_dir if word.text == "RUN_DIR" else None
 
     # -- after a failure -----------------------------------------------------------------------------------------------
 
@@ -342,23 +280,18 @@ class Supervisor:
                 self._leave_out(node)
                 self._make_way()
             return False
-        untrusted = f"{node} is suspect, but partition {self.env['SLURM_JOB_PARTITION']} has no other node"
-        if words == "Slurm lost the node":
+        if words == explain.LOST:
             return self._outwait(kind, node)
         if "is the shared filesystem mounted" in words:
             return self._outwait("filesystem", node)
-        return self._restart(f"{untrusted} for it; trying it again")
+        partition = self.env["SLURM_JOB_PARTITION"]
+        return self._restart(f"{node} is suspect, but partition {partition} has no other node for it; trying it again")
 
     def _explain(self) -> tuple[str, str, str]:
-        def blame() -> tuple[str, str, str]:
-            importlib.invalidate_caches()  # the file may have been missing when it was looked for
-            from ddp.node import explain
-
-            return explain.blame(self.run_dir, self.job_id, self.attempt_id, self.hosts)
-
         kind, node, words = "program", "-", ""
-        with contextlib.suppress(ImportError, OSError, ValueError):
-            kind, node, words = storage.within(blame, EXPLAINING_S)
+        with contextlib.suppress(OSError, ValueError):
+            attempt = (self.run_dir, self.job_id, self.attempt_id, self.hosts)
+            kind, node, words = storage.within(lambda: explain.blame(*attempt), EXPLAINING_S)
         return kind, node, " ".join(words.split())[:300] or f"exit code {self.code}"
 
     def _restart(self, remark: str = "") -> bool:
@@ -378,7 +311,7 @@ class Supervisor:
             spool.write(f"[RESTART] given up after {MAX_FAULTS} faults of the filesystem, the nodes or the network")
             return False
         self._count("faults")
-        if kind == "node" and not self._await_node(node):
+        if kind == "node" and not slurm.await_node(node, lambda: bool(self.stopping)):
             return False
         self.storage.await_ready()
         pause_s = min(LONGEST_PAUSE_S, 2.0 ** self.retries["faults"])
@@ -387,85 +320,37 @@ class Supervisor:
         spool.write(f"[RESTART] after a fault of the {kind}{where} in {pause_s:.0f} s, {count}")
         for _ in range(int(pause_s / _SLICE_S)):
             if not self.stopping:
-                pause(_SLICE_S)
+                slurm.pause(_SLICE_S)
         self.again += 1
-        return not self.is_cancelled
-
-    def _await_node(self, node: str) -> bool:
-        """Wait until Slurm can use a node again; after a longer time Slurm requeues the job by itself."""
-        began = time.monotonic()
-        reported = began - storage.REPORT_S
-        while not self.stopping:
-            state = _slurm("sinfo", "-h", "-N", "-n", node, "-o", "%T").stdout.split()
-            if state and not re.search(r"down|\*|fail|not_resp|unknown", state[0]):
-                return True
-            waited = time.monotonic() - began
-            if waited > NODE_BACK_S:
-                return False
-            if time.monotonic() - reported >= storage.REPORT_S:
-                reported = time.monotonic()
-                spool.write(f"[RESTART] {node} is {''.join(state[:1]) or 'unknown'}; waiting for it, {waited:.0f} s")
-            pause(2.0)
         return not self.is_cancelled
 
     def _is_spare(self, node: str) -> bool:
         """Return whether the partition has enough nodes without this one and those excluded already."""
         if node in self.job.nodelist:
             return False  # nodelist names it
-        states = "idle,mixed,allocated,completing"
-        among: set[str] | None = None
-        if self.job.reservation:  # the job runs on its nodes alone, whose states are others
-            states += ",reserved,maint"
-            shown = _slurm("scontrol", "-o", "show", "reservation", self.job.reservation).stdout
-            found = re.search(r" Nodes=([^ ]*) ", shown)
-            among = set(_slurm("scontrol", "show", "hostnames", found[1]).stdout.split()) if found else set()
-        shown = _slurm("sinfo", "-h", "-N", "-p", self.env["SLURM_JOB_PARTITION"], "-t", states, "-o", "%N").stdout
-        others = set(shown.split()) - {node, *self.job.exclude, *self._left_out()}
-        return len(others if among is None else others & among) >= self.num_nodes
+        usable = slurm.usable_nodes(self.env["SLURM_JOB_PARTITION"], self.job.reservation)
+        return len(usable - {node, *self.job.exclude, *self._left_out()}) >= self.num_nodes
 
     def _left_out(self) -> list[str]:
         path = f"{self.control}/{self.job_id}.excluded"
-        return self.storage.do(lambda: _text(path, missing="")).split()
+        return self._read(path).split()
 
     def _leave_out(self, node: str) -> None:
-        """Exclude a node. Slurm allows that only while the job is pending: as soon as it is requeued."""
         self._write(f"{self.control}/{self.job_id}.excluded", f"{node}\n", append=True)
-        names = ",".join(sorted({*self.job.exclude, *self._left_out(), node}))
-        for _ in range(10):
-            if _slurm("scontrol", "update", f"JobId={self.job_id}", f"ExcNodeList={names}").returncode == 0:
-                spool.write(f"[RESTART] without {names}")
-                return
-            pause(1)
-        spool.write(f"[RESTART] Slurm does not leave out {names}")
+        slurm.exclude(self.job_id, ",".join(sorted({*self.job.exclude, *self._left_out(), node})))
 
     def _requeue(self) -> bool:
-        """Requeue this job, once; return whether that succeeded.
-
-        Only while it is RUNNING: a cancelled job would return, and Slurm requeues a preempted job by itself. Repeat the
-        request while the controller restarts; the state shows whether one whose reply was lost succeeded.
-        """
+        """Requeue this job; return whether that succeeded."""
         self.comes_back = True
-        for pause_s in REQUEUEING_S:
-            if self.is_cancelled:
-                return False
-            asked = _slurm("squeue", "-h", "-j", self.job_id, "-o", "%T")
-            if asked.returncode == 0 and (state := asked.stdout.strip()):
-                if state != "RUNNING":
-                    return False
-                if not self.is_cancelled and _slurm("scontrol", "requeue", self.job_id).returncode == 0:
-                    spool.write(f"[REQUEUE] {_stamp()} job {self.job_id} is queued again")
-                    return True
-            spool.write(f"[REQUEUE] Slurm does not respond; trying again in {pause_s} s")
-            pause(pause_s)
-        return False
+        self.is_requeued = slurm.requeue(self.job_id, lambda: self.is_cancelled)
+        return self.is_requeued
 
     def _make_way(self) -> None:
-        """Exit at Slurm's TERM, so that the job can wait in the queue. Raises _Leave."""
+        """Wait for Slurm's TERM, so that the job can wait in the queue."""
         self.output.flush()
         for _ in range(int(LEAVING_S / _SLICE_S)):
             if not self.is_cancelled:
-                pause(_SLICE_S)
-        raise _Leave(COMES_BACK)
+                slurm.pause(_SLICE_S)
 
     def _count(self, what: str) -> None:
         self.retries[what] += 1
@@ -481,32 +366,21 @@ class Supervisor:
         """Remove the token when this job ends by itself; where it may be requeued, the trainer removes it later."""
         if not self.job.token_path or self.stopping or self.comes_back:
             return
-        if self.job.is_sweep:
-            array, task = self.env["SLURM_ARRAY_JOB_ID"], self.env["SLURM_ARRAY_TASK_ID"]
-            left = _slurm("squeue", "-h", "-r", "-j", array, "-o", "%i")
-            if left.returncode or set(left.stdout.splitlines() or [""]) - {f"{array}_{task}"}:
-                return  # other runs of the sweep use it
+        array = (self.env["SLURM_ARRAY_JOB_ID"], self.env["SLURM_ARRAY_TASK_ID"]) if self.job.is_sweep else None
+        if array and not slurm.is_last_task(*array):
+            return  # other runs of the sweep use it
         with contextlib.suppress(OSError):
             storage.within(lambda: os.unlink(self.job.token_path), storage.CALL_S)
+
+    def _read(self, path: str) -> str:
+        """Return the text of a file, "" where it does not exist."""
+        with contextlib.suppress(FileNotFoundError):
+            return self.storage.do(lambda: _text(path))
+        return ""
 
     def _write(self, path: str, text: str, *, append: bool = False) -> None:
         with contextlib.suppress(OSError):  # the log holds the same
             self.storage.do(lambda: _write(path, text, append=append))
-
-
-def _slurm(*argv: str) -> subprocess.CompletedProcess[str]:
-    """Run a Slurm command; one that is missing or hangs has failed with 127."""
-    try:
-        return subprocess.run(
-            argv, capture_output=True, text=True, check=False, cwd="/", timeout=120, stdin=subprocess.DEVNULL
-        )
-    except (OSError, subprocess.TimeoutExpired) as e:
-        return subprocess.CompletedProcess(argv, 127, "", f"{argv[0]}: {e}")
-
-
-def _stamp() -> str:
-    now = time.time()
-    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(now))}.{int(now % 1 * 1000):03d}Z"
 
 
 def _begin(outcome: str, stop: str, latest: str) -> bool:
@@ -521,18 +395,9 @@ def _begin(outcome: str, stop: str, latest: str) -> bool:
     return True
 
 
-def _text(path: str, *, missing: str | None = None) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read(1 << 20)
-    except FileNotFoundError:
-        if missing is None:
-            raise
-        return missing
-
-
-def _lines(path: str) -> list[str]:
-    return _text(path).splitlines()
+def _text(path: str) -> str:
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.read(1 << 20)
 
 
 def _write(path: str, text: str, *, append: bool = False) -> None:

@@ -379,10 +379,10 @@ def find_failure(path: pathlib.Path, job_id: int, lines: int) -> FirstFailure:
     """Find why a job failed."""
     failure = explain.first_failure(path, job_id, lines)
     hosts = " ".join(reading.tail(path / "control" / f"{int(job_id)}.hosts", 1 << 20)).split()  # in the ranks' order
-    node: int | None = failure["node"]
-    ranks, nodes = explain.absentees(path, int(job_id), failure["lines"], hosts)
+    node: int | None = failure.node
+    ranks, nodes = explain.absentees(path, int(job_id), failure.lines, hosts)
     host = hosts[node] if node is not None and node < len(hosts) else ""
-    return FirstFailure(failure["rank"], host, failure["lines"], ranks, nodes)
+    return FirstFailure(failure.rank, host, failure.lines, ranks, nodes)
 
 
 def find_failed_elements(path: pathlib.Path, array: int) -> list[tuple[int, str]]:

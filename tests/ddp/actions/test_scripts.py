@@ -153,9 +153,9 @@ def test_torchrun_gets_exactly_the_command(settings: Settings, node: Node):
     ]
     assert argv[12:] == [
         "/usr/bin/python3",
-        str(node.run_dir / "program"),
+        str(node.run_dir / "control" / "12.pyz"),
         "node",
-        "job.json",
+        str(node.run_dir / "program" / "job.json"),
         "--module",
         "ddptrain",
         "smoke",
@@ -742,13 +742,13 @@ def test_under_srun_each_rank_is_a_task_with_its_share_of_the_cores(settings: Se
 
 FABRIC_DRIVER = """
 import json, os, sys
-from ddp.node import network, spec
+from ddp.node import ending, network, spec
 job, nodes = spec.load(spec.JobSpec, sys.argv[1]), int(sys.argv[2])
 found = network.choose(job, nodes)
 env = dict(os.environ)
 try:
     network.use(found, job, env, nodes)
-except network.NetworkError as e:
+except ending.FatalError as e:
     sys.exit(f"[FATAL] gpu-0: {e}")
 print(" ".join(found.name if name == "FABRIC" else env.get(name, "unset") for name in sys.argv[3:]))
 """

@@ -1,0 +1,58 @@
+"""How a job's ranks ended, as torchrun's agents and srun report it in the job's log."""
+
+import dataclasses
+import re
+import signal
+
+NO_MEMORY = "killed: it took more memory than the job has; submit it with a larger memory"
+_RANK = re.compile(r"(\d+): .*\bfailed \(exitcode: (-?\d+)\) local_rank: (\d+)")  # an agent's
+_TASK = re.compile(
+    r"srun: error: \S+: task (\d+): "
+    r"(?:Exited with exit code (\d+)|(Killed|Segmentation fault|Bus error|Aborted|Out Of Memory))"
+)
+_SIGNALS = {"Killed": 9, "Segmentation fault": 11, "Bus error": 7, "Aborted": 6, "Out Of Memory": 9}  # strsignal(3)
+_RAN_OUT = re.compile(
+    r"(?:(\d+): slurmstepd\S* error: Detected \d+ oom_kill event|srun: error: \S+: task (\d+): Out Of Memory)"
+)  # of a task, by its number: a node's, or under srun a rank's
+
+
+@dataclasses.dataclass(frozen=True)
+class End:
+    """How a rank ended."""
+
+    rank: int
+    node: int
+    code: int  # negative: the signal's number
+    words: str
+    is_task: bool = False  # srun reports it, and the task need not have become a rank
+
+
+def parse(log: list[str], per_node: int, *, by_rank: bool) -> list[End]:
+    """Return how ranks ended, in order. Not `by_rank`, a task is a node's agent, and stands for its first rank."""
+    ran_out = {int(found[1] or found[2]) for line in log if (found := _RAN_OUT.match(line))}
+    ends: list[End] = []
+    is_first = True
+    for line in log:
+        if found := _RANK.match(line):
+            node, code, local = map(int, found.groups())
+            ends.append(End(node * per_node + local, node, code, _words(code, node in ran_out)))
+        elif found := _TASK.match(line):
+            task, code = int(found[1]), -_SIGNALS[found[3]] if found[3] else int(found[2])
+            prefix, was_first = "", is_first
+            if code >= 0:
+                is_first = False
+            if code - 128 in _SIGNALS.values() and was_first:  # of others, node.py or srun may have done it
+                code, prefix = 128 - code, "" if by_rank else "its torchrun was "
+            if code < 0 or (by_rank and code < 128):  # an agent's own code says less than its report
+                rank, node = (task, task // per_node) if by_rank else (task * per_node, task)
+                ends.append(End(rank, node, code, prefix + _words(code, task in ran_out), is_task=True))
+    return ends
+
+
+def _words(code: int, ran_out: bool) -> str:
+    if code >= 0:
+        return f"exited with code {code} and no error output"
+    if ran_out and code == -signal.SIGKILL:
+        return NO_MEMORY
+    names = {member.value: member.name for member in signal.Signals}
+    return f"killed by signal {-code} ({names.get(-code, 'unknown')})"

@@ -1,0 +1,124 @@
+"""Slurm's commands, as a job calls them on its own behalf; they are repeated while the controller restarts."""
+
+import collections.abc
+import re
+import subprocess
+import time
+
+from ddp.node import ending, spool, storage
+
+ASKING_S = (1, 2, 4, 8, 15, 30, 60, 0)  # pauses while the controller restarts
+REQUEUEING_S = (1, 2, 4, 8, 15, 15, 30, 30, 60)
+NODE_BACK_S = 600.0
+
+Claim = collections.abc.Callable[[], bool]
+
+
+def pause(seconds: float) -> None:
+    """Sleep; tests replace it."""
+    time.sleep(seconds)
+
+
+def call(*argv: str) -> subprocess.CompletedProcess[str]:
+    """Run a Slurm command; one that is missing or hangs has failed with 127."""
+    try:
+        return subprocess.run(
+            argv, capture_output=True, text=True, check=False, cwd="/", timeout=120, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired) as e:
+        return subprocess.CompletedProcess(argv, 127, "", f"{argv[0]}: {e}")
+
+
+def hostnames(nodelist: str) -> list[str]:
+    """Expand a list of nodes such as n[1-2], in its order. Raises FatalError."""
+    shown = call("scontrol", "show", "hostnames", nodelist)
+    if shown.returncode or not shown.stdout.split():
+        raise ending.FatalError(f"scontrol show hostnames {nodelist}: {shown.stderr.strip()[-300:]}")
+    return shown.stdout.split()
+
+
+def show_nodes(nodelist: str, hosts: list[str]) -> str:
+    """Return what `scontrol -o show node` prints now. Raises FatalError."""
+    reason = ""
+    for pause_s in ASKING_S:
+        shown = call("scontrol", "-o", "show", "node", nodelist)
+        if shown.returncode == 0:
+            return shown.stdout
+        reason = (shown.stderr + shown.stdout).strip().rpartition("\n")[2]
+        if pause_s:
+            spool.write(f"[ENV] Slurm gave no addresses of the nodes ({reason}); asking again in {pause_s} s")
+            pause(pause_s)
+    raise ending.FatalError(f"Slurm gave no addresses of {' '.join(hosts)}: {reason}")
+
+
+def usable_nodes(partition: str, reservation: str) -> set[str]:
+    """Return the nodes that jobs of a partition, and of a reservation if there is one, can run on."""
+    states = "idle,mixed,allocated,completing"
+    among: set[str] | None = None
+    if reservation:  # the job runs on its nodes alone, whose states are others
+        states += ",reserved,maint"
+        found = re.search(r" Nodes=([^ ]*) ", call("scontrol", "-o", "show", "reservation", reservation).stdout)
+        among = set(call("scontrol", "show", "hostnames", found[1]).stdout.split()) if found else set()
+    nodes = set(call("sinfo", "-h", "-N", "-p", partition, "-t", states, "-o", "%N").stdout.split())
+    return nodes if among is None else nodes & among
+
+
+def await_node(node: str, is_stopping: Claim) -> bool:
+    """Wait until Slurm can use a node again; return whether it can. After a longer time Slurm requeues the job."""
+    began = time.monotonic()
+    reported = began - storage.REPORT_S
+    while not is_stopping():
+        state = call("sinfo", "-h", "-N", "-n", node, "-o", "%T").stdout.split()
+        if state and not re.search(r"down|\*|fail|not_resp|unknown", state[0]):
+            return True
+        waited = time.monotonic() - began
+        if waited > NODE_BACK_S:
+            return False
+        if time.monotonic() - reported >= storage.REPORT_S:
+            reported = time.monotonic()
+            spool.write(f"[RESTART] {node} is {''.join(state[:1]) or 'unknown'}; waiting for it, {waited:.0f} s")
+        pause(2.0)
+    return True
+
+
+def requeue(job_id: str, is_cancelled: Claim) -> bool:
+    """Requeue a job, once; return whether that succeeded.
+
+    Only while it is RUNNING: a cancelled job would return, and Slurm requeues a preempted job by itself. The state
+    shows whether a request whose reply was lost succeeded.
+    """
+    for pause_s in REQUEUEING_S:
+        if is_cancelled():
+            return False
+        asked = call("squeue", "-h", "-j", job_id, "-o", "%T")
+        if asked.returncode == 0 and (state := asked.stdout.strip()):
+            if state != "RUNNING":
+                return False
+            if not is_cancelled() and call("scontrol", "requeue", job_id).returncode == 0:
+                spool.write(f"[REQUEUE] {stamp()} job {job_id} is queued again")
+                return True
+        spool.write(f"[REQUEUE] Slurm does not respond; trying again in {pause_s} s")
+        pause(pause_s)
+    return False
+
+
+def exclude(job_id: str, names: str) -> None:
+    """Exclude nodes. Slurm allows that only while the job is pending: as soon as it is requeued."""
+    for _ in range(10):
+        if call("scontrol", "update", f"JobId={job_id}", f"ExcNodeList={names}").returncode == 0:
+            spool.write(f"[RESTART] without {names}")
+            return
+        pause(1)
+    spool.write(f"[RESTART] Slurm does not leave out {names}")
+
+
+def is_last_task(array: str, task: str) -> bool:
+    """Return whether no other task of an array is left."""
+    left = call("squeue", "-h", "-r", "-j", array, "-o", "%i")
+    return left.returncode == 0 and not set(left.stdout.splitlines() or [""]) - {f"{array}_{task}"}
+
+
+def stamp() -> str:
+    """Return the time in UTC, to the millisecond."""
+    now = time.time()
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(now))}.{int(now % 1 * 1000):03d}Z"
