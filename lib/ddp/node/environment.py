@@ -81,8 +81,6 @@ def _is_complete(home: str, marker: str) -> bool:
 def _unpack(wanted: spec.Environment, name: str, home: str, marker: str, host: str) -> None:
     import shutil
 
-    if shutil.which("zstd") is None:
-        raise ending.FatalError("this node has no program zstd, which unpacks the environment; install it")
     began = time.monotonic()
     partial = f"{home}.partial"
     trusted = frozenset({0, os.geteuid(), *wanted.trusted_uids})
@@ -163,17 +161,19 @@ def _extract(archive: int, wanted: spec.Environment, folder: str) -> None:
 
 def _extract_part(folder: str, content: collections.abc.Iterator[bytes]) -> str:
     """Unpack a part into a folder, and read it to its end; return what failed, or an empty string."""
+    import shutil
     import tempfile
 
-    argv = ["tar", "-x", "-I", "zstd -q", "-f", "-", "-C", folder]
+    has_zstd = shutil.which("zstd") is not None
+    argv = ["tar", "-x", "-f", "-", "-C", folder, *(["-I", "zstd -q"] if has_zstd else [])]
     failure = ""
     with tempfile.TemporaryFile() as errors:
         with subprocess.Popen(argv, stdin=subprocess.PIPE, stderr=errors) as tar:
             assert tar.stdin is not None
             try:
-                tar.stdin.writelines(content)
+                tar.stdin.writelines(content if has_zstd else _decompressed(content))
                 tar.stdin.close()
-            except OSError as e:
+            except (OSError, ValueError) as e:
                 failure = str(e)
                 with contextlib.suppress(OSError):
                     tar.stdin.close()
@@ -184,6 +184,39 @@ def _extract_part(folder: str, content: collections.abc.Iterator[bytes]) -> str:
         errors.seek(0)
         lines = errors.read(4096).decode(errors="replace").splitlines()
     return lines[0] if failure and lines else failure
+
+
+def _decompressed(blocks: collections.abc.Iterable[bytes]) -> collections.abc.Iterator[bytes]:
+    """Decompress zstd frames with libzstd, for nodes without the program; dpkg and systemd depend on the library.
+
+    Raises ValueError for another format, or a truncated archive. The calls are those of zstd.h, "Streaming
+    decompression".
+    """
+    import ctypes
+
+    class Buffer(ctypes.Structure):
+        _fields_ = (("data", ctypes.c_void_p), ("size", ctypes.c_size_t), ("position", ctypes.c_size_t))
+
+    lib = ctypes.CDLL("libzstd.so.1")
+    lib.ZSTD_createDStream.restype = ctypes.c_void_p
+    pointer = ctypes.POINTER(Buffer)
+    lib.ZSTD_decompressStream.argtypes = [ctypes.c_void_p, pointer, pointer]
+    lib.ZSTD_decompressStream.restype = ctypes.c_size_t
+    stream, room = lib.ZSTD_createDStream(), ctypes.create_string_buffer(_BLOCK)
+    left = 0
+    for block in blocks:
+        held = ctypes.create_string_buffer(block, len(block))
+        given = Buffer(ctypes.addressof(held), len(block), 0)
+        while True:
+            taken = Buffer(ctypes.addressof(room), len(room), 0)
+            left = int(lib.ZSTD_decompressStream(stream, ctypes.byref(taken), ctypes.byref(given)))
+            if lib.ZSTD_isError(ctypes.c_size_t(left)):
+                raise ValueError("not a zstd archive")
+            yield bytes(memoryview(room)[: taken.position])
+            if given.position == given.size and taken.position < len(room):
+                break
+    if left:
+        raise ValueError("the archive is truncated")
 
 
 def _remove_old(cache: str, but: str) -> None:
