@@ -35,7 +35,7 @@ def fails(settings: Settings, cluster: Cluster, script: pathlib.Path, last_line:
     params = fields.parse(models.SubmitDdp, given)
     with settings.claims, pytest.raises(TrainerError) as caught:
         verbs.ALL["submit"].do(settings, params, lambda _: None)
-    shown = verbs.ALL["show"].do(settings, fields.parse(models.ShowRun, {"run": "night"}), lambda _: None)
+    shown = verbs.ALL["show"].do(settings, fields.parse(models.OneRun, {"run": "night"}), lambda _: None)
     assert typing.cast(Result, shown).texts()["reason"] == str(caught.value)
     return str(caught.value)
 

@@ -89,12 +89,6 @@ def test_no_directive_of_a_job_can_be_given_past_its_option(one_more: Cluster):
     assert not own & set(fields.SBATCH_KEPT)
 
 
-def test_verbs_that_ask_for_a_place_share_what_is_given():
-    params = fields.parse(models.Doctor, {"partition": "gpu", "account": "physics", "nodes": "n1"})
-    assert declared.directives(params) == [("account", "physics")]
-    assert declared.shared(params, models.BenchmarkCollectives) == {"partition": "gpu", "account": "physics"}
-
-
 def test_the_copies_of_the_options_are_current():
     assert actions.CHARM.read_text() == actions.updated(actions.CHARM.read_text()), "run: tox -e reference"
     assert actions.PAGE.read_text() == actions.page(), "run: tox -e reference"
@@ -158,8 +152,6 @@ def test_numbers_are_natural_for_names_and_amounts():
         ({"workload": "/a/../b"}, "workload: '/a/../b' is not allowed; write the path without . and .. as parts"),
         ({"memory": 0}, "memory: '0' is not allowed; a whole number with M, G or T, such as 8G"),
         ({"env": "A"}, "env: 'A' is not NAME=value; separate several by blanks"),
-        ({"env": "1A=b"}, "env: '1A=b' is not NAME=value; separate several by blanks"),
-        ({"env": "A=1 A=2"}, "env: A is given twice"),
         ({"env": "LD_PRELOAD=/x"}, "env: LD_PRELOAD is set by the job itself; choose another variable"),
         ({"env": "SLURM_JOB_ID=1"}, "env: SLURM_JOB_ID is set by the job itself; choose another variable"),
         ({"env": "MASTER_ADDR=x"}, "env: MASTER_ADDR is set by the job itself; choose another variable"),
@@ -173,16 +165,14 @@ def test_a_refusal_names_the_option_and_what_is_allowed(given: dict[str, object]
 def test_an_unknown_option_is_rejected_by_name(action: str):
     known = ", ".join(sorted(META["actions"][action]["params"]))
     assert refusal(MODELS[action], {"nodse": 2}) == f"nodse: unknown option; there are: {known}"
-    assert len(refusal(models.ShowRun, {"\x1b[31m$(id)\n" * 100: 1})) < 200
+    assert len(refusal(models.OneRun, {"\x1b[31m$(id)\n" * 100: 1})) < 200
 
 
 def test_a_missing_option_is_named():
     assert refusal(models.OneEnvironment, {}) == "name: must be given"
 
 
-@pytest.mark.parametrize(
-    ("text", "mib"), [("1", 1), ("512", 512), ("512M", 512), ("8G", 8192), ("2T", 2 * 1024 * 1024)]
-)
+@pytest.mark.parametrize(("text", "mib"), [("512", 512), ("512M", 512), ("8G", 8192), ("2T", 2 * 1024 * 1024)])
 def test_memory(text: str, mib: int):
     assert fields.memory_mb(text) == mib
 

@@ -14,7 +14,7 @@ from ddp.view.result import Result
 _APART_S = 2.0
 
 
-def resume_run(settings: Settings, params: models.ResumeRun, log: Log) -> Result:
+def resume_run(settings: Settings, params: models.OneRun, log: Log) -> Result:
     """Make a requeued job that is held, or waits for its begin time, eligible now."""
     target = catalog.find(settings, params.run)
     known = catalog.job_of(settings, target)

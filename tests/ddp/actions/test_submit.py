@@ -15,7 +15,7 @@ from ddp import base, readiness, verbs
 from ddp.base import Ahead
 from ddp.options import fields
 from ddp.slurm import jobs
-from ddp.workspace import folders
+from ddp.workspace import folders, operations
 from slurm_ddp import mounts
 from slurm_ddp.run import Completed
 from slurm_ddp.slurm import nodes
@@ -227,15 +227,12 @@ def refusals(trainer: Trainer) -> list[tuple[dict[str, typing.Any], str]]:
         ({"resume": "never", "workload": "smoke"}, "resume: only the workload gpt has it"),
         (
             {"resume": "nope"},
-            f"resume: no run 'nope' in {place}/runs; use auto, never or the name of a run; juju run trainer/0 list-runs",
+            f"resume: no run 'nope' of the workload gpt in {place}/runs; use auto, never or the name of one; "
+            "juju run trainer/0 list-runs",
         ),
         ({"run": "old", "resume": "never"}, "run: old exists already; choose another name, or resume auto"),
         ({"run": "old", "workload": "smoke"}, "run: old exists already; choose another name"),
-        ({"run": "old"}, f"run: {place}/runs/old has no job.json, so it is no run; choose another name"),
-        (
-            {"resume": "old"},
-            "resume: old is of the kind unknown; only a run of the workload gpt can be resumed from",
-        ),
+        ({"run": "old"}, f"run: {place}/runs/old is no run of the kind gpt; choose another name"),
         ({"profile_ranks": "1"}, "profile-ranks: needs the option profile, nsys or torch"),
         ({"profile_steps": "1-2"}, "profile-steps: needs the option profile, nsys or torch"),
         (
@@ -274,7 +271,7 @@ def test_what_the_submit_user_cannot_read_is_reported(
     ready: Trainer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ):
     path = f"{ready.workspace}/train.py"
-    sealed = folders.Place("file", path, is_inside=True, is_readable=False)
+    sealed = operations.Place("file", path, is_inside=True, is_readable=False)
     monkeypatch.setattr(folders, "locate", lambda *_: sealed)
     assert ready.fails("submit-ddp", workload=path) == (
         f"workload: {path} is not readable for this account; its owner can chmod -R a+rX {path}"

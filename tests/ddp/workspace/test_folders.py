@@ -154,7 +154,7 @@ def test_where_a_path_leads(settings: Settings, tmp_path: pathlib.Path):
     (settings.workspace / "out").symlink_to(outside)
     (settings.workspace / "loop").symlink_to("loop")
     locate = folders.locate
-    assert locate(settings, str(inside)) == folders.Place("file", str(inside), True, True)
+    assert locate(settings, str(inside)) == operations.Place("file", str(inside), True, True)
     assert locate(settings, str(settings.workspace / "in")).real == str(inside)
     assert not locate(settings, str(settings.workspace / "out")).is_inside
     assert locate(settings, str(settings.runs)).kind == "folder"

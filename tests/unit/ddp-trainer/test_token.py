@@ -362,7 +362,7 @@ def queued(settings: Settings, *, sweep: bool = False) -> dict[str, str]:
         Environment(MANIFEST, "/x.tar.zst"),
         run="first",
         program=program,
-        sweep=scripts.Sweep(1, 2),
+        sweep=scripts.Array(2, 2),
     )
     folder = settings.runs / "first-0"
     for name in ("logs", "control"):
