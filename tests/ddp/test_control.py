@@ -44,7 +44,7 @@ def test_a_missing_module_is_answered_with_what_to_type(
     settings: Settings, cluster: Cluster, pip: Pip, script: pathlib.Path
 ):
     line = fails(settings, cluster, script, MISSING)
-    assert line == f"job 40 FAILED, exit code 1: {MISSING}; {REMEDY}ddp submit --env NAME ..."
+    assert line == f"job 40 FAILED, exit code 1: {MISSING}; {REMEDY}ddp submit -e NAME ..."
 
 
 @pytest.mark.parametrize("last_line", ["ValueError: x", "ImportError: cannot import name 'a' from 'b'"])

@@ -12,7 +12,6 @@ import pytest
 from slurm_commands import ASKED, SACCT_FIELDS, Commands
 
 from ddp.slurm import jobs
-from slurm_ddp.slurm import nodes
 
 PARTITION_24_11 = (
     "PartitionName=slurmd AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL AllocNodes=ALL Default=YES QoS=N/A DefaultTime=NONE "
@@ -133,24 +132,6 @@ def test_a_job_in_the_queue(commands: Commands, row: str):
     assert (found.state, found.exit_code, found.restarts) == (state, int(code), int(restarts))
     assert (found.is_active, found.is_held) == (state in ("PENDING", "RUNNING", "COMPLETING"), held == "held")
     assert found.run_name == name.replace("_", " ")
-
-
-def test_a_node_of_24_11_with_a_job_and_a_drain(commands: Commands):
-    busy = (
-        NODE_24_11.format(name="slurmd-0", state="MIXED+DRAIN+DYNAMIC_NORM")
-        .replace("CPUAlloc=0", "CPUAlloc=1")
-        .replace("AllocTRES=", "AllocTRES=cpu=1,mem=23081M")
-        .replace(" \n", "  Reason=slurm-gpu: x [root@2026-11-22T15:40:57]\n")
-    )
-    (node,) = nodes.parse(busy)
-    assert (node.state, node.reason) == ("MIXED", "slurm-gpu: x")
-    assert (node.is_busy, node.is_drained, node.is_dynamic, node.gres) == (True, True, True, "gpu:mock_gpu:1")
-    message = (
-        "scontrol: error: failed to delete nodes slurmd-0\ndelete_node nodename=slurmd-0: Requested nodes are busy\n"
-    )
-    commands.expect("/usr/bin/scontrol", "delete", "nodename=slurmd-0", returncode=1, stderr=message)
-    with pytest.raises(nodes.NodeBusy, match=r"^delete node slurmd-0: delete_node .* Requested nodes are busy$"):
-        nodes.delete("slurmd-0")
 
 
 def forgotten(commands: Commands, **answer: object) -> jobs.Job | None:

@@ -1,25 +1,26 @@
 """Checks of a request before anything is written; each error names the option."""
 
-from ddp import remedies
-from ddp.base import Ahead, ParameterError, Settings, TrainerError
+import concurrent.futures
+
+from ddp.base import ParameterError, Settings, TrainerError, ahead
 from ddp.slurm import access, jobs
 from ddp.workspace import folders, operations
 
 # A run's scripts, logs and figures; checkpoints check for themselves
 LEAST_FREE_BYTES, LEAST_FREE_FILES = 64 << 20, 100
-_listing: Ahead[tuple[jobs.Partition, ...]] | None = None
+_listing: concurrent.futures.Future[tuple[jobs.Partition, ...]] | None = None
 
 
 def list_ahead() -> None:
     """Start to list the cluster's nodes: on a large cluster that takes as long as all else together."""
     global _listing  # noqa: PLW0603 - one command, one process
-    _listing = Ahead(jobs.partitions)
+    _listing = ahead(jobs.partitions)
 
 
 def partitions(reservation: str | None = None) -> tuple[jobs.Partition, ...]:
     """List Slurm's partitions with their nodes, as a job in the reservation meets them. Raises TrainerError."""
     try:
-        found = _listing() if _listing is not None else jobs.partitions()
+        found = _listing.result() if _listing is not None else jobs.partitions()
         return found if reservation is None else access.inside(found, reservation)
     except jobs.SlurmError as e:
         raise TrainerError(f"Slurm: {e}") from e
@@ -34,8 +35,8 @@ def trusted(contents: folders.Contents) -> None:
 def check_writable(settings: Settings, contents: folders.Contents) -> None:
     """Raise TrainerError if this user cannot write the folder of the runs."""
     if not contents.is_writable:
-        remedy = remedies.change_owner(settings.user, str(settings.runs))
-        raise TrainerError(f"{settings.user} cannot write {settings.runs}", remedy=remedy)
+        hint = f"as root, on the filesystem's server or here: chown {settings.user} {settings.runs}"
+        raise TrainerError(f"{settings.user} cannot write {settings.runs}; {hint}")
 
 
 def workspace(settings: Settings, contents: folders.Contents) -> list[str]:

@@ -63,7 +63,7 @@ def sync(settings: Settings) -> None:
         logger.info("files with the token: %d removed, %d replaced", counts["removed"], counts["replaced"])
 
 
-def _call(settings: Settings, operation: collections.abc.Callable[..., T], **arguments: object) -> T:
+def _call(settings: Settings, operation: collections.abc.Callable[..., T], **arguments: typing.Any) -> T:
     secrets = str(settings.folder / FOLDER)
     return folders.call(settings, operation, secrets=secrets, owner=_owner(settings), **arguments)
 

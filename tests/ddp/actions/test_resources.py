@@ -125,13 +125,6 @@ def test_the_share_of_a_node(nodes: tuple[Capacity, ...], given: dict[str, objec
     assert (found.num_nodes, found.gpus_per_node, found.cpus_per_task, found.memory_mb) == wanted
 
 
-def test_what_is_given_is_taken():
-    request = training(
-        partition(node("a"), node("b"), node("c")), nodes=2, cpus_per_task=3, memory="2G", time_limit="1:30:00"
-    )
-    assert request == resources.Request("main", 2, 0, 3, 2048, "01:30:00", 180)
-
-
 def test_the_partitions_own_time_limit_stays_unspoken_but_decides_about_the_warning():
     request = training(partition(node(), default_time_s=300, max_time_s=86400))
     assert (request.time_limit, request.lead_s) == (None, 60)
@@ -142,11 +135,6 @@ def test_nodes_that_lack_what_is_asked_for_do_not_count():
     small, big = node("s", cpus=2, memory_mb=2000), node("b", cpus=16, memory_mb=64000)
     assert training(partition(small, big), cpus_per_task=4).num_nodes == 1
     assert training(partition(small, big), memory="4G").num_nodes == 1
-
-
-def test_another_partition_is_taken_by_name():
-    other = partition(node("x"), name="other", default=False)
-    assert training(partition(node()), other, partition="other").partition == "other"
 
 
 @pytest.mark.parametrize(

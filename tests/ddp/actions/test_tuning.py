@@ -30,13 +30,6 @@ def test_the_option_makes_another_environment_with_the_locked_packages(trainer: 
     assert trainer.run("install-environment")["environment"] not in (with_it, without)
 
 
-def test_a_wheelhouse_brings_it_too(trainer: Trainer, cluster: Cluster, pip: Pip):
-    trainer.config["transformers"] = True
-    trainer.run("install-environment", wheelhouse=make(trainer.workspace, ".tar"))
-    (call,) = extras(pip)
-    assert {"--no-index", "--only-binary=:all:", "--require-hashes"} <= set(call)
-
-
 def test_a_wheel_that_the_wheelhouse_lacks_is_named(trainer: Trainer, cluster: Cluster, pip: Pip):
     trainer.config["transformers"] = True
     pip.failure = "ERROR: No matching distribution found for tokenizers==0.23.3"
@@ -118,8 +111,3 @@ def test_each_run_of_a_sweep_is_checked(trainer: Trainer, model: pathlib.Path, c
     assert cluster.jobs
     error = trainer.fails("submit-sweep", grid=f"tokenizer-local-dir={model}", dataset=data)
     assert error == "args: --tokenizer-local-dir needs --model-local-dir; give both"
-
-
-def test_a_training_of_the_payloads_own_model_takes_no_json_lines(trainer: Trainer, model: pathlib.Path):
-    error = trainer.fails("submit-ddp", dataset=str(trainer.workspace / "chat"))
-    assert "has no dataset.json" in error
