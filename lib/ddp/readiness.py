@@ -30,9 +30,8 @@ def check(settings: Settings) -> Readiness:
         contents = folders.look(settings)
     except folders.WorkspaceError as e:
         return Readiness("waiting", e.text(settings.render))
-    if contents.untrusted:
-        return Readiness("blocked", contents.untrusted)
     try:
+        checks.trusted(contents)
         checks.check_writable(settings, contents)
         environment = environments.installed(settings, contents)
     except TrainerError as e:

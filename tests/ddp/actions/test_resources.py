@@ -95,15 +95,6 @@ def test_exclusive_takes_nodes_whole():
     assert training(cluster, exclusive=True, memory="8G", cpus_per_task=3).memory_mb == 8192
 
 
-@pytest.mark.parametrize("nodes", [1, 2, 16, 64])
-@pytest.mark.parametrize("gpus", [0, 1, 8])
-def test_one_node_or_64_with_one_gpu_or_8(nodes: int, gpus: int):
-    cluster = partition(*(node(f"n{i}", cpus=96, memory_mb=960000, gpus=gpus) for i in range(nodes)))
-    request = training(cluster)
-    assert (request.num_nodes, request.gpus_per_node, request.ranks_per_node) == (nodes, gpus, gpus or 1)
-    assert (request.cpus_per_task, request.memory_mb) == (96, 960000)
-
-
 G8, G4 = node("g0", gpus=8), node("g1", gpus=4)
 BIG = node("b0", cpus=64, memory_mb=512000, gpus=8)
 

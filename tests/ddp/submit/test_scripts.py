@@ -1,6 +1,7 @@
 """The files of a run: directives, program and specification."""
 
 import pathlib
+import typing
 
 import pytest
 from script_texts import ENDS, MANIFEST, REQUEST, texts
@@ -18,11 +19,9 @@ def directives(script: str) -> list[str]:
 
 
 def test_the_script_is_directives_and_one_command(settings: Settings):
-    given = {"constraint": "a100&ib", "account": "physics", "qos": "high", "reservation": "r1", "nodelist": "n[1-2]"}
-    own = "--nice=100 --spread-job --switches=1@60"
-    script = texts(settings, **given, exclude="n3", exclusive=True, dependency="afterok:40:41", sbatch=own)[
-        "job.sbatch"
-    ]
+    given: dict[str, typing.Any] = {"constraint": "a100&ib", "account": "physics", "qos": "high", "reservation": "r1"}
+    given |= {"nodelist": "n[1-2]", "exclude": "n3", "exclusive": True, "dependency": "afterok:40:41"}
+    script = texts(settings, **given, sbatch="--nice=100 --spread-job --switches=1@60")["job.sbatch"]
     run_dir = settings.runs / "first"
     assert directives(script) == [
         "job-name=first",
