@@ -104,19 +104,12 @@ class Settings:
         return pathlib.Path(f"/var/tmp/slurm-ddp-{self.uid}")  # noqa: S108 - owner and mode are checked before use
 
 
-class Ahead(typing.Generic[T]):
-    """Start work now in a thread. The first call returns its result or raises its error; later calls repeat it."""
-
-    def __init__(self, work: collections.abc.Callable[[], T]) -> None:
-        self._work = work
-        pool = concurrent.futures.ThreadPoolExecutor(1)
-        self._started: concurrent.futures.Future[T] | None = pool.submit(work)
-        pool.shutdown(wait=False)
-
-    def __call__(self) -> T:
-        """Return the work's result."""
-        started, self._started = self._started, None
-        return started.result() if started is not None else self._work()
+def ahead(work: collections.abc.Callable[[], T]) -> concurrent.futures.Future[T]:
+    """Start work now in a thread."""
+    pool = concurrent.futures.ThreadPoolExecutor(1)
+    future = pool.submit(work)
+    pool.shutdown(wait=False)
+    return future
 
 
 def shown(value: object, limit: int = 60) -> str:

@@ -27,16 +27,6 @@ _CONTEXT: dict[str, typing.Any] = {
     "formatter_settings": cloup.HelpFormatter.settings(col1_max_width=36, col2_min_width=40),
 }
 _GROUPS = ("", "Sweep", "Resources", "Code and environment", "Running", "Faults", "Slurm", "Kubernetes")
-_START = """\
-Distributed PyTorch training on Slurm. The commands of every day:
-
-  ddp submit train.py     submit a training; without a script a small GPT
-  ddp list                your runs, newest first
-  ddp watch               follow the newest run: progress, loss, throughput
-  ddp log                 its output
-  ddp cancel              end it, after a checkpoint
-
-All commands: ddp --help. Options of one: ddp submit --help."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +49,11 @@ def program(context: click.Context, *, is_json: bool, workspace: str | None) -> 
     """
     context.obj = Session({"workspace": workspace}, is_json)
     if context.invoked_subcommand is None:
-        click.echo(_START)
+        daily = ((f"ddp {verb.name}", _summary(verb)) for verb in verbs.ALL.values() if verb.section == "Every day")
+        lines = "\n".join(f"  {command:12}{summary}" for command, summary in daily)
+        click.echo(
+            f"The commands of every day:\n\n{lines}\n\nAll commands: ddp --help. Options of one: ddp submit --help."
+        )
 
 
 def main() -> typing.NoReturn:
@@ -153,7 +147,6 @@ def _parsed(
     arguments: tuple[str, ...],
 ) -> fields.Parsed:
     """Parse a verb's options. Raises click.UsageError."""
-    given = _with_environment(verb, given)
     values: dict[str, object] = {}
     for option in declared.options(verb.options):
         value = given.get(option.name.replace("-", "_"))
@@ -179,20 +172,6 @@ def _absolute(option: declared.Option, value: object) -> object:
     return str(path.resolve() if ".." in path.parts else path)
 
 
-def _with_environment(
-    verb: verbs.Verb, given: collections.abc.Mapping[str, object]
-) -> collections.abc.Mapping[str, object]:
-    """Take `--env NAME` for an environment; `--env NAME=value` is a variable."""
-    env = given.get("env")
-    if "environment" not in verb.options.model_fields or not isinstance(env, tuple):
-        return given
-    words = typing.cast("tuple[str, ...]", env)
-    names = [word for word in words if word and "=" not in word]
-    if len(names) != 1:
-        return given
-    return {**given, "environment": names[0], "env": tuple(word for word in words if word != names[0])}
-
-
 def _as_flag(verb: verbs.Verb, e: TrainerError) -> str:
     """Format an error, with its option as a terminal's user types it."""
     named = {option.name for option in declared.options(verb.options) if not option.text.argument}
@@ -216,30 +195,26 @@ def _command(verb: verbs.Verb) -> click.Command:
         session = dataclasses.replace(session, is_json=bool(given.pop("is_json")) or session.is_json)
         context.exit(perform(session, verb, given, typing.cast("tuple[str, ...]", given.pop("arguments", ()))))
 
+    examples = "\n".join(("\b", "Examples:", *(f"  {example}" for example in verb.examples)))
     return cloup.Command(
         verb.name.split()[-1],
         context_settings={**_CONTEXT, "allow_interspersed_args": not takes_arguments},
         callback=run,
         params=parameters,
         help=verb.help,
-        short_help=re.split(r"[.:;]", verb.help)[0],
-        epilog="\n".join(("\b", "Examples:", *(f"  {example}" for example in verb.examples)))
-        if verb.examples
-        else None,
+        short_help=_summary(verb),
+        epilog=examples if verb.examples else None,
     )
+
+
+def _summary(verb: verbs.Verb) -> str:
+    return re.split(r"[.:;]", verb.help)[0]
 
 
 def _argument(option: declared.Option) -> click.Argument:
-    name = option.name.replace("-", "_")
-    nargs = -1 if option.text.many else 1
-    return cloup.Argument(
-        [name],
-        required=option.is_required,
-        nargs=nargs,
-        metavar=option.text.argument,
-        type=click.STRING,
-        help=_with_default(option),
-    )
+    given: dict[str, typing.Any] = {"metavar": option.text.argument, "help": _with_default(option)}
+    given |= {"required": option.is_required, "nargs": -1 if option.text.many else 1}
+    return cloup.Argument([option.name.replace("-", "_")], type=click.STRING, **given)
 
 
 def _flag(option: declared.Option, group: cloup.OptionGroup) -> click.Option:

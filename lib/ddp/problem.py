@@ -41,12 +41,10 @@ def plain(remedy: Remedy) -> str:
     """Render a remedy as a user of a terminal types it."""
     if isinstance(remedy, Step):
         return remedy.text
-    words = [word for name, value in remedy.given.items() for word in _flag(name, value)]
-    return shlex.join(["ddp", *remedy.verb.split(), *words, *remedy.arguments])
-
-
-def _flag(name: str, value: str) -> tuple[str, ...]:
-    return (f"--{name}",) if value == "true" else (f"--{name}", value)
+    words = ["ddp", *remedy.verb.split()]
+    for name, value in remedy.given.items():
+        words += [f"--{name}"] if value == "true" else [f"--{name}", value]
+    return shlex.join([*words, *remedy.arguments])
 
 
 class Problem(Exception):

@@ -11,6 +11,7 @@ import collections.abc
 import concurrent.futures
 import contextlib
 import dataclasses
+import itertools
 import os
 import pathlib
 import pwd
@@ -18,7 +19,7 @@ import shutil
 import stat
 import subprocess
 
-from ddp.base import Log, ParameterError, Settings, one_line
+from ddp.base import Log, ParameterError, Settings
 from ddp.options import models
 from ddp.workspace import folders
 
@@ -37,14 +38,6 @@ _COPIES = 8  # at a time: most of a small file's way to a network filesystem is 
 _GIT_VARIABLES = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY")
 
 
-class ProjectError(Exception):
-    """The project cannot be copied. `str()` is one line: what failed, why, what to type."""
-
-    def __init__(self, root: pathlib.Path | str, why: str, how: str) -> None:
-        text = str(root)
-        super().__init__(one_line(f"{text if text.isprintable() else ascii(text)}: {why}; {how}"))
-
-
 @dataclasses.dataclass(frozen=True)
 class Project:
     """What is sent along with a run."""
@@ -53,8 +46,7 @@ class Project:
     script: str  # its path below `root`
     files: tuple[str, ...]  # the paths below `root` of regular files and links
     size_bytes: int = 0
-    commit: str | None = None  # None outside of git, and before the first commit
-    is_dirty: bool = False  # the work tree differs from the commit, new files included
+    commit: str = ""  # with "-dirty" if tracked files differ from it; empty outside of git, and before the first commit
     is_alone: bool = False  # `root` is never copied: the script, without what lies beside it
 
 
@@ -84,7 +76,7 @@ class Copy:
         """Describe the copy for job.json."""
         found = self.project
         about = {"folder": self.folder.name, "script": found.script, "origin": str(found.root)}
-        return {**about, "files": len(found.files), "commit": found.commit, "dirty": found.is_dirty}
+        return {**about, "files": len(found.files), "commit": found.commit or None}
 
 
 @contextlib.contextmanager
@@ -102,7 +94,11 @@ def copied(settings: Settings, params: models.Training, run: str, log: Log) -> c
 
     def work() -> tuple[Project, pathlib.Path]:
         found = find(pathlib.Path(params.workload), own=[*settings.folders, settings.runs, settings.datasets])
-        log(_announcement(found))
+        if found.is_alone:
+            why = f"{found.root} is never copied as a whole; put it and what it imports into a folder below"
+            log(f"copying {found.script} alone: {why}")
+        else:
+            log(f"copying {len(found.files)} files, {found.size_bytes / 2**20:.1f} MiB, of {found.root}")
         copy(found, partial)
         names = (FOLDER if number == 1 else f"{FOLDER}-{number}" for number in range(1, LIMIT_FILES))
         return found, next(path for name in names if not (path := settings.runs / run / name).exists())
@@ -110,8 +106,6 @@ def copied(settings: Settings, params: models.Training, run: str, log: Log) -> c
     try:
         found, folder = folders.call(settings, work, timeout_s=_COPY_S)
         yield Copy(settings, found, partial, folder)
-    except ProjectError as e:
-        raise ParameterError("workload", str(e)) from e
     finally:
         with contextlib.suppress(folders.WorkspaceError):  # the filesystem hangs
             folders.call(settings, shutil.rmtree, path=partial, ignore_errors=True)
@@ -125,28 +119,26 @@ def find(script: pathlib.Path, *, own: collections.abc.Collection[pathlib.Path] 
         own: folders of the workspace, which are no projects.
 
     Raises:
-        ProjectError: the script is no file, git fails, a folder cannot be read, or a limit is exceeded.
+        ParameterError: the script is no file, git fails, a folder cannot be read, or a limit is exceeded.
     """
-    try:
-        script = script.resolve(strict=True)
-    except (OSError, RuntimeError) as e:
-        raise ProjectError(script, _reason(e), "give the path of a script") from e
+    script = pathlib.Path(os.path.realpath(script))
     if not script.is_file():
-        raise ProjectError(script, "is not a file", "give the path of a script")
-    never = {*(path.resolve() for path in own), *_homes()}
+        raise _refusal(script, "is not a file")
+    homes = (pathlib.Path.home(), pathlib.Path(pwd.getpwuid(os.getuid()).pw_dir))
+    never = {path.resolve() for path in (*own, *homes)}
     top = _git_top(script.parent)
     if top is not None and top not in never:
         return _measured(_of_git(script, top))
     near = (path for path in script.parents if any((path / name).is_file() for name in _MARKERS))
     root = next((path for path in near if path not in never), script.parent)
     is_alone = root in never or os.path.ismount(root)
-    files = [] if is_alone else _walk(root, _spec(root))
+    files = () if is_alone else itertools.islice(_walk(root, _spec(root)), 10 * LIMIT_FILES)
     name = script.relative_to(root).as_posix()
     return _measured(Project(root, name, (name, *files), is_alone=is_alone))
 
 
 def copy(project: Project, target: pathlib.Path) -> None:
-    """Copy a project's files to `target`, a new folder. Raises ProjectError; what was copied is then left behind.
+    """Copy a project's files to `target`, a new folder. Raises ParameterError; what was copied is then left behind.
 
     Links to files of the project stay relative, others lead to where they led: their content is not copied, since
     others may read a run's folder. Modes and times are kept, setuid bits are not.
@@ -169,20 +161,21 @@ def copy(project: Project, target: pathlib.Path) -> None:
         with concurrent.futures.ThreadPoolExecutor(_COPIES) as pool:
             collections.deque(pool.map(copy_one, project.files), maxlen=0)
     except OSError as e:
-        raise ProjectError(str(e.filename), f"cannot be copied: {_reason(e)}", _how(project.root)) from e
+        raise _refusal(e.filename, f"cannot be copied: {e.strerror}", _leave_out(project.root)) from e
     if not (target / project.script).is_file():
-        raise ProjectError(project.script, "was removed while it was copied", "submit again")
+        raise _refusal(project.script, "was removed while it was copied", "submit again")
 
 
 def _of_git(script: pathlib.Path, top: pathlib.Path) -> Project:
     """List what git tracks or does not ignore, what a build made beside it, and what .ddpignore takes in."""
     spec = _spec(top)
-    tracked = _ls_files(top, "--cached", "--recurse-submodules")
-    new = [name for name in _ls_files(top, "--others", "--exclude-standard") if not _is_generated(top, name)]
-    for inner in [name for name in new if name.endswith("/")]:  # a repository inside, of which git lists no files
-        new.remove(inner)
-        new += [f"{inner}{name}" for name in _walk(top / inner, _spec(top / inner))]
-    names = [*tracked, *new]
+    names = _ls_files(top, "--cached", "--recurse-submodules")
+    for name in _ls_files(top, "--others", "--exclude-standard"):
+        path = pathlib.PurePath(name)
+        if any(_is_generated(top / part) for part in (path, *path.parents[:-1])):
+            continue
+        is_repository = name.endswith("/")  # of which git lists no files
+        names += [f"{name}{inner}" for inner in _walk(top / name, _spec(top / name))] if is_repository else [name]
     parents = {name.rpartition("/")[0] for name in names}
     ignored = _ls_files(top, "--others", "--ignored", "--exclude-standard", "--directory")
     names += [name for name in ignored if name.endswith(_IMPORTABLE) and name.rpartition("/")[0] in parents]
@@ -190,28 +183,25 @@ def _of_git(script: pathlib.Path, top: pathlib.Path) -> Project:
         names += [name for name in _walk(top, spec) if spec(name) is True]
     name = script.relative_to(top).as_posix()
     files = (name, *(path for path in names if spec(path) is not False))
-    commit = _git(top, "rev-parse", "--verify", "--quiet", "HEAD", may_fail=True).strip() or None
-    is_dirty = bool(new) or bool(_git(top, "status", "--porcelain", "--untracked-files=no"))
-    return Project(top, name, files, commit=commit, is_dirty=is_dirty)
+    commit = _git(top, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*").stdout.strip()
+    return Project(top, name, files, commit=commit)
 
 
-def _walk(root: pathlib.Path, spec: collections.abc.Callable[[str], bool | None]) -> list[str]:
-    """List the files below a folder that are neither generated nor left out. Raises ProjectError."""
-    files: list[str] = []
-
-    def refuse(e: OSError) -> None:
-        raise ProjectError(str(e.filename), f"cannot be read: {_reason(e)}", _how(root)) from e
-
-    for folder, inner, names in os.walk(root, onerror=refuse):
-        below = pathlib.Path(folder).relative_to(root)
-        links = [name for name in inner if pathlib.Path(folder, name).is_symlink()]
-        paths = {name: (below / name).as_posix() for name in (*inner, *names)}
-        files += [paths[name] for name in (*names, *links) if spec(paths[name]) is not False]
-        wanted = [name for name in inner if name not in links and spec(f"{paths[name]}/") is not False]
-        inner[:] = [name for name in wanted if not _is_generated(root, paths[name])]
-        if len(files) > 10 * LIMIT_FILES:
-            break  # it is refused for its number of files
-    return files
+def _walk(
+    folder: pathlib.Path, spec: collections.abc.Callable[[str], bool | None], below: str = ""
+) -> collections.abc.Iterator[str]:
+    """Yield the files in a folder that are neither generated nor left out. Raises ParameterError."""
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError as e:
+        raise _refusal(e.filename, f"cannot be read: {e.strerror}", _leave_out(folder)) from e
+    for entry in entries:
+        name = f"{below}{entry.name}"
+        if not entry.is_dir(follow_symlinks=False):
+            if spec(name) is not False:
+                yield name
+        elif spec(f"{name}/") is not False and not _is_generated(path := pathlib.Path(entry.path)):
+            yield from _walk(path, spec, f"{name}/")
 
 
 def _spec(root: pathlib.Path) -> collections.abc.Callable[[str], bool | None]:
@@ -228,31 +218,27 @@ def _spec(root: pathlib.Path) -> collections.abc.Callable[[str], bool | None]:
 
 
 def _measured(project: Project) -> Project:
-    """Drop what is no file, and add the size. Raises ProjectError beyond a limit."""
-    kept: list[str] = []
-    sizes, counts = collections.Counter[str](), collections.Counter[str]()
-    for name in dict.fromkeys(project.files):
+    """Drop what is no file, and add the size. Raises ParameterError beyond a limit."""
+    sizes: dict[str, int] = {}
+    for name in project.files:
         with contextlib.suppress(OSError):  # git tracks it, but it was removed
             about = (project.root / name).lstat()
             if stat.S_ISREG(about.st_mode) or stat.S_ISLNK(about.st_mode):
-                kept.append(name)
-                sizes[name.partition("/")[0]] += about.st_size
-                counts[name.partition("/")[0]] += 1
-    size = sum(sizes.values())
-    if size > LIMIT_BYTES or len(kept) > LIMIT_FILES:
-        limit = f"{LIMIT_BYTES >> 20} MiB" if size > LIMIT_BYTES else f"{LIMIT_FILES} files"
-        most = (sizes if size > LIMIT_BYTES else counts).most_common(3)
-        where = ", ".join(f"{top} ({counts[top]} files, {sizes[top] >> 20} MiB)" for top, _ in most)
-        raise ProjectError(project.root, f"has more than {limit}, most of it in {where}", _how(project.root))
-    return dataclasses.replace(project, files=tuple(kept), size_bytes=size)
+                sizes[name] = about.st_size
+    total = sum(sizes.values())
+    if total > LIMIT_BYTES or len(sizes) > LIMIT_FILES:
+        limit = f"{LIMIT_BYTES >> 20} MiB" if total > LIMIT_BYTES else f"{LIMIT_FILES} files"
+        most = collections.Counter[str]()
+        for name, size in sizes.items():
+            most[name.partition("/")[0]] += size if total > LIMIT_BYTES else 1
+        why = f"has more than {limit}, most of it in {', '.join(name for name, _ in most.most_common(3))}"
+        raise _refusal(project.root, why, _leave_out(project.root))
+    return dataclasses.replace(project, files=tuple(sizes), size_bytes=total)
 
 
-def _is_generated(root: pathlib.Path, name: str) -> bool:
-    """Return whether a path is, or is in, a cache, a virtual environment, or git's own folder."""
-    parts = pathlib.PurePath(name).parts
-    above = [root.joinpath(*parts[: depth + 1]) for depth in range(len(parts))]
-    own = any(path.name in (".git", "__pycache__") for path in above)
-    return own or any((path / marker).exists() for path in above for marker in _GENERATED)
+def _is_generated(path: pathlib.Path) -> bool:
+    """Return whether a path is a cache, a virtual environment, or git's own folder."""
+    return path.name in (".git", "__pycache__") or any((path / marker).exists() for marker in _GENERATED)
 
 
 def _link(root: pathlib.Path, source: pathlib.Path, kept: set[str]) -> str:
@@ -265,35 +251,20 @@ def _link(root: pathlib.Path, source: pathlib.Path, kept: set[str]) -> str:
 
 def _git_top(folder: pathlib.Path) -> pathlib.Path | None:
     """Find the top of a folder's work tree; None outside of one, if git ignores the folder, and without git."""
-    try:
-        done = _run_git(folder, "rev-parse", "--show-toplevel")
-    except FileNotFoundError:
+    top = next((path for path in (folder, *folder.parents) if (path / ".git").exists()), None)
+    if top is None or shutil.which("git") is None:
         return None
-    if "dubious ownership" in done.stderr:
-        how = f"trust it with: git config --global --add safe.directory {folder}"
-        raise ProjectError(folder, "git does not read what another account owns", f"{how}; or give --no-snapshot")
-    if "not a git repository" in done.stderr or "must be run in a work tree" in done.stderr:
-        return None
-    top = pathlib.Path(_checked(folder, done).removesuffix("\n")).resolve()
-    return None if _run_git(folder, "check-ignore", "--quiet", str(folder)).returncode == 0 else top
+    return None if _git(top, "check-ignore", "--quiet", str(folder)).returncode == 0 else top
 
 
 def _ls_files(top: pathlib.Path, *words: str) -> list[str]:
-    return _git(top, "ls-files", "-z", *words).split("\0")[:-1]
-
-
-def _git(folder: pathlib.Path, *words: str, may_fail: bool = False) -> str:
-    done = _run_git(folder, *words)
-    return done.stdout if may_fail else _checked(folder, done)
-
-
-def _checked(folder: pathlib.Path, done: "subprocess.CompletedProcess[str]") -> str:
+    done = _git(top, "ls-files", "-z", *words)
     if done.returncode:
-        raise ProjectError(folder, f"git: {done.stderr}", "repair the repository, or give --no-snapshot")
-    return done.stdout
+        raise _refusal(top, f"git: {done.stderr}", "repair the repository, or give --no-snapshot")
+    return done.stdout.split("\0")[:-1]
 
 
-def _run_git(folder: pathlib.Path, *words: str) -> "subprocess.CompletedProcess[str]":
+def _git(folder: pathlib.Path, *words: str) -> "subprocess.CompletedProcess[str]":
     """Run git, which changes nothing, not even its index, and asks nothing."""
     env = {name: value for name, value in os.environ.items() if name not in _GIT_VARIABLES}
     env |= {"LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"}
@@ -301,28 +272,15 @@ def _run_git(folder: pathlib.Path, *words: str) -> "subprocess.CompletedProcess[
     try:
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, env=env, timeout=_GIT_S, check=False)
     except subprocess.TimeoutExpired as e:
-        raise ProjectError(folder, f"git {words[0]} took over {_GIT_S:g} s", "give --no-snapshot") from e
+        raise _refusal(folder, f"git {words[0]} took over {_GIT_S:g} s", "give --no-snapshot") from e
     out, err = (os.fsdecode(stream) for stream in (done.stdout, done.stderr))
     return subprocess.CompletedProcess(argv, done.returncode, out, err)
 
 
-def _homes() -> set[pathlib.Path]:
-    found = {os.environ.get("HOME", "")}
-    with contextlib.suppress(KeyError):  # an account without an entry
-        found.add(pwd.getpwuid(os.getuid()).pw_dir)
-    return {pathlib.Path(home).resolve() for home in found if home}
+def _refusal(path: pathlib.Path | str, why: str, how: str = "give the path of a script") -> ParameterError:
+    text = str(path)
+    return ParameterError("workload", f"{text if text.isprintable() else ascii(text)}: {why}; {how}")
 
 
-def _announcement(found: Project) -> str:
-    if found.is_alone:
-        why = f"{found.root} is never copied as a whole"
-        return f"copying {found.script} alone: {why}; put it and what it imports into a folder below"
-    return f"copying {len(found.files)} files, {found.size_bytes / 2**20:.1f} MiB, of {found.root}"
-
-
-def _how(root: pathlib.Path) -> str:
+def _leave_out(root: pathlib.Path) -> str:
     return f"list what the job does not need in {root / _IGNORE}, or give --no-snapshot"
-
-
-def _reason(e: BaseException) -> str:
-    return (e.strerror if isinstance(e, OSError) else None) or str(e)

@@ -13,8 +13,6 @@ from ddp.submit import checks
 from ddp.workspace import folders
 from slurm_ddp import mounts
 
-PROGRAMS = {"zstd": "zstd"}  # needed to build an environment, and their packages
-
 
 @dataclasses.dataclass(frozen=True)
 class Readiness:
@@ -32,9 +30,8 @@ def check(settings: Settings) -> Readiness:
         contents = folders.look(settings)
     except folders.WorkspaceError as e:
         return Readiness("waiting", e.text(settings.render))
-    if contents.untrusted:
-        return Readiness("blocked", contents.untrusted)
     try:
+        checks.trusted(contents)
         checks.check_writable(settings, contents)
         environment = environments.installed(settings, contents)
     except TrainerError as e:
@@ -84,8 +81,6 @@ def slurm_problem() -> Problem | None:
 
 
 def _missing_package() -> Problem | None:
-    missing = next((package for program, package in PROGRAMS.items() if shutil.which(program) is None), None)
-    if missing is None:
+    if shutil.which("zstd"):  # it packs an environment
         return None
-    step = Step("install-package", f"as root: apt install {missing}", {"package": missing})
-    return Problem(f"{missing} is not installed on this host", remedy=step)
+    return Problem("zstd is not installed on this host", remedy=Step("install-package", "as root: apt install zstd"))

@@ -15,8 +15,3 @@ def start_slurmctld() -> Step:
 def check_filesystem() -> Step:
     """Make the server of the shared filesystem respond."""
     return Step("check-filesystem", "is the filesystem's server up? see: findmnt")
-
-
-def change_owner(user: str, path: str) -> Step:
-    """Give a path to an account."""
-    return Step("change-owner", f"as root, on the filesystem's server or here: chown {user} {path}")

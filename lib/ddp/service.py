@@ -78,9 +78,6 @@ def _do(settings: Settings, request: Json, log: Log) -> Json:
     if wanted == "sync-tokens":
         tokens.sync(settings)
         return {}
-    if wanted == "withdraw":
-        tokens.withdraw(settings)
-        return {}
     if wanted == "check":
         return dataclasses.asdict(readiness.check(settings))
     if wanted == "metrics":

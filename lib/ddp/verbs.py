@@ -7,7 +7,7 @@ import pathlib
 import typing
 
 from ddp import backports
-from ddp.base import Ahead, Answer, Log, Settings
+from ddp.base import Answer, Log, Settings, ahead
 from ddp.options import fields, models
 
 
@@ -36,9 +36,9 @@ class Verb:
 
         with settings.claims:
             if self.needs_slurm:
-                imported = Ahead(self._function)
+                imported = ahead(self._function)
                 readiness.require(settings, asks_nodes=self.asks_nodes)
-                imported()
+                imported.result()
             return self.do(settings, params, log)
 
     def _function(self) -> collections.abc.Callable[..., Answer | None]:

@@ -20,10 +20,9 @@ sys.path += [
     str(pathlib.Path(__file__).parents[2] / "charms" / "ddp-trainer" / "src"),  # installs the program
 ]
 from slurm_commands import Commands
-from trainer_fixtures import cluster, pip
+from trainer_fixtures import cluster, pip, small_payload
 
 __all__ = ["cluster", "pip"]
-PAYLOAD = pathlib.Path(__file__).parents[2] / "payload"
 RECORDED = pathlib.Path(__file__).parent / "data" / "gpt-20261123"
 
 
@@ -72,14 +71,7 @@ def workspace(tmp_path: pathlib.Path) -> pathlib.Path:
 @pytest.fixture
 def settings(workspace: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     """Make the settings of a user's command, with a small payload, and with claims in a folder of the test's."""
-    payload = tmp_path / "payload"
-    (payload / "ddptrain").mkdir(parents=True)
-    (payload / "ddptrain" / "__init__.py").write_text("__version__ = '0'\n")
-    for name in ("config", "errors", "files", "markers", "precheck", "smoke_options"):
-        shutil.copyfile(PAYLOAD / "ddptrain" / f"{name}.py", payload / "ddptrain" / f"{name}.py")
-    for folder, locked in (("", "numpy==2.0"), ("tracking", "mlflow-skinny==3.17"), ("tuning", "transformers==5.23")):
-        (payload / folder).mkdir(exist_ok=True)
-        (payload / folder / "requirements.txt").write_text(f"{locked} --hash=sha256:0\n")
+    payload = small_payload(tmp_path / "payload")
     monkeypatch.setattr(locks, "FOLDER", tmp_path / "private" / "locks")
     monkeypatch.setattr(checks, "_listing", None)
     about = pwd.getpwuid(os.geteuid())

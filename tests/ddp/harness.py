@@ -14,7 +14,6 @@ from ddp import service
 
 Json = dict[str, typing.Any]
 ROOT = pathlib.Path(__file__).parents[2]
-PAYLOAD = ROOT / "payload"
 META = yaml.safe_load((ROOT / "charms" / "ddp-trainer" / "charmcraft.yaml").read_text())
 
 

@@ -21,11 +21,6 @@ def ddp(*argv: str, **env: str) -> str:
     return done.stdout
 
 
-def test_a_required_option_is_shown_as_required():
-    shown = ddp("env", "create", "--help")
-    assert "[required]" in shown
-
-
 @pytest.mark.parametrize(
     ("typed", "completed"),
     [

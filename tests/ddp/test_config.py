@@ -64,23 +64,15 @@ def test_a_variable_is_true_or_false(monkeypatch: pytest.MonkeyPatch, text: str,
     assert config.load().tensorboard is meant
 
 
-def test_a_variable_that_is_neither_is_refused(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("DDP_TENSORBOARD", "perhaps")
-    assert refusal() == "$DDP_TENSORBOARD: tensorboard: 'perhaps' is not allowed; true or false"
-
-
 @pytest.mark.parametrize("where", ["etc", "home"])
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("workspace = ", "Invalid value (at "),
-        ("\x00", "Invalid statement (at "),
         ('worksapce = "/mnt"', "worksapce: unknown option; there are: account, "),
         ("workspace = 3", "workspace: '3' is not allowed; an absolute path"),
-        ('workspace = "shared"', "workspace: 'shared' is not allowed; an absolute path"),
         ('tensorboard = "yes"', "tensorboard: 'yes' is not allowed; true or false"),
         ('torch-build = "rocm"', "torch-build: 'rocm' is not allowed; one of: auto, cpu, cuda"),
-        ("[workspace]\na = 1", "workspace: {'a': 1} is not allowed; a text"),
     ],
 )
 def test_a_mistake_in_a_file_names_the_file(home: pathlib.Path, where: str, text: str, words: str):

@@ -35,7 +35,7 @@ def fails(settings: Settings, cluster: Cluster, script: pathlib.Path, last_line:
     params = fields.parse(models.SubmitDdp, given)
     with settings.claims, pytest.raises(TrainerError) as caught:
         verbs.ALL["submit"].do(settings, params, lambda _: None)
-    shown = verbs.ALL["show"].do(settings, fields.parse(models.ShowRun, {"run": "night"}), lambda _: None)
+    shown = verbs.ALL["show"].do(settings, fields.parse(models.OneRun, {"run": "night"}), lambda _: None)
     assert typing.cast(Result, shown).texts()["reason"] == str(caught.value)
     return str(caught.value)
 
@@ -44,7 +44,7 @@ def test_a_missing_module_is_answered_with_what_to_type(
     settings: Settings, cluster: Cluster, pip: Pip, script: pathlib.Path
 ):
     line = fails(settings, cluster, script, MISSING)
-    assert line == f"job 40 FAILED, exit code 1: {MISSING}; {REMEDY}ddp submit --env NAME ..."
+    assert line == f"job 40 FAILED, exit code 1: {MISSING}; {REMEDY}ddp submit -e NAME ..."
 
 
 @pytest.mark.parametrize("last_line", ["ValueError: x", "ImportError: cannot import name 'a' from 'b'"])

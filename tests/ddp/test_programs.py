@@ -1,6 +1,5 @@
 """The programs that another Python runs, on a node or here: files of the package, run here for real."""
 
-import ast
 import json
 import pathlib
 import subprocess
@@ -115,26 +114,3 @@ def test_the_payload_looks_at_arguments(settings: Settings, tmp_path: pathlib.Pa
     assert precheck.check(settings, "smoke", "night", ["--epochs", "1"], ())
     with pytest.raises(ParameterError, match=r"^args: --classes 1: must be at least 2"):
         precheck.check(settings, "smoke", "night", ["--classes", "1"], ())
-
-
-def test_no_text_of_python_is_executed():
-    """`-c` is for what is no Python: a shell that finds the interpreter or reads a vendor's file, zstd, git and pip."""
-    first: dict[str, set[str]] = {}
-    for path in PACKAGE.rglob("*.py"):
-        for found in ast.walk(ast.parse(path.read_text())):
-            words: list[ast.expr] = []
-            if isinstance(found, ast.List | ast.Tuple):
-                words = found.elts
-            elif isinstance(found, ast.Call):
-                words = found.args
-            texts = [word.value for word in words if isinstance(word, ast.Constant)]
-            if "-c" in texts:
-                first.setdefault(str(texts[0]), set()).add(str(path.relative_to(PACKAGE)))
-    assert first == {
-        "sh": {"node/supervisor.py"},
-        "/bin/sh": {"kubernetes.py"},
-        "bash": {"node/network.py"},
-        "git": {"project.py"},
-        "tar": {"environment/packing.py"},
-        "-r": {"environment/builder.py"},
-    }

@@ -49,7 +49,7 @@ def test_every_view_has_the_same_state(settings: Settings, cluster: Cluster, out
         cluster.jobs.append(Job(5, USER, "run", pathlib.Path("/s"), "", [(word, 0)]))
     listed = listing.list_runs(settings, fields.parse(models.ListRuns, {"name": "run"}), lambda _: None)
     (found,) = [str(one["state"]) for one in listed.record()["runs"]]  # pyright: ignore
-    shown = show.show_run(settings, fields.parse(models.ShowRun, {"run": "run"}), lambda _: None)
+    shown = show.show_run(settings, fields.parse(models.OneRun, {"run": "run"}), lambda _: None)
     compared = compare.compare_runs(settings, fields.parse(models.CompareRuns, {"runs": "run,other"}), lambda _: None)
     exported = next(one["state"] for one in telemetry.collect(settings)["runs"] if one["run"] == "run")
     html = page.page([catalog.load_one(settings, "run")], made=run_jobs.NOW)

@@ -1,18 +1,12 @@
-"""The text outputs of Slurm 24.11 to 26.05 that the trainer reads, each in the shape of its release.
+"""The text outputs of Slurm 24.11.5 and 26.05.5, captured from running clusters; that of accounting from the last.
 
-24.11.5 and 26.05.5 were captured from running clusters, those of accounting from the last (the sizes of its partition
-and node are those of the other). The rest is made from 24.11.5 after the releases' own words: RELEASE_NOTES and
-CHANGELOG, scontrol(1), squeue(1), sacct(1), and the print functions in src/api/partition_info.c and node_info.c: what a release adds
-stands where it prints it, what it dropped is left out.
+The sizes of the last one's partition and node are those of the other.
 """
-
-import dataclasses
 
 import pytest
 from slurm_commands import ASKED, SACCT_FIELDS, Commands
 
 from ddp.slurm import jobs
-from slurm_ddp.slurm import nodes
 
 PARTITION_24_11 = (
     "PartitionName=slurmd AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL AllocNodes=ALL Default=YES QoS=N/A DefaultTime=NONE "
@@ -52,44 +46,12 @@ CAPTURED = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Release:
-    """A release's outputs, as `captured` and then changed; each of `changes`, (output, old, new), must be found."""
-
-    version: str
-    captured: str
-    changes: tuple[tuple[str, str, str], ...] = ()
-
-    def partition(self) -> str:
-        return self._changed("partition")
-
-    def node(self, name: str, state: str) -> str:
-        text = self._changed("node").replace(f"Version={self.captured}", f"Version={self.version}")
-        return text.format(name=name, state=state)
-
-    def _changed(self, output: str) -> str:
-        text = CAPTURED[self.captured][output]
-        for where, old, new in self.changes:
-            if where == output:
-                assert old in text, old
-                text = text.replace(old, new)
-        return text
-
-
-NO_POWER = ("node", " CurrentWatts=0 AveWatts=0", "")
-RELEASES = (
-    Release("24.11.5", "24.11.5"),
-    Release("25.05.4", "24.11.5", (NO_POWER, ("node", "Weight=1", "Weight=1 Topology=default:s1"))),
-    Release("25.11.2", "24.11.5", (NO_POWER, ("node", "Boards=1", "Boards=1 ResCoresPerGPU=2"))),
-    Release("26.05.5", "26.05.5"),
-)
-each = pytest.mark.parametrize("release", RELEASES, ids=lambda release: release.version)
-
-
-@each
-def test_partitions_and_what_their_nodes_give(commands: Commands, release: Release):
-    commands.expect("/usr/bin/scontrol", "show", "partition", "-o", stdout=release.partition())
-    shown = release.node("slurmd-0", "IDLE+DYNAMIC_NORM") + release.node("slurmd-1", "DOWN*+DYNAMIC_NORM")
+@pytest.mark.parametrize("release", CAPTURED)
+def test_partitions_and_what_their_nodes_give(commands: Commands, release: str):
+    partition, node = CAPTURED[release]["partition"], CAPTURED[release]["node"]
+    commands.expect("/usr/bin/scontrol", "show", "partition", "-o", stdout=partition)
+    shown = node.format(name="slurmd-0", state="IDLE+DYNAMIC_NORM")
+    shown += node.format(name="slurmd-1", state="DOWN*+DYNAMIC_NORM")
     commands.expect("/usr/bin/scontrol", "show", "nodes", "-o", stdout=shown)
     (found,) = jobs.partitions()
     assert (found.name, found.is_default, found.is_up, found.max_time_s) == ("slurmd", True, True, 2 * 86400)
@@ -133,24 +95,6 @@ def test_a_job_in_the_queue(commands: Commands, row: str):
     assert (found.state, found.exit_code, found.restarts) == (state, int(code), int(restarts))
     assert (found.is_active, found.is_held) == (state in ("PENDING", "RUNNING", "COMPLETING"), held == "held")
     assert found.run_name == name.replace("_", " ")
-
-
-def test_a_node_of_24_11_with_a_job_and_a_drain(commands: Commands):
-    busy = (
-        NODE_24_11.format(name="slurmd-0", state="MIXED+DRAIN+DYNAMIC_NORM")
-        .replace("CPUAlloc=0", "CPUAlloc=1")
-        .replace("AllocTRES=", "AllocTRES=cpu=1,mem=23081M")
-        .replace(" \n", "  Reason=slurm-gpu: x [root@2026-11-22T15:40:57]\n")
-    )
-    (node,) = nodes.parse(busy)
-    assert (node.state, node.reason) == ("MIXED", "slurm-gpu: x")
-    assert (node.is_busy, node.is_drained, node.is_dynamic, node.gres) == (True, True, True, "gpu:mock_gpu:1")
-    message = (
-        "scontrol: error: failed to delete nodes slurmd-0\ndelete_node nodename=slurmd-0: Requested nodes are busy\n"
-    )
-    commands.expect("/usr/bin/scontrol", "delete", "nodename=slurmd-0", returncode=1, stderr=message)
-    with pytest.raises(nodes.NodeBusy, match=r"^delete node slurmd-0: delete_node .* Requested nodes are busy$"):
-        nodes.delete("slurmd-0")
 
 
 def forgotten(commands: Commands, **answer: object) -> jobs.Job | None:

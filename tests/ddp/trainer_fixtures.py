@@ -44,15 +44,20 @@ def workspace(tmp_path: pathlib.Path) -> pathlib.Path:
 def charm_dir(tmp_path: pathlib.Path) -> pathlib.Path:
     """Return a folder with a small payload, and the placeholder of a wheelhouse."""
     folder = tmp_path / "charm"
-    (folder / "payload" / "ddptrain").mkdir(parents=True)
-    (folder / "payload" / "ddptrain" / "__init__.py").write_text("__version__ = '0'\n")
-    for name in ("config", "errors", "files", "markers", "precheck", "shapes", "smoke_options"):
-        shutil.copyfile(PAYLOAD / "ddptrain" / f"{name}.py", folder / "payload" / "ddptrain" / f"{name}.py")
-    (folder / "payload" / "requirements.txt").write_text("numpy==2.0 --hash=sha256:0\n")
-    for extra, locked in (("tracking", "mlflow-skinny==3.17"), ("tuning", "transformers==5.23")):
-        (folder / "payload" / extra).mkdir()
-        (folder / "payload" / extra / "requirements.txt").write_text(f"{locked} --hash=sha256:0\n")
+    small_payload(folder / "payload")
     (folder / "wheelhouse").touch()
+    return folder
+
+
+def small_payload(folder: pathlib.Path) -> pathlib.Path:
+    """Make a payload of what looks at arguments, and one locked package for each of its folders."""
+    (folder / "ddptrain").mkdir(parents=True)
+    (folder / "ddptrain" / "__init__.py").write_text("__version__ = '0'\n")
+    for name in ("config", "errors", "files", "markers", "precheck", "shapes", "smoke_options"):
+        shutil.copyfile(PAYLOAD / "ddptrain" / f"{name}.py", folder / "ddptrain" / f"{name}.py")
+    for below, locked in (("", "numpy==2.0"), ("tracking", "mlflow-skinny==3.17"), ("tuning", "transformers==5.23")):
+        (folder / below).mkdir(exist_ok=True)
+        (folder / below / "requirements.txt").write_text(f"{locked} --hash=sha256:0\n")
     return folder
 
 

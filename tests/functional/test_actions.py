@@ -42,7 +42,9 @@ NO_SMI = r"there is no /usr/bin/nvidia-smi on this machine.*"
 TABLE: dict[tuple[str, str], Good | Refused | str] = {
     (TRAINER, "list-runs"): Good(results={"runs": r"(?s).*tour-b .*COMPLETED.*tour-a .*COMPLETED.*"}),
     (TRAINER, "show-run"): Good(("run=tour-a",), {"state": "COMPLETED", "curve-text": r"(?s).*│.*"}),
-    (TRAINER, "compare-runs"): Good((f"runs={','.join(RUNS)}",), {"results": r"(?s)RUN +STATE .*\ntour-a .*\ntour-b .*"}),
+    (TRAINER, "compare-runs"): Good(
+        (f"runs={','.join(RUNS)}",), {"results": r"(?s)RUN +STATE .*\ntour-a .*\ntour-b .*"}
+    ),
     (TRAINER, "doctor"): Good(
         results={
             "verdict": "a run can start.*",

@@ -189,7 +189,7 @@ def test_an_environment_of_her_own_has_her_package(alice: Person):
     alice.writes("own/uses.py", USES_A_PACKAGE)
     alice.does("ddp env create mine --torch cpu --requirements own/requirements.txt", timeout=1200)
     assert re.search(r"(?m)^mine .* alice ", alice.does("ddp env list"))
-    done = alice.json(f"cd own && ddp submit --json --wait --env mine {ONE} uses.py")
+    done = alice.json(f"cd own && ddp submit --json --wait --environment mine {ONE} uses.py")
     assert done["state"] == "COMPLETED"
     assert "package iniconfig uid 2001" in alice.does(f"cat {done['log']}")
     without = alice.tries(f"cd own && ddp submit --json --wait {ONE} uses.py")

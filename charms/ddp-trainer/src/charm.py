@@ -110,7 +110,7 @@ class DdpTrainerCharm(ops.CharmBase):
             config = fields.parse(host.Config, self.config)
             host.account(config.submit_user)
             try:
-                host.ask(config, self.unit.name, "withdraw", timeout_s=30)
+                host.ask(config, self.unit.name, "sync-tokens", timeout_s=30)  # without one
             except program.ProgramError as e:
                 logger.warning("files with the token may be left in %s/.secrets: %s", config.workspace, e)
 

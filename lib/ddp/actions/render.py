@@ -20,7 +20,7 @@ def render(settings: Settings, params: models.Render, log: Log) -> Answer:
     if params.kubernetes:
         return render_kubernetes(settings, params, log)
     checked = training.check(settings, params, run=params.run, resume=params.resume)
-    dry = training.dry(settings, params, checked, resume=params.resume)
+    dry = training.dry(checked)
     return dataclasses.replace(dry, text=dry.shown["script"])
 
 
@@ -55,17 +55,10 @@ def _manifests(
     run: str,
     kept: project.Copy | None,
 ) -> str:
-    gpus, run_dir = params.gpus_per_node or 0, settings.runs / run
-    workload = training.Workload(
-        kind=kind,
-        label="run",
-        dataset=str(settings.datasets / (params.dataset or "python-stdlib")),
-        prepare=False,
-        run=run,
-        is_again=False,
-        script=kept.script if kept is not None else "",
-    )
-    program = workload.program(settings, params, params.resume)
+    gpus = params.gpus_per_node or 0
+    run_dir = settings.runs / run
+    dataset = str(settings.datasets / (params.dataset or "python-stdlib"))
+    program = training.Workload(kind, run, dataset, resume=params.resume).program(settings, params, kept)
     named = {scripts.RUN_DIR: str(run_dir), scripts.RESUME: program.resume}
     try:
         wanted = kubernetes.Run(

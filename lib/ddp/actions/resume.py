@@ -15,7 +15,7 @@ _APART_S = 2.0
 _LEAVING = ("COMPLETING", "EXPEDITING")  # it still ends on its nodes; Slurm refuses to change an EXPEDITING job
 
 
-def resume_run(settings: Settings, params: models.ResumeRun, log: Log) -> Result:
+def resume_run(settings: Settings, params: models.OneRun, log: Log) -> Result:
     """Make a requeued job that is held, or waits for its begin time, eligible now."""
     name, job_id = catalog.find(settings, params.run)
     known = catalog.job_of(settings, name, job_id)

@@ -9,7 +9,7 @@ from ddp.run.model import WITHOUT_LOSS, Run, State
 from ddp.view.result import Result
 
 
-def show_run(settings: Settings, params: models.ShowRun, _: Log) -> Result:
+def show_run(settings: Settings, params: models.OneRun, _: Log) -> Result:
     """Show a run's state, settings, figures, checkpoints, attempts and curve, or why it failed."""
     name = catalog.name_of(settings, params.run)[0]
     runs, silence = catalog.load(settings, [name])

@@ -9,6 +9,7 @@ import json
 import pathlib
 import re
 import secrets
+import shutil
 import urllib.parse
 import zlib
 
@@ -81,7 +82,7 @@ def gather(settings: Settings, params: models.Doctor, partitions: tuple[jobs.Par
             options = _options(params, partition, fit, gpus=gpus, cpus=cpus)
             reports, trouble = _examine(spec, options, log, patience_s=params.wait_timeout)
     finally:
-        folders.call(settings, operations.close_examination, folder=folder["folder"])
+        folders.call(settings, shutil.rmtree, path=folder["folder"], ignore_errors=True)
     try:
         config = jobs.configuration()
     except jobs.SlurmError:

@@ -57,7 +57,7 @@ def choose(
 
 def _run(settings: Settings, script: str, log: Log) -> jobs.Job:
     """Run a job to its end, and return it. Raises SlurmError if it does not start or end in time."""
-    number = jobs.submit_text(script)
+    number = jobs.submit(stdin=script)
     began = reported = time.monotonic()
     try:
         while True:

@@ -18,7 +18,7 @@ from ddp.options import models
 from ddp.problem import Command
 from ddp.slurm import jobs
 from ddp.submit import checks
-from ddp.workspace import folders, operations
+from ddp.workspace import files, folders
 
 IMPORTS = builder.IMPORTS
 _FORMAT = "2"  # goes into the key: raise it when the same inputs shall give another environment
@@ -158,7 +158,7 @@ def _note_driverless(settings: Settings, found: Environment) -> Environment:
     manifest = found.manifest.model_copy(update={"driverless": True})
     if manifest.folder == str(settings.environments):
         path = settings.environments / f"{manifest.hash}.json"
-        folders.call(settings, operations.write, path=str(path), text=manifest.model_dump_json(indent=1) + "\n")
+        folders.call(settings, files.replace, path=path, text=manifest.model_dump_json(indent=1) + "\n")
     return Environment(manifest, manifest.archive)
 
 

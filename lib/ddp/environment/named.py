@@ -25,7 +25,7 @@ def create(settings: Settings, params: models.CreateEnvironment, log: Log) -> Re
     return {"name": params.name, **environments.describe(made)}
 
 
-def list_all(settings: Settings, _: models.ListEnvironments, __: Log) -> Result:
+def list_all(settings: Settings, _: models.Parsed, __: Log) -> Result:
     """List the environments that this user's jobs can use, the newest first."""
     found = folders.look(settings).environments
     rows = [["NAME", "HASH", "TORCH", "BUILD", "PYTHON", "SIZE", "OWNER", "CREATED"]]

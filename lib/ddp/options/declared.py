@@ -34,6 +34,7 @@ class Text:
 class Option:
     """One option of a verb."""
 
+    model: type[fields.Parsed]
     name: str  # with hyphens
     kind: Kind
     text: Text
@@ -42,7 +43,15 @@ class Option:
     maximum: int | None = None
     choices: tuple[str, ...] = ()
     is_required: bool = False
-    takes_number: bool = False  # a text that may be a whole number, which YAML does not read as a text
+
+    @property
+    def takes_number(self) -> bool:
+        """Whether it is a text that may be a whole number, which YAML does not read as a text."""
+        try:
+            fields.parse(self.model, {self.name: 30})
+        except ParameterError as e:
+            return e.name != self.name
+        return self.kind == "string"
 
     @property
     def shown_default(self) -> str:
@@ -68,25 +77,15 @@ def options(model: type[fields.Parsed]) -> tuple[Option, ...]:
     return tuple(_option(model, name, field) for name, field in found)
 
 
-def directives(params: fields.Parsed, *, is_judged: bool = False) -> list[tuple[str, str]]:
-    """List sbatch's options that are given as they are, with their values; a flag has none.
-
-    With `is_judged` they are for `sbatch --test-only`.
-    """
+def directives(params: fields.Parsed) -> list[tuple[str, str]]:
+    """List sbatch's options that are given as they are, with their values; a flag has none."""
     found: list[tuple[str, str]] = []
     for name, directive in fields.directives(type(params)).items():
         value = getattr(params, name)
         is_given = value is not None and value is not False and value != ""
-        if is_given and not directive.is_computed and (directive.is_judged or not is_judged):
-            found += [(directive.name, "" if value is True else str(value)), *directive.more]
+        if is_given and not directive.is_computed:
+            found.append((directive.name, "" if value is True else str(value)))
     return found
-
-
-def shared(params: fields.Parsed, model: type[fields.Parsed]) -> dict[str, object]:
-    """Select the given options that set a directive of sbatch and that `model` has, too, by their names."""
-    names = fields.directives(type(params)).keys() & fields.directives(model).keys()
-    given = {str(model.model_fields[name].alias): getattr(params, name) for name in sorted(names)}
-    return {name: value for name, value in given.items() if value is not None}
 
 
 @functools.cache
@@ -105,28 +104,15 @@ def _text(model: type[fields.Parsed], name: str) -> Text:
 
 def _option(model: type[fields.Parsed], name: str, field: pydantic.fields.FieldInfo) -> Option:
     base, marks = fields.base_of(field.annotation)
-    marks = [*field.metadata, *marks]
-    bound = next((mark for mark in marks if isinstance(mark, fields.Bound)), None)
-    one_of = next((mark for mark in marks if isinstance(mark, fields.OneOf)), None)
+    limits = next((mark for mark in (*field.metadata, *marks) if isinstance(mark, fields.Limits)), None)
     return Option(
+        model=model,
         name=name,
         kind=_KINDS[base],
         text=_text(model, name),
         default=None if field.is_required() else field.default,
-        minimum=bound.least if bound else None,
-        maximum=bound.most if bound else None,
-        choices=one_of.choices if one_of else (),
+        minimum=limits.least if limits else None,
+        maximum=limits.most if limits else None,
+        choices=limits.choices if limits else (),
         is_required=field.is_required(),
-        takes_number=base is str and one_of is None and _takes(marks, "30"),
     )
-
-
-def _takes(marks: list[object], text: str) -> bool:
-    """Try a text on the checks of a field."""
-    try:
-        for mark in marks:
-            if isinstance(mark, pydantic.AfterValidator):
-                typing.cast(typing.Callable[[str], str], mark.func)(text)
-    except (ValueError, ParameterError):
-        return False
-    return True

@@ -12,31 +12,39 @@ _DATATYPES = ("float", "double", "half", "bfloat16", "int8", "uint8", "int32", "
 _MODELS = ("tiny", "small", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 
 
-class Resources(Parsed):
+class Place(Parsed):
     """Options that ask Slurm for a place to run."""
 
     partition: fields.Partition = None
+    account: typing.Annotated[fields.Name | None, Directive("account")] = None
+    qos: typing.Annotated[fields.Name | None, Directive("qos")] = None
+    reservation: typing.Annotated[fields.Name | None, Directive("reservation")] = None
+
+
+class Resources(Place):
+    """Options of a job."""
+
     time_limit: typing.Annotated[fields.Time | None, Directive("time", is_computed=True)] = None
-    account: fields.SlurmAccount = None
-    qos: fields.Qos = None
-    reservation: fields.Reservation = None
 
 
-class Training(Resources):
+class Nodes(Resources):
+    """Options that choose the nodes of a job."""
+
+    nodes: fields.Nodes = None
+    gpus_per_node: fields.Gpus = None
+    constraint: typing.Annotated[fields.Constraint | None, Directive("constraint")] = None
+    nodelist: typing.Annotated[fields.Hosts | None, Directive("nodelist")] = None
+    exclude: typing.Annotated[fields.Hosts | None, Directive("exclude")] = None
+
+
+class Training(Nodes):
     """Options that describe a training, one or many."""
 
     workload: fields.Workload = "gpt"
-    nodes: fields.Nodes = None
-    gpus_per_node: fields.Gpus = None
     cpus_per_task: fields.Cpus = None
     memory: typing.Annotated[fields.Memory | None, Directive("mem", is_computed=True)] = None
-    constraint: fields.Constrained = None
-    nodelist: fields.Nodelist = None
-    exclude: fields.Exclude = None
     exclusive: typing.Annotated[bool, Directive("exclusive")] = False
-    dependency: typing.Annotated[  # sbatch --test-only finds no start time for a job that waits for another
-        fields.Dependency | None, Directive("dependency", more=(("kill-on-invalid-dep", "yes"),), is_judged=False)
-    ] = None
+    dependency: typing.Annotated[fields.Dependency | None, Directive("dependency")] = None
     mail_type: typing.Annotated[fields.MailType | None, Directive("mail-type")] = None
     mail_user: typing.Annotated[fields.MailUser | None, Directive("mail-user")] = None
     sbatch: fields.Sbatch = ""
@@ -117,7 +125,7 @@ class PrepareDataset(Resources):
 
 
 class OneRun(Parsed):
-    """Options that name a run."""
+    """Options of show and resume: a run."""
 
     run: fields.Name | None = None  # or a job's id
 
@@ -130,10 +138,6 @@ class ListRuns(Parsed):
     since: fields.Since | None = None
     sort: typing.Annotated[str, among("submitted", "name", "state", "loss", "best", "rate", "step")] = "submitted"
     lines: fields.Lines = 50
-
-
-class ShowRun(OneRun):
-    """Options of show."""
 
 
 class RunLog(OneRun):
@@ -157,20 +161,15 @@ class CancelRun(Parsed):
     run: fields.Names | None = None
 
 
-class ResumeRun(OneRun):
-    """Options of resume."""
-
-
 class CompareRuns(Parsed):
     """Options of compare."""
 
     runs: fields.Names | None = None
 
 
-class Report(Parsed):
+class Report(CompareRuns):
     """Options of report."""
 
-    runs: fields.Names | None = None
     output: fields.Path | None = None
 
 
@@ -191,36 +190,23 @@ class CreateEnvironment(Parsed):
     force: bool = False
 
 
-class ListEnvironments(Parsed):
-    """Options of env list: none."""
-
-
 class OneEnvironment(Parsed):
     """Options of env show and env remove."""
 
     name: fields.Name
 
 
-class Doctor(Parsed):
+class Doctor(Place):
     """Options of doctor."""
 
-    partition: fields.Partition = None
     nodes: fields.Hosts | None = None
-    account: fields.SlurmAccount = None
-    qos: fields.Qos = None
-    reservation: fields.Reservation = None
     wait_timeout: typing.Annotated[int, between(1, 3600)] = 60
 
 
-class BenchmarkCollectives(Resources):
+class BenchmarkCollectives(Nodes):
     """Options of bench."""
 
     collective: typing.Annotated[str, among(*COLLECTIVES)] = "all_reduce"
-    nodes: fields.Nodes = None
-    gpus_per_node: fields.Gpus = None
-    constraint: fields.Constrained = None
-    nodelist: fields.Nodelist = None
-    exclude: fields.Exclude = None
     min_bytes: fields.Size | None = None
     max_bytes: fields.Size | None = None
     step_factor: typing.Annotated[int, between(2, 1024)] | None = None

@@ -137,7 +137,7 @@ def send(settings: Settings, run: str, name: str, text: str, mark: str) -> int:
     theirs = _COMMENT.search(text)
     comment = f"{theirs[1]} {mark}" if theirs else mark
     try:
-        return jobs.submit(str(settings.runs / run / name), comment=comment)
+        return jobs.submit(f"--comment={comment}", str(settings.runs / run / name))
     except jobs.SlurmError as e:
         if not isinstance(e, jobs.UncertainError) and not _LOST_ANSWER.search(str(e)):
             raise

@@ -82,7 +82,7 @@ def _missing_module(settings: Settings, line: str) -> Remedy | None:
         return None
     module = found[1].partition(".")[0][:60]
     create = "ddp env create NAME --requirements requirements.txt"
-    words = f"with {module} in requirements.txt: {create}, then: ddp submit --env NAME ..."
+    words = f"with {module} in requirements.txt: {create}, then: ddp submit -e NAME ..."
     return Step("install-module", words, {"module": module, "user": settings.user})
 
 

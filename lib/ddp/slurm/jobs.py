@@ -26,14 +26,17 @@ ACTIVE = frozenset(
 """Job states that lead to another one (squeue(1), JOB STATE CODES; EXPEDITING: job_state_string() of 25.11)."""
 
 _LOST = frozenset({"DEADLINE", "NODE_FAIL", "BOOT_FAIL"})  # ends that no script's exit code tells
-NO_LIMIT = ("UNLIMITED", "INFINITE")
-"""What Slurm calls no time limit (slurm.conf(5), MaxTime)."""
+NO_LIMIT = ("UNLIMITED", "INFINITE")  # slurm.conf(5), MaxTime
 
 _QUEUE_FIELDS = (
     "JobID UserName State exit_code RestartCnt NumNodes Partition TimeUsed TimeLimit SubmitTime StartTime PriorityLong "
     "Reason NodeList ArrayJobID ArrayTaskID Name".split()
 )
 _QUEUE_FORMAT = ",".join(f"{name}:|" for name in _QUEUE_FIELDS)
+_SACCT_FIELDS = "JobIDRaw,User,State,ExitCode,NNodes,Partition,Elapsed,Timelimit,Submit,NodeList,JobName"
+_SACCT_NAMES = (  # squeue's for the same
+    "JobID UserName State exit_code NumNodes Partition TimeUsed TimeLimit SubmitTime NodeList Name".split()
+)
 _KEPT = "MAINTENANCE"
 _UNUSABLE = frozenset({"DRAIN", "FAIL", _KEPT, "NOT_RESPONDING", "INVALID_REG", "INVAL", "REBOOT_ISSUED"})
 _USABLE = frozenset({"IDLE", "ALLOCATED", "MIXED", "COMPLETING"})
@@ -143,10 +146,8 @@ def partitions() -> tuple[Partition, ...]:
     members: dict[str, list[Capacity]] = {}
     try:
         known = nodes.show_all()
-    except nodes.ControllerSilent as e:
-        raise NotAnsweringError(str(e)) from e
     except nodes.NodeError as e:
-        raise SlurmError(str(e)) from e
+        raise (NotAnsweringError if isinstance(e, nodes.ControllerSilent) else SlurmError)(str(e)) from e
     for node in known:
         for name in node.fields.get("Partitions", "").split(","):
             members.setdefault(name, []).append(_capacity(node))
@@ -157,7 +158,7 @@ def partitions() -> tuple[Partition, ...]:
             is_up=record.get("State") == "UP",
             max_time_s=parse_time(record.get("MaxTime", "")),
             default_time_s=parse_time(record.get("DefaultTime", "")),
-            nodes=tuple(sorted(members.get(record["PartitionName"], []), key=lambda node: _natural(node.name))),
+            nodes=tuple(members.get(record["PartitionName"], ())),
             preempt_mode=record.get("PreemptMode", ""),
         )
         for record in found
@@ -169,10 +170,16 @@ def judge(script: str) -> str:
     return _words(ask(_SBATCH, "--test-only", stdin=script, answer="stderr"))
 
 
-def submit(script: str, *, comment: str = "") -> int:
-    """Submit the script at this path and return the job's id. Raises SlurmError."""
-    mark = (f"--comment={comment}",) if comment else ()
-    return _number_of(ask(_SBATCH, "--parsable", *mark, script))
+def submit(*words: str, stdin: str | None = None) -> int:
+    """Submit a script, named last or given on `stdin`, and return the job's id. Raises SlurmError.
+
+    A federation adds the cluster's name to the id, and a site's wrapper lines of its own.
+    """
+    answer = ask(_SBATCH, "--parsable", *words, stdin=stdin)
+    found = re.findall(r"^\s*(\d+)(?:;\S+)?\s*$", answer, re.MULTILINE)
+    if not found:
+        raise UncertainError(f"sbatch answered {answer.strip()[:80]!r} instead of a job's id")
+    return int(found[-1])
 
 
 def find_submission(mark: str, *, user: str, name: str) -> int | None:
@@ -188,39 +195,19 @@ def find_submission(mark: str, *, user: str, name: str) -> int | None:
     return None
 
 
-def submit_text(script: str) -> int:
-    """Submit a script and return the job's id. Raises SlurmError."""
-    return _number_of(ask(_SBATCH, "--parsable", stdin=script))
-
-
-def _number_of(answer: str) -> int:
-    """Return the job's id; a federation adds the cluster's name, and a site's wrapper lines of its own."""
-    found = re.findall(r"^\s*(\d+)(?:;\S+)?\s*$", answer, re.MULTILINE)
-    if not found:
-        raise UncertainError(f"sbatch answered {answer.strip()[:80]!r} instead of a job's id")
-    return int(found[-1])
-
-
 def job(job_id: int, *, user: str, timeout_s: float = 60) -> Job | None:
     """Return this job of `user`; None where neither the controller nor the accounting knows it. Raises SlurmError."""
-    known = queued(job_id, timeout_s=timeout_s)
-    if known is not None:
-        return known if known.user == user else None
-    return accounted((job_id,), user=user).get(job_id)
-
-
-def queued(job_id: int, *, timeout_s: float = 60) -> Job | None:
-    """Return this job, whosever it is; None where the controller does not know it, or no longer. Raises SlurmError."""
+    argv = (_SQUEUE, "-h", "-a", "-t", "all", "-j", str(job_id), "-O", _QUEUE_FORMAT)
     try:
-        argv = (_SQUEUE, "-h", "-a", "-t", "all", "-j", str(job_id), "-O", _QUEUE_FORMAT)
-        found = _parse_queue(ask(*argv, timeout=timeout_s))
-    except NotAnsweringError:
-        raise
+        found = _parse(ask(*argv, timeout=timeout_s))
     except SlurmError as e:
-        if "Invalid job id" not in str(e):
+        if isinstance(e, NotAnsweringError) or "Invalid job id" not in str(e):
             raise
         found = ()
-    return next((known for known in found if known.job_id == job_id), None)
+    for known in found:
+        if known.job_id == job_id:
+            return known if known.user == user else None
+    return accounted((job_id,), user=user).get(job_id)
 
 
 def accounted(job_ids: collections.abc.Sequence[int], *, user: str) -> dict[int, Job]:
@@ -233,7 +220,7 @@ def jobs(*, user: str | None, name: str | None = None) -> tuple[Job, ...]:
     """Return the jobs of `user`, or everybody's, that the controller still knows, newest first. Raises SlurmError."""
     chosen = () if name is None else ("-n", name)
     whose = () if user is None else ("-u", user)
-    found = _parse_queue(ask(_SQUEUE, "-h", "-a", "-t", "all", *whose, *chosen, "-O", _QUEUE_FORMAT))
+    found = _parse(ask(_SQUEUE, "-h", "-a", "-t", "all", *whose, *chosen, "-O", _QUEUE_FORMAT))
     mine = (known for known in found if user in (None, known.user))
     return tuple(sorted(mine, key=lambda known: -known.job_id))
 
@@ -276,10 +263,7 @@ def hostnames(hostlist: str) -> tuple[str, ...]:
 
 
 def run_everywhere(
-    *argv: str,
-    options: collections.abc.Sequence[str],
-    timeout_s: float,
-    stdin: str | None = None,
+    *argv: str, options: collections.abc.Sequence[str], timeout_s: float, stdin: str | None = None
 ) -> tuple[str, str]:
     """Run a command through srun; return what the tasks printed, and in srun's words what went wrong or nothing.
 
@@ -287,8 +271,7 @@ def run_everywhere(
     Raises NotAnsweringError.
     """
     try:
-        argv = (_SRUN, "--quiet", *options, *argv)
-        done = run(*argv, stdin=stdin, timeout=timeout_s, cwd="/", check=False)
+        done = run(_SRUN, "--quiet", *options, *argv, stdin=stdin, timeout=timeout_s, cwd="/", check=False)
     except CommandTimeout as e:
         raise NotAnsweringError(f"Slurm: {e}") from e
     except CommandError as e:
@@ -334,14 +317,10 @@ def parse_time(text: str) -> int | None:
         return None
     days, dash, rest = text.rpartition("-")
     parts = [int(part) for part in rest.split(":")]
-    if dash:  # D-HH[:MM[:SS]]
-        hours, minutes, seconds = [*parts, 0, 0][:3]
-        return int(days) * 86400 + hours * 3600 + minutes * 60 + seconds
-    if len(parts) == 1:
-        return parts[0] * 60
-    if len(parts) == 2:
-        return parts[0] * 60 + parts[1]
-    return parts[0] * 3600 + parts[1] * 60 + parts[2]
+    if not dash and len(parts) < 3:  # MM[:SS]; the others begin with hours
+        parts.insert(0, 0)
+    hours, minutes, seconds = [*parts, 0, 0][:3]
+    return int(days or 0) * 86400 + hours * 3600 + minutes * 60 + seconds
 
 
 def format_time(seconds: int) -> str:
@@ -402,82 +381,53 @@ def _capacity(node: nodes.Node) -> Capacity:
     )
 
 
-def _parse_queue(text: str) -> tuple[Job, ...]:
-    found: list[Job] = []
-    for line in text.splitlines():
-        values = line.split("|", len(_QUEUE_FIELDS) - 1)
-        if len(values) != len(_QUEUE_FIELDS) or not values[0].isdecimal():
-            continue  # the second line of a name with a line break in it
-        record = dict(zip(_QUEUE_FIELDS, values, strict=True))
-        task = "" if record["ArrayTaskID"] in ("N/A", "") else record["ArrayTaskID"]
-        found.append(
-            Job(
-                job_id=int(record["JobID"]),
-                user=record["UserName"],
-                state=record["State"],
-                exit_code=_exit_code(record["exit_code"], record["State"]),
-                restarts=_number(record["RestartCnt"]),
-                num_nodes=_number(record["NumNodes"]),
-                partition=record["Partition"],
-                elapsed=record["TimeUsed"],
-                time_limit=record["TimeLimit"],
-                submitted=_utc(record["SubmitTime"]),
-                reason=record["Reason"],
-                is_held=record["PriorityLong"] == "0",
-                nodes=record["NodeList"],
-                name=record["Name"].rstrip("|"),
-                task=task,
-                array_id=_number(record["ArrayJobID"]) if task else None,
-            )
-        )
-    return tuple(found)
+def _parse(text: str, names: collections.abc.Sequence[str] = _QUEUE_FIELDS) -> tuple[Job, ...]:
+    """Parse the jobs that squeue or sacct printed; the second line of a name with a line break in it is none."""
+    rows = (line.split("|", len(names) - 1) for line in text.splitlines())
+    return tuple(
+        _job(dict(zip(names, row, strict=True))) for row in rows if len(row) == len(names) and row[0].isdecimal()
+    )
 
 
-def _utc(stamp: str) -> str:
-    return f"{stamp}Z" if stamp[:1].isdecimal() else stamp
+def _job(record: dict[str, str]) -> Job:
+    state = next(iter(record["State"].split()), "UNKNOWN")  # CANCELLED by 1000
+    task = record.get("ArrayTaskID", "").replace("N/A", "")
+    return Job(
+        job_id=int(record["JobID"]),
+        user=record["UserName"],
+        state=state,
+        exit_code=_exit_code(record["exit_code"], state),
+        restarts=_number(record.get("RestartCnt", "")),
+        num_nodes=_number(record["NumNodes"]),
+        partition=record["Partition"],
+        elapsed=record["TimeUsed"],
+        time_limit=record["TimeLimit"],
+        submitted=f"{record['SubmitTime']}Z" if record["SubmitTime"][:1].isdecimal() else record["SubmitTime"],
+        reason=record.get("Reason", ""),
+        is_held=record.get("PriorityLong") == "0",
+        nodes=record["NodeList"].replace("None assigned", ""),
+        name=record["Name"].rstrip("|"),
+        task=task,
+        array_id=_number(record["ArrayJobID"]) if task else None,
+    )
 
 
 def _accounted(wanted: str, user: str) -> tuple[Job, ...]:
-    """Look up jobs and elements of `user` in the accounting."""
-    fields = "JobIDRaw,User,State,ExitCode,NNodes,Partition,Elapsed,Timelimit,Submit,NodeList,JobName"
+    """Look up jobs and elements of `user` in the accounting; without slurmdbd none."""
     try:
-        text = ask(_SACCT, "-X", "-n", "-P", "-j", wanted, "-o", fields)
-    except SlurmError:  # no slurmdbd: the caller looks at the files that the jobs left
+        text = ask(_SACCT, "-X", "-n", "-P", "-j", wanted, "-o", _SACCT_FIELDS)
+    except SlurmError:  # the caller looks at the files that the jobs left
         return ()
-    found: list[Job] = []
-    for line in text.splitlines():
-        values = line.split("|", 10)
-        if len(values) == 11 and values[0].isdecimal() and values[1] == user:
-            state = values[2].split()[0] if values[2] else "UNKNOWN"  # CANCELLED by 1000
-            found.append(
-                Job(
-                    job_id=int(values[0]),
-                    user=user,
-                    state=state,
-                    exit_code=_exit_code(values[3], state),
-                    restarts=0,
-                    num_nodes=_number(values[4]),
-                    partition=values[5],
-                    elapsed=values[6],
-                    time_limit=values[7],
-                    submitted=_utc(values[8]),
-                    reason="",
-                    nodes="" if values[9] == "None assigned" else values[9],
-                    name=values[10],
-                )
-            )
-    return tuple(found)
+    return tuple(job for job in _parse(text, _SACCT_NAMES) if job.user == user)
 
 
 def _exit_code(text: str, state: str) -> int:
     """Return an exit code as a shell would, from Slurm's `code:signal`.
 
     Of a job whose script did not end by itself slurmctld notes the bare status 1 or nothing: squeue prints 0:1, sacct
-    1:0 (as_mysql_job.c, as_mysql_job_complete) or 0:0. squeue of 22.05 prints wait(2)'s status as one number.
+    1:0 (as_mysql_job.c, as_mysql_job_complete) or 0:0.
     """
     code, signal = (_number(part) for part in text.partition(":")[::2])
-    if ":" not in text:
-        code, signal = code >> 8, code & 127
     if signal == 1:
         code, signal = 1, 0
     return code or (128 + signal if signal else int(state in _LOST))
@@ -486,7 +436,3 @@ def _exit_code(text: str, state: str) -> int:
 def _number(text: str) -> int:
     match = re.match(r"\d+", text)
     return int(match[0]) if match else 0
-
-
-def _natural(name: str) -> tuple[object, ...]:
-    return tuple(int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name))

@@ -1,93 +1,29 @@
 """Checks of a request before anything is written; each error names the option."""
 
-import collections.abc
-import re
+import concurrent.futures
 
-from ddp import remedies
-from ddp.base import Ahead, ParameterError, Settings, TrainerError
-from ddp.problem import Command
+from ddp.base import ParameterError, Settings, TrainerError, ahead
 from ddp.slurm import access, jobs
-from ddp.workspace import folders
+from ddp.workspace import folders, operations
 
-LEAST_FREE_BYTES, LEAST_FREE_FILES = (
-    64 << 20,
-    100,
-)  # a run's scripts, logs and figures; checkpoints check for themselves
-_listing: Ahead[tuple[jobs.Partition, ...]] | None = None
+# A run's scripts, logs and figures; checkpoints check for themselves
+LEAST_FREE_BYTES, LEAST_FREE_FILES = 64 << 20, 100
+_listing: concurrent.futures.Future[tuple[jobs.Partition, ...]] | None = None
 
 
 def list_ahead() -> None:
     """Start to list the cluster's nodes: on a large cluster that takes as long as all else together."""
     global _listing  # noqa: PLW0603 - one command, one process
-    _listing = Ahead(jobs.partitions)
+    _listing = ahead(jobs.partitions)
 
 
 def partitions(reservation: str | None = None) -> tuple[jobs.Partition, ...]:
     """List Slurm's partitions with their nodes, as a job in the reservation meets them. Raises TrainerError."""
     try:
-        found = _listing() if _listing is not None else jobs.partitions()
-        if reservation is None:
-            return found
-        try:
-            return access.inside(found, reservation)
-        except jobs.NotAnsweringError:
-            raise
-        except jobs.SlurmError:  # it does not show reservations; its verdict on the job counts
-            return found
+        found = _listing.result() if _listing is not None else jobs.partitions()
+        return found if reservation is None else access.inside(found, reservation)
     except jobs.SlurmError as e:
         raise TrainerError(f"Slurm: {e}") from e
-
-
-def _some(names: collections.abc.Sequence[str]) -> str:
-    return ", ".join(names[:16]) + (", ..." if len(names) > 16 else "") or "none"
-
-
-# Ends of a job with which the condition can no longer come true (sbatch(1), --dependency)
-_NEVER = {
-    "afterok": frozenset({"FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE"}),
-    "afternotok": frozenset({"COMPLETED"}),
-}
-
-
-def dependency(text: str | None) -> list[str]:
-    """Check that Slurm knows all jobs of a `dependency`. Raises ParameterError."""
-    for condition in re.split(r"[,?]", text or ""):
-        kind, *words = condition.split(":")
-        for word in words:
-            number = int(re.split(r"[_+]", word)[0])
-            try:
-                known = jobs.queued(number)
-            except jobs.SlurmError as e:
-                raise TrainerError(f"Slurm: {e}") from e
-            if known is None:
-                why = f"Slurm knows no job {number}; omit it if it ended long ago"
-                raise ParameterError("dependency", why, remedy=Command("list"))
-            if known.array_id is None and known.state in _NEVER.get(kind, ()):
-                why = f"job {number} is {known.state}, so {condition} can never come true; omit it"
-                raise ParameterError("dependency", why)
-    return [f"dependency: Slurm knows the jobs of {text}"] if text else []
-
-
-def mail(settings: Settings, types: str | None, address: str | None) -> list[str]:
-    """Report who gets mail. Raises ParameterError for an address that nothing would be sent to."""
-    if types is None:
-        if address is not None:
-            raise ParameterError("mail-user", "nothing is sent without the option mail-type, such as END,FAIL")
-        return []
-    return [f"mail: {types} to {address or settings.user}, by slurmctld"]
-
-
-def hosts(name: str, text: str, known: collections.abc.Collection[str]) -> tuple[str, ...]:
-    """List the nodes that a checked hostlist names. Raises ParameterError for one that Slurm does not know."""
-    try:
-        names = tuple(dict.fromkeys(jobs.hostnames(text)))
-    except jobs.NotAnsweringError as e:
-        raise TrainerError(f"Slurm: {e}") from e
-    except jobs.SlurmError as e:
-        raise ParameterError(name, f"{text}: {e}") from e
-    if strangers := [node for node in names if node not in known]:
-        raise ParameterError(name, f"Slurm knows no node {strangers[0]}; there are: {_some(sorted(known))}")
-    return names
 
 
 def trusted(contents: folders.Contents) -> None:
@@ -99,8 +35,8 @@ def trusted(contents: folders.Contents) -> None:
 def check_writable(settings: Settings, contents: folders.Contents) -> None:
     """Raise TrainerError if this user cannot write the folder of the runs."""
     if not contents.is_writable:
-        remedy = remedies.change_owner(settings.user, str(settings.runs))
-        raise TrainerError(f"{settings.user} cannot write {settings.runs}", remedy=remedy)
+        hint = f"as root, on the filesystem's server or here: chown {settings.user} {settings.runs}"
+        raise TrainerError(f"{settings.user} cannot write {settings.runs}; {hint}")
 
 
 def workspace(settings: Settings, contents: folders.Contents) -> list[str]:
@@ -132,6 +68,7 @@ _CULPRITS = {
     "eature": "constraint",
     "ime limit": "time-limit",
     "emory": "memory",
+    "ependency": "dependency",
 }  # in sbatch's words, and the option that each points to
 
 
@@ -152,7 +89,7 @@ def check_inside(settings: Settings, name: str, path: str, *, kinds: tuple[str, 
     check_readable(name, path, found, kinds)
 
 
-def check_readable(name: str, path: str, found: folders.Place, kinds: tuple[str, ...]) -> None:
+def check_readable(name: str, path: str, found: operations.Place, kinds: tuple[str, ...]) -> None:
     """Raise ParameterError unless a path is one of these kinds and this account can read it."""
     if found.kind == "absent":
         raise ParameterError(name, f"{path} does not exist")

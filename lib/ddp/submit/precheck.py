@@ -5,12 +5,13 @@ import json
 
 from ddp import remedies
 from ddp.base import ParameterError, Settings, TrainerError
-from ddp.submit import tuning
 from ddp.workspace import folders
 from slurm_ddp.run import CommandError, CommandTimeout, run
 
+Choices = collections.abc.Sequence[collections.abc.Mapping[str, object]]
 _LIMIT_S = 30.0
 _COMMANDS = {"gpt": ("train", ("--run-dir", "run", "--data", "data")), "smoke": ("smoke", ("--run-dir", "run"))}
+_TAKEN = {"--run-dir": "run", "--data": "dataset"}  # set by submit, and the option for each
 
 
 def words(choice: collections.abc.Mapping[str, object]) -> list[str]:
@@ -25,7 +26,7 @@ def words(choice: collections.abc.Mapping[str, object]) -> list[str]:
 
 
 def check(
-    settings: Settings, kind: str, run_name: str, args: collections.abc.Sequence[str], choices: tuning.Choices
+    settings: Settings, kind: str, run_name: str, args: collections.abc.Sequence[str], choices: Choices
 ) -> list[str]:
     """Check that the payload accepts `args`, with each of a sweep's `choices` appended. Raises ParameterError.
 
@@ -33,24 +34,22 @@ def check(
     """
     if kind not in _COMMANDS or not (args or choices):
         return []
+    flags = {word.partition("=")[0] for word in args} | {f"--{name}" for choice in choices for name in choice}
+    for flag, option in _TAKEN.items():
+        if flag in flags:
+            raise ParameterError("args", f"{flag} is set by ddp; use the option {option}")
     command, given = _COMMANDS[kind]
-    if any(word.partition("=")[0] == "--run-dir" for word in args):
-        raise ParameterError("args", "--run-dir is set by ddp; use the option run")
-    alone = [*given, *args]
-    lines = [alone, *([*alone, *words(choice)] for choice in choices)]
+    lines = [[*given, *args, *words(choice)] for choice in choices or ({},)]
     request = json.dumps({"folder": str(settings.runs / run_name), "command": command, "lines": lines})
     argv = (folders.PYTHON, "-s", "-m", "ddptrain.precheck")
     try:
         done = run(*argv, stdin=request, cwd=settings.payload, timeout=_LIMIT_S)
     except CommandTimeout as e:
-        raise TrainerError(
-            f"args: {e}; a file that they name is on the shared filesystem", remedy=remedies.check_filesystem()
-        ) from e
+        text = f"args: {e}; a file that they name is on the shared filesystem"
+        raise TrainerError(text, remedy=remedies.check_filesystem()) from e
     except CommandError as e:
         raise TrainerError(f"args: the payload could not check them: {e}") from e
-    first, *others = json.loads(done.stdout)
-    for number, trouble in enumerate(others or [first]):
+    for number, trouble in enumerate(json.loads(done.stdout)):
         if trouble:
-            is_sweeps = bool(choices) and trouble != first
-            raise ParameterError(f"options of run {number}" if is_sweeps else "args", trouble)
+            raise ParameterError(f"options of run {number}" if choices else "args", trouble)
     return ["args: accepted by the payload" + (f", with the options of each of {len(choices)} runs" if choices else "")]

@@ -1,6 +1,9 @@
 """prepare: the job that turns text into a dataset."""
 
+import contextlib
 import dataclasses
+import functools
+import pathlib
 import typing
 
 from ddp.base import Log, Results, Settings, TrainerError
@@ -13,8 +16,6 @@ from ddp.view import tables
 from ddp.workspace import folders, operations
 
 DEFAULT_DATASET = "python-stdlib"
-
-
 _PART_BYTES, _ELEMENT_BYTES = 64 << 20, 256 << 20
 _MOST_ELEMENTS = 64  # that it chooses by itself
 _SUBMISSION_S = 600.0  # an environment may be made first
@@ -24,40 +25,35 @@ _SUBMISSION_S = 600.0  # an environment may be made first
 class _Work:
     """A dataset to prepare, and the number of elements that share the work."""
 
-    run: str
+    settings: Settings
+    params: models.PrepareDataset
+    request: resources.Request
     dataset: str
-    output: str
-    source: str
-    tokenizer: str
     elements: int
-    parallel: int
 
-    def command(self, *more: str) -> tuple[str, ...]:
-        """Build the payload's command."""
-        given = ("--source", self.source, "--output", self.output, "--tokenizer", self.tokenizer)
-        return ("ddptrain", "prepare", *given, *more)
+    @property
+    def run(self) -> str:
+        """The run's name."""
+        return f"{control.PREPARATION}{self.dataset}"
 
-    def texts(
-        self,
-        settings: Settings,
-        request: resources.Request,
-        params: models.PrepareDataset,
-        environment: environments.Environment,
-    ) -> dict[str, str]:
+    @property
+    def output(self) -> str:
+        """The dataset's folder."""
+        return str(self.settings.datasets / self.dataset)
+
+    def texts(self, environment: environments.Environment) -> dict[str, str]:
         """Render the run's files: with several elements `parts.sbatch`, an array, and `job.sbatch`, which ends it."""
+        given = ("--source", self.params.source, "--output", self.output, "--tokenizer", self.params.tokenizer)
+        prepare = ("ddptrain", "prepare", *given)
         check = ("ddptrain", "inspect", "--json", self.output)
-        common: dict[str, typing.Any] = {"run": self.run, "dataset": self.dataset}
-        whole = self.command() if self.elements == 1 else self.command("--finalize")
-        files = scripts.preparation(
-            settings, request, params, environment, **common, commands=(whole, check), follows=self.elements > 1
-        )
+        about = (self.settings, self.request, self.params, environment)
+        render = functools.partial(scripts.preparation, *about, run=self.run, dataset=self.dataset)
         if self.elements == 1:
-            return files
-        share = scripts.Array(self.elements, self.parallel)
-        parts = scripts.preparation(
-            settings, request, params, environment, **common, commands=(self.command(),), array=share
-        )
-        return parts | files | {"parts.sbatch": parts["job.sbatch"]}
+            return render(commands=(prepare, check))
+        array = scripts.Array(self.elements, min(self.params.parallel or self.elements, self.elements))
+        parts = render(commands=(prepare,), array=array)
+        whole = render(commands=((*prepare, "--finalize"), check), follows=True)
+        return parts | whole | {"parts.sbatch": parts["job.sbatch"]}
 
 
 def prepare_dataset(
@@ -70,40 +66,28 @@ def prepare_dataset(
     if params.source != DEFAULT_DATASET:
         checks.check_inside(settings, "source", params.source, kinds=("file", "folder"))
     request = resources.preparation(params, partitions)
-    run = f"{control.PREPARATION}{name}"
-    control.claim(settings, run)
-    control.refuse_if_active(settings, run)
-    elements = params.elements or _elements(settings, params.source)
-    work = _Work(
-        run=run,
-        dataset=name,
-        output=str(settings.datasets / name),
-        source=params.source,
-        tokenizer=params.tokenizer,
-        elements=elements,
-        parallel=min(params.parallel or elements, elements),
-    )
-    drafts = work.texts(settings, request, params, environments.NOT_INSTALLED)
-    for script in ("parts.sbatch", "job.sbatch"):
-        if script in drafts:
-            checks.judge(drafts[script])
+    control.claim(settings, f"{control.PREPARATION}{name}")
+    control.refuse_if_active(settings, f"{control.PREPARATION}{name}")
+    work = _Work(settings, params, request, name, params.elements or _elements(settings, params.source))
+    drafts = work.texts(environments.NOT_INSTALLED)
+    for script in sorted(name for name in drafts if name.endswith(".sbatch")):
+        checks.judge(drafts[script])
     environment = environments.ensure(settings, partitions, log, reservation=params.reservation)
-    texts = work.texts(settings, request, params, environment)
-    again = folders.locate(settings, str(settings.runs / run)).kind != "absent"
+    texts = work.texts(environment)
+    path = settings.runs / work.run
+    again = folders.locate(settings, str(path)).kind != "absent"
+    array, former = _submit_array(settings, work.run, texts, again=again) if work.elements > 1 else (None, None)
     facts: dict[str, object] = {
         "kind": "prepare",
         "dataset": name,
         "source": params.source,
-        "elements": elements,
+        "elements": work.elements,
         "environment": environment.manifest.hash,
         "automatic": is_automatic,
+        "array_job_id": array,
     }
-    path = settings.runs / run
-    array, former = _submit_array(settings, run, texts, again=again) if elements > 1 else (None, None)
     try:
-        submitted = control.submit(
-            settings, run, texts, facts | {"array_job_id": array}, again=again or array is not None
-        )
+        submitted = control.submit(settings, work.run, texts, facts, again=again or array is not None)
     except TrainerError:
         if array is not None:
             jobs.cancel(array)
@@ -111,11 +95,11 @@ def prepare_dataset(
         raise
     results = {**submitted.as_results(), "dataset": work.output}
     if array is not None:
-        results |= {"array-job-id": str(array), "elements": str(elements)}
-    log(f"job {submitted.job_id} prepares the dataset {name}" + (f" with {elements} elements" if array else ""))
+        results |= {"array-job-id": str(array), "elements": str(work.elements)}
+    log(f"job {submitted.job_id} prepares the dataset {name}" + (f" with {work.elements} elements" if array else ""))
     if not params.wait:
         return results
-    return results | _follow(settings, submitted, work, array, log=log, timeout_s=params.wait_timeout)
+    return results | _follow(work, submitted, array, log)
 
 
 def ensure_default(settings: Settings, params: models.PrepareDataset, log: Log) -> None:
@@ -152,20 +136,19 @@ def _submit_array(
         raise checks.refused(str(e)) from e
 
 
-def _follow(
-    settings: Settings, submitted: control.Submitted, work: _Work, array: int | None, *, log: Log, timeout_s: float
-) -> Results:
+def _follow(work: _Work, submitted: control.Submitted, array: int | None, log: Log) -> Results:
     """Wait for the end, and describe the dataset. Raises TrainerError with the input at fault."""
+    settings = work.settings
 
     def report(text: str) -> None:
-        try:
-            done = folders.call(settings, operations.count_parts, timeout_s=3, output=work.output)["parts"]
-        except folders.WorkspaceError:
-            done = 0
+        done = 0
+        with contextlib.suppress(folders.WorkspaceError):
+            parts = pathlib.Path(work.output, "parts")
+            done = len(folders.call(settings, lambda: [*parts.glob("part-*.json")], timeout_s=3))
         log(tables.Step(f"{text}, {done} parts done", work.run) if done else text)
 
     try:
-        results = control.follow(settings, submitted, report, timeout_s=timeout_s)
+        results = control.follow(settings, submitted, report, timeout_s=work.params.wait_timeout)
     except TrainerError as e:
         if array is None:
             raise
@@ -185,12 +168,12 @@ def _describe(settings: Settings, submitted: control.Submitted) -> Results:
         found = folders.call(settings, operations.read_json, path=f"{submitted.folder}/inspection.json")
     except folders.WorkspaceError:
         return {}
-    shards = found.get("shards")
-    names = {"tokenizer": "tokenizer", "vocabulary": "vocabulary", "fingerprint": "fingerprint", "begins": "begins"}
-    results = {name: control.printable(str(found[key]))[:200] for name, key in names.items() if found.get(key)}
-    totals = found.get("totals")
+    facts = {name: found.get(name) for name in ("tokenizer", "vocabulary", "fingerprint", "begins")}
+    results = {name: control.printable(str(value))[:200] for name, value in facts.items() if value}
+    totals: object = found.get("totals")
     if isinstance(totals, dict):
         results |= {str(split): str(text) for split, text in typing.cast(dict[str, object], totals).items()}
+    shards: object = found.get("shards")
     if isinstance(shards, list):
         results["shards"] = str(len(typing.cast(list[object], shards)))
     return results | {"verified": "every byte" if not found.get("damage") else "damaged"}

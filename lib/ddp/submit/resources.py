@@ -1,6 +1,5 @@
 """The request to Slurm: the given options, else the partition's own figures."""
 
-import collections.abc
 import dataclasses
 import re
 
@@ -8,7 +7,6 @@ from ddp.base import ParameterError, TrainerError
 from ddp.options import fields, models
 from ddp.problem import Step
 from ddp.slurm import jobs
-from ddp.submit import checks
 
 _LEAD_S = (30, 180)  # how long before its end a job is warned: enough to write a checkpoint, see payload.md 2.3
 _LEAST_MEMORY_MB = 1024  # an interpreter with torch takes half of that
@@ -35,25 +33,6 @@ class Request:
         return self.gpus_per_node or 1
 
 
-@dataclasses.dataclass(frozen=True)
-class _Wanted:
-    """An option that asks each node for an amount."""
-
-    name: str
-    given: int | str | None
-    least: int
-    has: collections.abc.Callable[[jobs.Capacity], int]
-
-    def fitting(self, nodes: tuple[jobs.Capacity, ...], partition: jobs.Partition) -> tuple[jobs.Capacity, ...]:
-        """Select the nodes that have at least so much. Raises ParameterError if none has."""
-        found = tuple(node for node in nodes if self.has(node) >= self.least)
-        if not found:
-            most = f"{max(map(self.has, nodes))}{'M' if self.name == 'memory' else ''}"
-            text = f"{self.given} requested, a node of partition {partition.name} has at most {most}"
-            raise ParameterError(self.name, text)
-        return found
-
-
 def training(params: models.Training, partitions: tuple[jobs.Partition, ...]) -> Request:
     """Compute a training job's request. Without parameters: all usable nodes of the default partition, whole.
 
@@ -63,26 +42,25 @@ def training(params: models.Training, partitions: tuple[jobs.Partition, ...]) ->
     partition = choose_partition(params.partition, partitions)
     if params.constraint is not None:
         partition = _with_features(params.constraint, partition)
-    named, unwanted = _named(params, partition, partitions)
+    named, unwanted = _hosts("nodelist", params.nodelist), _hosts("exclude", params.exclude)
+    _check_named(named, partition)
     if params.nodes is not None and params.nodes < len(named):
         raise ParameterError("nodes", f"{params.nodes} is less than the {len(named)} of nodelist; omit nodes")
-    if unwanted:
-        partition = _without(unwanted, partition)
+    nodes = tuple(node for node in partition.nodes if node.name not in unwanted)
     if named and params.nodes in (None, len(named)):
-        partition = dataclasses.replace(partition, nodes=tuple(n for n in partition.nodes if n.name in named))
+        nodes = tuple(node for node in nodes if node.name in named)
+    partition = dataclasses.replace(partition, nodes=nodes)
     candidates = partition.usable
+    if not candidates:
+        rest = _describe_unusable(partition)
+        raise ParameterError("exclude", f"leaves no usable node of partition {partition.name}{rest}")
     if params.gpus_per_node is None:
         candidates = tuple(node for node in candidates if node.gpus) or candidates
     gpus = min(node.gpus for node in candidates) if params.gpus_per_node is None else params.gpus_per_node
-    wanted = (
-        _Wanted("gpus-per-node", params.gpus_per_node, gpus, lambda node: node.gpus),
-        _Wanted("cpus-per-task", params.cpus_per_task, params.cpus_per_task or 1, lambda node: node.cpus),
-        _Wanted("memory", params.memory, _memory_mb(params.memory), lambda node: node.memory_mb),
-    )
-    for wish in wanted:
-        candidates = wish.fitting(candidates, partition)
-    if unfit := [name for name in named if name not in {node.name for node in candidates}]:
-        raise ParameterError("nodelist", f"{unfit[0]} has too few GPUs or cores, or too little memory; leave it out")
+    candidates = _able(params, gpus, candidates, partition)
+    if unfit := set(named) - {node.name for node in candidates}:
+        text = f"{min(unfit)} has too few GPUs or cores, or too little memory; leave it out"
+        raise ParameterError("nodelist", text)
     num_nodes = len(candidates) if params.nodes is None else params.nodes
     if num_nodes > len(candidates):
         rest = _describe_unusable(partition)
@@ -111,16 +89,13 @@ def choose_partition(name: str | None, partitions: tuple[jobs.Partition, ...]) -
     """Return the named partition or the default one. Raises ParameterError unless it takes jobs."""
     if not partitions:
         raise TrainerError("Slurm has no partition yet", remedy=Step("add-partition", "add one to slurm.conf"))
-    known = ", ".join(partition.name for partition in partitions)
-    if name is None:
-        found = next((partition for partition in partitions if partition.is_default), None)
-        if found is None and len(partitions) > 1:
-            raise ParameterError("partition", f"required, since Slurm has no default partition; there are: {known}")
-        found = found or next(iter(partitions))
-    else:
-        found = next((partition for partition in partitions if partition.name == name), None)
-        if found is None:
-            raise ParameterError("partition", f"no partition {name!r}; there are: {known}")
+    is_only = name is None and len(partitions) == 1
+    meant = (one for one in partitions if is_only or (one.is_default if name is None else one.name == name))
+    found = next(meant, None)
+    if found is None:
+        what = f"no partition {name!r}" if name else "required, since Slurm has no default partition"
+        known = ", ".join(partition.name for partition in partitions)
+        raise ParameterError("partition", f"{what}; there are: {known}")
     if not found.is_up:
         step = Step("partition-up", f"an administrator types: scontrol update partitionname={found.name} state=up")
         raise ParameterError("partition", f"{found.name} is not up", remedy=step)
@@ -135,43 +110,48 @@ def _with_features(constraint: str, partition: jobs.Partition) -> jobs.Partition
     least = 1 if "|" in constraint else len(wanted)
     is_mixed = "&" in constraint and "|" in constraint
     found = tuple(node for node in partition.nodes if is_mixed or len(wanted & node.features) >= least)
-    known = {name for node in partition.usable for name in node.features}
-    if not any(node.is_usable for node in found) or wanted - {
-        name for node in partition.nodes for name in node.features
-    }:
-        what = next(iter(sorted(wanted - known)), constraint)
-        features = ", ".join(sorted(known)[:12]) or "none"
-        raise ParameterError(
-            "constraint", f"no usable node of partition {partition.name} has {what}; its features are: {features}"
-        )
+    if not any(node.is_usable for node in found):
+        features = ", ".join(sorted({name for node in partition.usable for name in node.features})[:12]) or "none"
+        text = f"no usable node of partition {partition.name} has {constraint}; its features are: {features}"
+        raise ParameterError("constraint", text)
     return dataclasses.replace(partition, nodes=found)
 
 
-def _named(
-    params: models.Training, partition: jobs.Partition, partitions: tuple[jobs.Partition, ...]
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """List the nodes of `nodelist` and of `exclude`. Raises ParameterError if a job could not have them so."""
-    known = {node.name for one in partitions for node in one.nodes}
-    named = checks.hosts("nodelist", params.nodelist, known) if params.nodelist else ()
-    unwanted = checks.hosts("exclude", params.exclude, known) if params.exclude else ()
-    there = {node.name: node for node in partition.nodes}
-    for name in named:
-        if name in unwanted:
-            raise ParameterError("nodelist", f"{name} is in exclude, too; remove it from one of them")
-        if name not in there:
-            having = f" with {params.constraint}" if params.constraint else ""
-            raise ParameterError("nodelist", f"{name} is not in partition {partition.name}{having}")
-        if not there[name].is_usable:
-            raise ParameterError("nodelist", f"{name} is {there[name].state.lower()}; see: scontrol show node {name}")
-    return named, unwanted
+def _hosts(name: str, hostlist: str | None) -> tuple[str, ...]:
+    """List the nodes that a checked hostlist names. Raises ParameterError if it is no hostlist."""
+    try:
+        return tuple(dict.fromkeys(jobs.hostnames(hostlist))) if hostlist else ()
+    except jobs.NotAnsweringError as e:
+        raise TrainerError(f"Slurm: {e}") from e
+    except jobs.SlurmError as e:
+        raise ParameterError(name, f"{hostlist}: {e}") from e
 
 
-def _without(unwanted: tuple[str, ...], partition: jobs.Partition) -> jobs.Partition:
-    rest = tuple(node for node in partition.nodes if node.name not in unwanted)
-    if not any(node.is_usable for node in rest):
-        others = _describe_unusable(dataclasses.replace(partition, nodes=rest))
-        raise ParameterError("exclude", f"leaves no usable node of partition {partition.name}{others}")
-    return dataclasses.replace(partition, nodes=rest)
+def _check_named(names: tuple[str, ...], partition: jobs.Partition) -> None:
+    """Raise ParameterError unless a job in the partition can have all of these nodes."""
+    states = {node.name: "" if node.is_usable else node.state.lower() for node in partition.nodes}
+    for name in names:
+        if what := states.get(name, f"not in partition {partition.name}"):
+            raise ParameterError("nodelist", f"{name} is {what}; see: scontrol show node {name}")
+
+
+def _able(
+    params: models.Training, gpus: int, candidates: tuple[jobs.Capacity, ...], partition: jobs.Partition
+) -> tuple[jobs.Capacity, ...]:
+    """Select the nodes that have what the job asks of each. Raises ParameterError if none has."""
+    amounts: tuple[tuple[str, int | str | None, int, str], ...] = (
+        ("gpus-per-node", params.gpus_per_node, gpus, "gpus"),
+        ("cpus-per-task", params.cpus_per_task, params.cpus_per_task or 1, "cpus"),
+        ("memory", params.memory, _memory_mb(params.memory), "memory_mb"),
+    )
+    for name, given, least, attribute in amounts:
+        most = max(getattr(node, attribute) for node in candidates)
+        if most < least:
+            unit = "M" if name == "memory" else ""
+            text = f"{given} requested, a node of partition {partition.name} has at most {most}{unit}"
+            raise ParameterError(name, text)
+        candidates = tuple(node for node in candidates if getattr(node, attribute) >= least)
+    return candidates
 
 
 def _memory_mb(given: str | None) -> int:

@@ -6,8 +6,6 @@ import functools
 import pathlib
 import shlex
 
-import jinja2
-
 import ddp.node
 from ddp.base import Settings
 from ddp.environment.environments import Environment
@@ -18,42 +16,30 @@ from ddp.submit import fabrics
 from ddp.submit.resources import Request
 from ddp.workspace import folders, tokens
 
-_TEMPLATES = pathlib.Path(__file__).with_name("templates")
 _PROGRAM = pathlib.Path(ddp.node.__file__).parent
 
 
-@dataclasses.dataclass(frozen=True)
-class Variable:
-    """A word of a command that the job fills in: `RUN_DIR` or `resume`."""
-
-    name: str
-
-
-Word = str | Variable
-RUN_DIR, RESUME = Variable("RUN_DIR"), Variable("resume")
-
-
-@dataclasses.dataclass(frozen=True)
-class Sweep:
-    """An array of runs."""
-
-    last: int  # the last task's number
-    parallel: int
+RUN_DIR, RESUME = spec.Word("RUN_DIR", is_variable=True), spec.Word("resume", is_variable=True)
 
 
 @dataclasses.dataclass(frozen=True)
 class Array:
-    """Elements that share work."""
+    """A Slurm array: the runs of a sweep, or elements that share work."""
 
-    elements: int
+    size: int
     parallel: int
+
+    @property
+    def directive(self) -> str:
+        """The value of `sbatch --array`."""
+        return f"0-{self.size - 1}%{self.parallel}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
     """The program of each rank."""
 
-    command: tuple[Word, ...]
+    command: tuple[str | spec.Word, ...]
     leaves_outcome: bool  # it is the payload, which writes its outcome to a file
     resume: str = "auto"  # what `RESUME` is in a run without a checkpoint of its own
     payload: str = ""  # in a container: the folder that holds the payload's package
@@ -67,10 +53,9 @@ def training(
     *,
     run: str,
     program: Program,
-    sweep: Sweep | None = None,
-    is_draft: bool = False,
+    sweep: Array | None = None,
 ) -> dict[str, str]:
-    """Render the files of a training run or a sweep, by name; a draft is for `sbatch --test-only`."""
+    """Render the files of a training run or a sweep, by name."""
     by_rank = params.launcher == "srun"
     from_env = fields.variables(params.env)
     has_token = tokens.is_wanted(settings, params)
@@ -78,11 +63,11 @@ def training(
     variables = (*_tracking(settings, {name for name, _ in from_env}), *token, *from_env)
     has_window = program.leaves_outcome and params.profile_steps is not None
     folder = str(settings.runs / run)
-    given = declared.directives(params, is_judged=is_draft)
+    given = declared.directives(params)
     given += [(name, value) for name, _, value in (word[2:].partition("=") for word in params.sbatch.split())]
-    about = [f"Written by ddp for run {run}. To continue the run: sbatch {folder}/job.sbatch"]
+    about = f"Written by ddp for run {run}. To continue the run: sbatch {folder}/job.sbatch"
     if sweep is not None:
-        about = [f"Written by ddp for sweep {run}: one task of the array for each line of {folder}/sweep.jsonl."]
+        about = f"Written by ddp for sweep {run}: one task of the array for each line of {folder}/sweep.jsonl."
     directives = _directives(
         request,
         run,
@@ -90,7 +75,7 @@ def training(
         given,
         output=f"{folder}{'-%a' if sweep else ''}/logs/%j.out",
         tasks_per_node=request.ranks_per_node if by_rank else 1,
-        array=f"0-{sweep.last}%{sweep.parallel}" if sweep else None,
+        array=sweep.directive if sweep else None,
         signal=f"B:USR1@{request.lead_s}",
     )
     script = _script(folder, "job job.json", about, directives)
@@ -98,10 +83,10 @@ def training(
     image = params.container_image
     job = spec.JobSpec(
         run=run,
-        job_dir=str(settings.runs / run),
+        job_dir=folder,
         workspace=str(settings.workspace),
         cache=str(settings.node_cache),
-        command=tuple(_word(word) for word in program.command),
+        command=tuple(word if isinstance(word, spec.Word) else spec.Word(word) for word in program.command),
         resume=program.resume,
         leaves_outcome=program.leaves_outcome,
         ranks_per_node=request.ranks_per_node,
@@ -148,17 +133,16 @@ def preparation(
         folder,
         declared.directives(params),
         output=f"{folder}/logs/{'%A_%a' if array else '%j'}.out",
-        array=f"0-{array.elements - 1}%{array.parallel}" if array else None,
+        array=array.directive if array else None,
         dependency="singleton" if follows else None,
     )
-    about = [f"Written by ddp: prepares the dataset {dataset}."]
-    script = _script(folder, f"prepare {name}.json", about, directives)
+    script = _script(folder, f"prepare {name}.json", f"Written by ddp: prepares the dataset {dataset}.", directives)
     job = spec.PrepareSpec(
-        run_dir=str(settings.runs / run),
+        run_dir=folder,
         cache=str(settings.node_cache),
         environment=_environment(settings, environment),
         commands=tuple(map(tuple, commands)),
-        elements=array.elements if array else 0,
+        elements=array.size if array else 0,
     )
     return {"job.sbatch": script, f"program/{name}.json": spec.dump(job), **_program()}
 
@@ -202,8 +186,9 @@ def _directives(
 
     Memory is given, or the job would take the whole node's. GPUs are by node: Slurm would bind those of tasks
     and cut the ranks' paths to each other. The log is appended to, so that a requeued attempt keeps the first one's.
-    The login host's limits are not propagated: it locks too little memory for RDMA. The signal goes to the batch script
-    alone, which is the program from then on and makes the ranks save.
+    A job whose dependency can no longer come true ends. The login host's limits are not propagated: it locks too
+    little memory for RDMA. The signal goes to the batch script alone, which is the program from then on and makes the
+    ranks save.
     """
     table = (
         ("job-name", run),
@@ -219,6 +204,7 @@ def _directives(
         ("chdir", folder),
         ("output", output),
         ("dependency", dependency),
+        ("kill-on-invalid-dep", "yes"),
         ("open-mode", "append"),
         ("requeue", ""),
         ("propagate", "NONE"),
@@ -233,23 +219,7 @@ def _tracking(settings: Settings, given: set[str]) -> list[tuple[str, str]]:
     return [(name, value) for name, value in wanted.items() if value and name not in given]
 
 
-@functools.cache
-def _engine() -> jinja2.Environment:
-    engine = jinja2.Environment(  # noqa: S701 - shell scripts: values are quoted or of a strict alphabet
-        loader=jinja2.FileSystemLoader(_TEMPLATES),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    engine.filters["quoted"] = shlex.quote
-    return engine
-
-
-def _script(folder: str, command: str, about: list[str], directives: list[tuple[str, str]]) -> str:
-    values = {"program": f"{folder}/program", "command": command, "about": about, "directives": directives}
-    return _engine().get_template("job.sbatch.j2").render(values)
-
-
-def _word(word: Word) -> spec.Word:
-    return spec.Word(word.name, is_variable=True) if isinstance(word, Variable) else spec.Word(word)
+def _script(folder: str, command: str, about: str, directives: list[tuple[str, str]]) -> str:
+    options = (f"--{name}={value}" if value else f"--{name}" for name, value in directives)
+    program = f"exec /usr/bin/python3 -I -S -B {shlex.quote(f'{folder}/program')} {command}"
+    return "\n".join(["#!/bin/bash", f"# {about}", *(f"#SBATCH {option}" for option in options), program, ""])

@@ -27,10 +27,7 @@ Choice = dict[str, str | int | float | bool]
 def submit_sweep(settings: Settings, params: models.SubmitSweep, log: Log) -> Answer:
     """Submit the runs of a sweep; with `wait` follow them to their end."""
     choices = _choices(settings, params)
-    if params.workload in ("gpt", "smoke") and any("run-dir" in choice for choice in choices):
-        text = "run-dir is set by ddp; omit it"
-        raise ParameterError("grid" if params.file is None else "file", text)
-    sweep = scripts.Sweep(len(choices) - 1, min(params.parallel or len(choices), len(choices)))
+    sweep = scripts.Array(len(choices), min(params.parallel or len(choices), len(choices)))
     name = params.name or control.new_name(settings, "sweep")
     for taken in (name, f"{name}-0"):
         if folders.locate(settings, str(settings.runs / taken)).kind != "absent":
@@ -38,18 +35,17 @@ def submit_sweep(settings: Settings, params: models.SubmitSweep, log: Log) -> An
     checked = training.check(settings, params, run=name, sweep=sweep, choices=choices)
     lines = [json.dumps(choice, sort_keys=True) for choice in choices]
     if params.dry_run:
-        dry = training.dry(settings, params, checked, sweep=sweep)
+        dry = training.dry(checked)
         runs = {f"{name}-{number}": choice for number, choice in enumerate(choices)}
         return Result({**dry.shown, "runs": _listing(name, lines)}, {**dry.values, "runs": runs})
-    environment = training.provide(settings, params, checked, log)
+    environment = training.provide(checked, log)
     with project.copied(settings, params, name, log) as kept:
-        checked = training.with_code(checked, kept)
-        facts = training.facts_of(params, checked, environment, kept)
+        facts = checked.facts(environment, kept)
         stamp = control.now().strftime("%Y-%m-%dT%H:%M:%SZ")
         record = {"format": 1, "job_id": None, "submitted": stamp, **facts}
         mark = control.new_mark()
         own = {**record, "kind": "sweep", "run": name, "count": len(choices), "submission": mark}
-        texts = training.texts_of(settings, params, checked, environment, sweep=sweep)
+        texts = checked.texts(environment, kept)
         texts["sweep.jsonl"] = "".join(f"{line}\n" for line in lines)
         texts["job.json"] = folder.dump(own)
         elements = [
@@ -120,19 +116,21 @@ def _choices(settings: Settings, params: models.SubmitSweep) -> list[Choice]:
     """List the options of each run. Raises ParameterError."""
     if bool(params.grid.strip()) == (params.file is not None):
         raise ParameterError("grid", "give either grid or file; a grid is such as lr=0.001,0.003 batch=8,16")
-    if params.file is None:
-        choices = _product(params.grid)
-    else:
-        checks.check_inside(settings, "file", params.file, kinds=("file",))
-        try:
-            lines = folders.call(settings, operations.read_lines, path=params.file, limit=_MAX_FILE_BYTES)["lines"]
-        except folders.WorkspaceError as e:
-            raise ParameterError("file", str(e)) from e
-        choices = [_parse(number, line) for number, line in enumerate(lines, 1) if line.strip()]
-    name = "grid" if params.file is None else "file"
+    choices = _product(params.grid) if params.file is None else _read(settings, params.file)
     if not 1 <= len(choices) <= fields.MAX_SWEEP:
-        raise ParameterError(name, f"makes {len(choices)} runs; from 1 to {fields.MAX_SWEEP} are allowed")
+        text = f"makes {len(choices)} runs; from 1 to {fields.MAX_SWEEP} are allowed"
+        raise ParameterError("grid" if params.file is None else "file", text)
     return choices
+
+
+def _read(settings: Settings, path: str) -> list[Choice]:
+    """Read a sweep's file. Raises ParameterError."""
+    checks.check_inside(settings, "file", path, kinds=("file",))
+    try:
+        lines = folders.call(settings, operations.read_lines, path=path, limit=_MAX_FILE_BYTES)["lines"]
+    except folders.WorkspaceError as e:
+        raise ParameterError("file", str(e)) from e
+    return [_parse(number, line) for number, line in enumerate(lines, 1) if line.strip()]
 
 
 def _product(grid: str) -> list[Choice]:
@@ -156,10 +154,8 @@ def _parse(number: int, line: str) -> Choice:
     for name, given in typing.cast(dict[str, object], value).items():
         if not _OPTION.fullmatch(name):
             raise ParameterError("file", f"{where}: {shown(name)} is not an option; small letters, digits and -")
-        if not isinstance(given, str | int | float | bool):
-            raise ParameterError("file", f"{where}: {name} must be a text, a number, true or false")
-        if isinstance(given, str) and not _VALUE.fullmatch(given):
-            allowed = "letters, digits and . _ + = / : , @ % ^ -, up to 512"
+        if not isinstance(given, str | int | float | bool) or not _VALUE.fullmatch(str(given)):
+            allowed = "a number, true, false, or a text of letters, digits and . _ + = / : , @ % ^ -, up to 512"
             raise ParameterError("file", f"{where}: {name}: {shown(given)} is not allowed; {allowed}")
         choice[name] = given
     return choice

@@ -7,7 +7,7 @@ import shlex
 from ddp import project
 from ddp.base import Answer, Log, ParameterError, Settings
 from ddp.environment import environments
-from ddp.options import declared, fields, models
+from ddp.options import fields, models
 from ddp.problem import Command
 from ddp.run import catalog, control
 from ddp.slurm import jobs
@@ -23,57 +23,80 @@ class Workload:
     """The program of the ranks."""
 
     kind: str  # gpt, smoke or script
-    label: str  # the first part of a new run's name
-    dataset: str | None  # path
-    prepare: bool  # the dataset is the default one and has to be made first
     run: str
-    is_again: bool  # the run exists and goes on
-    script: str = ""  # path of the script of a job of the kind script
+    dataset: str | None = None  # path
+    prepare: bool = False  # the dataset is the default one and has to be made first
+    resume: str = "auto"  # auto, never or a run's name
+    is_again: bool = False  # the run exists and goes on
 
-    def program(self, settings: Settings, params: models.Training, resume: str) -> scripts.Program:
-        """Build the command of the ranks. `resume` is auto, never or a run's name."""
-        args = params.words
+    def program(self, settings: Settings, params: models.Training, kept: project.Copy | None = None) -> scripts.Program:
+        """Build the command of the ranks."""
         payload = environments.payload_folder(settings) if params.container_image else ""
         if self.kind == "script":
-            script = self.script or params.workload
-            return scripts.Program((script, *args), leaves_outcome=False, payload=payload)
-        command = "smoke" if self.kind == "smoke" else "train"
-        start = ("--module", "ddptrain", command, "--run-dir", scripts.RUN_DIR)
-        if self.kind == "smoke":
-            return scripts.Program((*start, *args), leaves_outcome=True, payload=payload)
-        resume = resume if resume in ("auto", "never") else str(settings.runs / resume)
-        more = ("--data", str(self.dataset), "--resume", scripts.RESUME, *_profile_flags(params))
-        return scripts.Program((*start, *more, *args), leaves_outcome=True, resume=resume, payload=payload)
+            script = params.workload if kept is None else kept.script
+            return scripts.Program((script, *params.words), leaves_outcome=False, payload=payload)
+        command, more, resume = "smoke", (), "auto"
+        if self.kind == "gpt":
+            command = "train"
+            more = ("--data", str(self.dataset), "--resume", scripts.RESUME, *_profile_flags(params))
+            resume = self.resume if self.resume in ("auto", "never") else str(settings.runs / self.resume)
+        words = ("--module", "ddptrain", command, "--run-dir", scripts.RUN_DIR, *more, *params.words)
+        return scripts.Program(words, leaves_outcome=True, resume=resume, payload=payload)
 
 
 @dataclasses.dataclass(frozen=True)
 class Checked:
     """A training that passed every check, and Slurm's own; nothing is written yet."""
 
+    settings: Settings
+    params: models.Training
     request: resources.Request
     workload: Workload
-    verdict: str
     contents: folders.Contents
     partitions: tuple[jobs.Partition, ...]
-    passed: tuple[str, ...]  # the checks, in words
+    sweep: scripts.Array | None
+    passed: tuple[str, ...] = ()  # the checks, in words
+    verdict: str = ""  # Slurm's
+
+    def texts(self, environment: environments.Environment, kept: project.Copy | None = None) -> dict[str, str]:
+        """Render the run's files by name."""
+        program = self.workload.program(self.settings, self.params, kept)
+        about = (self.settings, self.request, self.params, environment)
+        return scripts.training(*about, run=self.workload.run, program=program, sweep=self.sweep)
+
+    def facts(self, environment: environments.Environment, kept: project.Copy | None) -> dict[str, object]:
+        """Describe the run for job.json."""
+        image = self.params.container_image
+        return {
+            **({"code": kept.facts()} if kept is not None else {}),
+            "kind": self.workload.kind,
+            "workload": self.params.workload,
+            "dataset": self.workload.dataset,
+            "args": shlex.join(self.params.words),
+            "ranks_per_node": self.request.ranks_per_node,
+            "launcher": self.params.launcher,
+            "fabric": self.params.fabric,
+            "container": image,
+            "environment": None if image else environment.manifest.hash,
+            "torch": None if image else environment.manifest.torch,
+            "request": dataclasses.asdict(self.request),
+        }
 
 
 def submit_ddp(settings: Settings, params: models.SubmitDdp, log: Log) -> Answer:
     """Submit a training; with `wait` follow it to its end, with `dry-run` only show what would be submitted."""
     checked = check(settings, params, run=params.run, resume=params.resume)
-    workload, request = checked.workload, checked.request
+    workload = checked.workload
     if params.dry_run:
-        return dry(settings, params, checked, resume=params.resume)
-    environment = provide(settings, params, checked, log)
+        return dry(checked)
+    environment = provide(checked, log)
     with project.copied(settings, params, workload.run, log) as kept:
-        checked = with_code(checked, kept)
-        texts = texts_of(settings, params, checked, environment, resume=params.resume)
-        facts = facts_of(params, checked, environment, kept)
+        texts, facts = checked.texts(environment, kept), checked.facts(environment, kept)
         token = tokens.is_wanted(settings, params)
         submitted = control.submit(
             settings, workload.run, texts, facts, again=workload.is_again, token=token, kept=kept
         )
-    log(f"job {submitted.job_id}: {workload.run} on {describe(request)}")
+    log(f"job {submitted.job_id}: {workload.run} on {describe(checked.request)}")
     if not params.wait:
         return submitted.as_results()
     return control.follow(settings, submitted, log, timeout_s=params.wait_timeout)
@@ -85,8 +108,8 @@ def check(
     *,
     run: str | None,
     resume: str = "auto",
-    sweep: scripts.Sweep | None = None,
-    choices: tuning.Choices = (),
+    sweep: scripts.Array | None = None,
+    choices: precheck.Choices = (),
 ) -> Checked:
     """Check everything that can be known before anything is written. Raises ParameterError that names the option."""
     partitions = checks.partitions(params.reservation)
@@ -103,17 +126,16 @@ def check(
     _check_profile(params, workload.kind, request)
     passed += precheck.check(settings, workload.kind, workload.run, params.words, choices)
     passed += _check_environment(settings, params, contents)
-    passed += checks.dependency(params.dependency)
-    passed += checks.mail(settings, params.mail_type, params.mail_user)
-    checked = Checked(request, workload, "", contents, partitions, ())
-    nothing = environments.NOT_INSTALLED
-    draft = texts_of(settings, params, checked, nothing, resume=resume, sweep=sweep, is_draft=True)
-    verdict = checks.judge(draft["job.sbatch"])
-    return dataclasses.replace(checked, verdict=verdict, passed=tuple(passed))
+    checked = Checked(settings, params, request, workload, contents, partitions, sweep, tuple(passed))
+    # sbatch --test-only finds no start time for a job that waits for another
+    draft = dataclasses.replace(checked, params=params.model_copy(update={"dependency": None}))
+    verdict = checks.judge(draft.texts(environments.NOT_INSTALLED)["job.sbatch"])
+    return dataclasses.replace(checked, verdict=verdict)
 
 
-def provide(settings: Settings, params: models.Training, checked: Checked, log: Log) -> environments.Environment:
+def provide(checked: Checked, log: Log) -> environments.Environment:
     """Provide the environment and the default dataset, made now if missing."""
+    settings, params = checked.settings, checked.params
     if params.container_image:
         environment = environments.NOT_INSTALLED
         environments.store_payload(settings)
@@ -129,85 +151,22 @@ def provide(settings: Settings, params: models.Training, checked: Checked, log: 
             log(f"the environment has torch for CPUs, so this job trains on them; for GPUs: {install}")
     if checked.workload.prepare:
         log(f"the dataset {preparation.DEFAULT_DATASET} does not exist yet")
-        shared = declared.shared(params, models.PrepareDataset)
-        shared.pop("time-limit", None)  # of the training
-        preparation.ensure_default(settings, fields.parse(models.PrepareDataset, shared), log)
+        place = params.model_dump(include=set(models.Place.model_fields), exclude_none=True)
+        preparation.ensure_default(settings, fields.parse(models.PrepareDataset, place), log)
     return environment
 
 
-def texts_of(
-    settings: Settings,
-    params: models.Training,
-    checked: Checked,
-    environment: environments.Environment,
-    *,
-    resume: str = "auto",
-    sweep: scripts.Sweep | None = None,
-    is_draft: bool = False,
-) -> dict[str, str]:
-    """Render the run's files by name; a draft is for `sbatch --test-only`."""
-    workload = checked.workload
-    program = workload.program(settings, params, resume)
-    return scripts.training(
-        settings,
-        checked.request,
-        params,
-        environment,
-        run=workload.run,
-        program=program,
-        sweep=sweep,
-        is_draft=is_draft,
-    )
-
-
-def with_code(checked: Checked, kept: project.Copy | None) -> Checked:
-    """Replace the script by its copy if the code was copied."""
-    if kept is None:
-        return checked
-    return dataclasses.replace(checked, workload=dataclasses.replace(checked.workload, script=kept.script))
-
-
-def facts_of(
-    params: models.Training,
-    checked: Checked,
-    environment: environments.Environment,
-    kept: project.Copy | None,
-) -> dict[str, object]:
-    """Describe a run for job.json."""
-    return {
-        **({"code": kept.facts()} if kept is not None else {}),
-        "kind": checked.workload.kind,
-        "workload": params.workload,
-        "dataset": checked.workload.dataset,
-        "args": shlex.join(params.words),
-        "ranks_per_node": checked.request.ranks_per_node,
-        "launcher": params.launcher,
-        "fabric": params.fabric,
-        "container": params.container_image,
-        "environment": None if params.container_image else environment.manifest.hash,
-        "torch": None if params.container_image else environment.manifest.torch,
-        "request": dataclasses.asdict(checked.request),
-    }
-
-
-def dry(
-    settings: Settings,
-    params: models.Training,
-    checked: Checked,
-    *,
-    resume: str = "auto",
-    sweep: scripts.Sweep | None = None,
-) -> Result:
+def dry(checked: Checked) -> Result:
     """Show Slurm's verdict, the checks that passed, and the script that would be submitted."""
-    contents, workload = checked.contents, checked.workload
+    settings, params, workload = checked.settings, checked.params, checked.workload
     if params.environment:
-        installed = environments.named(settings, contents, params.environment)
+        installed = environments.named(settings, checked.contents, params.environment)
     else:
-        installed = environments.installed(settings, contents)
+        installed = environments.installed(settings, checked.contents)
     described = installed.archive if installed else "not installed yet; the submission installs it"
     if params.container_image:
         described = f"the container {params.container_image}"
-    texts = texts_of(settings, params, checked, installed or environments.NOT_INSTALLED, resume=resume, sweep=sweep)
+    texts = checked.texts(installed or environments.NOT_INSTALLED)
     dataset = f"{workload.dataset}{' (to be prepared)' if workload.prepare else ''}" if workload.dataset else "none"
     shown = {
         "verdict": checked.verdict,
@@ -254,18 +213,19 @@ def _workload(
                 raise ParameterError(name, "only the workload gpt has it")
     _check_resume(settings, resume, is_awaited=params.dependency is not None)
     dataset, prepare = _dataset(settings, params, contents, tunes=tunes) if kind == "gpt" else (None, False)
-    label = kind if kind != "script" else checks.label(params.workload)
     if run is None:
-        return Workload(kind, label, dataset, prepare, control.new_name(settings, label), is_again=False)
+        label = checks.label(params.workload) if kind == "script" else kind
+        return Workload(kind, control.new_name(settings, label), dataset, prepare, resume)
     control.claim(settings, run)
     exists = folders.locate(settings, str(settings.runs / run)).kind != "absent"
     if exists and (kind == "smoke" or resume != "auto"):
         other = ", or resume auto" if kind == "gpt" else ""
         raise ParameterError("run", f"{run} exists already; choose another name{other}")
     if exists:
-        _check_kind(settings, run, kind)
+        if catalog.read_record(settings, run).get("kind") != kind:
+            raise ParameterError("run", f"{settings.runs / run} is no run of the kind {kind}; choose another name")
         control.refuse_if_active(settings, run)
-    return Workload(kind, label, dataset, prepare, run, is_again=exists)
+    return Workload(kind, run, dataset, prepare, resume, is_again=exists)
 
 
 def _dataset(
@@ -291,27 +251,13 @@ def _dataset(
     return wanted, False
 
 
-def _check_kind(settings: Settings, run: str, kind: str) -> None:
-    """Raise ParameterError unless an existing run is of the kind that is to go on."""
-    about = catalog.read_record(settings, run)
-    if not about:
-        raise ParameterError("run", f"{settings.runs / run} has no job.json, so it is no run; choose another name")
-    if (found := about.get("kind")) != kind:
-        what = control.printable(str(found))[:40]
-        raise ParameterError("run", f"{run} is of the kind {what}, which {kind} cannot continue; choose another name")
-
-
 def _check_resume(settings: Settings, resume: str, *, is_awaited: bool) -> None:
     """Raise ParameterError unless this run can be resumed from; one whose job is awaited need not have saved yet."""
     if resume in ("auto", "never"):
         return
-    if folders.locate(settings, str(settings.runs / resume)).kind != "folder":
-        text = f"no run {resume!r} in {settings.runs}; use auto, never or the name of a run"
+    if catalog.read_record(settings, resume).get("kind") != "gpt":
+        text = f"no run {resume!r} of the workload gpt in {settings.runs}; use auto, never or the name of one"
         raise ParameterError("resume", text, remedy=Command("list"))
-    if (kind := catalog.read_record(settings, resume).get("kind")) != "gpt":
-        what = control.printable(str(kind or "unknown"))[:40]
-        text = f"{resume} is of the kind {what}; only a run of the workload gpt can be resumed from"
-        raise ParameterError("resume", text)
     if not is_awaited and folders.locate(settings, str(settings.runs / resume / "latest")).kind != "folder":
         text = f"{resume} has no checkpoint to start from"
         raise ParameterError("resume", text, remedy=Command("show", arguments=(resume,)))

@@ -6,48 +6,40 @@ import itertools
 from ddp.base import ParameterError, Settings
 from ddp.options import models
 from ddp.problem import Step
-from ddp.submit import checks
+from ddp.submit import checks, precheck
 from ddp.workspace import folders, operations
 
 MODEL, TOKENIZER = "--model-local-dir", "--tokenizer-local-dir"
-_TAKEN = {"--data": "dataset", "--run-dir": "run"}  # set by submit, and the option for each
-Choices = collections.abc.Sequence[collections.abc.Mapping[str, object]]
 
 
-def check(settings: Settings, params: models.Training, choices: Choices) -> tuple[str, ...]:
+def check(settings: Settings, params: models.Training, choices: precheck.Choices) -> tuple[str, ...]:
     """List the folders of the models that a run of the payload tunes. Raises ParameterError if one is not readable.
 
     `choices` are the options of a sweep's runs, which come on top of `args`.
     """
-    given = _paths(params.words)
-    for flag, parameter in _TAKEN.items():
-        if flag in given:
-            raise ParameterError("args", f"{flag} is set by ddp; use the option {parameter}")
-    swept = [{flag: str(choice[flag[2:]]) for flag in (MODEL, TOKENIZER) if flag[2:] in choice} for choice in choices]
-    for source, paths in (("args", given), *(("options", paths) for paths in swept)):
-        if TOKENIZER in paths and MODEL not in given | paths:
-            raise ParameterError(source, f"{TOKENIZER} needs {MODEL}; give both")
-    if not any(MODEL in paths for paths in (given, *swept)):
+    lines = [(*params.words, *precheck.words(choice)) for choice in choices] or [params.words]
+    runs = [_paths(line) for line in lines]
+    if any(TOKENIZER in paths and MODEL not in paths for paths in runs):
+        raise ParameterError("args", f"{TOKENIZER} needs {MODEL}; give both")
+    named = dict.fromkeys(item for paths in runs for item in paths.items())
+    if not named:
         return ()
     if not settings.transformers and not params.container_image:
         values = {"option": "transformers", "value": "true"}
         step = Step("change-option", "set transformers = true in the configuration of ddp", values)
         raise ParameterError("args", f"{MODEL} needs transformers in the jobs' environment", remedy=step)
-    checked: set[tuple[str, str]] = set()
-    for source, paths in (("args", given), *(("options", paths) for paths in swept)):
-        for flag, path in paths.items():
-            if (flag, path) not in checked:
-                _check_folder(settings, f"{source}: {flag}", path, is_model=flag == MODEL)
-                checked.add((flag, path))
-    return tuple(sorted({path for flag, path in checked if flag == MODEL}))
+    for flag, path in named:
+        checks.check_inside(settings, flag, path, kinds=("folder",))
+        if flag == MODEL and folders.locate(settings, f"{path}/config.json").kind != "file":
+            raise ParameterError(flag, f"{path} has no config.json; save the model there with save_pretrained")
+    return tuple(sorted(path for flag, path in named if flag == MODEL))
 
 
 def dataset(settings: Settings, wanted: str | None) -> None:
     """Check the text that a model is tuned on, unless it is a dataset by name. Raises ParameterError."""
     if wanted is None:
-        raise ParameterError(
-            "dataset", "fine-tuning needs a file or folder of JSON lines, such as /mnt/shared/chat.jsonl"
-        )
+        example = "a file or folder of JSON lines, such as /mnt/shared/chat.jsonl"
+        raise ParameterError("dataset", f"fine-tuning needs {example}")
     if "/" not in wanted:
         return
     checks.check_inside(settings, "dataset", wanted, kinds=("file", "folder"))
@@ -56,19 +48,12 @@ def dataset(settings: Settings, wanted: str | None) -> None:
         raise ParameterError("dataset", f"{wanted} is empty; it needs JSON lines, and val.jsonl for validation")
 
 
-def _check_folder(settings: Settings, name: str, path: str, *, is_model: bool) -> None:
-    checks.check_inside(settings, name, path, kinds=("folder",))
-    if is_model and folders.locate(settings, f"{path}/config.json").kind != "file":
-        raise ParameterError(name, f"{path} has no config.json; save the model there with save_pretrained")
-
-
 def _paths(args: collections.abc.Sequence[str]) -> dict[str, str]:
     """Find the last value of each flag that names a path. Raises ParameterError if one has none."""
-    flags = (MODEL, TOKENIZER, *_TAKEN)
     found: dict[str, str] = {}
     for word, following in itertools.pairwise([*args, ""]):
         flag, equals, value = word.partition("=")
-        if flag not in flags:
+        if flag not in (MODEL, TOKENIZER):
             continue
         found[flag] = value if equals else following
         if not found[flag] or found[flag].startswith("-"):

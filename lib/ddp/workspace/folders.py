@@ -73,16 +73,6 @@ class Contents:
     untrusted: str = ""  # the folder whose content others can replace, and what to type
 
 
-@dataclasses.dataclass(frozen=True)
-class Place:
-    """The file or folder that a path leads to."""
-
-    kind: str  # file, folder, absent or other
-    real: str
-    is_inside: bool  # the workspace
-    is_readable: bool
-
-
 def call(
     settings: Settings, operation: collections.abc.Callable[..., T], *, timeout_s: float = 30, **arguments: object
 ) -> T:
@@ -160,7 +150,6 @@ def trusted(settings: Settings) -> list[int]:
     return sorted(uids)
 
 
-def locate(settings: Settings, path: str) -> Place:
+def locate(settings: Settings, path: str) -> operations.Place:
     """Resolve all links of `path`. Raises WorkspaceError."""
-    answer = call(settings, operations.locate, workspace=str(settings.workspace), path=path)
-    return Place(answer["kind"], answer["real"], answer["inside"], answer["readable"])
+    return call(settings, operations.locate, workspace=str(settings.workspace), path=path)

@@ -1,6 +1,7 @@
 """The operations on the shared filesystem; folders.call does each with a deadline."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import pathlib
@@ -15,6 +16,16 @@ from ddp.node.explain import Json, opened, read_object, tail
 from ddp.workspace.files import MAX_LISTED, RefusedError, private, replace
 
 HF_SUFFIX = ".hf-token"
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """The file or folder that a path leads to."""
+
+    kind: str  # file, folder, absent or other
+    real: str
+    is_inside: bool  # the workspace
+    is_readable: bool
 
 
 def make_folders(workspace: str, names: list[str], trusted: list[int]) -> Json:
@@ -40,13 +51,7 @@ def make_folders(workspace: str, names: list[str], trusted: list[int]) -> Json:
 def make_workspace(path: str) -> None:
     """Make the workspace of a cluster without charms, in a folder that exists. Raises RefusedError."""
     folder = pathlib.Path(path)
-    try:
-        folder.mkdir(mode=0o755)
-    except FileExistsError:
-        pass
-    except OSError as e:
-        hint = f"is the shared filesystem mounted at {folder.parent}? else name another folder with `workspace`"
-        raise RefusedError(f"{path} cannot be made ({e.strerror}); {hint}") from e
+    _make(folder, f"is the shared filesystem mounted at {folder.parent}? else name another folder with `workspace`")
 
 
 def make_users(workspace: str) -> None:
@@ -63,13 +68,7 @@ def make_users(workspace: str) -> None:
 def own_folder(path: str) -> None:
     """Make a user's folder in `users`, or verify its owner: another account may have made one of this name."""
     folder = pathlib.Path(path)
-    try:
-        folder.mkdir(mode=0o755)
-    except FileExistsError:
-        pass
-    except FileNotFoundError as e:
-        text = f"{folder.parent} does not exist; the trainer makes it, or as root: install -d -m 1777 {folder.parent}"
-        raise RefusedError(text) from e
+    _make(folder, f"the trainer makes {folder.parent}, or as root: install -d -m 1777 {folder.parent}")
     about = folder.lstat()
     if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o022:
         what = f"belongs to uid {about.st_uid}, mode {stat.S_IMODE(about.st_mode):o}"
@@ -102,15 +101,14 @@ def look(workspace: str, names: list[str], trusted: list[int]) -> Json:
     }
 
 
-def locate(workspace: str, path: str) -> Json:
-    """Return the kind of `path`, its real path, and whether that is in the workspace."""
+def locate(workspace: str, path: str) -> Place:
+    """Resolve all links of `path`."""
     real, top = pathlib.Path(os.path.realpath(path)), pathlib.Path(os.path.realpath(workspace))
     kind = "absent"
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         mode = real.stat().st_mode
         kind = "file" if stat.S_ISREG(mode) else "folder" if stat.S_ISDIR(mode) else "other"
-    inside = real.is_relative_to(top) and real != top
-    return {"kind": kind, "real": str(real), "inside": inside, "readable": os.access(real, os.R_OK)}
+    return Place(kind, str(real), real.is_relative_to(top) and real != top, os.access(real, os.R_OK))
 
 
 def read_lines(path: str, limit: int) -> Json:
@@ -120,11 +118,6 @@ def read_lines(path: str, limit: int) -> Json:
     if len(data) > limit:
         raise RefusedError(f"{path} has more than {limit} bytes")
     return {"lines": data.decode(errors="replace").splitlines()}
-
-
-def write(path: str, text: str) -> None:
-    """Replace a file."""
-    replace(pathlib.Path(path), text)
 
 
 def keep_token(secrets: str, owner: str, run: str, token: str) -> None:
@@ -166,27 +159,19 @@ def sync_tokens(secrets: str, owner: str, token: str, active: list[str] | None) 
 
 def measure_source(path: str, part_bytes: int) -> Json:
     """Return the bytes below a path and the number of parts for them; a very large folder is read in part."""
-    total = parts = files = 0
+    total = parts = 0
     began = time.monotonic()
     top = pathlib.Path(path)
-    found = [top] if top.is_file() else top.rglob("*")
-    for file in found:
+    for number, file in enumerate([top] if top.is_file() else top.rglob("*")):
+        if number >= 200_000 or time.monotonic() - began > 20:
+            break
         with contextlib.suppress(OSError):
             about = file.lstat()
-            if not stat.S_ISREG(about.st_mode):
-                continue
-            packed = file.suffix.lower() in (".tar", ".tgz", ".gz", ".xz", ".bz2")
-            files += 1
-            total += about.st_size
-            parts += 1 if packed else -(-about.st_size // part_bytes)
-        if files >= 200_000 or time.monotonic() - began > 20:
-            break
-    return {"bytes": total, "parts": parts, "files": files}
-
-
-def count_parts(output: str) -> Json:
-    """Count the finished parts of a dataset."""
-    return {"parts": sum(1 for _ in pathlib.Path(output, "parts").glob("part-*.json"))}
+            if stat.S_ISREG(about.st_mode):
+                packed = file.suffix.lower() in (".tar", ".tgz", ".gz", ".xz", ".bz2")
+                total += about.st_size
+                parts += 1 if packed else -(-about.st_size // part_bytes)
+    return {"bytes": total, "parts": parts}
 
 
 def read_json(path: str) -> Json:
@@ -239,10 +224,11 @@ def open_examination(workspace: str, nonce: str) -> Json:
     return {"folder": str(folder), "nonce": nonce}
 
 
-def close_examination(folder: str) -> None:
-    """Remove an examination's folder."""
-    if pathlib.Path(folder).name.startswith(".doctor-"):
-        shutil.rmtree(folder, ignore_errors=True)
+def _make(folder: pathlib.Path, hint: str) -> None:
+    try:
+        folder.mkdir(mode=0o755, exist_ok=True)
+    except OSError as e:
+        raise RefusedError(f"{folder} cannot be made ({e.strerror}); {hint}") from e
 
 
 def _untrusted(workspace: str, names: list[str], trusted: list[int]) -> str:

@@ -63,19 +63,9 @@ def sync(settings: Settings) -> None:
         logger.info("files with the token: %d removed, %d replaced", counts["removed"], counts["replaced"])
 
 
-def withdraw(settings: Settings) -> None:
-    """Remove all of this unit's files, since the unit is being removed."""
-    try:
-        _call(settings, operations.sync_tokens, timeout_s=10, token="", active=None)
-    except folders.WorkspaceError as e:
-        logger.warning("files with the token may be left in %s: %s", settings.folder / FOLDER, e)
-
-
-def _call(
-    settings: Settings, operation: collections.abc.Callable[..., T], *, timeout_s: float = 30, **arguments: object
-) -> T:
+def _call(settings: Settings, operation: collections.abc.Callable[..., T], **arguments: typing.Any) -> T:
     secrets = str(settings.folder / FOLDER)
-    return folders.call(settings, operation, timeout_s=timeout_s, secrets=secrets, owner=_owner(settings), **arguments)
+    return folders.call(settings, operation, secrets=secrets, owner=_owner(settings), **arguments)
 
 
 def _owner(settings: Settings) -> str:

@@ -1,9 +1,7 @@
 """Accounts, QOS, reservations, nodes by name, other jobs, mail, and the forms of the time limit."""
 
-import typing
-
 import pytest
-from cluster import Cluster, Job
+from cluster import Cluster
 from harness import Trainer
 from node_reports import answering, healthy
 from pip_double import Pip
@@ -94,119 +92,34 @@ def test_nodes_by_name_reach_the_script(ready: Trainer, cluster: Cluster):
         "#SBATCH --exclusive",
     ):
         assert f"{line}\n" in results["script"]
-    assert ready.fails("submit-ddp", nodelist="slurmd-9") == (
-        "nodelist: Slurm knows no node slurmd-9; there are: slurmd-0, slurmd-1"
-    )
     results = ready.run("submit-sweep", grid="lr=1", dry_run=True, exclude="slurmd-0")
     assert "#SBATCH --nodes=1\n#" in results["script"]
 
 
-@pytest.fixture
-def others(ready: Trainer, cluster: Cluster) -> None:
-    """Jobs 40 to 43: one works, one failed, one ended well, and an array of which a part failed."""
-    for number, state in enumerate(("RUNNING", "FAILED", "COMPLETED", "FAILED"), 40):
-        cluster.jobs.append(Job(number, "eve", "x", ready.workspace / "x", "", [(state, 0)]))
-    cluster.jobs[-1].task, cluster.jobs[-1].array_id = "1", 43
-
-
-@pytest.mark.usefixtures("others")
-@pytest.mark.parametrize(
-    "text",
-    "afterok:40 afterok:40:42 afterany:41,afterok:42 afternotok:41?after:40+5 afternotok:40 afterok:43_1".split(),
-)
+@pytest.mark.parametrize("text", "afterok:40 afterany:41,afterok:42 afternotok:41?after:40+5 afterok:43_1".split())
 def test_a_job_can_wait_for_others(ready: Trainer, cluster: Cluster, text: str):
     cluster.judged = []
     results = ready.run("submit-ddp", workload="smoke", dry_run=True, dependency=text)
     assert f"#SBATCH --dependency={text}\n" in results["script"]
-    assert f"dependency: Slurm knows the jobs of {text}" in results["checks"]
+    assert "#SBATCH --kill-on-invalid-dep=yes\n" in results["script"], "or it would wait for ever"
     (judged,) = cluster.judged
     assert "--dependency" not in judged, "Slurm tells no start of a job that waits for others"
 
 
-@pytest.mark.usefixtures("others")
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        (
-            "afterok:40:99",
-            "dependency: Slurm knows no job 99; omit it if it ended long ago; juju run trainer/0 list-runs",
-        ),
-        ("afterok:41", "dependency: job 41 is FAILED, so afterok:41 can never come true; omit it"),
-        (
-            "after:40?afternotok:42",
-            "dependency: job 42 is COMPLETED, so afternotok:42 can never come true; omit it",
-        ),
-    ],
-)
-def test_what_can_never_come_true_is_refused(ready: Trainer, cluster: Cluster, text: str, line: str):
-    for action, more in (("submit-ddp", {}), ("submit-sweep", {"grid": "lr=1"})):
-        assert ready.fails(action, dependency=text, **more) == line
-    assert not cluster.changes
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "40",
-        "afterok",
-        "afterok:",
-        "afterok:0",
-        "afterok:x",
-        "singleton",
-        "afterok:40,afterok:41?afterok:42",
-        "AFTEROK:40",
-    ],
-)
+@pytest.mark.parametrize("text", ["40", "afterok:", "afterok:0", "singleton", "afterok:40,afterok:41?afterok:42"])
 def test_what_is_no_dependency_is_refused(ready: Trainer, text: str):
-    assert ready.fails("submit-ddp", dependency=text) == (
-        f"dependency: '{text}' is not allowed; after, afterany, afterok or afternotok with jobs' ids, such as "
-        "afterok:40:41; all with , or any with ?"
-    )
+    assert ready.fails("submit-ddp", dependency=text).startswith(f"dependency: '{text}' is not allowed; after, ")
 
 
-# -- mail --------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ({"mail_type": "END,FAIL", "mail_user": "me@example.com"}, "END,FAIL to me@example.com"),
-        ({"mail_type": "ALL"}, "ALL to {user}"),
-    ],
-)
-def test_slurm_writes_a_mail(ready: Trainer, cluster: Cluster, given: dict[str, str], expected: str):
+def test_slurm_writes_a_mail(ready: Trainer):
     for action, more in (("submit-ddp", {}), ("submit-sweep", {"grid": "lr=1"})):
-        results = ready.run(action, dry_run=True, **given, **more)
-        for name, value in given.items():
-            assert f"#SBATCH --{name.replace('_', '-')}={value}\n" in results["script"]
-        line = f"mail: {expected.replace('{user}', cluster.user)}, by slurmctld"
-        assert line in results["checks"].splitlines()
-    assert "--mail" not in ready.run("submit-ddp", dry_run=True)["script"]
-
-
-@pytest.mark.parametrize(
-    ("given", "line"),
-    [
-        (
-            {"mail_user": "me@example.com"},
-            "mail-user: nothing is sent without the option mail-type, such as END,FAIL",
-        ),
-        (
-            {"mail_type": "STOP"},
-            "mail-type: 'STOP' is not allowed; joined by commas: ALL, ARRAY_TASKS, BEGIN, END, FAIL, ",
-        ),
-        ({"mail_type": "END, FAIL"}, "mail-type: 'END, FAIL' is not allowed; joined by commas: ALL, "),
-        (
-            {"mail_type": "END", "mail_user": "a@b,c@d"},
-            "mail-user: 'a@b,c@d' is not allowed; one address, such as me@example.com",
-        ),
-    ],
-)
-def test_a_mail_that_would_not_be_sent_is_refused(
-    ready: Trainer, cluster: Cluster, given: dict[str, typing.Any], line: str
-):
-    assert ready.fails("submit-ddp", **given).startswith(line)
-    assert not cluster.changes
+        given = {"mail_type": "END,FAIL", "mail_user": "me@example.com"}
+        script = ready.run(action, dry_run=True, **given, **more)["script"]
+        assert "#SBATCH --mail-type=END,FAIL\n#SBATCH --mail-user=me@example.com\n" in script
+    for name, text in (("mail_type", "END, FAIL"), ("mail_user", "a@b,c@d")):
+        assert ready.fails("submit-ddp", **{name: text}).startswith(
+            f"{name.replace('_', '-')}: '{text}' is not allowed"
+        )
 
 
 # -- the time limit ----------------------------------------------------------------------------------------------------
@@ -217,8 +130,6 @@ def test_a_mail_that_would_not_be_sent_is_refused(
     [
         ("90", "01:30:00", 180),
         ("5:30", "00:05:30", 66),
-        ("1:02:03", "01:02:03", 180),
-        ("2-6", "2-06:00:00", 180),
         ("2-6:30", "2-06:30:00", 180),
         ("2-06:30:15", "2-06:30:15", 180),
         ("1:00", "00:01:00", 30),

@@ -77,7 +77,7 @@ def test_wrong_values_fail_with_the_first_ranks_words(ready: Trainer, cluster: C
             "min-bytes: '1T' is not allowed; a number of bytes with K, M or G, such as 64M",
         ),
         ({"min_bytes": "2M", "max_bytes": "1024K"}, "min-bytes: 2M is more than max-bytes=1024K; swap them"),
-        ({"nodelist": "slurmd-9"}, "nodelist: Slurm knows no node slurmd-9; there are: slurmd-0, slurmd-1"),
+        ({"nodelist": "slurmd-9"}, "nodelist: slurmd-9 is not in partition slurmd; see: scontrol show node slurmd-9"),
         ({"nodes": 3}, "nodes: 3 requested, partition slurmd has 2 usable"),
         ({"store": "yes"}, "store: 'yes' is not allowed; one of: auto, always, never"),
         ({"iters": 0}, "iters: 0 is not allowed; a whole number from 1 to 100000"),

@@ -228,18 +228,14 @@ def test_what_has_no_loss_is_not_compared(motley: Trainer):
             {"run": "night", "workload": "smoke"},
             "run: night exists already; choose another name",
         ),
-        ({"run": "table"}, "run: table is of the kind collectives, which gpt cannot continue; choose another name"),
-        (
-            {"run": "prepare-owt"},
-            "run: prepare-owt is of the kind prepare, which gpt cannot continue; choose another name",
+        *(
+            ({"run": n}, f"run: {{runs}}/{n} is no run of the kind gpt; choose another name")
+            for n in ("table", "notes")
         ),
-        ({"run": "mine"}, "run: mine is of the kind script, which gpt cannot continue; choose another name"),
-        ({"run": "notes"}, "run: {runs}/notes has no job.json, so it is no run; choose another name"),
         (
-            {"resume": "table"},
-            "resume: table is of the kind collectives; only a run of the workload gpt can be resumed from",
+            {"resume": "mine"},
+            "resume: no run 'mine' of the workload gpt in {runs}; use auto, never or the name of one; ddp list",
         ),
-        ({"resume": "mine"}, "resume: mine is of the kind script; only a run of the workload gpt can be resumed from"),
     ],
 )
 def test_a_run_of_another_kind_is_not_gone_on_with(

@@ -12,10 +12,7 @@ from hostile_values import NASTY, ROAMING, TEXTS
 from left_by_jobs import add_dataset, write_result
 
 from ddp import base, readiness, verbs
-from ddp.base import Ahead
 from ddp.options import fields
-from ddp.slurm import jobs
-from ddp.workspace import folders
 from slurm_ddp import mounts
 from slurm_ddp.run import Completed
 from slurm_ddp.slurm import nodes
@@ -106,20 +103,6 @@ def test_nodes_are_listed_while_the_mount_is_looked_at(
     assert message == f"the nodes are {words}being listed; is the filesystem's server up? see: juju status"
 
 
-def test_a_list_of_nodes_counts_once():
-    made: list[int] = []
-    listing = Ahead(lambda: made.append(1) or len(made))
-    assert [listing(), listing(), listing()] == [1, 2, 3]
-
-    def fail() -> int:
-        raise jobs.NotAnsweringError("no word")
-
-    broken = Ahead(fail)
-    for _ in range(2):
-        with pytest.raises(jobs.NotAnsweringError, match="no word"):
-            broken()
-
-
 def test_mock_gpus_are_reserved_and_the_job_trains_on_cpus(ready: Trainer, cluster: Cluster):
     for machine in cluster.machines:
         machine.gres = "gpu:mock_gpu:1(S:0)"
@@ -202,16 +185,11 @@ def refusals(trainer: Trainer) -> list[tuple[dict[str, typing.Any], str]]:
         ({"partition": "gpu"}, "partition: no partition 'gpu'; there are: slurmd"),
         ({"workload": f"{place}/no.py"}, f"workload: {place}/no.py does not exist"),
         ({"workload": "/etc/passwd"}, f"workload: /etc/passwd is outside the workspace {place}"),
-        ({"workload": f"{place}-other/x.py"}, f"workload: {place}-other/x.py is outside the workspace {place}"),
         (
             {"workload": f"{place}/out.py"},
             f"workload: {place}/out.py leads to /etc/hostname, outside the workspace {place}",
         ),
         ({"workload": f"{place}/folder"}, f"workload: {place}/folder is not a file"),
-        (
-            {"workload": "train.py"},
-            "workload: 'train.py' is not allowed; gpt, smoke or an absolute path of letters, digits and . _ / + @ = -",
-        ),
         (
             {"dataset": "nope"},
             f"dataset: no dataset 'nope' in {place}/datasets; there are: python-stdlib; "
@@ -222,22 +200,17 @@ def refusals(trainer: Trainer) -> list[tuple[dict[str, typing.Any], str]]:
             {"dataset": f"{place}/folder"},
             f"dataset: {place}/folder has no dataset.json; juju run trainer/0 prepare-dataset source={place}/folder",
         ),
-        ({"dataset": "/etc"}, f"dataset: /etc is outside the workspace {place}"),
         ({"dataset": "python-stdlib", "workload": "smoke"}, "dataset: only the workload gpt has it"),
         ({"resume": "never", "workload": "smoke"}, "resume: only the workload gpt has it"),
         (
             {"resume": "nope"},
-            f"resume: no run 'nope' in {place}/runs; use auto, never or the name of a run; juju run trainer/0 list-runs",
+            f"resume: no run 'nope' of the workload gpt in {place}/runs; use auto, never or the name of one; "
+            "juju run trainer/0 list-runs",
         ),
         ({"run": "old", "resume": "never"}, "run: old exists already; choose another name, or resume auto"),
         ({"run": "old", "workload": "smoke"}, "run: old exists already; choose another name"),
-        ({"run": "old"}, f"run: {place}/runs/old has no job.json, so it is no run; choose another name"),
-        (
-            {"resume": "old"},
-            "resume: old is of the kind unknown; only a run of the workload gpt can be resumed from",
-        ),
+        ({"run": "old"}, f"run: {place}/runs/old is no run of the kind gpt; choose another name"),
         ({"profile_ranks": "1"}, "profile-ranks: needs the option profile, nsys or torch"),
-        ({"profile_steps": "1-2"}, "profile-steps: needs the option profile, nsys or torch"),
         (
             {"profile": "torch", "workload": "smoke"},
             "profile: torch records the workload gpt only; use nsys",
@@ -247,14 +220,6 @@ def refusals(trainer: Trainer) -> list[tuple[dict[str, typing.Any], str]]:
             "profile-steps: only the workload gpt has it; a script starts its own recording",
         ),
         ({"profile": "nsys", "profile_ranks": "0,2"}, "profile-ranks: no rank 2; the job has 2, from 0"),
-        (
-            {"profile": "nsys", "profile_steps": "2-1"},
-            "profile-steps: '2-1' is not allowed; first and last step, at most 1000 of them",
-        ),
-        (
-            {"args": "--x '$(id)'"},
-            "args: \"--x '$(id)'\" is not allowed; only letters, digits, blanks and . _ + = / : , @ % ^ -",
-        ),
     ]
 
 
@@ -270,18 +235,6 @@ def test_what_cannot_be_is_refused_by_name_and_leaves_no_trace(ready: Trainer, c
     assert ready.files() == before
 
 
-def test_what_the_submit_user_cannot_read_is_reported(
-    ready: Trainer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-):
-    path = f"{ready.workspace}/train.py"
-    sealed = folders.Place("file", path, is_inside=True, is_readable=False)
-    monkeypatch.setattr(folders, "locate", lambda *_: sealed)
-    assert ready.fails("submit-ddp", workload=path) == (
-        f"workload: {path} is not readable for this account; its owner can chmod -R a+rX {path}"
-    )
-    assert not cluster.changes
-
-
 @pytest.mark.parametrize(
     ("stderr", "line"),
     [
@@ -289,8 +242,7 @@ def test_what_the_submit_user_cannot_read_is_reported(
             "allocation failure: Invalid account or account/partition combination specified",
             "account: Slurm rejects the job: ",
         ),
-        ("allocation failure: Invalid qos specification", "qos: Slurm rejects the job: "),
-        ("allocation failure: Requested reservation is invalid", "reservation: Slurm rejects the job: "),
+        ("Job dependency problem", "dependency: Slurm rejects the job: "),
         ("allocation failure: Invalid feature specification", "constraint: Slurm rejects the job: "),
         (
             "allocation failure: Requested time limit is invalid (missing or exceeds some limit)",
@@ -314,15 +266,6 @@ def test_a_job_that_slurm_refuses_at_last_leaves_no_run(ready: Trainer, cluster:
         == "qos: Slurm rejects the job: QOSMaxSubmitJobPerUserLimit"
     )
     assert not (ready.workspace / "runs" / "x").exists()
-
-
-def test_a_run_at_work_is_not_started_again(ready: Trainer, cluster: Cluster):
-    cluster.states = [("RUNNING", 0)]
-    ready.run("submit-ddp", run="x")
-    assert ready.fails("submit-ddp", run="x") == (
-        "run: x is active as job 40 (RUNNING); wait for its end, or cancel it; juju run trainer/0 cancel-run run=x"
-    )
-    assert len(cluster.jobs) == 1
 
 
 @pytest.mark.parametrize(("action", "name"), TEXTS)

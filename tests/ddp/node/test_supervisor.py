@@ -1,4 +1,4 @@
-"""A job's state machine where the cluster is at fault, with doubles of Slurm's commands; the rest is in test_scripts."""
+"""A job's state machine where the cluster is at fault, with doubles of Slurm's commands; others: tests/ddp/submit."""
 
 import dataclasses
 import json

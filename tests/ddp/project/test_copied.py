@@ -9,7 +9,7 @@ from cluster import Cluster, Job
 from pip_double import Pip
 
 from ddp import verbs
-from ddp.base import ParameterError, Settings, TrainerError
+from ddp.base import Settings, TrainerError
 from ddp.options import fields
 
 
@@ -68,16 +68,6 @@ def test_of_a_script_in_the_workspace_itself_it_alone_is_kept(
     assert [path.name for path in code.iterdir()] == ["alone.py"]
 
 
-def test_what_is_edited_later_changes_no_run(settings: Settings, cluster: Cluster, pip: Pip, project: pathlib.Path):
-    submit(settings, project / "train.py", run="night")
-    code = settings.runs / "night" / "code"
-    before = contents(code)
-    (project / "lib" / "model.py").write_text("SIZE = 2\n")
-    (project / "train.py").unlink()
-    assert contents(code) == before
-    assert not any(path.is_symlink() or path.stat().st_nlink > 1 for path in code.rglob("*.py")), "copies, not links"
-
-
 def test_a_later_submission_of_a_run_has_a_copy_of_its_own(
     settings: Settings, cluster: Cluster, pip: Pip, project: pathlib.Path
 ):
@@ -98,29 +88,6 @@ def test_a_submission_that_slurm_refuses_leaves_nothing(
     with pytest.raises(TrainerError, match="permission denied"):
         submit(settings, project / "train.py", verb, **({} if verb == "submit-ddp" else {"grid": "lr=1,2"}))
     assert list(settings.runs.iterdir()) == []
-
-
-def test_a_run_that_goes_on_keeps_its_code_when_a_later_submission_fails(
-    settings: Settings, cluster: Cluster, pip: Pip, project: pathlib.Path
-):
-    cluster.states = [("COMPLETED", 0)]
-    submit(settings, project / "train.py", run="night")
-    cluster.submit_refusal = "sbatch: error: Batch job submission failed: Access/permission denied"
-    with pytest.raises(TrainerError, match="permission denied"):
-        submit(settings, project / "train.py", run="night")
-    assert sorted(path.name for path in (settings.runs / "night").glob("code*")) == ["code"]
-    assert [path.name for path in settings.runs.iterdir()] == ["night"]
-
-
-def test_a_folder_that_cannot_be_kept_is_refused_before_anything_is_written(
-    settings: Settings, cluster: Cluster, pip: Pip, project: pathlib.Path
-):
-    with (project / "weights.bin").open("wb") as file:
-        file.truncate(1 << 40)
-    with pytest.raises(ParameterError, match=r"^workload: .*\.ddpignore"):
-        submit(settings, project / "train.py")
-    assert list(settings.runs.iterdir()) == []
-    assert not cluster.jobs
 
 
 @pytest.mark.parametrize("is_script", [True, False])

@@ -10,6 +10,7 @@ import subprocess
 import pytest
 
 from ddp import project as code
+from ddp.base import ParameterError
 
 
 @pytest.fixture(autouse=True)
@@ -59,19 +60,19 @@ def test_a_repository_from_its_top_with_edits_and_new_files(project: pathlib.Pat
     (project / "gone.py").unlink()
     found = code.find(project / "exp" / "train.py")
     assert set(found.files) == {"common.py", "exp/train.py", "exp/new.py", ".gitignore"}
-    assert (found.root, found.script, found.commit, found.is_dirty) == (project, "exp/train.py", head, True)
+    assert (found.root, found.script, found.commit) == (project, "exp/train.py", f"{head}-dirty")
     assert found.size_bytes == sum((project / name).stat().st_size for name in found.files)
 
 
 @pytest.mark.parametrize("is_committed", [True, False])
-def test_a_commit_and_what_differs_from_it(project: pathlib.Path, is_committed: bool):
+def test_a_commit_is_recorded_if_there_is_one(project: pathlib.Path, is_committed: bool):
     write(project, "train.py")
     git(project.parent, "init", "-q", str(project))
     if is_committed:
         commit(project)
     write(project, "__pycache__/train.pyc")
     found = code.find(project / "train.py")
-    assert ((found.commit is not None), found.is_dirty, found.files) == (is_committed, not is_committed, ("train.py",))
+    assert (len(found.commit), found.files) == (40 * is_committed, ("train.py",))
 
 
 def test_submodules_and_repositories_inside(project: pathlib.Path, tmp_path: pathlib.Path):
@@ -107,7 +108,7 @@ def test_without_git_the_nearest_marked_folder_or_the_script_s(project: pathlib.
     expected = {f"{below}train.py", f"{below}data/a.csv", f"{below}.hidden"} | (
         {"lib/a.py", marker} if marker else set()
     )
-    assert (set(found.files), found.commit, found.is_dirty) == (expected, None, False)
+    assert (set(found.files), found.commit) == (expected, "")
 
 
 def test_a_folder_that_git_ignores_is_a_project_itself(project: pathlib.Path):
@@ -205,7 +206,7 @@ def test_a_file_that_goes_meanwhile_is_left_out_unless_it_is_the_script(project:
     (project / "a.py").unlink()
     code.copy(found, tmp_path / "copy")
     (project / "train.py").unlink()
-    with pytest.raises(code.ProjectError, match=r"train\.py: was removed while it was copied; submit again"):
+    with pytest.raises(ParameterError, match=r"train\.py: was removed while it was copied; submit again"):
         code.copy(found, tmp_path / "again")
 
 
@@ -217,9 +218,9 @@ def test_too_many_files_are_named_by_folder(
     write(project, "train.py", "lib/a.py", *(f"data/images/{number}" for number in range(60)))
     if is_repository:
         commit(project)
-    with pytest.raises(code.ProjectError) as e:
+    with pytest.raises(ParameterError) as e:
         code.find(project / "train.py")
-    assert str(e.value).startswith(f"{project}: has more than 50 files, most of it in data (60 files, 0 MiB), ")
+    assert str(e.value).startswith(f"workload: {project}: has more than 50 files, most of it in data, ")
     assert str(e.value).endswith(f"list what the job does not need in {project}/.ddpignore, or give --no-snapshot")
     write(project, _ddpignore="images\n")
     assert names(project / "train.py") == {"train.py", "lib/a.py", ".ddpignore"}
@@ -229,7 +230,7 @@ def test_too_large_files_are_named_by_folder(project: pathlib.Path):
     write(project, "train.py", "weights/w.bin")
     with (project / "weights" / "w.bin").open("wb") as file:
         file.truncate(3 * 2**30)  # a hole
-    with pytest.raises(code.ProjectError, match=r"more than 256 MiB, most of it in weights \(1 files, 3072 MiB\)"):
+    with pytest.raises(ParameterError, match=r"more than 256 MiB, most of it in weights, "):
         code.find(project / "train.py")
 
 
@@ -242,21 +243,16 @@ def test_a_file_that_cannot_be_read_is_named(project: pathlib.Path, monkeypatch:
         target.write_bytes(source.read_bytes())
 
     monkeypatch.setattr(code.shutil, "copy2", denied)
-    with pytest.raises(code.ProjectError, match=r"a\.py: cannot be copied: Permission denied; list what the job"):
+    with pytest.raises(ParameterError, match=r"a\.py: cannot be copied: Permission denied; list what the job"):
         copied(project / "train.py")
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [("absent.py", "absent.py: No such file"), ("", "project: is not a file"), ("loop", "loop")],
-)
-def test_what_is_no_script(project: pathlib.Path, name: str, message: str):
+@pytest.mark.parametrize("name", ["absent.py", "", "loop"])
+def test_what_is_no_script(project: pathlib.Path, name: str):
     project.mkdir()
     (project / "loop").symlink_to("loop")
-    with pytest.raises(code.ProjectError) as e:
+    with pytest.raises(ParameterError, match="is not a file; give the path of a script"):
         code.find(project / name)
-    assert message in str(e.value)
-    assert str(e.value).endswith("give the path of a script")
 
 
 def test_a_repository_that_git_cannot_read_is_named(project: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
@@ -264,8 +260,8 @@ def test_a_repository_that_git_cannot_read_is_named(project: pathlib.Path, monke
     commit(project)
     with monkeypatch.context() as context:
         context.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")  # git's own tests
-        with pytest.raises(code.ProjectError, match=f"git config --global --add safe.directory {project}"):
+        with pytest.raises(ParameterError, match=f"git config --global --add safe.directory {project}"):
             code.find(project / "train.py")
     (project / ".git" / "index").write_text("no index")
-    with pytest.raises(code.ProjectError, match="repair the repository, or give --no-snapshot"):
+    with pytest.raises(ParameterError, match="repair the repository, or give --no-snapshot"):
         code.find(project / "train.py")

@@ -54,11 +54,6 @@ def test_an_operation_that_is_refused_says_why(settings: Settings):
         folders.call(settings, operations.read_json, path=str(settings.workspace / "note"))
 
 
-def test_a_mistake_of_ours_is_not_taken_for_the_filesystems(settings: Settings):
-    with pytest.raises(TypeError):
-        folders.call(settings, operations.read_json)
-
-
 @pytest.mark.parametrize("name", folders.FOLDERS)
 @pytest.mark.parametrize("mode", [0o755, 0o777])
 def test_a_folder_that_another_account_made_first_is_named(settings: Settings, name: str, mode: int):
@@ -154,7 +149,7 @@ def test_where_a_path_leads(settings: Settings, tmp_path: pathlib.Path):
     (settings.workspace / "out").symlink_to(outside)
     (settings.workspace / "loop").symlink_to("loop")
     locate = folders.locate
-    assert locate(settings, str(inside)) == folders.Place("file", str(inside), True, True)
+    assert locate(settings, str(inside)) == operations.Place("file", str(inside), True, True)
     assert locate(settings, str(settings.workspace / "in")).real == str(inside)
     assert not locate(settings, str(settings.workspace / "out")).is_inside
     assert locate(settings, str(settings.runs)).kind == "folder"

@@ -119,7 +119,7 @@ def test_the_last_run_of_a_sweep_removes_the_file(
         Environment(MANIFEST, "/x.tar.zst"),
         run="first",
         program=program,
-        sweep=scripts.Sweep(1, 2),
+        sweep=scripts.Array(2, 2),
     )
     for name in ("logs", "control"):
         (settings.runs / "first-0" / name).mkdir(parents=True)

@@ -1,0 +1,216 @@
+"""The part of a job that runs on each node, started for real: torchrun or a rank, containers, profiles."""
+
+import json
+import os
+import pathlib
+import signal
+import stat
+import subprocess
+import sys
+import time
+import typing
+
+import pytest
+from script_texts import MANIFEST, texts, wait_for
+
+from batch_host import Node
+from ddp.base import Settings
+
+NODE_DRIVER = """
+import os, socket, sys, time
+sys.path.insert(0, sys.argv[1])
+from ddp.node import node
+def refuse(*_, **__): raise eval(os.environ['REFUSES'])
+if 'REFUSES' in os.environ: socket.create_connection = refuse
+slept = time.sleep
+time.sleep = lambda s: os.write(1, f"slept {s:g}\\n".encode()) if s in (1, 3) else slept(s if "QUICK" not in os.environ else 0)
+code = node.main(sys.argv[1] + "/job.json", sys.argv[2:])
+os._exit(code)
+"""
+
+
+def run_node(
+    settings: Settings, node: Node, agent: str, *, given: dict[str, typing.Any] | None = None, **more: str
+) -> subprocess.Popen[str]:
+    """Start a node's part with a double of the environment, whose interpreter runs `agent` in torchrun's place."""
+    files = texts(settings, **(given or {}))
+    home = node.cache / ("ab" * 8)
+    (home / "bin").mkdir(parents=True, exist_ok=True)
+    node.cache.chmod(0o700)
+    version = f"python3.{sys.version_info[1]}"
+    (home / "bin" / version).write_text(f"#!/bin/bash\n{agent}\n")
+    (home / "bin" / version).chmod(stat.S_IRWXU)
+    if not (home / "bin" / "python").exists():
+        (home / "bin" / "python").symlink_to(version)
+    boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    home.with_suffix(".complete").write_text(f"{MANIFEST.sha256} {boot}\n")
+    job = json.loads(files["program/job.json"]) | {"ranks_per_node": 2}
+    if job["environment"]:
+        job["environment"]["cache"] = str(node.cache)
+    else:
+        job["container"]["payload"] = "/mnt/payload"
+    node.write(files | {"program/job.json": json.dumps(job)})
+    slurm = {
+        "SLURM_STEP_NUM_NODES": "2",
+        "SLURM_NODEID": "1",
+        "RUN_ATTEMPT_ID": "12.r0",
+        "HEAD_IP": "127.0.0.1",
+        "HEAD_PORT": "20100",
+        "HEAD_NODE": "slurmd-0",
+        "RUN_DIR": str(node.run_dir),
+    }
+    argv = [sys.executable, "-I", "-S", "-B", "-c", NODE_DRIVER, str(node.run_dir / "program"), "script.py", "--flag"]
+    return subprocess.Popen(
+        argv, env=node.env(**{**slurm, **more}), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+
+
+def test_the_agent_gets_its_place(settings: Settings, node: Node):
+    process = run_node(settings, node, 'printf "%s\n" "$OMP_NUM_THREADS $GLOO_SOCKET_IFNAME $NCCL_SOCKET_IFNAME" "$@"')
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 0, output
+    assert output.splitlines() == [
+        "[ENV] node=slurmd-0 address=127.0.0.1 fabric=auto gloo=lo nccl==lo",
+        "2 lo =lo",
+        "-P",
+        "-m",
+        "torch.distributed.run",
+        "--nnodes=2",
+        "--nproc-per-node=2",
+        "--node-rank=1",
+        "--rdzv-backend=static",
+        "--master-addr=127.0.0.1",
+        "--master-port=20100",
+        "--rdzv-id=12.r0",
+        "--local-addr=127.0.0.1",
+        "--max-restarts=0",
+        "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2",
+        "--shutdown-timeout=120",
+        f"--log-dir={node.cache}/jobs/12/logs/12.r0/node-1",
+        "--redirects=3",
+        "--tee=3",
+        "script.py",
+        "--flag",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        ("TimeoutError('timed out')", "cannot reach 127.0.0.1:20100 (slurmd-0): timed out"),
+        ("OSError(113, 'No route to host')", "cannot reach 127.0.0.1:20100 (slurmd-0): No route to host"),
+        ("ConnectionRefusedError(111, 'Connection refused')", None),
+    ],
+)
+def test_a_head_that_cannot_be_reached_is_named_with_both_nodes_and_its_port(
+    settings: Settings, node: Node, error: str, words: str | None
+):
+    """A head that refuses does not listen yet; one that does not respond is behind a firewall."""
+    process = run_node(settings, node, "echo started", SLURMD_NODENAME="slurmd-1", REFUSES=error)
+    output, _ = process.communicate(timeout=60)
+    if words is None:
+        assert (process.returncode, output.splitlines()[-1]) == (0, "started")
+    else:
+        how = "let TCP through between the nodes (firewall, security group)"
+        assert (process.returncode, output.splitlines()[-1]) == (78, f"[FATAL] slurmd-1: {words}; {how}")
+        assert output.splitlines()[:-1] == ["slept 1"] * 4
+
+
+def test_the_users_interface_and_threads_win(settings: Settings, node: Node):
+    agent = 'echo "$OMP_NUM_THREADS $GLOO_SOCKET_IFNAME $NCCL_SOCKET_IFNAME"'
+    process = run_node(settings, node, agent, OMP_NUM_THREADS="7", GLOO_SOCKET_IFNAME="ib0", NCCL_SOCKET_IFNAME="eth")
+    assert process.communicate(timeout=30)[0].endswith("gloo=ib0 nccl=eth\n7 ib0 eth\n")
+
+
+def test_a_failed_agent_gives_the_others_time_and_keeps_its_code(settings: Settings, node: Node):
+    process = run_node(settings, node, "exit 3")
+    assert process.communicate(timeout=30)[0].endswith("\nslept 3\n")
+    assert process.returncode == 3
+
+
+def test_a_signal_to_the_step_waits_for_the_agent_to_save(settings: Settings, node: Node):
+    agent = "trap 'echo saved; exit 0' TERM; touch $NOTES/started; while :; do /bin/sleep 0.05; done"
+    process = run_node(settings, node, agent)
+    for _ in range(200):
+        if (node.notes / "started").exists():
+            break
+        time.sleep(0.05)
+    children = subprocess.run(
+        ["pgrep", "-P", str(process.pid)], text=True, capture_output=True, check=True
+    ).stdout.split()
+    process.send_signal(signal.SIGTERM)  # Slurm signals every process of the step
+    time.sleep(0.3)
+    assert process.poll() is None
+    for child in children:
+        os.kill(int(child), signal.SIGTERM)
+    assert process.communicate(timeout=30)[0].endswith("\nsaved\n")
+    assert process.returncode == 0
+
+
+def test_a_task_that_another_one_took_down_does_not_wait_to_save(settings: Settings, node: Node):
+    agent = "trap : TERM; touch $NOTES/started; for i in $(seq 400); do /bin/sleep 0.05; done; echo saved"
+    process = run_node(settings, node, agent, QUICK="1")
+    wait_for(node.notes / "started")
+    (node.run_dir / "control" / "12.r0.failed").touch()
+    began = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=30)
+    assert time.monotonic() - began < 10
+    assert process.returncode == 137
+    assert "saved" not in output
+
+
+SLURM_RANK: dict[str, str] = {
+    "SLURM_PROCID": "3",
+    "SLURM_NTASKS": "4",
+    "SLURM_LOCALID": "1",
+    "SLURM_CPUS_PER_TASK": "2",
+}
+
+
+BY_SRUN: dict[str, typing.Any] = {"launcher": "srun"}
+
+
+def test_under_srun_a_rank_finds_what_torchrun_would_tell_it(settings: Settings, node: Node):
+    agent = 'echo "$1 $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $NODE_RANK $MASTER_ADDR:$MASTER_PORT $OMP_NUM_THREADS"; echo oh >&2'
+    process = run_node(settings, node, agent, given=BY_SRUN, **SLURM_RANK)
+    output, _ = process.communicate(timeout=30)
+    assert sorted(output.splitlines()) == ["oh", "script.py 3/4 1/2 1 127.0.0.1:20100 2"]
+    logs = node.run_dir / "logs" / "12.r0" / "node-1" / "srun" / "attempt_0" / "1"
+    assert (logs / "stdout.log").read_text() == "script.py 3/4 1/2 1 127.0.0.1:20100 2\n"
+    assert (logs / "stderr.log").read_text() == "oh\n"
+
+
+def test_under_srun_a_ranks_exit_code_is_kept(settings: Settings, node: Node):
+    process = run_node(settings, node, "echo last words; exit 9", given=BY_SRUN, **SLURM_RANK)
+    assert process.communicate(timeout=30)[0] == "last words\nslept 3\n"
+    assert process.returncode == 9
+    assert (node.run_dir / "control" / "12.r0.failed").exists()
+
+
+def test_in_a_container_the_images_python_runs_the_payload(settings: Settings, node: Node):
+    node.add("python3", 'echo "$PYTHONPATH $2"')
+    given = {"container_image": "x:1"}
+    process = run_node(settings, node, "exit 99", given=given, PYTHONPATH="/opt")
+    assert process.communicate(timeout=30)[0].splitlines()[-1] == "/mnt/payload:/opt torch.distributed.run"
+
+
+def nsys(ranks: str) -> dict[str, typing.Any]:
+    return {**BY_SRUN, "profile": "nsys", "profile_ranks": ranks}
+
+
+def test_nsight_records_the_chosen_ranks(settings: Settings, node: Node):
+    node.add("nsys", 'echo "nsys $*"')
+    given = nsys("0,3")
+    printed = run_node(settings, node, 'echo "bare $1"', given=given, **SLURM_RANK).communicate(timeout=30)[0]
+    assert printed.startswith(f"nsys profile --output={node.run_dir}/profile/12.r0.rank-3 ")
+    assert printed.rstrip().endswith(f"{node.cache}/{'ab' * 8}/bin/python script.py --flag")
+    more = {**SLURM_RANK, "SLURM_PROCID": "2"}
+    printed = run_node(settings, node, 'echo "bare $1"', given=given, **more).communicate(timeout=30)[0]
+    assert printed == "bare script.py\n"
+
+
+def test_a_node_without_nsight_says_so(settings: Settings, node: Node):
+    process = run_node(settings, node, "exit 99", given=nsys("3"), **SLURM_RANK)
+    assert "[FATAL] slurmd-0: profile=nsys needs Nsight Systems" in process.communicate(timeout=30)[0]
+    assert process.returncode == 78

@@ -1,0 +1,118 @@
+"""The files of a run: directives, program and specification."""
+
+import pathlib
+import typing
+
+import pytest
+from script_texts import ENDS, MANIFEST, REQUEST, texts
+
+from batch_host import Node
+from ddp.base import ParameterError, Settings
+from ddp.environment.environments import Environment
+from ddp.node import spec
+from ddp.options import fields, models
+from ddp.submit import resources, scripts
+
+
+def directives(script: str) -> list[str]:
+    return [line.removeprefix("#SBATCH --") for line in script.splitlines() if line.startswith("#SBATCH")]
+
+
+def test_the_script_is_directives_and_one_command(settings: Settings):
+    given: dict[str, typing.Any] = {"constraint": "a100&ib", "account": "physics", "qos": "high", "reservation": "r1"}
+    given |= {"nodelist": "n[1-2]", "exclude": "n3", "exclusive": True, "dependency": "afterok:40:41"}
+    script = texts(settings, **given, sbatch="--nice=100 --spread-job --switches=1@60")["job.sbatch"]
+    run_dir = settings.runs / "first"
+    assert directives(script) == [
+        "job-name=first",
+        "partition=main",
+        "nodes=2",
+        "ntasks-per-node=1",
+        "cpus-per-task=4",
+        "mem=8000M",
+        "gpus-per-node=1",
+        "time=02:00:00",
+        "account=physics",
+        "qos=high",
+        "reservation=r1",
+        "constraint=a100&ib",
+        "nodelist=n[1-2]",
+        "exclude=n3",
+        "exclusive",
+        "dependency=afterok:40:41",
+        "nice=100",
+        "spread-job",
+        "switches=1@60",
+        f"chdir={run_dir}",
+        f"output={run_dir}/logs/%j.out",
+        "kill-on-invalid-dep=yes",
+        "open-mode=append",
+        "requeue",
+        "propagate=NONE",
+        "signal=B:USR1@180",
+    ]
+    program = f"exec /usr/bin/python3 -I -S -B {run_dir}/program job job.json"
+    assert [line for line in script.splitlines() if not line.startswith("#")] == [program]
+
+
+def test_what_is_not_wanted_is_not_asked_for(settings: Settings):
+    script = texts(settings, resources.Request("main", 1, 0, 4, 8000, None, 180))["job.sbatch"]
+    assert not [line for line in directives(script) if line.startswith(("gpus", "time", "account", "dependency"))]
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ("--outp=/x", "sbatch: --output is set by the job itself, which relies on it; omit it"),
+        ("--nice=1 --mem=5", "sbatch: --mem has its own option; use memory"),
+        ("-t5", "sbatch: '-t5' is not allowed; sbatch's own long options, separated by blanks, such as --nice=100 "),
+    ],
+)
+def test_what_would_break_the_job_is_refused(given: str, line: str):
+    with pytest.raises(ParameterError) as caught:
+        fields.parse(models.SubmitDdp, {"sbatch": given})
+    assert str(caught.value).startswith(line)
+
+
+def test_what_the_job_runs_lies_in_its_own_folder(settings: Settings):
+    """Nobody else can write there, and nothing is taken from elsewhere: -I, and no site-packages."""
+    files = texts(settings)
+    assert {name.partition("/")[0] for name in files} == {"job.sbatch", "program"}
+    for name, text in files.items():
+        if name.endswith(".py"):
+            compile(text, name, "exec")
+    job = spec.parse(spec.JobSpec, files["program/job.json"])
+    assert (job.run, job.job_dir, job.cache) == ("first", str(settings.runs / "first"), str(settings.node_cache))
+    assert job.environment is not None
+    assert job.environment.trusted_uids == (settings.uid,)
+
+
+def test_a_value_that_slipped_through_would_still_be_quoted(settings: Settings, node: Node, tmp_path: pathlib.Path):
+    evil = f"$(touch {tmp_path}/pwned) `touch {tmp_path}/pwned`; touch {tmp_path}/pwned '\" {{{{ 7*7 }}}}"
+    params = models.SubmitDdp.model_construct()
+    files = scripts.training(
+        settings,
+        REQUEST,
+        params,
+        Environment(MANIFEST, evil),
+        run="first",
+        program=scripts.Program(("x", evil), leaves_outcome=True),
+    )
+    node.add("srun", 'printf "%s\\n" "${!#}"; ' + ENDS % "done")
+    code, output = node.run(files)
+    assert code == 0, output
+    assert output.splitlines()[1] == evil
+    assert (job := spec.load(spec.JobSpec, str(node.run_dir / "program" / "job.json"))).environment is not None
+    assert job.environment.archive == evil
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_under_srun_each_rank_is_a_task_with_its_share_of_the_cores(settings: Settings, node: Node):
+    files = texts(settings, resources.Request("main", 2, 2, 8, 8000, None, 180), launcher="srun")
+    assert {"ntasks-per-node=2", "cpus-per-task=4", "gpus-per-node=2"} <= set(directives(files["job.sbatch"]))
+    node.add("srun", 'printf "%s\\0" "$@" > "$NOTES/argv"; ' + ENDS % "done")
+    assert node.run(files)[0] == 0
+    argv = (node.notes / "argv").read_text().split("\0")[:-1]
+    assert {"--ntasks=2", "--ntasks-per-node=2", "--cpus-per-task=4", "--cpu-bind=cores", "--gpu-bind=none"} <= set(
+        argv
+    )
