@@ -15,10 +15,12 @@ import yaml
 from sandbox import bundle as bundles
 from sandbox import demo as demonstration
 from sandbox import deploy as deployment
+from sandbox import gpus as mock_gpus
 from sandbox import model as rules
 from sandbox import session as sessions
+from sandbox import settings as operator
 from sandbox import view
-from sandbox.engine import Progress, parse_gpus
+from sandbox.engine import Progress
 from sandbox.hosts import Hosts
 from sandbox.session import Session
 from sandbox.store import Model, SandboxError, Store
@@ -196,7 +198,7 @@ def config(store: Store, app: str, settings: tuple[str, ...], *, form: str, rese
         return
     values = _assignments(settings)
     with _session(store).change(once=once) as model:
-        rules.set_options(model, model.application(app), values, reset=[name for name in reset.split(",") if name])
+        operator.set_options(model, model.application(app), values, reset=[name for name in reset.split(",") if name])
 
 
 def _run_on_host(store: Store, unit: str, argv: collections.abc.Sequence[str]) -> typing.NoReturn:
@@ -255,13 +257,6 @@ def remove_application(model: Model, apps: tuple[str, ...], *, no_prompt: bool) 
     rules.remove_applications(model, apps)
 
 
-@_change("resolved", "unit")
-@click.option("--no-retry", is_flag=True, help="Do not run the failed hook again: go on as if it had run.")
-def resolved(model: Model, unit: str, *, no_retry: bool) -> None:
-    """End the error of UNIT: the failed hook runs again at once, or not at all."""
-    rules.resolve(model, model.unit(unit), retry=not no_retry)
-
-
 @_change("integrate", "first", "second")
 def integrate(model: Model, first: str, second: str) -> None:
     """Relate two APP:ENDPOINT."""
@@ -271,19 +266,22 @@ def integrate(model: Model, first: str, second: str) -> None:
 @_change("remove-relation", "first", "second")
 def remove_relation(model: Model, first: str, second: str) -> None:
     """End the relation between two APP:ENDPOINT."""
-    rules.remove_relation(model, rules.find_relation(model, first, second))
+    relation = rules.find_relation(model, first, second)
+    if relation is None:
+        raise SandboxError(f"{first} and {second} are not related")
+    rules.remove_relation(model, relation)
 
 
 @_change("update-secret", "name", "content...")
 def update_secret(model: Model, name: str, content: tuple[str, ...]) -> None:
     """Give a secret of yours new content."""
-    rules.update_user_secret(model, name, _secret_content(content))
+    operator.update_secret(model, name, _secret_content(content))
 
 
 @_change("grant-secret", "name", "app")
 def grant_secret(model: Model, name: str, app: str) -> None:
     """Let APP read a secret of yours."""
-    rules.grant_user_secret(model, name, model.application(app))
+    operator.grant_secret(model, name, model.application(app))
 
 
 @_change("update-status", "units...")
@@ -300,7 +298,7 @@ def update_status(model: Model, units: tuple[str, ...]) -> None:
 def add_secret(store: Store, name: str, content: tuple[str, ...]) -> None:
     """Add a secret of yours with key=value content; prints its id."""
     with _session(store).open() as engine, engine.change() as model:
-        click.echo(rules.add_user_secret(model, name, _secret_content(content)).id)
+        click.echo(operator.add_secret(model, name, _secret_content(content)).id)
 
 
 def _secret_content(items: collections.abc.Iterable[str]) -> dict[str, str]:
@@ -353,7 +351,7 @@ def gpus(store: Store, unit: str, gpus: str) -> None:
     The cards are named by slot; `empty` is a slot without a card, and `@ 1` after a card its NUMA node. As when a card
     fails or a driver appears, no charm gets an event: the next one notices, such as update-status.
     """
-    Hosts(store.name).get(store.load().host_of(unit)).set_gpus(parse_gpus(gpus))
+    Hosts(store.name).get(store.load().host_of(unit)).set_gpus(mock_gpus.parse(gpus))
 
 
 @cli.command("wait-for")
@@ -383,15 +381,12 @@ def wait_for(store: Store, kind: str, name: str, timeout: float) -> None:
 
 
 @cli.command()
-@click.option("--no-prompt", is_flag=True, help="Do not ask for the model's name.")
+@click.option("--no-prompt", is_flag=True, help="Do not ask first.")
 @click.pass_obj
 def destroy(store: Store, no_prompt: bool) -> None:
     """Remove the hosts, their network and everything in them."""
     if not no_prompt:
-        if not sys.stdin.isatty():
-            raise click.UsageError("destroy needs --no-prompt without a terminal")
-        if click.prompt(f"This removes all data of the model. Its name, to confirm ({store.name})") != store.name:
-            raise SandboxError("not the model's name: nothing was removed")
+        click.confirm(f"This removes all data of the model {store.name}. Continue?", abort=True)
     sessions.remove(store, _session(store).progress)
 
 

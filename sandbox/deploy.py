@@ -12,6 +12,7 @@ import yaml
 
 from sandbox import bundle as bundles
 from sandbox import model as rules
+from sandbox import settings
 from sandbox.engine import Progress
 from sandbox.store import Application, Model, SandboxError, Store, section
 from scripts import pack
@@ -89,24 +90,19 @@ class Deployment:
             for app in bundle.applications.values():
                 self._ensure_application(app, staged[app.name])
         for ends in bundle.relations:
-            self._ensure_relation(ends)
+            if rules.find_relation(self.model, *ends) is None:
+                rules.relate(self.model, *ends)
         for app in bundle.applications.values():
             current = self.model.applications[app.name]
             while not current.subordinate and len(self.model.app_units(app.name)) < app.body["num_units"]:
                 rules.add_unit(self.model, current)
         self.store.save(self.model)
 
-    def _ensure_relation(self, ends: tuple[str, str]) -> None:
-        metadata = {name: app.metadata for name, app in self.model.applications.items()}
-        provider, requirer, _, _ = bundles.check_relation(ends, metadata)
-        if not any(sorted(relation.ends) == sorted([provider, requirer]) for relation in self.model.relations.values()):
-            rules.relate(self.model, *ends)
-
     def _ensure_application(self, app: bundles.BundleApplication, staged: pathlib.Path) -> None:
         metadata = read_metadata(staged)
         declared = section(section(metadata, "config"), "options")
         options = {
-            name: rules.find_secret(self.model, value).id if declared[name]["type"] == "secret" else value
+            name: settings.find_secret(self.model, value).id if declared[name]["type"] == "secret" else value
             for name, value in app.body.get("options", {}).items()
         }
         current = self.model.applications.get(app.name)
@@ -125,11 +121,7 @@ class Deployment:
             rules.add_application(self.model, current)
             self.progress(app.name, f"deploys charm {charm}{'' if app.is_local else ' (played by its stand-in)'}")
         else:
-            changed = {name: value for name, value in options.items() if rules.options(current).get(name) != value}
-            if changed:
-                current.options |= changed
-                for unit in self.model.app_units(app.name):
-                    rules.enqueue(self.model, unit, "config-changed")
+            settings.replace_options(self.model, current, current.options | options)
             self._upgrade(current, staged)
         for name, path in app.body.get("resources", {}).items():
             self._attach(current, name, pathlib.Path(path))

@@ -84,20 +84,20 @@ def ensure_image(progress: Progress) -> Image:
         raise SandboxError("Debian's keys are not installed; run scripts/setup.sh demo")
     for folder in (PIP_CACHE, ENVIRONMENTS, images := CACHE / "images"):
         folder.mkdir(parents=True, exist_ok=True)
-    pip = _pip_conf()
-    system_recipe = _system_recipe()
-    system, python = (images / _digest(recipe) for recipe in (system_recipe, _python_recipe(system_recipe, pip)))
-    if not (system.is_dir() and python.is_dir()):
-        with _build_lock(images, progress):
-            for leftover in images.glob(".new-*"):
-                shutil.rmtree(leftover, ignore_errors=True)
-            try:
+    try:
+        pip = _pip_conf()
+        recipe = _system_recipe()
+        system, python = images / _digest(recipe), images / _digest(_python_recipe(recipe, pip))
+        if not (system.is_dir() and python.is_dir()):
+            with _build_lock(images, progress):
+                for leftover in images.glob(".new-*"):
+                    shutil.rmtree(leftover, ignore_errors=True)
                 if not (system.is_dir() and python.is_dir()):  # else another build made them meanwhile
                     shutil.rmtree(python, ignore_errors=True)
-                    _build(system, python, system_recipe, pip, progress)
-            except (CommandError, subprocess.CalledProcessError) as e:
-                raise SandboxError(f"image: {e}") from e
-            _prune(images, {system.name, python.name})
+                    _build(system, python, recipe, pip, progress)
+                _prune(images, {system.name, python.name})
+    except (CommandError, subprocess.CalledProcessError) as e:
+        raise SandboxError(f"image: {e}") from e
     return Image(layers=(python / "tree", system / "tree"), read_only_binds=pip.folders)
 
 

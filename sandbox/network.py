@@ -4,14 +4,16 @@ Everything is found again by the bridge's name, so nothing but the name and the 
 """
 
 import collections.abc
-import dataclasses
 import hashlib
 import ipaddress
 import json
 import pathlib
 import re
 
+import pydantic
+
 from sandbox.store import SandboxError
+from slurm_ddp import files
 from slurm_ddp.run import CommandError, run
 
 RUN = pathlib.Path("/run/slurm-ddp")  # what all models on this machine share, until it restarts
@@ -26,8 +28,7 @@ _INTERFACES = pathlib.Path("/sys/class/net")
 _UPSTREAM_RESOLV_CONF = pathlib.Path("/run/systemd/resolve/resolv.conf")  # behind systemd-resolved's stub
 
 
-@dataclasses.dataclass(frozen=True)
-class Network:
+class Network(pydantic.BaseModel, frozen=True):
     """A model's bridge (at most 15 characters, the kernel's limit) and its subnet, such as `10.77.3.0/24`."""
 
     bridge: str
@@ -42,6 +43,15 @@ class Network:
     def gateway(self) -> ipaddress.IPv4Address:
         """This machine's address on the bridge."""
         return self.subnet[1]
+
+    @classmethod
+    def load(cls, path: pathlib.Path) -> "Network":
+        """Read a model's network."""
+        return cls.model_validate_json(path.read_bytes())
+
+    def save(self, path: pathlib.Path) -> None:
+        """Keep the model's network."""
+        files.ensure_file(path, self.model_dump_json() + "\n")
 
     def address(self, taken: collections.abc.Collection[str]) -> str:
         """Return the lowest free address for a host. Raises `SandboxError` when all are taken."""

@@ -118,7 +118,7 @@ def remove_abandoned(store: Store, progress: Progress) -> None:
 
 def remove(store: Store, progress: Progress) -> None:
     """Remove a model: its hosts, their network and their files. Raises `SandboxError` while a command works on it."""
-    lock = store.lock("session", wait=False) if store.directory.exists() else None
+    lock = store.try_lock("session") if store.directory.exists() else None
     if lock is None and store.directory.exists():
         raise SandboxError(f"another sandboxctl works on model {store.name!r}: end it first")
     Hosts(store.name).destroy()

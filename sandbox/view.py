@@ -4,7 +4,7 @@ import collections.abc
 import time
 import typing
 
-from sandbox import model as rules
+from sandbox import settings
 from sandbox.store import Application, Model, Status, Unit
 
 Json = dict[str, typing.Any]
@@ -33,14 +33,14 @@ def as_data(model: Model) -> Json:
 
 def options_as_data(app: Application) -> Json:
     """Return the application's options in the shape of `juju config`."""
-    declared, values = app.declared_options(), rules.options(app)
-    settings: dict[str, Json] = {}
-    for name in sorted(declared):
-        about = {key: declared[name][key] for key in ("default", "description") if key in declared[name]}
+    declared, values = app.declared_options(), settings.options(app)
+    shown: dict[str, Json] = {}
+    for name, spec in sorted(declared.items()):
+        about = {key: spec[key] for key in ("default", "description") if key in spec}
         source = "user" if name in app.options else "default" if "default" in about else "unset"
         value = {"value": values[name]} if values.get(name) is not None else {}
-        settings[name] = {**about, "source": source, "type": declared[name]["type"], **value}
-    return {"application": app.name, "charm": app.charm, "settings": settings}
+        shown[name] = {**about, "source": source, "type": spec["type"], **value}
+    return {"application": app.name, "charm": app.charm, "settings": shown}
 
 
 def _application(model: Model, app: Application) -> Json:

@@ -327,7 +327,6 @@ def _build_secret(described: Json) -> testing.Secret:
         id=described["id"],
         owner=described["owner"],
         label=described["label"],
-        description=described["description"],
         remote_grants={int(relation): grantees for relation, grantees in described["grants"].items()},
     )
     object.__setattr__(secret, "_tracked_revision", described["tracked_revision"])
@@ -384,7 +383,6 @@ def _describe_secret(secret: testing.Secret) -> Json:
         "id": secret.id,
         "owner": secret.owner,
         "label": secret.label,
-        "description": secret.description,
         "tracked_revision": secret._tracked_revision,
         "latest_revision": secret._latest_revision,
         "latest_content": dict(secret.latest_content or {}),

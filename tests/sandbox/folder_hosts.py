@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 import typing
 
 import pytest
@@ -14,6 +15,7 @@ import yaml
 
 from sandbox import engine as engines
 from sandbox import model as rules
+from sandbox import settings
 from sandbox.engine import Engine, Progress
 from sandbox.store import Application, Model, SandboxError, Store
 
@@ -122,7 +124,7 @@ class FolderHost:
 class FolderHosts:
     """The hosts of a model, shared by every engine of a test."""
 
-    cidr = "10.0.0.0/24"
+    network = types.SimpleNamespace(cidr="10.0.0.0/24")
 
     def __init__(self, folder: pathlib.Path) -> None:
         self.folder = folder
@@ -213,7 +215,7 @@ class Bench:
         """Set options as a command of its own does, from begin to end."""
         with self.engine() as engine:
             with engine.change() as model:
-                rules.set_options(model, model.applications[app], values)
+                settings.set_options(model, model.applications[app], values)
             engine.settle()
 
 

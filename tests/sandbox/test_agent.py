@@ -10,7 +10,7 @@ import pytest
 import yaml
 from world import World
 
-from sandbox import model as rules
+from sandbox import hook
 from sandbox.store import Event
 
 CHARM = """
@@ -119,7 +119,7 @@ class Agent:
         """Return the result and the messages before it."""
         described = Event(kind=kind, sequence=0, **event)
         target = self.world.model.units[unit]
-        request = rules.describe(
+        request = hook.describe(
             self.world.model, target, described, source=str(self.source), cidr="10.0.0.0/24", resources={}
         )
         request["state"] |= self.state
@@ -253,7 +253,6 @@ def test_equal_content_makes_no_revision(agent: Agent):
         "id": identifier,
         "owner": "app",
         "label": None,
-        "description": None,
         "tracked_revision": 2,
         "latest_revision": 3,
         "tracked_content": {"key": "old"},

@@ -5,10 +5,11 @@ import pathlib
 import pytest
 
 from sandbox import bundle as bundles
-from sandbox import model as rules
+from sandbox import gpus as mock_gpus
+from sandbox import settings
 from sandbox.deploy import Deployment, charm_filler
-from sandbox.engine import Progress, parse_gpus
-from sandbox.hosts import Gpu
+from sandbox.engine import Progress
+from sandbox.gpus import Gpu
 from sandbox.store import Model, SandboxError, Store
 
 METADATA = """
@@ -62,7 +63,7 @@ def test_units_relations_options_and_resources_come_from_the_bundle(bench: Bench
     assert list(bench.model.units) == ["thing/0", "other/0", "other/1"]
     assert queued[:3] == ["thing/0 install", "thing/0 api-relation-created", "thing/0 leader-elected"]
     thing = bench.model.applications["thing"]
-    assert rules.options(thing) == {"port": 81}
+    assert settings.options(thing) == {"port": 81}
     assert pathlib.Path(thing.resources["tool"]).read_text() == "tool 1"
     assert (pathlib.Path(thing.source) / "src" / "charm.py").read_text() == "one"
     assert bench.store.load().applications == bench.model.applications
@@ -84,7 +85,7 @@ def test_what_changed_is_brought_up_to_date(bench: Bench):
     assert queued[:3] == ["thing/0 config-changed", "thing/0 upgrade-charm", "other/0 upgrade-charm"]
     assert "other/2 install" in queued
     thing = bench.model.applications["thing"]
-    assert (thing.revision, rules.options(thing)["port"]) == (1, 82)
+    assert (thing.revision, settings.options(thing)["port"]) == (1, 82)
     assert (pathlib.Path(thing.source) / "src" / "charm.py").read_text() == "two"
     assert pathlib.Path(thing.resources["tool"]).read_text() == "tool 2"
 
@@ -133,7 +134,7 @@ def test_charms_of_this_repository_are_staged_as_they_are_packed(tmp_path: pathl
 )
 def test_mock_gpus_are_asked_for_by_annotation(text: str, gpus: tuple[Gpu, ...] | None):
     if gpus is not None:
-        assert parse_gpus(text) == gpus
+        assert mock_gpus.parse(text) == gpus
         return
     with pytest.raises(SandboxError, match="write '2 x Mock GPU', "):
-        parse_gpus(text)
+        mock_gpus.parse(text)

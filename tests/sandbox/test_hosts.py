@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from sandbox import hosts, image, network
+from sandbox import gpus, hosts, image, network
 from sandbox.guest import mock_gpus
 from sandbox.store import SandboxError
 from scripts import uv
@@ -57,7 +57,7 @@ def one(model: hosts.Hosts, shared: pathlib.Path) -> hosts.Host:
 
 @pytest.fixture(scope="module")
 def two(model: hosts.Hosts) -> hosts.Host:
-    return model.create("two", gpus=(hosts.Gpu("Mock GPU"),) * 2, progress=show)
+    return model.create("two", gpus=(gpus.Gpu("Mock GPU"),) * 2, progress=show)
 
 
 def output(host: hosts.Host, script: str) -> str:

@@ -6,6 +6,7 @@ import typing
 import pytest
 from world import AGENT, CLIENT, SERVER, World, app
 
+from sandbox import hook, settings
 from sandbox import model as rules
 from sandbox.store import Event, SandboxError
 
@@ -212,7 +213,6 @@ def secret_world(world: World) -> typing.Any:
                     "id": "secret:" + "a" * 20,
                     "owner": "app",
                     "label": "l",
-                    "description": None,
                     "tracked_revision": 1,
                     "latest_revision": 1,
                     "grants": {},
@@ -263,13 +263,13 @@ def test_what_others_changed_while_a_hook_ran_is_kept(world: World):
     relation, content = secret_world(world)
     leader, follower = world.model.units["server/0"], world.model.units["server/1"]
     relation.app_data["server"] = {"port": "80", "old": "x"}
-    event = rules.request_action(world.model, follower, "dump", {"path": "/x"})
+    event = settings.request_action(world.model, follower, "dump", {"path": "/x"})
     given = copy.deepcopy(world.state(follower, event))
     content["password"] = "two"
     rules.enqueue(world.model, leader, "update-status")
     world.step(leader)
     relation.app_data["server"] = {"port": "81"}
-    rules.add_user_secret(world.model, "mine", {"key": "value"})
+    settings.add_secret(world.model, "mine", {"key": "value"})
     made = world.model.secrets["secret:" + "a" * 20]
     assert (made.latest, made.contents[2]) == (2, {"password": "two"})
     new = made.model_copy(update={"id": "secret:" + "b" * 20})
@@ -289,33 +289,33 @@ def test_what_others_changed_while_a_hook_ran_is_kept(world: World):
         },
     }
     result["relations"][str(relation.id)]["app"]["host"] = "a"
-    rules.apply(world.model, follower, event, given, result)
+    hook.apply(world.model, follower, event, given, result)
     assert follower.status.message == "acted"
     assert relation.unit_data["server/1"]["up"] == "yes"
     assert relation.app_data["server"] == {"port": "81", "host": "a"}, "what it did not write stays as it is now"
     assert (made.latest, made.contents[made.latest]) == (2, {"password": "two"})
-    assert set(world.model.secrets) == {made.id, new.id, rules.find_secret(world.model, "mine").id}
+    assert set(world.model.secrets) == {made.id, new.id, settings.find_secret(world.model, "mine").id}
     del world.model.secrets[made.id]
-    rules.apply(world.model, follower, event, given, result)
+    hook.apply(world.model, follower, event, given, result)
     assert made.id not in world.model.secrets, "what its owner removed does not come back"
 
 
 def test_a_users_secret_reaches_the_application_it_was_granted_to(world: World):
     server = world.add("server", SERVER)
     world.settle()
-    secret = rules.add_user_secret(world.model, "mine", {"key": "v"})
-    rules.set_options(world.model, server, {"token": "mine"})
-    assert rules.options(server)["token"] == secret.id
+    secret = settings.add_secret(world.model, "mine", {"key": "v"})
+    settings.set_options(world.model, server, {"token": "mine"})
+    assert settings.options(server)["token"] == secret.id
     world.settle()
     assert secrets_of(world, "server/0") == []
     world.ran.clear()
-    rules.grant_user_secret(world.model, "mine", server)
+    settings.grant_secret(world.model, "mine", server)
     world.settle()
     assert world.ran == ["server/0 config-changed"]
     assert secrets_of(world, "server/0")[0]["latest_content"] == {"key": "v"}
     world.ran.clear()
-    rules.update_user_secret(world.model, "mine", {"key": "w"})
-    rules.update_user_secret(world.model, "mine", {"key": "w"})
+    settings.update_secret(world.model, "mine", {"key": "w"})
+    settings.update_secret(world.model, "mine", {"key": "w"})
     world.settle()
     assert world.ran == ["server/0 secret-changed"]
 
@@ -332,27 +332,27 @@ def test_a_users_secret_reaches_the_application_it_was_granted_to(world: World):
 def test_a_wrong_option_is_named_and_nothing_changes(world: World, option: str, text: str, message: str):
     server = world.add("server", SERVER)
     with pytest.raises(SandboxError) as error:
-        rules.set_options(world.model, server, {"name": "x", option: text})
+        settings.set_options(world.model, server, {"name": "x", option: text})
     assert str(error.value) == message
     assert server.options == {}
 
 
 def test_an_option_is_set_back_to_its_default_or_to_none(world: World):
     server = world.add("server", SERVER)
-    secret = rules.add_user_secret(world.model, "mine", {"key": "v"})
-    rules.set_options(world.model, server, {"port": "81", "token": secret.id})
+    secret = settings.add_secret(world.model, "mine", {"key": "v"})
+    settings.set_options(world.model, server, {"port": "81", "token": secret.id})
     world.settle()
     world.ran.clear()
-    rules.set_options(world.model, server, {}, reset=["port", "token"])
-    rules.set_options(world.model, server, {}, reset=["port"])
+    settings.set_options(world.model, server, {}, reset=["port", "token"])
+    settings.set_options(world.model, server, {}, reset=["port"])
     world.settle()
     assert world.ran == ["server/0 config-changed"], "the second time nothing changes"
-    assert rules.options(server)["port"] == 80
-    assert "token" not in rules.options(server)
+    assert settings.options(server)["port"] == 80
+    assert "token" not in settings.options(server)
     with pytest.raises(SandboxError, match=r"^server: port is both set and reset$"):
-        rules.set_options(world.model, server, {"port": "1"}, reset=["port"])
+        settings.set_options(world.model, server, {"port": "1"}, reset=["port"])
     with pytest.raises(SandboxError, match=r"^server: no option 'prot' "):
-        rules.set_options(world.model, server, {}, reset=["prot"])
+        settings.set_options(world.model, server, {}, reset=["prot"])
 
 
 @pytest.mark.parametrize(
@@ -370,7 +370,7 @@ def test_the_controller_refuses_wrong_parameters_by_name(
 ):
     server = world.add("server", SERVER)
     with pytest.raises(SandboxError) as error:
-        rules.action_params(server, action, values)
+        settings.action_params(server, action, values)
     assert str(error.value) == message
 
 

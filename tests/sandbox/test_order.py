@@ -3,12 +3,11 @@
 import collections.abc
 import typing
 
-import pytest
-from world import AGENT, CLIENT, SERVER, World, app
+from world import AGENT, SERVER, World, app
 
 from sandbox import model as rules
-from sandbox import order
-from sandbox.store import Event, SandboxError, Unit
+from sandbox import order, settings
+from sandbox.store import Event, Unit
 
 STORE: dict[str, typing.Any] = SERVER | {"name": "store"}
 BOTH: dict[str, typing.Any] = {
@@ -167,7 +166,7 @@ def test_a_unit_in_error_gets_its_hook_again_and_actions_and_keeps_the_units_tha
     server = world.model.units["server/0"]
     world.fails.add("server/0 storage-detaching")
     rules.remove_applications(world.model, ["client", "server"])
-    rules.request_action(world.model, server, "dump", {"path": "/x"})
+    settings.request_action(world.model, server, "dump", {"path": "/x"})
     world.settle()
     assert list(world.model.units) == ["server/0"]
     assert world.of("server/0") == ["storage-detaching failed", "action dump", *["storage-detaching failed"] * 2]
@@ -177,30 +176,11 @@ def test_a_unit_in_error_gets_its_hook_again_and_actions_and_keeps_the_units_tha
     world.fails.clear()
     world.ran.clear()
     server.events[0].attempts = 1
-    rules.resolve(world.model, server, retry=True)
     world.settle()
     last = ["storage-detaching", "api-relation-departed client/0", "api-relation-broken", "stop", "remove"]
     assert world.of("server/0") == last
     assert world.model.applications == {}
     assert world.model.relations == {}
-
-
-def test_a_failed_hook_may_be_skipped_with_what_follows_from_it():
-    world = Hostile(1)
-    world.add("server", SERVER)
-    world.add("client", CLIENT)
-    world.fails.add("server/0 start")
-    rules.relate(world.model, "server:api", "client:api")
-    world.settle()
-    server = world.model.units["server/0"]
-    assert (server.agent.name, server.agent.message) == ("error", "as asked")
-    assert "api-relation-joined client/0" not in world.of("server/0")
-    rules.resolve(world.model, server, retry=False)
-    world.settle()
-    assert server.agent.name == "idle"
-    assert "api-relation-joined client/0" in world.of("server/0"), "it counts as started"
-    with pytest.raises(SandboxError, match=r"^unit 'server/0' is not in an error state$"):
-        rules.resolve(world.model, server, retry=True)
 
 
 def test_pauses_grow_up_to_a_limit():

@@ -3,6 +3,7 @@
 import copy
 import typing
 
+from sandbox import hook
 from sandbox import model as rules
 from sandbox.store import Application, Event, Model, Relation, Unit
 
@@ -74,7 +75,7 @@ class World:
         """Return a unit's view of the model in a hook."""
         target = self.model.units[unit] if isinstance(unit, str) else unit
         event = event or Event(kind="update-status", sequence=10**6)
-        return rules.describe(self.model, target, event, source="/c", cidr="", resources={})["state"]
+        return hook.describe(self.model, target, event, source="/c", cidr="", resources={})["state"]
 
     def settle(self) -> None:
         for _ in range(1000):
@@ -87,7 +88,7 @@ class World:
 
     def step(self, unit: Unit) -> None:
         event = unit.events[0]
-        request = rules.describe(self.model, unit, event, source="/c", cidr="10.0.0.0/24", resources={})
+        request = hook.describe(self.model, unit, event, source="/c", cidr="10.0.0.0/24", resources={})
         self.ran.append(f"{unit.name} {event.label}")
         self.requests.append(request)
         state = request["state"]
@@ -105,7 +106,6 @@ class World:
             },
             "secrets": [dict(secret) for secret in state["secrets"]],
         }
-        hook = self.answers.get(unit.app)
-        if hook:
-            hook(event, state, result)
-        rules.apply(self.model, unit, event, given, result)
+        if answer := self.answers.get(unit.app):
+            answer(event, state, result)
+        hook.apply(self.model, unit, event, given, result)
