@@ -26,6 +26,8 @@ class Agent:
             stderr=self._stderr,
             start_new_session=True,
         )
+        assert self._process.stdin and self._process.stdout
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
 
     def alive(self) -> bool:
         """Check whether the process runs."""
@@ -34,9 +36,9 @@ class Agent:
     def ask(self, request: Json, show: collections.abc.Callable[[Json], None]) -> Json:
         """Run one event; `show` gets the messages of the hook meanwhile."""
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
-            self._process.stdin.flush()
-            for line in self._process.stdout:
+            self._stdin.write(json.dumps(request).encode() + b"\n")
+            self._stdin.flush()
+            for line in self._stdout:
                 message = json.loads(line)
                 if message["kind"] == "result":
                     return message
@@ -54,11 +56,11 @@ class Agent:
     def close(self) -> None:
         """End the agent when it runs no hook any more; kill it if it does not end."""
         with contextlib.suppress(OSError):
-            self._process.stdin.close()
+            self._stdin.close()
         try:
             self._process.wait(timeout=5)
         except subprocess.TimeoutExpired:
             self.kill()
             self._process.wait()
-        self._process.stdout.close()
+        self._stdout.close()
         self._stderr.close()

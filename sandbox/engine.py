@@ -259,7 +259,7 @@ class Engine:
         if unit.executing is not None:
             self.store.log(unit.name, "WARNING", f"{event.label} was interrupted: it runs again")
         unit.events = [event, *(other for other in unit.events if other is not event)]
-        unit.agent = Status(name="executing", message=f"running {event.label}", since=time.time())
+        unit.agent = Status(name="executing", message=f"running {event.label}")
         app = model.applications[unit.app]
         source = str(GUEST / "charms" / pathlib.Path(app.source).name)
         resources = {
@@ -334,7 +334,7 @@ class Engine:
             for unit in model.machine_units(machine):
                 unit.address = host.address
                 if unit.status.message == "waiting for machine":
-                    unit.status = Status(name="waiting", message="installing agent", since=time.time())
+                    unit.status = Status(name="waiting", message="installing agent")
         self.progress(_who(machine), f"{name} is up at {host.address} for {principal}")
 
     def _remove_host(self, machine: int, name: str) -> None:
@@ -374,7 +374,7 @@ class Engine:
         old = self.model.units[unit].status
         if (old.name, old.message) != (status, text):
             with self.change() as model:
-                model.units[unit].status = Status(name=status, message=text, since=time.time())
+                model.units[unit].status = Status(name=status, message=text)
             self.progress(unit, f"{status}: {text}" if text else status)
 
     def _finish(self, model: Model, unit: Unit, event: Event, request: Json, answer: Json, *, took_s: float) -> None:
@@ -391,7 +391,7 @@ class Engine:
         if not answer["ok"]:
             self._fail(unit, event, answer)
             return
-        unit.agent = Status(name="idle", since=time.time())
+        unit.agent = Status(name="idle")
         if answer["reboot"] == "now":  # the interrupted hook runs again afterwards
             return
         self.store.log(unit.name, "DEBUG", f"ran {event.label} in {took_s:.1f} s")
@@ -437,9 +437,9 @@ def _take_off(unit: Unit, event: Event) -> None:
     """Take an action off the queue; a unit that was in error before it is so again."""
     unit.events = [other for other in unit.events if other.sequence != event.sequence]
     if unit.failed is not None:
-        unit.agent = Status(name="error", message=unit.failed.problem, since=time.time())
+        unit.agent = Status(name="error", message=unit.failed.problem)
     else:
-        unit.agent = Status(name="idle", since=time.time())
+        unit.agent = Status(name="idle")
 
 
 def _who(machine: int) -> str:

@@ -1,6 +1,5 @@
 """What a hook gets of the model, and what the model takes from it afterwards."""
 
-import time
 import typing
 
 from sandbox import model as rules
@@ -117,9 +116,9 @@ def apply(model: Model, unit: Unit, event: Event, given: Json, result: Json) -> 
     What it left as it was is not written: another unit may have changed it since, as the leader that this one follows.
     """
     app = model.applications[unit.app]
-    unit.status = _status(unit.status, result["status"])
+    unit.status = Status(name=result["status"][0], message=result["status"][1])
     if model.leader(unit.app) == unit.name and list(result["app_status"]) != list(given["app_status"]):
-        app.status = _status(app.status, result["app_status"])
+        app.status = Status(name=result["app_status"][0], message=result["app_status"][1])
     unit.version = result["version"]
     unit.ports = [(protocol, port) for protocol, port in result["ports"]]
     unit.deferred = result["deferred"]
@@ -132,12 +131,6 @@ def apply(model: Model, unit: Unit, event: Event, given: Json, result: Json) -> 
             _apply_databags(model, relation, unit, before[key], data)
     _apply_secrets(model, unit, given["secrets"], result["secrets"])
     rules.finished(model, unit, event)
-
-
-def _status(old: Status, new: list[str]) -> Status:
-    if (old.name, old.message) == (new[0], new[1]):
-        return old
-    return Status(name=new[0], message=new[1], since=time.time())
 
 
 def _merged(now: dict[str, str], given: dict[str, str], result: dict[str, str]) -> dict[str, str]:

@@ -19,7 +19,6 @@ import json
 import os
 import pathlib
 import shutil
-import signal
 import subprocess
 import time
 import typing
@@ -28,15 +27,14 @@ import uuid
 import pydantic
 
 from sandbox import gpus as mock_gpus
-from sandbox import image, machine, network
+from sandbox import image, machine, network, store
 from sandbox.gpus import Gpu
 from sandbox.store import SandboxError
 from slurm_ddp import files
-from slurm_ddp.run import CommandError, Completed, clean_env, last_line, run
+from slurm_ddp.run import CommandError, CommandTimeout, Completed, clean_env, last_line, run
 
 Progress = collections.abc.Callable[[str], None]
 
-ROOT = image.HOSTS
 BOOT_TIMEOUT_S = 240.0  # of a host that boots beside seven others on two cores
 
 _GUEST_GPUS = pathlib.Path(__file__).resolve().parent / "guest" / "mock_gpus.py"
@@ -61,7 +59,7 @@ class _Record(pydantic.BaseModel, frozen=True, extra="forbid"):
 class Hosts:
     """The hosts of one model."""
 
-    def __init__(self, model: str, root: pathlib.Path = ROOT) -> None:
+    def __init__(self, model: str, root: pathlib.Path = store.ROOT) -> None:
         self.model = model
         self.root = root
         self.directory = root / model
@@ -91,7 +89,9 @@ class Hosts:
                 progress(f"network: {made.cidr} on bridge {made.bridge}")
                 made.save(path)
             self.network.ensure()
-            _rewrite(self.directory / "resolv.conf", network.resolv_conf())
+            text, path = network.resolv_conf(), self.directory / "resolv.conf"
+            if not (path.exists() and path.read_text() == text):
+                path.write_text(text)  # in place: hosts have it bound over theirs
 
     def create(
         self,
@@ -152,12 +152,11 @@ class Hosts:
         sources = {source for record in records for source in record.get("binds", {}).values()}
         return sorted(source for source in sources if not pathlib.Path(source).exists())
 
-    def recover(self, progress: Progress) -> list[str]:
-        """Boot the hosts that do not run, as after a restart of this machine; return their names."""
-        stopped = [host for host in (Host(self, name) for name in self.names()) if not host.is_running()]
-        for host in stopped:
-            host.start(progress)
-        return [host.name for host in stopped]
+    def recover(self, progress: Progress) -> None:
+        """Boot the hosts that do not run, as after a restart of this machine."""
+        for name in self.names():
+            if not (host := Host(self, name)).is_running():
+                host.start(progress)
 
     def destroy_host(self, name: str) -> None:
         """Remove the host with everything in it. A missing host is no error."""
@@ -248,7 +247,7 @@ class Host:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
-    def start(self, progress: Progress) -> None:
+    def start(self, progress: Progress = lambda _: None) -> None:
         """Boot the host if it does not run, and wait until systemd has started everything. Raises `SandboxError`."""
         with self.lock():
             if not self._machine.is_kept_running():
@@ -289,10 +288,14 @@ class Host:
         Raises:
             SandboxError: the host does not run.
         """
+        return subprocess.Popen([*self._entrance(), *argv], env=clean_env(image.host_proxies()), **options)
+
+    def _entrance(self) -> list[str]:
+        """Return the words before a command that runs inside. Raises `SandboxError` if the host does not run."""
         leader = self._machine.leader(self.root)
         if leader is None:
             raise SandboxError(f"{self.name} does not run")
-        return subprocess.Popen([*machine.enter(leader), *argv], env=clean_env(image.host_proxies()), **options)
+        return machine.enter(leader)
 
     def run(self, argv: collections.abc.Sequence[str], *, timeout: float = 60, check: bool = True) -> Completed:
         """Run a command inside the host and return its status and texts.
@@ -300,29 +303,14 @@ class Host:
         Raises:
             SandboxError: the host does not run, or the command took more than `timeout` seconds or failed with `check`.
         """
-        process = self.popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
         try:
-            stdout, stderr = process.communicate(timeout=timeout)
-        except BaseException as e:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.communicate(timeout=2)
-            if isinstance(e, subprocess.TimeoutExpired):
-                raise SandboxError(f"{self.name}: {argv[0]}: no answer within {timeout:g} s") from e
-            raise
-        if check and process.returncode != 0:
-            text = last_line(stderr) or last_line(stdout)
-            raise SandboxError(f"{self.name}: {argv[0]} exited {process.returncode}: {text}")
-        return Completed(process.returncode, stdout, stderr)
+            done = run(*self._entrance(), *argv, env=image.host_proxies(), timeout=timeout, check=False)
+        except CommandTimeout as e:
+            raise SandboxError(f"{self.name}: {argv[0]}: no answer within {timeout:g} s") from e
+        if check and done.returncode != 0:
+            text = last_line(done.stderr) or last_line(done.stdout)
+            raise SandboxError(f"{self.name}: {argv[0]} exited {done.returncode}: {text}")
+        return done
 
     def remove(self) -> None:
         """Switch the host off and remove everything in it. The caller holds the lock."""
@@ -433,12 +421,6 @@ class Host:
                 progress(f"{self.name}: booting, {now - begin:.0f} s: {state}")
                 shown = now
             time.sleep(0.1)
-
-
-def _rewrite(path: pathlib.Path, text: str) -> None:
-    """Make the file hold `text`, in the same inode: hosts have it bound over theirs."""
-    if not path.exists() or path.read_text() != text:
-        path.write_text(text)
 
 
 def _mounts_below(directory: pathlib.Path) -> list[str]:

@@ -7,7 +7,6 @@ when they leave, relation-departed, relation-broken; at the end stop and remove.
 """
 
 import collections.abc
-import time
 import typing
 
 from sandbox import bundle as bundles
@@ -36,12 +35,12 @@ def add_application(model: Model, app: Application) -> None:
     if app.name in model.applications:
         raise SandboxError(f"application {app.name!r} exists already")
     model.applications[app.name] = app
-    for endpoint, spec in app.section("peers").items():
-        _new_relation(model, [(app.name, endpoint)], spec["interface"], container=False)
+    for endpoint in app.section("peers"):
+        _new_relation(model, [(app.name, endpoint)], container=False)
 
 
-def _new_relation(model: Model, ends: list[tuple[str, str]], interface: str, *, container: bool) -> Relation:
-    relation = Relation(id=model.next_relation, ends=ends, interface=interface, container=container)
+def _new_relation(model: Model, ends: list[tuple[str, str]], *, container: bool) -> Relation:
+    relation = Relation(id=model.next_relation, ends=ends, container=container)
     model.next_relation += 1
     model.relations[relation.id] = relation
     return relation
@@ -80,17 +79,18 @@ def add_unit(model: Model, app: Application, principal: Unit | None = None) -> U
 def relate(model: Model, first: str, second: str) -> Relation:
     """Relate two `application:endpoint`s. Raises `SandboxError` when they do not fit or are related already."""
     metadata = {name: app.metadata for name, app in model.applications.items()}
-    provider, requirer, interface, container = bundles.check_relation((first, second), metadata)
+    container = bundles.check_relation((first, second), metadata)
     if find_relation(model, first, second):
         raise SandboxError(f"{first} and {second} are related already")
-    for app, endpoint in (provider, requirer):
+    ends = _ends(first, second)
+    for app, endpoint in ends:
         if model.applications[app].dying:
             raise SandboxError(f"application {app!r} is being removed")
         limit = bundles.endpoints_of(metadata[app])[endpoint]["limit"]
         if limit is not None and sum((app, endpoint) in other.ends for other in model.relations.values()) >= limit:
             raise SandboxError(f"{app}:{endpoint} takes {limit} relation at most: remove the other one first")
-    relation = _new_relation(model, [provider, requirer], interface, container=container)
-    for unit in [*model.app_units(provider[0]), *model.app_units(requirer[0])]:
+    relation = _new_relation(model, ends, container=container)
+    for unit in [unit for app, _ in ends for unit in model.app_units(app)]:
         if not unit.dying:
             if takes_part(model, relation, unit):
                 enqueue(model, unit, "relation-created", relation=relation.id)
@@ -172,8 +172,13 @@ def _forget_applications(model: Model) -> None:
 
 def find_relation(model: Model, first: str, second: str) -> Relation | None:
     """Return the relation of two `application:endpoint`s; None if it does not exist."""
-    ends = sorted(tuple(end.partition(":")[::2]) for end in (first, second))
-    return next((relation for relation in model.relations.values() if sorted(relation.ends) == ends), None)
+    ends = _ends(first, second)
+    return next((relation for relation in model.relations.values() if relation.ends == ends), None)
+
+
+def _ends(*words: str) -> list[tuple[str, str]]:
+    """Return `application:endpoint`s as a relation holds them."""
+    return sorted((app, endpoint) for app, _, endpoint in (word.partition(":") for word in words))
 
 
 def remove_relation(model: Model, relation: Relation) -> None:
@@ -306,8 +311,6 @@ def finished(model: Model, unit: Unit, event: Event) -> None:
 def failed(unit: Unit, event: Event, problem: str, retry_at: float) -> None:
     """Leave a failed event in the queue, in front of what else waits; the unit is in error until it is done."""
     current = next(other for other in unit.events if other.sequence == event.sequence)
-    current.attempts += 1
-    current.retry_at = retry_at
-    current.problem = problem
-    unit.agent = Status(name="error", message=problem, since=time.time())
+    current.attempts, current.retry_at, current.problem = current.attempts + 1, retry_at, problem
+    unit.agent = Status(name="error", message=problem)
     unit.events = [current, *(other for other in unit.events if other is not current)]

@@ -18,14 +18,15 @@ from slurm_ddp.run import CommandError, run
 
 RUN = pathlib.Path("/run/slurm-ddp")  # what all models on this machine share, until it restarts
 
-_LEAST = {  # of the kernel's settings
+_LEAST = {  # of the kernel's settings: it allows 128 instances, inotify(7), and a host takes about seven
     pathlib.Path("/proc/sys/net/ipv4/ip_forward"): 1,
-    pathlib.Path(
-        "/proc/sys/fs/inotify/max_user_instances"
-    ): 1024,  # kernels allow 128, inotify(7), and a host takes about seven
+    pathlib.Path("/proc/sys/fs/inotify/max_user_instances"): 1024,
 }
 _INTERFACES = pathlib.Path("/sys/class/net")
-_UPSTREAM_RESOLV_CONF = pathlib.Path("/run/systemd/resolve/resolv.conf")  # behind systemd-resolved's stub
+_RESOLV_CONFS = (  # the second is behind systemd-resolved's stub
+    pathlib.Path("/etc/resolv.conf"),
+    pathlib.Path("/run/systemd/resolve/resolv.conf"),
+)
 
 
 class Network(pydantic.BaseModel, frozen=True):
@@ -125,22 +126,13 @@ def mtu() -> int:
     return min([1500, *sizes])
 
 
-def name_servers() -> list[str]:
-    """Return this machine's name servers as far as guests can reach them too, so none on its loopback."""
-    return _name_servers(pathlib.Path("/etc/resolv.conf")) or _name_servers(_UPSTREAM_RESOLV_CONF)
-
-
 def resolv_conf() -> str:
-    """Return the resolv.conf(5) of guests: the name servers of this machine, and none for names without a dot."""
-    servers = "".join(f"nameserver {server}\n" for server in name_servers())
-    return f"{servers}options timeout:1 attempts:2 no-tld-query\n"
-
-
-def _name_servers(path: pathlib.Path) -> list[str]:
-    if not path.exists():
-        return []
-    servers = re.findall(r"(?m)^\s*nameserver\s+(\S+)", path.read_text())
-    return [server for server in servers if not server.startswith(("127.", "::1"))]
+    """Return the resolv.conf(5) of guests: the name servers that they reach, and none for names without a dot."""
+    servers: list[str] = []
+    for path in _RESOLV_CONFS:
+        found = re.findall(r"(?m)^\s*nameserver\s+(\S+)", files.read(path))
+        servers = servers or [server for server in found if not server.startswith(("127.", "::1"))]
+    return "".join(f"nameserver {server}\n" for server in servers) + "options timeout:1 attempts:2 no-tld-query\n"
 
 
 def _rules(network: Network) -> list[tuple[str, str, list[str]]]:

@@ -31,8 +31,8 @@ def section(metadata: dict[str, typing.Any], name: str) -> dict[str, dict[str, t
     return metadata.get(name) or {}
 
 
-class _Record(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(extra="forbid", validate_assignment=False)
+class _Record(pydantic.BaseModel, extra="forbid"):
+    pass
 
 
 class Status(_Record):
@@ -40,7 +40,6 @@ class Status(_Record):
 
     name: str = "unknown"
     message: str = ""
-    since: float = 0.0
 
 
 class Event(_Record):
@@ -157,7 +156,6 @@ class Relation(_Record):
 
     id: int
     ends: list[tuple[str, str]]  # (application, endpoint)
-    interface: str
     container: bool = False
     app_data: dict[str, dict[str, str]] = {}
     unit_data: dict[str, dict[str, str]] = {}  # holds exactly the units in scope
@@ -199,7 +197,6 @@ class Model(_Record):
 
     name: str
     uuid: str = pydantic.Field(default_factory=lambda: str(uuid.uuid4()))
-    created: float = pydantic.Field(default_factory=time.time)
     seed: int = pydantic.Field(default_factory=lambda: secrets.randbelow(10**6))  # of what happens by chance
     applications: dict[str, Application] = {}
     units: dict[str, Unit] = {}

@@ -344,7 +344,7 @@ def _build_event(described: Json, state: testing.State, context: _Context) -> ty
         relation = state.get_relation(described["relation"])
         if kind in ("relation-created", "relation-broken"):
             return make(relation)
-        number = _number(described["remote"]) if described["remote"] else None
+        number = int(described["remote"].split("/")[1]) if described["remote"] else None
         return make(relation, remote_unit=number)  # who leaves: _patch_departing
     if kind.startswith("secret-"):
         # Made by hand: Scenario denies it to the followers of an owning application
@@ -353,10 +353,6 @@ def _build_event(described: Json, state: testing.State, context: _Context) -> ty
         name, index = described["storage"]
         return make(state.get_storage(name, index=index))
     return make()
-
-
-def _number(unit: str) -> int:
-    return int(unit.split("/")[1])
 
 
 def _describe_state(state: testing.State) -> Json:

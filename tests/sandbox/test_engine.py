@@ -74,26 +74,12 @@ def test_a_plain_action_holds_the_machine(bench: Bench):
     assert "agent/0 config_changed" in bench.hooks()
 
 
-def test_a_parallel_action_runs_beside_a_plain_one_of_another_unit(bench: Bench):
-    holding = bench.act("server/0", "hold")
-    (bench.room / "began").unlink()
-    waiting = bench.act("agent/0", "wait")
-    (bench.room / "go").write_text("")
-    assert holding.end()["results"] == waiting.end()["results"] == {"done": "yes"}
-
-
 def test_two_commands_share_the_work_and_each_ends_when_all_is_done(bench: Bench):
-    commands = [bench.begin(lambda engine, n=n: _configure(engine, n)) for n in range(3)]
+    commands = [bench.begin(lambda engine, n=n: bench.configure(engine, "server", n=str(n))) for n in range(3)]
     for command in commands:
         command.end()
     assert {line for line in bench.hooks() if "config_changed" in line} == {"server/0 config_changed"}
     assert all(unit.agent.name == "idle" for unit in bench.store.load().units.values())
-
-
-def _configure(engine: Engine, n: int) -> None:
-    with engine.change() as model:
-        settings.set_options(model, model.applications["server"], {"n": str(n)})
-    engine.settle()
 
 
 def test_a_unit_in_error_gets_its_hook_again_and_nothing_else(bench: Bench):
@@ -122,7 +108,7 @@ def test_a_unit_in_error_gets_its_hook_again_and_nothing_else(bench: Bench):
 
 
 def test_a_hook_killed_by_a_reboot_runs_again_from_its_start_and_then_start(bench: Bench):
-    slow = bench.begin(_slow)
+    slow = bench.begin(lambda engine: bench.configure(engine, "server", slow="true"))
     bench.wait("began")
     with bench.engine() as engine:
         engine.reboot("server/0")
@@ -133,12 +119,6 @@ def test_a_hook_killed_by_a_reboot_runs_again_from_its_start_and_then_start(benc
     assert hooks[:3] == ["server/0 config_changed", "server/0 config_changed", "server/0 start"]
     assert "agent/0 start" in bench.hooks()
     assert [unit.failed for unit in bench.store.load().units.values()] == [None, None]
-
-
-def _slow(engine: Engine) -> None:
-    with engine.change() as model:
-        settings.set_options(model, model.applications["server"], {"slow": "true"})
-    engine.settle()
 
 
 def test_the_action_of_a_command_that_was_killed_is_dropped_and_its_hook_runs_again(bench: Bench):
