@@ -20,6 +20,7 @@ _APPLICATION_KEYS = frozenset(
     "charm channel revision base series num_units options annotations resources constraints to storage bindings expose "
     "trust devices plan requires offers exposed-endpoints".split()
 )
+_BASES = ("ubuntu@24.04", "ubuntu@22.04")  # of bundle.yaml, which Debian 12 stands for
 _BUNDLE_KEYS = frozenset(
     "name description tags type default-base series bundle applications relations machines variables saas website "
     "source issues docs".split()
@@ -31,6 +32,8 @@ _OPTION_TYPES: dict[str, tuple[type, ...]] = {
     "boolean": (bool,),
     "secret": (str,),
 }
+
+NOT_PLAYED = "Not played by the sandbox."  # the description of such an endpoint in a stand-in's charmcraft.yaml
 
 Json = dict[str, typing.Any]
 
@@ -86,23 +89,8 @@ def load(
         _merge(bundle, typing.cast(pathlib.Path, defaults), {"applications": known})
     for file in overlays:
         for document in _parse(file):
-            if defaults is not None:
-                _refuse_machines(bundle, file, document)
             _merge(bundle, file, document)
     return bundle
-
-
-def _refuse_machines(bundle: Bundle, file: pathlib.Path, document: Json) -> None:
-    """Refuse what is asked of a cloud's machines, and bases that the bundle itself does not name."""
-    bases = {app.body.get("base") for app in bundle.applications.values()}
-    for name, given in _mapping(file, "applications", document.get("applications")).items():
-        body, what = _mapping(file, f"application {name!r}", given), ""
-        if found := body.get("constraints"):
-            what = f"constraints {found!r} are for Juju's machines; the sandbox's hosts are containers on this machine"
-        elif (found := body.get("base")) and found not in bases:
-            what = f"base {found!r} is for Juju's machines; the sandbox's hosts all have one base"
-        if what:
-            raise SandboxError(f"{file.name}: application {name!r}: {what}: leave this overlay out here")
 
 
 def _parse(file: pathlib.Path) -> list[Json]:
@@ -112,8 +100,6 @@ def _parse(file: pathlib.Path) -> list[Json]:
         raise SandboxError(f"{file}: {e.strerror}") from e
     except yaml.MarkedYAMLError as e:
         line = f"{file.name} line {e.problem_mark.line + 1 if e.problem_mark else 1}"
-        if "FILL-IN" in str(e.problem):  # an alias without an anchor, which Juju's reader refuses as well
-            raise SandboxError(f"{line}: is not filled in yet: put a value in the place of *FILL-IN") from e
         raise SandboxError(f"{line}: not YAML: {e.problem}") from e
     return [_mapping(file, "a bundle", document) for document in documents]
 
@@ -204,8 +190,11 @@ def _check_units(app: BundleApplication, metadata: Json) -> None:
             raise SandboxError(f"{app.name} is subordinate: it has no num_units")
     elif not isinstance(units, int) or isinstance(units, bool) or not 0 <= units <= 64:
         raise SandboxError(f"{app.name}: num_units must be a number from 0 to 64")
-    if "to" in app.body:
-        raise SandboxError(f"{app.name}: the sandbox gives every unit a host of its own: no placement")
+    for key in ("constraints", "to"):
+        if key in app.body:
+            raise SandboxError(f"{app.name}: {key} is for Juju's machines: leave this overlay out in the sandbox")
+    if app.body.get("base", _BASES[0]) not in _BASES:
+        raise SandboxError(f"{app.name}: the sandbox's hosts have base {' or '.join(_BASES)}, not {app.body['base']}")
 
 
 def option_problem(option: str, value: object, declared: collections.abc.Mapping[str, Json]) -> str | None:
@@ -217,11 +206,9 @@ def option_problem(option: str, value: object, declared: collections.abc.Mapping
     return None if fits else f"option {option!r} is a {kind}, not {value!r}"
 
 
-def check_relation(
-    ends: tuple[str, str], metadata: collections.abc.Mapping[str, Json]
-) -> tuple[tuple[str, str], tuple[str, str], str, bool]:
-    """Return (provider end, requirer end, interface, container scope) of a relation, or raise what is wrong with it."""
-    sides: list[tuple[str, str, Json]] = []
+def check_relation(ends: tuple[str, str], metadata: collections.abc.Mapping[str, Json]) -> bool:
+    """Return whether the ends of a relation must be on one machine. Raises `SandboxError` if they do not fit."""
+    sides: list[Json] = []
     for end in ends:
         app, _, endpoint = end.partition(":")
         if app not in metadata:
@@ -231,8 +218,10 @@ def check_relation(
             raise SandboxError(f"relation {list(ends)}: name the endpoint of {app} ({', '.join(endpoints)})")
         if endpoint not in endpoints:
             raise SandboxError(f"{app} has no endpoint {endpoint!r}{_guess(endpoint, endpoints)}")
-        sides.append((app, endpoint, endpoints[endpoint]))
-    (app_a, endpoint_a, a), (app_b, endpoint_b, b) = sides
+        if endpoints[endpoint].get("description") == NOT_PLAYED:
+            raise SandboxError(f"relation {list(ends)}: the sandbox does not play {end}: leave the relation out here")
+        sides.append(endpoints[endpoint] | {"subordinate": metadata[app].get("subordinate")})
+    a, b = sides
     if a["interface"] != b["interface"]:
         raise SandboxError(
             f"{ends[0]} speaks {a['interface']}, {ends[1]} speaks {b['interface']}: they cannot be related"
@@ -242,14 +231,9 @@ def check_relation(
             f"{ends[0]} and {ends[1]} both {a['role'][:-1]} {a['interface']}: one must provide, one require"
         )
     container = "container" in (a["scope"], b["scope"])
-    if container and not (metadata[app_a].get("subordinate") or metadata[app_b].get("subordinate")):
+    if container and not (a["subordinate"] or b["subordinate"]):
         raise SandboxError(f"{ends[0]} and {ends[1]} live in one container, but neither charm is subordinate")
-    first, second = ((app_a, endpoint_a), (app_b, endpoint_b))
-    return (
-        (first, second, a["interface"], container)
-        if a["role"] == "provides"
-        else (second, first, a["interface"], container)
-    )
+    return container
 
 
 def endpoints_of(metadata: Json) -> dict[str, Json]:

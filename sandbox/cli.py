@@ -2,6 +2,7 @@
 
 import collections.abc
 import functools
+import itertools
 import json
 import pathlib
 import re
@@ -15,10 +16,12 @@ import yaml
 from sandbox import bundle as bundles
 from sandbox import demo as demonstration
 from sandbox import deploy as deployment
+from sandbox import gpus as mock_gpus
 from sandbox import model as rules
 from sandbox import session as sessions
+from sandbox import settings as operator
 from sandbox import view
-from sandbox.engine import Progress, parse_gpus
+from sandbox.engine import Progress
 from sandbox.hosts import Hosts
 from sandbox.session import Session
 from sandbox.store import Model, SandboxError, Store
@@ -63,10 +66,8 @@ class _Dumper(yaml.SafeDumper):
     """Writes texts of several lines as blocks, as `juju run` does."""
 
 
-def _as_block(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return typing.cast(typing.Any, dumper).represent_scalar(
-        "tag:yaml.org,2002:str", text, style="|" if "\n" in text else None
-    )
+def _as_block(dumper: typing.Any, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
 
 
 _Dumper.add_representer(str, _as_block)
@@ -91,31 +92,15 @@ def cli(context: click.Context, model: str) -> None:
     context.obj = Store(model)
 
 
-def _change(
-    name: str, *arguments: str
-) -> collections.abc.Callable[[collections.abc.Callable[..., None]], click.Command]:
-    """Make a command of a function that changes the model: it waits until everything that follows has run.
+def _changes_model(function: collections.abc.Callable[..., None]) -> collections.abc.Callable[..., None]:
+    """Give a function the model to change, and wait until everything that follows has run."""
 
-    Args:
-        name: of the command.
-        arguments: names of words that the function gets behind the model; `name...` takes several.
-    """
+    @functools.wraps(function)
+    def command(store: Store, *, once: bool, **words: typing.Any) -> None:
+        with _session(store).change(once=once) as model:
+            function(model, **words)
 
-    def decorate(function: collections.abc.Callable[..., None]) -> click.Command:
-        @functools.wraps(function)
-        def command(store: Store, *, once: bool, **words: typing.Any) -> None:
-            with _session(store).change(once=once) as model:
-                function(model, **words)
-
-        wrapped: typing.Any = _once_option(click.pass_obj(command))
-        for argument in reversed(arguments):
-            many = argument.endswith("...")
-            wrapped = click.argument(argument.rstrip("."), nargs=-1 if many else 1, required=name != "update-status")(
-                wrapped
-            )
-        return cli.command(name)(wrapped)
-
-    return decorate
+    return _once_option(click.pass_obj(command))
 
 
 @cli.command()
@@ -196,7 +181,7 @@ def config(store: Store, app: str, settings: tuple[str, ...], *, form: str, rese
         return
     values = _assignments(settings)
     with _session(store).change(once=once) as model:
-        rules.set_options(model, model.application(app), values, reset=[name for name in reset.split(",") if name])
+        operator.set_options(model, model.application(app), values, reset=[name for name in reset.split(",") if name])
 
 
 def _run_on_host(store: Store, unit: str, argv: collections.abc.Sequence[str]) -> typing.NoReturn:
@@ -229,7 +214,9 @@ def ssh(store: Store, unit: str, command: tuple[str, ...]) -> None:
     _run_on_host(store, unit, ["/bin/su", "-", "ubuntu", *(["-c", " ".join(words)] if words else [])])
 
 
-@_change("add-unit", "app")
+@cli.command("add-unit")
+@click.argument("app")
+@_changes_model
 def add_unit(model: Model, app: str) -> None:
     """Add a unit to APP, on a host of its own."""
     application = model.application(app)
@@ -238,7 +225,9 @@ def add_unit(model: Model, app: str) -> None:
     rules.add_unit(model, application)
 
 
-@_change("remove-unit", "unit")
+@cli.command("remove-unit")
+@click.argument("unit")
+@_changes_model
 def remove_unit(model: Model, unit: str) -> None:
     """Remove UNIT, its subordinates and its host."""
     principal = model.unit(unit).principal
@@ -247,46 +236,58 @@ def remove_unit(model: Model, unit: str) -> None:
     rules.remove_unit(model, model.unit(unit))
 
 
-@_change("remove-application", "apps...")
+@cli.command("remove-application")
+@click.argument("apps", nargs=-1, required=True)
 @click.option("--no-prompt", is_flag=True, help="As in Juju, which asks without it; the sandbox does not ask.")
+@_changes_model
 def remove_application(model: Model, apps: tuple[str, ...], *, no_prompt: bool) -> None:
     """Remove APPS with their units, their hosts and their relations, all at the same time."""
     del no_prompt
     rules.remove_applications(model, apps)
 
 
-@_change("resolved", "unit")
-@click.option("--no-retry", is_flag=True, help="Do not run the failed hook again: go on as if it had run.")
-def resolved(model: Model, unit: str, *, no_retry: bool) -> None:
-    """End the error of UNIT: the failed hook runs again at once, or not at all."""
-    rules.resolve(model, model.unit(unit), retry=not no_retry)
-
-
-@_change("integrate", "first", "second")
+@cli.command("integrate")
+@click.argument("first")
+@click.argument("second")
+@_changes_model
 def integrate(model: Model, first: str, second: str) -> None:
     """Relate two APP:ENDPOINT."""
     rules.relate(model, first, second)
 
 
-@_change("remove-relation", "first", "second")
+@cli.command("remove-relation")
+@click.argument("first")
+@click.argument("second")
+@_changes_model
 def remove_relation(model: Model, first: str, second: str) -> None:
     """End the relation between two APP:ENDPOINT."""
-    rules.remove_relation(model, rules.find_relation(model, first, second))
+    relation = rules.find_relation(model, first, second)
+    if relation is None:
+        raise SandboxError(f"{first} and {second} are not related")
+    rules.remove_relation(model, relation)
 
 
-@_change("update-secret", "name", "content...")
+@cli.command("update-secret")
+@click.argument("name")
+@click.argument("content", nargs=-1, required=True)
+@_changes_model
 def update_secret(model: Model, name: str, content: tuple[str, ...]) -> None:
     """Give a secret of yours new content."""
-    rules.update_user_secret(model, name, _secret_content(content))
+    operator.update_secret(model, name, _secret_content(content))
 
 
-@_change("grant-secret", "name", "app")
+@cli.command("grant-secret")
+@click.argument("name")
+@click.argument("app")
+@_changes_model
 def grant_secret(model: Model, name: str, app: str) -> None:
     """Let APP read a secret of yours."""
-    rules.grant_user_secret(model, name, model.application(app))
+    operator.grant_secret(model, name, model.application(app))
 
 
-@_change("update-status", "units...")
+@cli.command("update-status")
+@click.argument("units", nargs=-1)
+@_changes_model
 def update_status(model: Model, units: tuple[str, ...]) -> None:
     """Deliver update-status, which Juju sends every five minutes, to UNITS. [default: all]"""  # noqa: D415
     for unit in [model.unit(name) for name in units] or [unit for unit in model.units.values() if unit.started]:
@@ -300,7 +301,7 @@ def update_status(model: Model, units: tuple[str, ...]) -> None:
 def add_secret(store: Store, name: str, content: tuple[str, ...]) -> None:
     """Add a secret of yours with key=value content; prints its id."""
     with _session(store).open() as engine, engine.change() as model:
-        click.echo(rules.add_user_secret(model, name, _secret_content(content)).id)
+        click.echo(operator.add_secret(model, name, _secret_content(content)).id)
 
 
 def _secret_content(items: collections.abc.Iterable[str]) -> dict[str, str]:
@@ -322,12 +323,12 @@ def _secret_content(items: collections.abc.Iterable[str]) -> dict[str, str]:
 def debug_log(store: Store, *, include: tuple[str, ...], lines: int, replay: bool) -> None:
     """Show the charms' log."""
     store.load()  # raises if the model does not exist
-    chosen = [
-        line
-        for line, who in ((line, line.split(" ")[1]) for line in store.log_lines())
-        if not include or {who, who.partition("/")[0]} & {*include}
-    ]
-    for line in chosen if replay else chosen[-lines:]:
+    everything = store.log_lines()
+    if include:
+        units = [line.split(" ")[1] for line in everything]
+        named = [unit in include or unit.partition("/")[0] in include for unit in units]
+        everything = list(itertools.compress(everything, named))
+    for line in everything if replay else everything[-lines:]:
         click.echo(line)
 
 
@@ -353,7 +354,7 @@ def gpus(store: Store, unit: str, gpus: str) -> None:
     The cards are named by slot; `empty` is a slot without a card, and `@ 1` after a card its NUMA node. As when a card
     fails or a driver appears, no charm gets an event: the next one notices, such as update-status.
     """
-    Hosts(store.name).get(store.load().host_of(unit)).set_gpus(parse_gpus(gpus))
+    Hosts(store.name).get(store.load().host_of(unit)).set_gpus(mock_gpus.parse(gpus))
 
 
 @cli.command("wait-for")
@@ -383,24 +384,16 @@ def wait_for(store: Store, kind: str, name: str, timeout: float) -> None:
 
 
 @cli.command()
-@click.option("--no-prompt", is_flag=True, help="Do not ask for the model's name.")
+@click.option("--no-prompt", is_flag=True, help="Do not ask first.")
 @click.pass_obj
 def destroy(store: Store, no_prompt: bool) -> None:
     """Remove the hosts, their network and everything in them."""
     if not no_prompt:
-        if not sys.stdin.isatty():
-            raise click.UsageError("destroy needs --no-prompt without a terminal")
-        if click.prompt(f"This removes all data of the model. Its name, to confirm ({store.name})") != store.name:
-            raise SandboxError("not the model's name: nothing was removed")
+        click.confirm(f"This removes all data of the model {store.name}. Continue?", abort=True)
     sessions.remove(store, _session(store).progress)
-
-
-def _exit(_: int, __: object) -> None:
-    """Leave as after Ctrl-C, so that the agents end and release their locks."""
-    sys.exit(1)
 
 
 def main() -> None:
     """Run the command line."""
-    signal.signal(signal.SIGTERM, _exit)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the agents end and release their locks
     cli(prog_name="./sandboxctl")

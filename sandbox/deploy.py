@@ -1,6 +1,5 @@
 """`deploy`: from a bundle to applications, relations and units; again and again without harm."""
 
-import collections.abc
 import filecmp
 import os
 import pathlib
@@ -12,6 +11,7 @@ import yaml
 
 from sandbox import bundle as bundles
 from sandbox import model as rules
+from sandbox import settings
 from sandbox.engine import Progress
 from sandbox.store import Application, Model, SandboxError, Store, section
 from scripts import pack
@@ -19,49 +19,37 @@ from scripts import pack
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 STANDINS = REPOSITORY / "sandbox" / "standins"
 
-Filler = collections.abc.Callable[[pathlib.Path], object]
 
-
-def charm_filler(app: bundles.BundleApplication) -> Filler:
-    """Return the function that writes the charm's files into a folder.
+def stage(app: bundles.BundleApplication, directory: pathlib.Path) -> None:
+    """Write the files of an application's charm into a folder. Raises `SandboxError` if there is no such charm.
 
     A charm of this repository is staged from its source, exactly as `make pack` would pack it; another local charm is a
-    folder; a charm from Charmhub is played by its stand-in.
+    folder; a charm from Charmhub is played by its stand-in, which gets the stand-ins' common part and our library.
     """
-    name = pathlib.Path(app.charm).stem
-    if (
-        app.is_local
-        and (REPOSITORY / "charms" / name / "charmcraft.yaml").is_file()
-        and pathlib.Path(app.charm).parent.name == "dist"
-    ):
-        return lambda directory: pack.stage(name, directory)
-    if app.is_local:
-        path = pathlib.Path(app.charm)
+    path = pathlib.Path(app.charm)
+    if app.is_local and path.parent.name == "dist" and path.stem in pack.charm_names():
+        pack.stage(path.stem, directory)
+    elif app.is_local:
         if not path.is_dir():
             raise SandboxError(f"{app.name}: no charm at {app.charm}")
-        return lambda directory: _copy(path, directory)
-    if not (STANDINS / app.charm / "charmcraft.yaml").is_file():
-        known = ", ".join(sorted(path.name for path in STANDINS.iterdir() if (path / "charmcraft.yaml").is_file()))
-        raise SandboxError(
-            f"{app.name}: the sandbox cannot play the charm {app.charm!r} (it plays {known}): remove it in an overlay",
-        )
-    return lambda directory: stage_standin(app.charm, directory)
-
-
-def stage_standin(name: str, directory: pathlib.Path) -> None:
-    """Write a stand-in's files: its own, what the stand-ins share, and our library."""
-    _copy(STANDINS / name, directory)
-    if (STANDINS / "common").is_dir():
+        _copy(path, directory)
+    else:
+        known = sorted(found.parent.name for found in STANDINS.glob("*/charmcraft.yaml"))
+        if app.charm not in known:
+            raise SandboxError(
+                f"{app.name}: the sandbox cannot play the charm {app.charm!r} (it plays {', '.join(known)}): "
+                "remove it in an overlay"
+            )
+        _copy(STANDINS / app.charm, directory)
         _copy(STANDINS / "common", directory / "lib" / "common")
-    _copy(REPOSITORY / "lib", directory / "lib")
+        _copy(REPOSITORY / "lib" / "slurm_ddp", directory / "lib" / "slurm_ddp")
 
 
 def _copy(source: pathlib.Path, target: pathlib.Path) -> None:
     shutil.copytree(source, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__", "*.pyc", "tests"))
 
 
-def read_metadata(directory: pathlib.Path) -> dict[str, typing.Any]:
-    """Return a charm's charmcraft.yaml."""
+def _metadata(directory: pathlib.Path) -> dict[str, typing.Any]:
     return yaml.safe_load((directory / "charmcraft.yaml").read_text())
 
 
@@ -79,62 +67,47 @@ class Deployment:
         Raises:
             SandboxError: the bundle is wrong; nothing was changed then.
         """
-        fillers = {app.name: charm_filler(app) for app in bundle.applications.values()}
         with tempfile.TemporaryDirectory(prefix="sandbox-deploy-") as scratch:
-            staged = {name: pathlib.Path(scratch) / name for name in fillers}
-            for name, fill in fillers.items():
-                staged[name].mkdir()
-                fill(staged[name])
-            bundles.check(bundle, {name: read_metadata(directory) for name, directory in staged.items()})
-            for app in bundle.applications.values():
-                self._ensure_application(app, staged[app.name])
+            staged = {name: pathlib.Path(scratch) / name for name in bundle.applications}
+            for name, app in bundle.applications.items():
+                stage(app, staged[name])
+            bundles.check(bundle, {name: _metadata(directory) for name, directory in staged.items()})
+            for name, app in bundle.applications.items():
+                self._ensure_application(app, staged[name])
         for ends in bundle.relations:
-            self._ensure_relation(ends)
+            if rules.find_relation(self.model, *ends) is None:
+                rules.relate(self.model, *ends)
         for app in bundle.applications.values():
             current = self.model.applications[app.name]
             while not current.subordinate and len(self.model.app_units(app.name)) < app.body["num_units"]:
                 rules.add_unit(self.model, current)
-        self.store.save(self.model)
-
-    def _ensure_relation(self, ends: tuple[str, str]) -> None:
-        metadata = {name: app.metadata for name, app in self.model.applications.items()}
-        provider, requirer, _, _ = bundles.check_relation(ends, metadata)
-        if not any(sorted(relation.ends) == sorted([provider, requirer]) for relation in self.model.relations.values()):
-            rules.relate(self.model, *ends)
 
     def _ensure_application(self, app: bundles.BundleApplication, staged: pathlib.Path) -> None:
-        metadata = read_metadata(staged)
+        metadata = _metadata(staged)
         declared = section(section(metadata, "config"), "options")
         options = {
-            name: rules.find_secret(self.model, value).id if declared[name]["type"] == "secret" else value
+            name: settings.find_secret(self.model, value).id if declared[name]["type"] == "secret" else value
             for name, value in app.body.get("options", {}).items()
         }
         current = self.model.applications.get(app.name)
-        if current is not None and current.dying:
-            raise SandboxError(f"application {app.name!r} is being removed: deploy again when status shows it no more")
         if current is None:
-            charm = pathlib.Path(app.charm).stem if app.is_local else app.charm
+            charm = pathlib.Path(app.charm).stem
+            annotations = {key: str(value) for key, value in app.body.get("annotations", {}).items()}
+            source = self._keep(app.name, 0, staged)
             current = Application(
-                name=app.name,
-                charm=charm,
-                source=self._stage(app.name, 0, staged),
-                metadata=metadata,
-                options=options,
-                annotations={key: str(value) for key, value in app.body.get("annotations", {}).items()},
+                name=app.name, charm=charm, source=source, metadata=metadata, options=options, annotations=annotations
             )
             rules.add_application(self.model, current)
             self.progress(app.name, f"deploys charm {charm}{'' if app.is_local else ' (played by its stand-in)'}")
+        elif current.dying:
+            raise SandboxError(f"application {app.name!r} is being removed: deploy again when status shows it no more")
         else:
-            changed = {name: value for name, value in options.items() if rules.options(current).get(name) != value}
-            if changed:
-                current.options |= changed
-                for unit in self.model.app_units(app.name):
-                    rules.enqueue(self.model, unit, "config-changed")
+            settings.replace_options(self.model, current, current.options | options)
             self._upgrade(current, staged)
         for name, path in app.body.get("resources", {}).items():
             self._attach(current, name, pathlib.Path(path))
 
-    def _stage(self, app: str, revision: int, staged: pathlib.Path) -> str:
+    def _keep(self, app: str, revision: int, staged: pathlib.Path) -> str:
         """Make the sandbox's own copy of a charm's files; return its folder."""
         directory = self.store.directory / "charms" / f"{app}-{revision}"
         shutil.rmtree(directory, ignore_errors=True)
@@ -153,19 +126,16 @@ class Deployment:
 
     def _upgrade(self, app: Application, staged: pathlib.Path) -> None:
         """Give the application the staged files if they differ from its own; its units then get upgrade-charm."""
-        if _same_tree(staged, pathlib.Path(app.source)):
+        if _contents(staged) == _contents(pathlib.Path(app.source)):
             return
         app.revision += 1
-        app.source = self._stage(app.name, app.revision, staged)
-        app.metadata = read_metadata(staged)
+        app.source = self._keep(app.name, app.revision, staged)
+        app.metadata = _metadata(staged)
         for unit in self.model.app_units(app.name):
             rules.enqueue(self.model, unit, "upgrade-charm")
             rules.enqueue(self.model, unit, "config-changed")
         self.progress(app.name, f"upgrades to revision {app.revision}")
 
 
-def _same_tree(one: pathlib.Path, other: pathlib.Path) -> bool:
-    def files(root: pathlib.Path) -> dict[str, bytes]:
-        return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
-
-    return files(one) == files(other)
+def _contents(root: pathlib.Path) -> dict[pathlib.Path, bytes]:
+    return {path.relative_to(root): path.read_bytes() for path in root.rglob("*") if path.is_file()}

@@ -11,22 +11,17 @@ import contextlib
 import copy
 import dataclasses
 import functools
-import json
-import os
 import pathlib
 import queue
-import re
 import shutil
-import signal
-import subprocess
-import tempfile
 import threading
 import time
 import typing
 
-from sandbox import juju_exec, order
+from sandbox import gpus, hook, juju_exec, order, settings
 from sandbox import model as rules
-from sandbox.hosts import Gpu, Host, Hosts
+from sandbox.agent import Agent
+from sandbox.hosts import Hosts
 from sandbox.store import Event, Lock, Model, SandboxError, Status, Store, Unit
 
 GUEST = pathlib.Path("/var/lib/sandbox")  # where a host finds the agent, the charms and the resources
@@ -80,10 +75,10 @@ class Engine:
         self.update_status = True  # whether update-status comes by chance
         self._make = make
         self._session: Lock | None = None
-        self._agents: dict[str, _Agent] = {}  # "machine 3" or, for a parallel action, the unit
+        self._agents: dict[str, Agent] = {}  # "machine 3" or, for a parallel action, the unit
         self._running: dict[str, _Task] = {}
         self._failures: dict[str, int] = {}  # unit -> attempts that failed during this command
-        self._actions: dict[str, Lock | None] = {}  # id -> the lock by which others see that a command waits for it
+        self._actions: set[str] = set()  # the ids of those that this command waits for
         self._results: dict[str, Json] = {}  # action id -> {results, failure}
         self._noted: set[tuple[str, int]] = set()
         self._done: queue.SimpleQueue[tuple[str, BaseException | None]] = queue.SimpleQueue()
@@ -148,16 +143,16 @@ class Engine:
             unit = model.unit(name)
             if unit.dying:
                 raise SandboxError(f"unit {name!r} is being removed")
-            event = rules.request_action(model, unit, action, values)
+            event = settings.request_action(model, unit, action, values)
             assert event.action is not None
             identifier: str = event.action["id"]
-            self._actions[identifier] = self.store.lock(f"action-{identifier}")
+            self._actions.add(identifier)
+            lock = self.store.lock(f"action-{identifier}")  # others see by it that a command waits
         try:
             self.settle(until=lambda: identifier in self._results or name not in self.model.units)
         finally:
-            lock = self._actions.pop(identifier)
-            if lock is not None:
-                lock.close(remove=True)
+            self._actions.remove(identifier)
+            lock.close(remove=True)
         if identifier not in self._results:
             raise SandboxError(f"{name} was removed before the action ran")
         return {"id": identifier, **self._results[identifier]}
@@ -165,27 +160,22 @@ class Engine:
     def errors(self) -> list[str]:
         """Return one line for each unit in error."""
         return [
-            f"{unit.name}: {unit.agent.message} "
-            f"(each command tries it again; ./sandboxctl resolved --no-retry {unit.name} skips it)"
+            f"{unit.name}: {unit.agent.message} (each command tries it again)"
             for unit in self.model.units.values()
             if unit.agent.name == "error"
         ]
 
     def is_held(self, unit: Unit) -> bool:
         """Check whether the unit's next hook waits for an action of another command."""
-        obstacle = _obstacle(self.model, unit)
-        running = obstacle.executing if obstacle else None
-        return running is not None and running.action is not None and running.action["id"] not in self._actions
+        _, action = _obstacle(self.model, unit)
+        return action is not None and action["id"] not in self._actions
 
     def reboot(self, unit: str) -> None:
         """Reboot the unit's machine now; a hook that runs there is killed and runs again, as under Juju."""
         machine = self.model.unit(unit).machine
-        lock = self.store.lock(f"machine-{machine}", wait=False)
-        try:
+        lock = self.store.try_lock(f"machine-{machine}")
+        with contextlib.closing(lock) if lock else contextlib.nullcontext():
             self._reboot(machine)
-        finally:
-            if lock is not None:
-                lock.close()
 
     def _reboot(self, machine: int) -> None:
         host = self.hosts.get(self.model.host(machine))
@@ -201,12 +191,10 @@ class Engine:
     def _drop_orphans(self, model: Model) -> None:
         """Drop the actions of commands that ended before them."""
         for unit in model.units.values():
-            for event in [event for event in unit.events if event.action]:
-                assert event.action is not None
-                if event.action["id"] in self._actions:
+            for event in list(unit.events):
+                if event.action is None or event.action["id"] in self._actions:
                     continue
-                lock = self.store.lock(f"action-{event.action['id']}", wait=False)
-                if lock is not None:
+                if lock := self.store.try_lock(f"action-{event.action['id']}"):
                     lock.close(remove=True)
                     self.store.log(unit.name, "WARNING", f"{event.label} was interrupted: no command waits for it")
                     _take_off(unit, event)
@@ -259,7 +247,7 @@ class Engine:
         """Return these locks, or none if one is held."""
         held: list[Lock] = []
         for name in names:
-            lock = self.store.lock(name, wait=False)
+            lock = self.store.try_lock(name)
             if lock is None:
                 for other in held:
                     other.close()
@@ -271,19 +259,14 @@ class Engine:
         if unit.executing is not None:
             self.store.log(unit.name, "WARNING", f"{event.label} was interrupted: it runs again")
         unit.events = [event, *(other for other in unit.events if other is not event)]
-        unit.agent = Status(name="executing", message=f"running {event.label}", since=time.time())
-        source = model.applications[unit.app].source
-        described = rules.describe(
-            model,
-            unit,
-            event,
-            source=str(GUEST / "charms" / pathlib.Path(source).name),
-            cidr=self.hosts.cidr,
-            resources={
-                name: str(GUEST / "resources" / unit.app / pathlib.Path(path).name)
-                for name, path in model.applications[unit.app].resources.items()
-            },
-        )
+        unit.agent = Status(name="executing", message=f"running {event.label}")
+        app = model.applications[unit.app]
+        source = str(GUEST / "charms" / pathlib.Path(app.source).name)
+        resources = {
+            name: str(GUEST / "resources" / app.name / pathlib.Path(path).name) for name, path in app.resources.items()
+        }
+        cidr = self.hosts.network.cidr
+        described = hook.describe(model, unit, event, source=source, cidr=cidr, resources=resources)
         request = copy.deepcopy(described)  # the model changes while the hook runs
         run = functools.partial(self._run_event, unit.machine, model.host(unit.machine), unit.name, event, request)
         return _Task(unit.name, event.label, locks, run)
@@ -292,11 +275,11 @@ class Engine:
         """Check whether this command waits for something that it does not run itself, and print what for."""
         waits = any(identifier not in self._results for identifier in self._actions)
         for unit in model.units.values():
-            if unit.name in self._running or (unit.executing is not None and unit.executing.action is not None):
+            if unit.name in self._running or (unit.executing and unit.executing.action):
                 behind = unit.events[1:]
             else:
                 event = order.next_event(model, unit)
-                behind = [event] if event is not None else []
+                behind = [event] if event else []
                 given_up = unit.failed is not None and self._failures.get(unit.name, 0) >= _ATTEMPTS
                 waits = waits or ((event or unit.failed) is not None and not given_up and not self.is_held(unit))
             for event in behind:
@@ -305,14 +288,11 @@ class Engine:
 
     def _note(self, model: Model, unit: Unit, event: Event) -> None:
         """Print once that a hook or an action waits for an action."""
-        obstacle = _obstacle(model, unit)
-        running = obstacle.executing if obstacle else None
-        if not (obstacle and running and running.action):
-            return
-        if (unit.name, event.sequence) not in self._noted:
+        obstacle, action = _obstacle(model, unit)
+        if obstacle and action and (unit.name, event.sequence) not in self._noted:
             self._noted.add((unit.name, event.sequence))
             lock = "the unit" if obstacle is unit else f"the machine lock of machine {unit.machine}"
-            self.progress(unit.name, f"{event.label} waits for {lock}: {obstacle.name} runs {running.label}")
+            self.progress(unit.name, f"{event.label} waits for {lock}: {obstacle.name} runs action {action['name']}")
 
     def _wait(self) -> None:
         """Wait a moment for a task to end, and print what has been running for long."""
@@ -345,16 +325,16 @@ class Engine:
             str(GUEST / "resources"): str(self._directory("resources")),
             juju_exec.PATH: str(juju_exec.PROGRAM),
         }
-        gpus = parse_gpus(self.model.applications[app].annotations.get("sandbox-mock-gpus", ""))
-        host = self.hosts.create(name, gpus=gpus, binds=binds, progress=lambda text: self.progress(_who(machine), text))
-        if not host.is_running():
-            host.start()
+        cards = gpus.parse(self.model.applications[app].annotations.get("sandbox-mock-gpus", ""))
+        host = self.hosts.create(
+            name, gpus=cards, binds=binds, progress=lambda text: self.progress(_who(machine), text)
+        )
         juju_exec.prepare(host.root)
         with self.change() as model:
             for unit in model.machine_units(machine):
                 unit.address = host.address
                 if unit.status.message == "waiting for machine":
-                    unit.status = Status(name="waiting", message="installing agent", since=time.time())
+                    unit.status = Status(name="waiting", message="installing agent")
         self.progress(_who(machine), f"{name} is up at {host.address} for {principal}")
 
     def _remove_host(self, machine: int, name: str) -> None:
@@ -394,7 +374,7 @@ class Engine:
         old = self.model.units[unit].status
         if (old.name, old.message) != (status, text):
             with self.change() as model:
-                model.units[unit].status = Status(name=status, message=text, since=time.time())
+                model.units[unit].status = Status(name=status, message=text)
             self.progress(unit, f"{status}: {text}" if text else status)
 
     def _finish(self, model: Model, unit: Unit, event: Event, request: Json, answer: Json, *, took_s: float) -> None:
@@ -402,7 +382,7 @@ class Engine:
         if event.action is not None:
             if answer["ok"]:
                 self._results[event.action["id"]] = answer["action"]
-                rules.apply(model, unit, event, given, answer["state"])
+                hook.apply(model, unit, event, given, answer["state"])
             else:  # Juju: an action that crashes has failed, its unit has not
                 self.store.log(unit.name, "ERROR", answer["trace"])
                 self._results[event.action["id"]] = {"results": {}, "failure": f"the action crashed: {answer['error']}"}
@@ -411,13 +391,13 @@ class Engine:
         if not answer["ok"]:
             self._fail(unit, event, answer)
             return
-        unit.agent = Status(name="idle", since=time.time())
+        unit.agent = Status(name="idle")
         if answer["reboot"] == "now":  # the interrupted hook runs again afterwards
             return
         self.store.log(unit.name, "DEBUG", f"ran {event.label} in {took_s:.1f} s")
         if took_s >= _SLOW_S:
             self.progress(unit.name, f"{event.label} took {took_s:.1f} s")
-        rules.apply(model, unit, event, given, answer["state"])
+        hook.apply(model, unit, event, given, answer["state"])
         order.ran(model, unit, update_status=self.update_status)
 
     def _fail(self, unit: Unit, event: Event, answer: Json) -> None:
@@ -430,11 +410,11 @@ class Engine:
         later = f"; again in {pause:.0f} s" if again else ""
         self.progress(unit.name, f"error: {event.label}: {answer['error']}{later}")
 
-    def _agent(self, key: str, host: str) -> "_Agent":
+    def _agent(self, key: str, host: str) -> Agent:
         agent = self._agents.get(key)
         if agent is None or not agent.alive():
             self._close_agent(key)
-            agent = _Agent(self.hosts.get(host))
+            agent = Agent(self.hosts.get(host), str(GUEST / "agent.py"))
             self._agents[key] = agent
         return agent
 
@@ -444,99 +424,24 @@ class Engine:
             agent.close()
 
 
-def _obstacle(model: Model, unit: Unit) -> Unit | None:
-    """Return the unit whose hook or action `unit` waits for: itself, or the one that holds the machine lock."""
-    if unit.executing is not None:
-        return unit
-    holders = [other for other in model.machine_units(unit.machine) if other.executing is not None]
-    return next((other for other in holders if other.executing and not other.executing.parallel), None)
+def _obstacle(model: Model, unit: Unit) -> tuple[Unit | None, Json | None]:
+    """Return the unit that `unit` waits for, itself or the one that holds the machine lock, and the action there."""
+    holders = [unit] if unit.executing else model.machine_units(unit.machine)
+    for other in holders:
+        if other.executing and (other is unit or not other.executing.parallel):
+            return other, other.executing.action
+    return None, None
 
 
 def _take_off(unit: Unit, event: Event) -> None:
     """Take an action off the queue; a unit that was in error before it is so again."""
     unit.events = [other for other in unit.events if other.sequence != event.sequence]
     if unit.failed is not None:
-        unit.agent = Status(name="error", message=unit.failed.problem, since=time.time())
+        unit.agent = Status(name="error", message=unit.failed.problem)
     else:
-        unit.agent = Status(name="idle", since=time.time())
-
-
-class _Agent:
-    """The agent process inside one host."""
-
-    def __init__(self, host: Host) -> None:
-        argv = ["/opt/sandbox/venv/bin/python", str(GUEST / "agent.py")]
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the agent
-        self._process = host.popen(
-            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, start_new_session=True
-        )
-
-    def alive(self) -> bool:
-        return self._process.poll() is None
-
-    def ask(self, request: Json, show: collections.abc.Callable[[Json], None]) -> Json:
-        """Run one event; `show` gets the messages of the hook meanwhile."""
-        stdin, stdout = self._process.stdin, self._process.stdout
-        assert stdin is not None and stdout is not None
-        try:
-            stdin.write(json.dumps(request).encode() + b"\n")
-            stdin.flush()
-            for line in stdout:
-                message = json.loads(line)
-                if message["kind"] == "result":
-                    return message
-                show(message)
-        except BrokenPipeError:
-            pass
-        self._stderr.seek(0)
-        last = self._stderr.read().decode(errors="replace").splitlines()[-20:] or ["no error output"]
-        return {
-            "ok": False,
-            "error": f"the host stopped in the middle of the hook ({last[-1]})",
-            "trace": "\n".join(last),
-        }
-
-    def kill(self) -> None:
-        """End the agent and the hook that it runs."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-
-    def close(self) -> None:
-        """End the agent when it runs no hook any more; kill it if it does not end."""
-        with contextlib.suppress(OSError):
-            if self._process.stdin:
-                self._process.stdin.close()
-        try:
-            self._process.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            self.kill()
-            self._process.wait()
-        if self._process.stdout:
-            self._process.stdout.close()
-        self._stderr.close()
+        unit.agent = Status(name="idle")
 
 
 def _who(machine: int) -> str:
     """Return the name of a machine in progress lines."""
     return f"machine {machine}"
-
-
-_GPUS = re.compile(r"(?:(?P<count>[1-9]\d?) x )?(?P<model>[A-Za-z][^@,]*?)(?: @ (?P<node>\d))?")
-
-
-def parse_gpus(text: str) -> tuple[Gpu, ...]:
-    """Return the mock GPUs that a text asks for, by slot.
-
-    That is a list such as `2 x NVIDIA L40S, Tesla T4`. `@ 1` after a model is the NUMA node that the card is beside;
-    `empty` is a slot without a card.
-    """
-    gpus: list[Gpu] = []
-    for item in text.split(",") if text not in ("", "0") else []:
-        found = _GPUS.fullmatch(item.strip())
-        if found is None:
-            raise SandboxError(
-                f"mock GPUs {text!r}: write '2 x Mock GPU', 'NVIDIA L40S @ 0, empty, Tesla T4 @ 1' (@: NUMA node), or 0"
-            )
-        model = "" if found["model"] == "empty" else found["model"]
-        gpus += [Gpu(model, int(found["node"]) if found["node"] else None)] * int(found["count"] or 1)
-    return tuple(gpus)

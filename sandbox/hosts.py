@@ -14,27 +14,27 @@ Every operation may be interrupted and repeated. Threads and processes may work 
 
 import collections.abc
 import contextlib
-import dataclasses
 import fcntl
 import json
 import os
 import pathlib
 import shutil
-import signal
 import subprocess
-import threading
 import time
 import typing
 import uuid
 
-from sandbox import image, machine, network
+import pydantic
+
+from sandbox import gpus as mock_gpus
+from sandbox import image, machine, network, store
+from sandbox.gpus import Gpu
 from sandbox.store import SandboxError
 from slurm_ddp import files
-from slurm_ddp.run import CommandError, Completed, clean_env, last_line, run
+from slurm_ddp.run import CommandError, CommandTimeout, Completed, clean_env, last_line, run
 
 Progress = collections.abc.Callable[[str], None]
 
-ROOT = image.HOSTS
 BOOT_TIMEOUT_S = 240.0  # of a host that boots beside seven others on two cores
 
 _GUEST_GPUS = pathlib.Path(__file__).resolve().parent / "guest" / "mock_gpus.py"
@@ -44,22 +44,7 @@ _PROPAGATE = pathlib.Path("/run/systemd/nspawn/propagate")
 _TRASH = ".trash"  # the files of removed hosts
 
 
-@dataclasses.dataclass(frozen=True)
-class Gpu:
-    """A mock GPU.
-
-    Attributes:
-        model: the name that its driver reports, such as `NVIDIA H200`; empty for a slot without a card.
-        numa_node: the NUMA node that it is beside, of a host that divides its CPUs evenly among as many as are named;
-            None if it is beside all CPUs.
-    """
-
-    model: str
-    numa_node: int | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class _Record:
+class _Record(pydantic.BaseModel, frozen=True, extra="forbid"):
     """The contents of host.json."""
 
     address: str
@@ -68,40 +53,22 @@ class _Record:
     layers: tuple[str, ...]
     binds: dict[str, str]  # guest path: host path
     read_only_binds: tuple[str, ...]
-    gpus: tuple[Gpu, ...] = ()  # by slot
-
-    @classmethod
-    def load(cls, path: pathlib.Path) -> "_Record":
-        values = json.loads(path.read_text())
-        values["layers"] = tuple(values["layers"])
-        values["read_only_binds"] = tuple(values["read_only_binds"])
-        values["gpus"] = tuple(Gpu(**gpu) for gpu in values["gpus"])
-        return cls(**values)
-
-    def save(self, path: pathlib.Path) -> None:
-        files.ensure_file(path, json.dumps(dataclasses.asdict(self), indent=1) + "\n")
+    gpus: tuple[Gpu, ...]  # by slot
 
 
 class Hosts:
     """The hosts of one model."""
 
-    def __init__(self, model: str, root: pathlib.Path = ROOT) -> None:
+    def __init__(self, model: str, root: pathlib.Path = store.ROOT) -> None:
         self.model = model
         self.root = root
         self.directory = root / model
+        self._image: image.Image | None = None
 
     @property
     def network(self) -> network.Network:
         """The model's bridge and subnet."""
-        path = self.directory / "network.json"
-        if not path.exists():
-            raise SandboxError(f"model {self.model} has no network yet")
-        return _load_network(path)
-
-    @property
-    def cidr(self) -> str:
-        """The model's subnet, such as `10.77.3.0/24`."""
-        return self.network.cidr
+        return network.Network.load(self.directory / "network.json")
 
     def up(self, progress: Progress) -> None:
         """Make the image, the bridge and the NAT rules, as far as they are missing.
@@ -113,16 +80,18 @@ class Hosts:
             raise SandboxError("the sandbox needs root; run it with sudo")
         self.empty_trash()  # of a command whose deletion was interrupted
         if not self.names():
-            _image(progress)
+            self._image = image.ensure_image(progress)
         with self._lock():
             path = self.directory / "network.json"
             if not path.exists():
-                taken = [_load_network(other).subnet for other in self.root.glob("*/network.json")]
+                taken = [network.Network.load(other).subnet for other in self.root.glob("*/network.json")]
                 made = network.Network(bridge=network.bridge_name(self.directory), cidr=str(network.free_subnet(taken)))
                 progress(f"network: {made.cidr} on bridge {made.bridge}")
-                files.ensure_file(path, json.dumps(dataclasses.asdict(made)) + "\n")
+                made.save(path)
             self.network.ensure()
-            _rewrite(self.directory / "resolv.conf", network.resolv_conf())
+            text, path = network.resolv_conf(), self.directory / "resolv.conf"
+            if not (path.exists() and path.read_text() == text):
+                path.write_text(text)  # in place: hosts have it bound over theirs
 
     def create(
         self,
@@ -141,16 +110,16 @@ class Hosts:
             progress: gets one line per step, and again at least every 5 s while the host boots.
 
         Raises:
-            SandboxError: the host cannot be made, or did not finish booting within 120 s.
+            SandboxError: the host cannot be made, or did not finish booting.
         """
         bound = dict(binds or {})
         host = Host(self, name)
         with host.lock():
             if not host.exists():
-                made = _image(progress)
+                made = self._image or image.ensure_image(progress)
                 with self._lock():
                     address = self.network.address({Host(self, other).address for other in self.names()})
-                    _Record(
+                    host.record = _Record(
                         address=address,
                         machine=f"{self.network.bridge}-{name}",
                         machine_id=uuid.uuid4().hex,
@@ -158,20 +127,16 @@ class Hosts:
                         binds=bound,
                         read_only_binds=tuple(map(str, made.read_only_binds)),
                         gpus=gpus,
-                    ).save(host.directory / "host.json")
+                    )
             elif host.record.binds != bound:
-                dataclasses.replace(host.record, binds=bound).save(host.directory / "host.json")
-        if host.gpus != gpus:
+                host.record = host.record.model_copy(update={"binds": bound})
+        if host.record.gpus != gpus:
             host.set_gpus(gpus)
         host.start(progress)
         return host
 
     def get(self, name: str) -> "Host":
-        """Return the host `name`.
-
-        Raises:
-            SandboxError: it does not exist.
-        """
+        """Return the host `name`. Raises `SandboxError` if it does not exist."""
         host = Host(self, name)
         if not host.exists():
             raise SandboxError(f"model {self.model} has no host {name}; it has: {', '.join(self.names()) or 'none'}")
@@ -183,16 +148,15 @@ class Hosts:
 
     def missing_sources(self) -> list[str]:
         """Return the files and folders that are bound into hosts, and do not exist: the hosts cannot boot without."""
-        records = [json.loads(path.read_text()) for path in sorted(self.directory.glob("hosts/*/host.json"))]
+        records = [json.loads(path.read_text()) for path in self.directory.glob("hosts/*/host.json")]
         sources = {source for record in records for source in record.get("binds", {}).values()}
         return sorted(source for source in sources if not pathlib.Path(source).exists())
 
-    def recover(self, progress: Progress) -> list[str]:
-        """Boot the hosts that do not run, as after a restart of this machine; return their names."""
-        stopped = [host for host in (Host(self, name) for name in self.names()) if not host.is_running()]
-        for host in stopped:
-            host.start(progress)
-        return [host.name for host in stopped]
+    def recover(self, progress: Progress) -> None:
+        """Boot the hosts that do not run, as after a restart of this machine."""
+        for name in self.names():
+            if not (host := Host(self, name)).is_running():
+                host.start(progress)
 
     def destroy_host(self, name: str) -> None:
         """Remove the host with everything in it. A missing host is no error."""
@@ -245,6 +209,7 @@ class Host:
         self.name = name
         self.directory = hosts.directory / "hosts" / name
         self.root = self.directory / "root"
+        self._lock_file = hosts.directory / "hosts" / f".{name}.lock"
 
     @property
     def _machine(self) -> machine.Machine:
@@ -254,18 +219,17 @@ class Host:
 
     @property
     def record(self) -> _Record:
-        """What host.json says now."""
-        return _Record.load(self.directory / "host.json")
+        """The contents of host.json."""
+        return _Record.model_validate_json((self.directory / "host.json").read_bytes())
+
+    @record.setter
+    def record(self, record: _Record) -> None:
+        files.ensure_file(self.directory / "host.json", record.model_dump_json(indent=1) + "\n")
 
     @property
     def address(self) -> str:
         """Its IPv4 address."""
         return self.record.address
-
-    @property
-    def gpus(self) -> tuple[Gpu, ...]:
-        """Its mock GPUs, by slot."""
-        return self.record.gpus
 
     def exists(self) -> bool:
         """Check whether the host was made."""
@@ -278,49 +242,39 @@ class Host:
     @contextlib.contextmanager
     def lock(self) -> collections.abc.Generator[None]:
         """Hold the host against other commands that would start, stop or remove it."""
-        folder = self.hosts.directory / "hosts"
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f".{self.name}.lock"
-        with path.open("w") as file:
+        self._lock_file.parent.mkdir(parents=True, exist_ok=True)
+        with self._lock_file.open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
-    def start(self, progress: Progress = lambda _: None, *, timeout: float = BOOT_TIMEOUT_S) -> None:
-        """Boot the host if it does not run, and wait until systemd has started everything.
-
-        Raises:
-            SandboxError: it was not up within `timeout` seconds.
-        """
+    def start(self, progress: Progress = lambda _: None) -> None:
+        """Boot the host if it does not run, and wait until systemd has started everything. Raises `SandboxError`."""
         with self.lock():
             if not self._machine.is_kept_running():
                 self.hosts.network.ensure_bridge()
                 self._mount()
                 self._prepare()
                 self._machine.launch(self._options())
-        self._wait_booted(None, progress, timeout)
+        self._wait_booted(None, progress, BOOT_TIMEOUT_S)
 
     def kill(self) -> None:
         """Switch the host off as a power cut would: no process gets to finish."""
         with self.lock():
             self._machine.kill()
 
-    def reboot(self, timeout: float = BOOT_TIMEOUT_S, progress: Progress = lambda _: None) -> None:
-        """Reboot the host from inside and wait until it is up again.
-
-        Raises:
-            SandboxError: it does not run, or is not up within `timeout` seconds.
-        """
+    def reboot(self, timeout: float = BOOT_TIMEOUT_S) -> None:
+        """Reboot the host from inside and wait until it is up again. Raises `SandboxError`."""
         before = self._machine.leader(self.root)
         if before is None:
             raise SandboxError(f"{self.name} does not run")
         with contextlib.suppress(SandboxError):  # the host may end before systemctl could say that all is well
             self.run(["/usr/bin/systemctl", "reboot"], timeout=60, check=False)
-        self._wait_booted(before, progress, timeout)
+        self._wait_booted(before, lambda _: None, timeout)
 
     def set_gpus(self, gpus: tuple[Gpu, ...]) -> None:
         """Give the host these mock GPUs, by slot, at once when it runs. They survive a reboot."""
         with self.lock():
-            dataclasses.replace(self.record, gpus=gpus).save(self.directory / "host.json")
+            self.record = self.record.model_copy(update={"gpus": gpus})
             if self._machine.leader(self.root) is not None:
                 self._write_gpus()
                 self.run(["/usr/bin/systemctl", "restart", "sandbox-gpus.service"])
@@ -334,10 +288,14 @@ class Host:
         Raises:
             SandboxError: the host does not run.
         """
+        return subprocess.Popen([*self._entrance(), *argv], env=clean_env(image.host_proxies()), **options)
+
+    def _entrance(self) -> list[str]:
+        """Return the words before a command that runs inside. Raises `SandboxError` if the host does not run."""
         leader = self._machine.leader(self.root)
         if leader is None:
             raise SandboxError(f"{self.name} does not run")
-        return subprocess.Popen([*machine.enter(leader), *argv], env=clean_env(image.host_proxies()), **options)
+        return machine.enter(leader)
 
     def run(self, argv: collections.abc.Sequence[str], *, timeout: float = 60, check: bool = True) -> Completed:
         """Run a command inside the host and return its status and texts.
@@ -345,29 +303,14 @@ class Host:
         Raises:
             SandboxError: the host does not run, or the command took more than `timeout` seconds or failed with `check`.
         """
-        process = self.popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
         try:
-            stdout, stderr = process.communicate(timeout=timeout)
-        except BaseException as e:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.communicate(timeout=2)
-            if isinstance(e, subprocess.TimeoutExpired):
-                raise SandboxError(f"{self.name}: {argv[0]}: no answer within {timeout:g} s") from e
-            raise
-        if check and process.returncode != 0:
-            text = last_line(stderr) or last_line(stdout)
-            raise SandboxError(f"{self.name}: {argv[0]} exited {process.returncode}: {text}")
-        return Completed(process.returncode, stdout, stderr)
+            done = run(*self._entrance(), *argv, env=image.host_proxies(), timeout=timeout, check=False)
+        except CommandTimeout as e:
+            raise SandboxError(f"{self.name}: {argv[0]}: no answer within {timeout:g} s") from e
+        if check and done.returncode != 0:
+            text = last_line(done.stderr) or last_line(done.stdout)
+            raise SandboxError(f"{self.name}: {argv[0]} exited {done.returncode}: {text}")
+        return done
 
     def remove(self) -> None:
         """Switch the host off and remove everything in it. The caller holds the lock."""
@@ -384,7 +327,7 @@ class Host:
             trash = self.hosts.root / _TRASH
             trash.mkdir(mode=0o700, exist_ok=True)
             self.directory.rename(trash / uuid.uuid4().hex)
-        (self.hosts.directory / "hosts" / f".{self.name}.lock").unlink(missing_ok=True)
+        self._lock_file.unlink(missing_ok=True)
 
     # --- starting -------------------------------------------------------------------------------------------------
 
@@ -429,15 +372,7 @@ class Host:
         files.ensure_file(etc / "sandbox/mock_gpus.py", _GUEST_GPUS.read_text())
 
     def _write_gpus(self) -> None:
-        listing = [
-            {
-                **dataclasses.asdict(gpu),
-                "uuid": f"GPU-{uuid.uuid5(uuid.UUID(self.record.machine_id), str(slot))}",
-                "bus": f"0000:{0x81 + slot:02x}:00.0",
-            }
-            for slot, gpu in enumerate(self.record.gpus)
-            if gpu.model
-        ]
+        listing = mock_gpus.listing(self.record.gpus, self.record.machine_id)
         files.ensure_file(self.root / "etc/sandbox/gpus.json", json.dumps(listing, indent=1) + "\n")
 
     def _options(self) -> list[str]:
@@ -488,16 +423,6 @@ class Host:
             time.sleep(0.1)
 
 
-def _load_network(path: pathlib.Path) -> network.Network:
-    return network.Network(**json.loads(path.read_text()))
-
-
-def _rewrite(path: pathlib.Path, text: str) -> None:
-    """Make the file hold `text`, in the same inode: hosts have it bound over theirs."""
-    if not path.exists() or path.read_text() != text:
-        path.write_text(text)
-
-
 def _mounts_below(directory: pathlib.Path) -> list[str]:
     """Return the mount points in `directory`, innermost first."""
     points = [line.split()[1] for line in pathlib.Path("/proc/self/mounts").read_text().splitlines()]
@@ -507,18 +432,3 @@ def _mounts_below(directory: pathlib.Path) -> list[str]:
 def _escape(path: str) -> str:
     """Return `path` as --bind= takes it, systemd-nspawn(1)."""
     return path.replace("\\", "\\\\").replace(":", "\\:")
-
-
-_images: list[image.Image] = []
-_images_lock = threading.Lock()
-
-
-def _image(progress: Progress) -> image.Image:
-    """Return the image, looked up once per command."""
-    with _images_lock:
-        if not _images:
-            try:
-                _images.append(image.ensure_image(progress))
-            except CommandError as e:
-                raise SandboxError(str(e)) from e
-        return _images[0]

@@ -28,6 +28,7 @@ import urllib.parse
 
 import yaml
 
+from sandbox import store
 from sandbox.store import SandboxError
 from scripts import uv
 from slurm_ddp import files
@@ -37,7 +38,6 @@ CACHE = pathlib.Path("/var/cache/slurm-ddp")
 PIP_CACHE = CACHE / "pip"
 ENVIRONMENTS = CACHE / "environments"  # made by the trainer in an earlier demo, see demo.py
 GUEST_ENVIRONMENTS = pathlib.Path("/opt/sandbox/environments")
-HOSTS = pathlib.Path("/var/lib/slurm-ddp")  # models with their hosts
 VENV = pathlib.Path("/opt/sandbox/venv")  # in the guest; its python runs charms under ops.testing
 SUITE = "bookworm"
 PYTHON = "3.11"  # of that suite
@@ -84,21 +84,21 @@ def ensure_image(progress: Progress) -> Image:
         raise SandboxError("Debian's keys are not installed; run scripts/setup.sh demo")
     for folder in (PIP_CACHE, ENVIRONMENTS, images := CACHE / "images"):
         folder.mkdir(parents=True, exist_ok=True)
-    pip = _pip_conf()
-    system_recipe = _system_recipe()
-    system, python = (images / _digest(recipe) for recipe in (system_recipe, _python_recipe(system_recipe, pip)))
-    if not (system.is_dir() and python.is_dir()):
-        with _build_lock(images, progress):
-            for leftover in images.glob(".new-*"):
-                shutil.rmtree(leftover, ignore_errors=True)
-            try:
+    try:
+        pip_conf, folders = _pip_conf()
+        recipe = _system_recipe()
+        system, python = images / _digest(recipe), images / _digest(_python_recipe(recipe, pip_conf))
+        if not (system.is_dir() and python.is_dir()):
+            with _build_lock(images, progress):
+                for leftover in images.glob(".new-*"):
+                    shutil.rmtree(leftover, ignore_errors=True)
                 if not (system.is_dir() and python.is_dir()):  # else another build made them meanwhile
                     shutil.rmtree(python, ignore_errors=True)
-                    _build(system, python, system_recipe, pip, progress)
-            except (CommandError, subprocess.CalledProcessError) as e:
-                raise SandboxError(f"image: {e}") from e
-            _prune(images, {system.name, python.name})
-    return Image(layers=(python / "tree", system / "tree"), read_only_binds=pip.folders)
+                    _build(system, python, recipe, pip_conf, progress)
+                _prune(images, {system.name, python.name})
+    except (CommandError, subprocess.CalledProcessError) as e:
+        raise SandboxError(f"image: {e}") from e
+    return Image(layers=(python / "tree", system / "tree"), read_only_binds=folders)
 
 
 def host_proxies() -> dict[str, str]:
@@ -122,9 +122,9 @@ def _system_recipe() -> dict[str, object]:
     }
 
 
-def _python_recipe(system_recipe: dict[str, object], pip: "_PipConf") -> dict[str, object]:
+def _python_recipe(system_recipe: dict[str, object], pip_conf: str) -> dict[str, object]:
     requirements = [path.read_text() for path in _requirements()]
-    return {"system": _digest(system_recipe), "requirements": requirements, "pip": pip.text}
+    return {"system": _digest(system_recipe), "requirements": requirements, "pip": pip_conf}
 
 
 def _requirements() -> list[pathlib.Path]:
@@ -138,12 +138,10 @@ def _digest(recipe: dict[str, object]) -> str:
 
 def _archives() -> list[str]:
     """Return this machine's own Debian archives as `URI suite components`; none, mmdebstrap's default, on another."""
-    os_release = dict(
-        line.split("=", 1) for line in pathlib.Path("/etc/os-release").read_text().splitlines() if "=" in line
-    )
+    os_release = platform.freedesktop_os_release()
     found: dict[tuple[str, str], list[str]] = {}
-    if os_release.get("ID", "").strip('"') == "debian":
-        codename = os_release.get("VERSION_CODENAME", SUITE).strip('"')
+    if os_release["ID"] == "debian":
+        codename = os_release.get("VERSION_CODENAME", SUITE)
         form = ("--format", "$(REPO_URI)|$(RELEASE)|$(COMPONENT)", "Created-By: Packages")
         for line in run("/usr/bin/apt-get", "indextargets", *form).stdout.splitlines():
             uri, suite, component = line.split("|")
@@ -176,21 +174,14 @@ def _host_certificates() -> bytes:
     return path.read_bytes() if path.is_file() else b""
 
 
-@dataclasses.dataclass(frozen=True)
-class _PipConf:
-    """pip's configuration for guests: the text of their /etc/pip.conf, and this machine's folders that it names."""
-
-    text: str
-    folders: tuple[pathlib.Path, ...]
-
-
 @functools.cache
-def _pip_conf() -> _PipConf:
+def _pip_conf() -> tuple[str, tuple[pathlib.Path, ...]]:
+    """Return the text of guests' /etc/pip.conf, and this machine's folders that it names."""
     values = {key: words for key, words in uv.pip_settings().items() if key != "cert"}
     folders = {folder for key in uv.INDEX_KEYS for word in values.get(key, []) for folder in _folders(word)}
     lines = ["[global]", f"cert = {_CA_BUNDLE}", f"cache-dir = {PIP_CACHE}", "disable-pip-version-check = true"]
     lines += [f"{key} = {' '.join(words)}" for key, words in sorted(values.items())]
-    return _PipConf("\n".join(lines) + "\n", tuple(sorted(folders)))
+    return "\n".join(lines) + "\n", tuple(sorted(folders))
 
 
 def _folders(location: str) -> list[pathlib.Path]:
@@ -224,7 +215,7 @@ def _build_lock(images: pathlib.Path, progress: Progress) -> collections.abc.Gen
 def _prune(images: pathlib.Path, keep: set[str]) -> None:
     """Remove layers of earlier recipes that are older than a day and that no host uses."""
     mounts = pathlib.Path("/proc/self/mounts").read_text()
-    records = "".join(path.read_text() for path in HOSTS.glob("*/hosts/*/host.json"))
+    records = "".join(path.read_text() for path in store.ROOT.glob("*/hosts/*/host.json"))
     for path in images.iterdir():
         old = time.time() - path.stat().st_mtime > _KEEP_S
         if path.is_dir() and path.name not in keep and old and str(path / "tree") not in mounts + records:
@@ -250,11 +241,11 @@ def _new_layer(target: pathlib.Path, progress: Progress) -> collections.abc.Gene
 
 
 def _build(
-    system: pathlib.Path, python: pathlib.Path, recipe: dict[str, object], pip: _PipConf, progress: Progress
+    system: pathlib.Path, python: pathlib.Path, recipe: dict[str, object], pip_conf: str, progress: Progress
 ) -> None:
     """Build the layers; Python's packages arrive while the system unpacks."""
     with _new_layer(python, progress) as tree, concurrent.futures.ThreadPoolExecutor(1) as pool:
-        packages = pool.submit(_install_packages, tree, pip)
+        packages = pool.submit(_install_packages, tree, pip_conf)
         if not system.is_dir():
             with _new_layer(system, progress) as system_tree:
                 _build_system(system_tree, recipe, progress)
@@ -264,9 +255,9 @@ def _build(
         _step("image: compiling Python for charms", _in_guest(system / "tree", *compile_all, options=[bind]), progress)
 
 
-def _install_packages(tree: pathlib.Path, pip: _PipConf) -> None:
+def _install_packages(tree: pathlib.Path, pip_conf: str) -> None:
     """Write the environment that `python -m venv` makes and uv fills, for the guest's Python."""
-    files.ensure_file(tree / "etc/pip.conf", pip.text)
+    files.ensure_file(tree / "etc/pip.conf", pip_conf)
     venv = tree / VENV.relative_to("/")
     site_packages = venv / "lib" / f"python{PYTHON}" / "site-packages"
     site_packages.mkdir(parents=True)
@@ -317,15 +308,12 @@ def _build_system(tree: pathlib.Path, recipe: dict[str, object], progress: Progr
 def _add_certificates(tree: pathlib.Path) -> None:
     """Give the guest those CA certificates of this machine that its own bundle lacks."""
     own = tree / "etc/ssl/certs/ca-certificates.crt"
-    known = set(_pem_blocks(own.read_bytes())) if own.is_file() else set[bytes]()
-    for block in _pem_blocks(_host_certificates()):
+    known = own.read_bytes() if own.is_file() else b""
+    pattern = rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----"
+    for block in re.findall(pattern, _host_certificates(), re.DOTALL):
         if block not in known:
             name = hashlib.sha256(block).hexdigest()[:16]
             files.ensure_file(tree / f"usr/local/share/ca-certificates/{name}.crt", block + b"\n")
-
-
-def _pem_blocks(bundle: bytes) -> list[bytes]:
-    return re.findall(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", bundle, re.DOTALL)
 
 
 def _unsynced(tree: pathlib.Path) -> list[str]:

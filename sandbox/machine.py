@@ -8,7 +8,6 @@ again when the machine rebooted, in a cgroup of the machine's own.
 import abc
 import collections.abc
 import contextlib
-import functools
 import os
 import pathlib
 import signal
@@ -17,7 +16,7 @@ import tempfile
 import time
 
 from sandbox.store import SandboxError
-from slurm_ddp import files, mounts
+from slurm_ddp import files, mounts, systemd
 from slurm_ddp.run import CommandError, clean_env, last_line, run
 
 NSPAWN = "/usr/bin/systemd-nspawn"
@@ -25,6 +24,7 @@ NSPAWN = "/usr/bin/systemd-nspawn"
 _REBOOT_STATUS = 133  # systemd-nspawn's exit status when the machine rebooted, systemd-nspawn(1) "Exit status"
 _NSPAWN_ENV = {"SYSTEMD_NSPAWN_TMPFS_TMP": "0"}  # /tmp on disk: pip unpacks gigabytes there
 _KILL_S = 30.0
+_BOOT_ID = pathlib.Path("/proc/sys/kernel/random/boot_id")
 _CANNOT_END = "cannot be ended: a filesystem hangs that is no FUSE filesystem of its own; restart this computer"
 
 _SHELL = pathlib.Path(__file__).resolve().parent / "shell"
@@ -126,10 +126,10 @@ class _Service(Machine):
             raise SandboxError(f"{self.name} did not start: {e}") from e
 
     def is_kept_running(self) -> bool:
-        return self._show("ActiveState") not in ("inactive", "failed")
+        return systemd.show(self._unit, "ActiveState") not in ("inactive", "failed")
 
     def nspawn(self) -> int | None:
-        pid = self._show("MainPID")
+        pid = systemd.show(self._unit, "MainPID")
         return int(pid) if pid.isdigit() and pid != "0" else None
 
     def kill(self) -> None:
@@ -140,12 +140,7 @@ class _Service(Machine):
             run("/usr/bin/systemctl", "stop", self._unit, check=False, timeout=_KILL_S)
         except CommandError as e:
             raise SandboxError(f"{self.name} {_CANNOT_END} ({e})") from e
-        run("/usr/bin/systemctl", "reset-failed", self._unit, check=False)
-
-    def _show(self, name: str) -> str:
-        return run(
-            "/usr/bin/systemctl", "show", f"--property={name}", "--value", self._unit, check=False
-        ).stdout.strip()
+        systemd.reset_failed(self._unit)
 
 
 class _Supervised(Machine):
@@ -197,7 +192,7 @@ class _Supervised(Machine):
             pid, start, boot = self._record.read_text().split()
         except (FileNotFoundError, ValueError):
             return None
-        same = boot == _boot_id() and _stat(int(pid)).get("start") == start
+        same = boot == files.read(_BOOT_ID) and _stat(int(pid)).get("start") == start
         return int(pid) if same and _is_alive(int(pid)) else None
 
 
@@ -270,11 +265,6 @@ def _abort(connections: collections.abc.Collection[str]) -> None:
                     pathlib.Path(place, number, "abort").write_text("1")
         finally:
             run("/bin/umount", "-l", place, check=False)
-
-
-@functools.cache
-def _boot_id() -> str:
-    return pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def _cgroup_roots() -> dict[str, pathlib.Path]:

@@ -4,30 +4,32 @@ Everything is found again by the bridge's name, so nothing but the name and the 
 """
 
 import collections.abc
-import dataclasses
 import hashlib
 import ipaddress
 import json
 import pathlib
 import re
 
+import pydantic
+
 from sandbox.store import SandboxError
+from slurm_ddp import files
 from slurm_ddp.run import CommandError, run
 
 RUN = pathlib.Path("/run/slurm-ddp")  # what all models on this machine share, until it restarts
 
-_LEAST = {  # of the kernel's settings
+_LEAST = {  # of the kernel's settings: it allows 128 instances, inotify(7), and a host takes about seven
     pathlib.Path("/proc/sys/net/ipv4/ip_forward"): 1,
-    pathlib.Path(
-        "/proc/sys/fs/inotify/max_user_instances"
-    ): 1024,  # kernels allow 128, inotify(7), and a host takes about seven
+    pathlib.Path("/proc/sys/fs/inotify/max_user_instances"): 1024,
 }
 _INTERFACES = pathlib.Path("/sys/class/net")
-_UPSTREAM_RESOLV_CONF = pathlib.Path("/run/systemd/resolve/resolv.conf")  # behind systemd-resolved's stub
+_RESOLV_CONFS = (  # the second is behind systemd-resolved's stub
+    pathlib.Path("/etc/resolv.conf"),
+    pathlib.Path("/run/systemd/resolve/resolv.conf"),
+)
 
 
-@dataclasses.dataclass(frozen=True)
-class Network:
+class Network(pydantic.BaseModel, frozen=True):
     """A model's bridge (at most 15 characters, the kernel's limit) and its subnet, such as `10.77.3.0/24`."""
 
     bridge: str
@@ -42,6 +44,15 @@ class Network:
     def gateway(self) -> ipaddress.IPv4Address:
         """This machine's address on the bridge."""
         return self.subnet[1]
+
+    @classmethod
+    def load(cls, path: pathlib.Path) -> "Network":
+        """Read a model's network."""
+        return cls.model_validate_json(path.read_bytes())
+
+    def save(self, path: pathlib.Path) -> None:
+        """Keep the model's network."""
+        files.ensure_file(path, self.model_dump_json() + "\n")
 
     def address(self, taken: collections.abc.Collection[str]) -> str:
         """Return the lowest free address for a host. Raises `SandboxError` when all are taken."""
@@ -115,22 +126,13 @@ def mtu() -> int:
     return min([1500, *sizes])
 
 
-def name_servers() -> list[str]:
-    """Return this machine's name servers as far as guests can reach them too, so none on its loopback."""
-    return _name_servers(pathlib.Path("/etc/resolv.conf")) or _name_servers(_UPSTREAM_RESOLV_CONF)
-
-
 def resolv_conf() -> str:
-    """Return the resolv.conf(5) of guests: the name servers of this machine, and none for names without a dot."""
-    servers = "".join(f"nameserver {server}\n" for server in name_servers())
-    return f"{servers}options timeout:1 attempts:2 no-tld-query\n"
-
-
-def _name_servers(path: pathlib.Path) -> list[str]:
-    if not path.exists():
-        return []
-    servers = re.findall(r"(?m)^\s*nameserver\s+(\S+)", path.read_text())
-    return [server for server in servers if not server.startswith(("127.", "::1"))]
+    """Return the resolv.conf(5) of guests: the name servers that they reach, and none for names without a dot."""
+    servers: list[str] = []
+    for path in _RESOLV_CONFS:
+        found = re.findall(r"(?m)^\s*nameserver\s+(\S+)", files.read(path))
+        servers = servers or [server for server in found if not server.startswith(("127.", "::1"))]
+    return "".join(f"nameserver {server}\n" for server in servers) + "options timeout:1 attempts:2 no-tld-query\n"
 
 
 def _rules(network: Network) -> list[tuple[str, str, list[str]]]:

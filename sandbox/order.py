@@ -67,7 +67,7 @@ def rebooted(model: Model, machine: int) -> None:
     """
     units = [unit for unit in model.machine_units(machine) if unit.started and not unit.dying]
     for unit in sorted(units, key=lambda unit: model.draw("reboot", unit.name, unit.ran)):
-        interrupted = [event for event in unit.events if event.attempts or event is unit.executing]
+        interrupted = [event for event in unit.events if unit.has_started(event)]
         waiting = [event for event in unit.events if event not in interrupted and not event.asked]
         unit.events = []
         rules.enqueue(model, unit, "start")

@@ -13,9 +13,9 @@ from sandbox.hosts import Hosts
 from sandbox.store import Model, SandboxError, Store, Unit
 
 _SETTLED = ("active", "blocked", "error", "terminated")
-_ROUNDS = 6  # of update-status after a command, for units that wait for something that time brings
-_DEPLOY_ROUNDS = 24  # of update-status until every unit is active: about two minutes
-_PAUSES_S = (1.0, 5.0)  # before the first round and before each other one: a unit may wake itself
+# Before each update-status after a command, for units that wait for what time brings; deploy waits two minutes
+_PAUSES_S = (1.0, *[5.0] * 6)
+_DEPLOY_PAUSES_S = (1.0, *[5.0] * 24)
 
 Json = dict[str, typing.Any]
 
@@ -71,22 +71,18 @@ class Session:
         """
 
         def unsettled() -> set[str]:
-            def is_settled(unit: Unit) -> bool:
-                return is_active(unit) if until_active else unit.status.name in _SETTLED
-
-            return {
-                name
-                for name, unit in engine.model.units.items()
-                if unit.started and not is_settled(unit) and not engine.is_held(unit)
-            }
+            waiting = [unit for unit in engine.model.units.values() if unit.started and not engine.is_held(unit)]
+            if until_active:
+                return {unit.name for unit in waiting if not is_active(unit)}
+            return {unit.name for unit in waiting if unit.status.name not in _SETTLED}
 
         engine.update_status = not once
         engine.settle()
-        rounds = _DEPLOY_ROUNDS if until_active else _ROUNDS
-        for number in range(0 if once else rounds):
+        pauses = _DEPLOY_PAUSES_S if until_active else _PAUSES_S
+        for pause_s in () if once else pauses:
             if not unsettled() or engine.errors():
                 break
-            engine.settle(until=lambda: not unsettled(), listen_s=_PAUSES_S[number > 0])
+            engine.settle(until=lambda: not unsettled(), listen_s=pause_s)  # a unit may wake itself
             with engine.change() as model:
                 for name in sorted(unsettled() & set(model.units)):
                     rules.enqueue(model, model.units[name], "update-status")
@@ -118,7 +114,7 @@ def remove_abandoned(store: Store, progress: Progress) -> None:
 
 def remove(store: Store, progress: Progress) -> None:
     """Remove a model: its hosts, their network and their files. Raises `SandboxError` while a command works on it."""
-    lock = store.lock("session", wait=False) if store.directory.exists() else None
+    lock = store.try_lock("session") if store.directory.exists() else None
     if lock is None and store.directory.exists():
         raise SandboxError(f"another sandboxctl works on model {store.name!r}: end it first")
     Hosts(store.name).destroy()

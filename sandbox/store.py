@@ -31,8 +31,8 @@ def section(metadata: dict[str, typing.Any], name: str) -> dict[str, dict[str, t
     return metadata.get(name) or {}
 
 
-class _Record(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(extra="forbid", validate_assignment=False)
+class _Record(pydantic.BaseModel, extra="forbid"):
+    pass
 
 
 class Status(_Record):
@@ -40,7 +40,6 @@ class Status(_Record):
 
     name: str = "unknown"
     message: str = ""
-    since: float = 0.0
 
 
 class Event(_Record):
@@ -142,6 +141,10 @@ class Unit(_Record):
         """The event that runs now."""
         return self.events[0] if self.agent.name == "executing" and self.events else None
 
+    def has_started(self, event: Event) -> bool:
+        """Check whether one of its events runs now or failed, so that it cannot be dropped."""
+        return bool(event.attempts) or event is self.executing
+
     @property
     def failed(self) -> Event | None:
         """The event whose hook failed; the unit is in error until it runs or is skipped."""
@@ -153,7 +156,6 @@ class Relation(_Record):
 
     id: int
     ends: list[tuple[str, str]]  # (application, endpoint)
-    interface: str
     container: bool = False
     app_data: dict[str, dict[str, str]] = {}
     unit_data: dict[str, dict[str, str]] = {}  # holds exactly the units in scope
@@ -181,7 +183,6 @@ class Secret(_Record):
     id: str
     owner: str  # "application:NAME", "unit:NAME/0" or "user"
     label: str | None = None
-    description: str | None = None
     name: str | None = None  # of a user's secret
     latest: int = 1
     contents: dict[int, dict[str, str]]
@@ -196,7 +197,6 @@ class Model(_Record):
 
     name: str
     uuid: str = pydantic.Field(default_factory=lambda: str(uuid.uuid4()))
-    created: float = pydantic.Field(default_factory=time.time)
     seed: int = pydantic.Field(default_factory=lambda: secrets.randbelow(10**6))  # of what happens by chance
     applications: dict[str, Application] = {}
     units: dict[str, Unit] = {}
@@ -320,7 +320,7 @@ class Store:
         """
         if make is not None:
             self.directory.mkdir(parents=True, exist_ok=True)
-        with self._mutex, Lock(self._lock_file("model")):
+        with self._mutex, contextlib.closing(self.lock("model")):
             model = make() if make is not None and not self.exists() else self.load()
             yield model
             self.save(model)
@@ -332,20 +332,23 @@ class Store:
         (self.directory / "locks").mkdir(exist_ok=True)
         return self.directory / "locks" / name
 
-    def lock(self, name: str, *, shared: bool = False, wait: bool = True) -> "Lock | None":
-        """Take a lock that ends with `close`, or with this process. Without `wait` None when another holds it."""
+    def lock(self, name: str, *, shared: bool = False) -> "Lock":
+        """Wait for a lock, and take it; it ends with `close`, or with this process."""
+        return Lock(self._lock_file(name), fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+
+    def try_lock(self, name: str) -> "Lock | None":
+        """Take a lock; return None if another holds it."""
         with contextlib.suppress(BlockingIOError):
-            return Lock(self._lock_file(name), shared=shared, wait=wait)
+            return Lock(self._lock_file(name), fcntl.LOCK_EX | fcntl.LOCK_NB)
         return None
 
 
 class Lock:
-    """An advisory lock on a file, of this process as of others. Use as a context manager, or close it."""
+    """An advisory lock on a file, of this process as of others, until `close`."""
 
-    def __init__(self, path: pathlib.Path, *, shared: bool = False, wait: bool = True) -> None:
-        """Take the lock. Raises `BlockingIOError` without `wait` when another holds it."""
+    def __init__(self, path: pathlib.Path, mode: int) -> None:
+        """Take the lock with flock(2). Raises `BlockingIOError` with LOCK_NB if another holds it."""
         self._path = path
-        mode = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
         while True:
             self._file = path.open("w")
             try:
@@ -362,11 +365,3 @@ class Lock:
         if remove:
             self._path.unlink(missing_ok=True)
         self._file.close()
-
-    def __enter__(self) -> "Lock":
-        """Return the lock."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Release the lock."""
-        self.close()

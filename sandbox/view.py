@@ -1,10 +1,11 @@
-"""The text of `status`, in the layout of `juju status` of Juju 3.6, and the same as data."""
+"""The model as `juju status` and `juju config` of Juju 3.6 show it: as data, and as text in the same layout."""
 
+import collections
 import collections.abc
 import time
 import typing
 
-from sandbox import model as rules
+from sandbox import settings
 from sandbox.store import Application, Model, Status, Unit
 
 Json = dict[str, typing.Any]
@@ -20,7 +21,7 @@ def as_data(model: Model) -> Json:
         "model": {"name": model.name, "type": "iaas", "controller": "sandbox", "cloud": "sandbox", "version": "3.6"},
         "machines": {
             str(unit.machine): {
-                "juju-status": {"current": _machine_state(unit)},
+                "juju-status": {"current": "started" if unit.address else "pending"},
                 "hostname": model.host(unit.machine),
                 "dns-name": unit.address,
                 "instance-id": model.host(unit.machine),
@@ -33,24 +34,26 @@ def as_data(model: Model) -> Json:
 
 def options_as_data(app: Application) -> Json:
     """Return the application's options in the shape of `juju config`."""
-    declared, values = app.declared_options(), rules.options(app)
-    settings: dict[str, Json] = {}
-    for name in sorted(declared):
-        about = {key: declared[name][key] for key in ("default", "description") if key in declared[name]}
+    declared, values = app.declared_options(), settings.options(app)
+    shown: dict[str, Json] = {}
+    for name, spec in sorted(declared.items()):
+        about = {key: spec[key] for key in ("default", "description") if key in spec}
         source = "user" if name in app.options else "default" if "default" in about else "unset"
         value = {"value": values[name]} if values.get(name) is not None else {}
-        settings[name] = {**about, "source": source, "type": declared[name]["type"], **value}
-    return {"application": app.name, "charm": app.charm, "settings": settings}
+        shown[name] = {**about, "source": source, "type": spec["type"], **value}
+    return {"application": app.name, "charm": app.charm, "settings": shown}
 
 
 def _application(model: Model, app: Application) -> Json:
     units = model.app_units(app.name)
+    own = [app.status] if app.status.name != "unknown" else [_status_of(unit) for unit in units]
+    worst = min(own, key=lambda status: _ORDER.index(status.name), default=Status())  # as Juju shows it
     data: Json = {
         "charm": app.charm,
         "charm-rev": app.revision,
         "version": next((unit.version for unit in units if unit.version), ""),
         "exposed": False,
-        "application-status": _status(_worst(app, units)),
+        "application-status": _status(worst),
     }
     if app.subordinate:
         data["subordinate-to"] = sorted({(unit.principal or "").split("/")[0] for unit in units})
@@ -64,7 +67,7 @@ def _unit(model: Model, unit: Unit) -> Json:
         "workload-status": _status(_status_of(unit)),
         "juju-status": _status(unit.agent),
         **({} if unit.principal else {"machine": str(unit.machine)}),
-        "open-ports": _ports(unit),
+        "open-ports": [f"{port}/{protocol}" if port is not None else protocol for protocol, port in unit.ports],
         "public-address": unit.address,
         "leader": model.leader(unit.app) == unit.name,
         "workload-version": unit.version,
@@ -83,58 +86,37 @@ def _status_of(unit: Unit) -> Status:
     return unit.agent if unit.agent.name == "error" else unit.status
 
 
-def _worst(app: Application, units: list[Unit]) -> Status:
-    """Return the application's own status, or else the most severe of its units', as Juju does."""
-    if app.status.name != "unknown":
-        return app.status
-    return min((_status_of(unit) for unit in units), key=lambda status: _ORDER.index(status.name), default=Status())
-
-
 def as_text(model: Model) -> str:
     """Return applications, units and machines as tables, subordinates indented below their principal."""
+    data = as_data(model)
     head = [
         ("Model", "Controller", "Cloud/Region", "Version", "SLA", "Timestamp", "Notes"),
         (model.name, "sandbox", "this machine", "3.6", "unsupported", time.strftime("%H:%M:%S%z"), ""),
     ]
     apps = [("App", "Version", "Status", "Scale", "Charm", "Channel", "Rev", "Exposed", "Message")]
-    for app in model.applications.values():
-        members = model.app_units(app.name)
-        version = next((unit.version for unit in members if unit.version), "")
-        worst = _worst(app, members)
-        apps.append(
-            (app.name, version, worst.name, str(len(members)), app.charm, "", str(app.revision), "no", worst.message)
-        )
     units: list[tuple[str, ...]] = [("Unit", "Workload", "Agent", "Machine", "Public address", "Ports", "Message")]
     machines = [("Machine", "State", "Address", "Inst id", "Base", "AZ", "Message")]
-    for unit in model.units.values():
-        if unit.principal is None:
-            units.append(_row(model, unit, ""))
-            units += [_row(model, other, "  ") for other in model.units.values() if other.principal == unit.name]
-    for unit in sorted(model.units.values(), key=lambda unit: unit.machine):
-        if unit.principal is None:
-            state, host = _machine_state(unit), model.host(unit.machine)
-            machines.append((str(unit.machine), state, unit.address, host, "debian@12", "", ""))
+    for name, app in data["applications"].items():
+        status, scale = app["application-status"], str(len(model.app_units(name)))
+        row = (name, app["version"], status["current"], scale, app["charm"], "", str(app["charm-rev"]), "no")
+        apps.append((*row, status["message"]))
+        for unit, about in app.get("units", {}).items():
+            units.append(_row(unit, about))
+            units += [_row(f"  {other}", its) for other, its in about.get("subordinates", {}).items()]
+    for number, machine in data["machines"].items():
+        state = machine["juju-status"]["current"]
+        machines.append((number, state, machine["dns-name"], machine["instance-id"], "debian@12", "", ""))
     return "\n\n".join(_table(table) for table in (head, apps, units, machines)) + "\n"
 
 
-def _machine_state(unit: Unit) -> str:
-    return "started" if unit.address else "pending"
-
-
-def _ports(unit: Unit) -> list[str]:
-    return [f"{port}/{protocol}" if port is not None else protocol for protocol, port in unit.ports]
-
-
-def _row(model: Model, unit: Unit, indent: str) -> tuple[str, ...]:
-    status = _status_of(unit)
-    leader = "*" if model.leader(unit.app) == unit.name else ""
-    machine = "" if unit.principal else str(unit.machine)
-    ports = ",".join(_ports(unit))
-    return (f"{indent}{unit.name}{leader}", status.name, unit.agent.name, machine, unit.address, ports, status.message)
+def _row(name: str, unit: Json) -> tuple[str, ...]:
+    status, agent = unit["workload-status"], unit["juju-status"]["current"]
+    where = (unit.get("machine", ""), unit["public-address"], ",".join(unit["open-ports"]))
+    return (name + "*" * unit["leader"], status["current"], agent, *where, status["message"])
 
 
 def _table(rows: collections.abc.Sequence[tuple[str, ...]]) -> str:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     )
@@ -142,8 +124,6 @@ def _table(rows: collections.abc.Sequence[tuple[str, ...]]) -> str:
 
 def summary(model: Model) -> str:
     """Return a line such as `12 units: 11 active, 1 blocked`."""
-    counts: dict[str, int] = {}
-    for unit in model.units.values():
-        counts[_status_of(unit).name] = counts.get(_status_of(unit).name, 0) + 1
+    counts = collections.Counter(_status_of(unit).name for unit in model.units.values())
     parts = ", ".join(f"{counts[name]} {name}" for name in sorted(counts, key=_ORDER.index))
     return f"{len(model.units)} units: {parts}"

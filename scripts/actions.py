@@ -1,7 +1,6 @@
 """Write the copies of the options of lib/ddp: the actions in charms/ddp-trainer/charmcraft.yaml, docs/reference/ddp.md.
 
-tox -e reference                 write them, and the charms' reference pages
-python scripts/actions.py --check        name the ones that are out of date, and exit 1 if one is
+`tox -e reference` runs it.
 """
 
 import pathlib
@@ -121,20 +120,6 @@ def _code(*words: str) -> str:
     return " ".join(f"`{word}`" for word in words)
 
 
-def main() -> int:
-    """Run the command line."""
-    is_check = "--check" in sys.argv[1:]
-    is_stale = False
-    for path, wanted in ((CHARM, updated(CHARM.read_text())), (PAGE, page())):
-        if path.is_file() and path.read_text() == wanted:
-            continue
-        is_stale = True
-        if is_check:
-            print(f"{path.relative_to(ROOT)} is out of date; run: tox -e reference")
-        else:
-            path.write_text(wanted)
-    return int(is_stale and is_check)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    CHARM.write_text(updated(CHARM.read_text()))
+    PAGE.write_text(page())

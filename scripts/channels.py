@@ -21,7 +21,6 @@ import yaml
 RISKS = ("stable", "candidate", "beta", "edge")  # the most stable first
 ARCHITECTURE = "amd64"  # of every application in the bundle
 TIMEOUT_S = 60
-Channels = dict[str, dict[str, list[dict[str, Any]]]]  # track, risk, revisions
 
 
 class InfoError(Exception):
@@ -84,7 +83,7 @@ def info(charm: str, *arguments: str) -> dict[str, Any]:
 def published(application: Application) -> tuple[bool, list[str]]:
     """Return whether the application's channel leads to a revision for its base, and the channels that hold one."""
     shown = info(application.charm)
-    channels: Channels = shown["channels"]
+    channels: dict[str, dict[str, list[dict[str, Any]]]] = shown["channels"]  # track, risk, revisions
     for track in {application.track, *shown.get("tracks", [])} - channels.keys():
         try:
             channels = info(application.charm, "--channel", f"{track}/{application.risk}")["channels"] | channels

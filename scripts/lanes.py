@@ -227,9 +227,6 @@ def prepare(names: list[str]) -> int:
 
 def main(arguments: list[str]) -> int:
     """Set up, run, sum up."""
-    if "--help" in arguments or "-h" in arguments:
-        print(__doc__)
-        return 0
     split = arguments.index("--") if "--" in arguments else len(arguments)
     extra = arguments[split + 1 :]
     names = chosen(arguments[:split], is_split=not extra)
@@ -251,8 +248,7 @@ def main(arguments: list[str]) -> int:
         screen.write("interrupted")
         return 130
     failed = [lane for lane in lanes if lane.returncode != 0]
-    minutes, seconds = divmod(int(time.monotonic() - began), 60)
-    screen.write(f"\n{len(lanes) - len(failed)} of {len(lanes)} lanes passed in {minutes} min {seconds} s")
+    screen.write(f"\n{len(lanes) - len(failed)} of {len(lanes)} lanes passed in {clock(time.monotonic() - began)}")
     for lane in lanes:
         verdict = "FAILED" if lane in failed else "passed"
         screen.write(f"{lane.name}: {verdict} in {lane.took_s:.0f} s" + (f"\n{lane.closing}" if lane.closing else ""))

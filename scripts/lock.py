@@ -45,8 +45,6 @@ def main() -> int:
     parser.add_argument("--upgrade", action="store_true", help="take the newest versions")
     arguments = parser.parse_args()
     chosen = sorted({path for under in arguments.under or [ROOT] for path in sources(under)})
-    if not chosen:
-        sys.exit("lock: no .in file there")
     for source in chosen:
         print(f"lock: {source.relative_to(ROOT)}", flush=True)
         compile_one(source, upgrade=arguments.upgrade)

@@ -2,7 +2,6 @@
 
     python scripts/pack.py                         everything whose sources changed
     python scripts/pack.py slurm-gpu --force       one charm, whatever is in dist/
-    python scripts/pack.py --stage-only            only build/<charm>/: what a charm would be packed from
 
 A charm carries packages for one Python, so there is one file for each base: dist/<charm>.charm for Ubuntu 24.04, which
 bundle.yaml deploys, and dist/26.04/<charm>.charm for Ubuntu 26.04, which overlays/2604.yaml deploys.
@@ -211,12 +210,8 @@ def _succeeds(*command: str) -> bool:
 # --- running Charmcraft ----------------------------------------------------------------------------------------------
 
 
-def _charmcraft(mode: Mode) -> str:
-    """Return the Charmcraft to run: a 3.x that is installed, in managed mode; else ours, made when it is missing."""
-    if mode.managed and (path := shutil.which("charmcraft")):
-        version = subprocess.run([path, "--version"], check=False, capture_output=True, text=True).stdout
-        if " 3." in f" {version.removeprefix('charmcraft').strip()}":
-            return path
+def _charmcraft() -> str:
+    """Return the pinned Charmcraft, made when it is missing."""
     subprocess.run([ROOT / "scripts" / "setup.sh", "pack"], check=True)
     subprocess.run([ROOT / "scripts" / "venv.sh", "charmcraft", "tests/requirements/charmcraft.txt"], check=True)
     _link_python_apt()
@@ -235,22 +230,8 @@ def _link_python_apt() -> None:
 
 
 def _environment(mode: Mode, folder: pathlib.Path) -> dict[str, str]:
-    kept = (
-        "PIP_",
-        "SSL_CERT",
-        "REQUESTS_CA",
-        "CURL_CA",
-        "http",
-        "HTTP",
-        "no_proxy",
-        "NO_PROXY",
-        "https",
-        "HTTPS",
-        "LANG",
-    )
-    env = {
-        name: value for name, value in os.environ.items() if name.startswith(kept) or name in {"HOME", "USER", "TERM"}
-    }
+    kept = tuple("PIP_ SSL_CERT REQUESTS_CA CURL_CA http HTTP no_proxy NO_PROXY LANG HOME USER TERM".split())
+    env = {name: value for name, value in os.environ.items() if name.startswith(kept)}
     env["PATH"] = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/snap/bin"  # the system's python3
     env["XDG_STATE_HOME"] = str(BUILD / "pack" / "state")  # Charmcraft's logs
     env["CRAFT_SNAP_CHANNEL"] = "3.x/stable"  # for a managed build that is not started from the snap
@@ -287,9 +268,8 @@ def _pack(name: str, base: Base, mode: Mode, charmcraft: str) -> pathlib.Path:
     """Run Charmcraft in build/<name> and move what it made to dist/; return the new file."""
     folder, log = BUILD / name, BUILD / "logs" / f"pack-{name}-{base.version}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    for left in folder.glob("*.charm"), folder.glob("*.zip"):
-        for path in left:
-            path.unlink()
+    for left in (*folder.glob("*.charm"), *folder.glob("*.zip")):
+        left.unlink()
     command = [charmcraft, "pack", "--verbosity", "verbose"]
     if not mode.managed or name == BUNDLE:
         for directory in CRAFT_DIRS:  # Charmcraft builds on what an older run left
@@ -300,14 +280,9 @@ def _pack(name: str, base: Base, mode: Mode, charmcraft: str) -> pathlib.Path:
     if mode.disguise:
         command = _disguised(command, base)
     with log.open("w") as file:
+        env = _environment(mode, folder)
         done = subprocess.run(
-            command,
-            cwd=folder,
-            env=_environment(mode, folder),
-            check=False,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
+            command, cwd=folder, env=env, check=False, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT
         )
     made = [*folder.glob("*.charm"), *folder.glob("*.zip")]
     if done.returncode != 0 or len(made) != 1:
@@ -342,7 +317,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("names", nargs="*", help=f"charms, or `{BUNDLE}`; without one: everything")
     parser.add_argument("--force", action="store_true", help="pack even what is unchanged")
-    parser.add_argument("--stage-only", action="store_true", help="stop before Charmcraft")
     arguments = parser.parse_args()
     known = [*charm_names(), BUNDLE]
     if unknown := set(arguments.names) - set(known):
@@ -350,10 +324,6 @@ def main() -> int:
     names: list[str] = arguments.names or known
     for name in names:
         _stage_bundle(BUILD / name) if name == BUNDLE else stage(name, BUILD / name)
-    if arguments.stage_only:
-        print("pack: staged", ", ".join(f"build/{name}" for name in names))
-        return 0
-
     modes = {base: choose_mode(base) for base in BASES}
     wanted = [(name, base) for name in names for base in (BASES[:1] if name == BUNDLE else BASES)]
     stamps = {(name, base): BUILD / "pack" / f"{name}-{base.version}.sha256" for name, base in wanted}
@@ -371,7 +341,7 @@ def main() -> int:
         return 0
     for why in dict.fromkeys(modes[base].why for _, base in stale):
         print(f"pack: {why}", flush=True)
-    charmcraft = _charmcraft(modes[BASES[0]])
+    charmcraft = _charmcraft()
 
     def pack(name: str, base: Base) -> None:
         start, mode, stamp = time.monotonic(), modes[base], stamps[name, base]

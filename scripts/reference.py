@@ -1,12 +1,7 @@
-"""Write docs/reference/charms/<charm>.md from each charm's charmcraft.yaml.
-
-tox -e reference                 write the pages
-python scripts/reference.py --check      say which are out of date, and exit 1 if one is
-"""
+"""Write docs/reference/charms/<charm>.md from each charm's charmcraft.yaml; `tox -e reference` runs it."""
 
 import collections.abc
 import pathlib
-import sys
 from typing import Any, cast
 
 import yaml
@@ -38,7 +33,7 @@ def render(source: pathlib.Path) -> str:
         "",
         charm["description"].strip(),
         "",
-        f"{kind}; {bases}; {', '.join(map(_assumed, charm.get('assumes', [])))}.",
+        f"{kind}; {bases}; {', '.join(map(str, charm.get('assumes', [])))}.",
         *_endpoints(charm),
         *_options(charm.get("config", {}).get("options", {})),
         *_actions(charm.get("actions", {})),
@@ -46,10 +41,6 @@ def render(source: pathlib.Path) -> str:
         *_named("Storage", charm.get("storage", {})),
     ]
     return "\n".join(lines).rstrip() + "\n"
-
-
-def _assumed(entry: object) -> str:
-    return entry if isinstance(entry, str) else str(entry)
 
 
 def _endpoints(charm: dict[str, Any]) -> collections.abc.Iterator[str]:
@@ -125,29 +116,8 @@ def _default(spec: dict[str, Any]) -> str:
     return f"`{shown}`" if shown else "empty"
 
 
-def main(arguments: list[str]) -> int:
-    """Write the pages, or check them."""
-    stale: list[str] = []
-    for source in charms():
-        target, text = page(source), render(source)
-        if target.is_file() and target.read_text() == text:
-            continue
-        stale.append(str(target.relative_to(ROOT)))
-        if "--check" not in arguments:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(text)
-    known = {page(source) for source in charms()}
-    for target in PAGES.glob("*.md"):
-        if target not in known:
-            stale.append(str(target.relative_to(ROOT)))
-            if "--check" not in arguments:
-                target.unlink()
-    if not stale:
-        print("reference: up to date")
-        return 0
-    print("reference:", "out of date:" if "--check" in arguments else "wrote", ", ".join(stale))
-    return 1 if "--check" in arguments else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    for old in set(PAGES.glob("*.md")) - {page(source) for source in charms()}:
+        old.unlink()
+    for charm_source in charms():
+        page(charm_source).write_text(render(charm_source))

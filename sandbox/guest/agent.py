@@ -327,7 +327,6 @@ def _build_secret(described: Json) -> testing.Secret:
         id=described["id"],
         owner=described["owner"],
         label=described["label"],
-        description=described["description"],
         remote_grants={int(relation): grantees for relation, grantees in described["grants"].items()},
     )
     object.__setattr__(secret, "_tracked_revision", described["tracked_revision"])
@@ -345,7 +344,7 @@ def _build_event(described: Json, state: testing.State, context: _Context) -> ty
         relation = state.get_relation(described["relation"])
         if kind in ("relation-created", "relation-broken"):
             return make(relation)
-        number = _number(described["remote"]) if described["remote"] else None
+        number = int(described["remote"].split("/")[1]) if described["remote"] else None
         return make(relation, remote_unit=number)  # who leaves: _patch_departing
     if kind.startswith("secret-"):
         # Made by hand: Scenario denies it to the followers of an owning application
@@ -354,10 +353,6 @@ def _build_event(described: Json, state: testing.State, context: _Context) -> ty
         name, index = described["storage"]
         return make(state.get_storage(name, index=index))
     return make()
-
-
-def _number(unit: str) -> int:
-    return int(unit.split("/")[1])
 
 
 def _describe_state(state: testing.State) -> Json:
@@ -384,7 +379,6 @@ def _describe_secret(secret: testing.Secret) -> Json:
         "id": secret.id,
         "owner": secret.owner,
         "label": secret.label,
-        "description": secret.description,
         "tracked_revision": secret._tracked_revision,
         "latest_revision": secret._latest_revision,
         "latest_content": dict(secret.latest_content or {}),

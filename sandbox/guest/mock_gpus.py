@@ -157,13 +157,8 @@ def mask(numbers: list[int]) -> str:
 
 def unmount(path: pathlib.Path) -> None:
     """Take our mount off `path`, also when something still reads from it."""
-    while any(line.split()[1] == str(path) and line.startswith("sandbox-gpus ") for line in mounts()):
+    while f"sandbox-gpus {path} " in pathlib.Path("/proc/self/mounts").read_text():
         subprocess.run(["umount", "--lazy", str(path)], check=True)
-
-
-def mounts() -> list[str]:
-    """Return the lines of this namespace's mount table."""
-    return pathlib.Path("/proc/self/mounts").read_text().splitlines()
 
 
 def read(path: pathlib.Path) -> str:

@@ -21,12 +21,6 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUNDLE = ROOT / "bundle.yaml"
 OVERLAYS = sorted((ROOT / "overlays").glob("*.yaml"))
 
-# juju/charm v12 bundledata.go: BundleData, ApplicationSpec, SaasSpec.
-_BUNDLE_KEYS = set("name description type tags default-base series applications relations machines saas".split())
-_APPLICATION_KEYS = set(
-    "charm channel revision base series num_units options annotations resources constraints to storage devices bindings"
-    " expose exposed-endpoints offers plan requires-trust trust".split()
-)
 _MAPS = ("options", "annotations", "resources", "storage", "devices", "bindings")
 # Charmed HPC's slurmd writes these two itself (charms/slurmd/src/config.py @e292de4, _build_partition), slurmctld the third
 # (charm.py, _on_slurmd_ready).
@@ -37,11 +31,6 @@ _SLURM_CONF_TAKEN = set(
     "ClusterName SlurmctldHost AuthAltParameters AuthAltTypes AuthType CredType MaxNodeCount PluginDir SelectType"
     " SlurmctldParameters SlurmctldPort SlurmdPort StateSaveLocation SlurmdSpoolDir SlurmUser SlurmdUser Include"
     " AccountingStorageHost AccountingStorageType NodeName NodeSet PartitionName".split()
-)
-# juju core/constraints.
-_CONSTRAINTS = set(
-    "allocate-public-ip arch container cores cpu-power image-id instance-role instance-type mem root-disk"
-    " root-disk-source spaces tags virt-type zones".split()
 )
 _OPTION_TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,),
@@ -87,9 +76,7 @@ class Charm:
 
     name: str
     bases: frozenset[str]
-    channels: dict[
-        str, frozenset[str]
-    ]  # channel -> bases published there; empty: a charm of ours, deployed from a file
+    channels: dict[str, frozenset[str]]  # channel -> bases published there; empty: ours, deployed from a file
     endpoints: dict[str, Endpoint]
     options: dict[str, str]  # name -> type
     resources: frozenset[str]
@@ -197,7 +184,7 @@ def _merge_application(target: dict[str, Any], body: dict[str, Any]) -> None:
 
 def problems(bundle: type_of_bundle, charms: collections.abc.Mapping[str, Charm]) -> list[str]:
     """List the problems of a merged bundle, one line each; `charms` maps `charm:` values and offers to facts."""
-    found = [f"bundle: unknown key {key}" for key in bundle if key not in _BUNDLE_KEYS]
+    found: list[str] = []
     known: dict[str, Charm] = {}
     for name in bundle.get("saas") or {}:
         if name in charms and charms[name].is_offer:
@@ -219,9 +206,6 @@ def problems(bundle: type_of_bundle, charms: collections.abc.Mapping[str, Charm]
 
 
 def _application_problems(name: str, body: dict[str, Any], charm: Charm) -> collections.abc.Iterator[str]:
-    for key in body:
-        if key not in _APPLICATION_KEYS:
-            yield f"{name}: unknown key {key}"
     units = body.get("num_units")
     if charm.is_subordinate and ("num_units" in body or "to" in body):
         yield f"{name}: {charm.name} is subordinate: it has neither num_units nor to"
@@ -232,8 +216,6 @@ def _application_problems(name: str, body: dict[str, Any], charm: Charm) -> coll
     elif body["base"] not in charm.channels.get(str(body.get("channel")), charm.bases):
         has = charm.channels.get(str(body.get("channel")), charm.bases)
         yield f"{name}: {charm.name} has no base {body['base']}; it has {', '.join(sorted(has))}"
-    if not charm.channels and ("channel" in body or "revision" in body):
-        yield f"{name}: a charm from a file has neither channel nor revision"
     if charm.channels and body.get("channel") not in charm.channels:
         yield f"{name}: channel {body.get('channel')} is not one of {', '.join(sorted(charm.channels))}"
     for option, value in (body.get("options") or {}).items():
@@ -246,12 +228,6 @@ def _application_problems(name: str, body: dict[str, Any], charm: Charm) -> coll
     for resource in body.get("resources") or {}:
         if resource not in charm.resources:
             yield f"{name}: {charm.name} has no resource {resource}"
-    for constraint in str(body.get("constraints") or "").split():
-        key, _, value = constraint.partition("=")
-        if key not in _CONSTRAINTS or not value:
-            yield f"{name}: constraint {constraint} is not one of Juju's"
-        elif key in {"mem", "root-disk"} and not re.fullmatch(r"\d+[MGTP]?", value):
-            yield f"{name}: constraint {constraint} is not a size"
 
 
 def _slurm_problems(name: str, body: dict[str, Any], charm: Charm) -> collections.abc.Iterator[str]:
@@ -314,15 +290,8 @@ def _relation_problems(
     bundle: type_of_bundle, known: collections.abc.Mapping[str, Charm]
 ) -> collections.abc.Iterator[str]:
     uses: collections.Counter[str] = collections.Counter()
-    seen: set[frozenset[str]] = set()
     for ends in bundle.get("relations") or []:
         text = f"relation {ends}"
-        if len(ends) != 2:
-            yield f"{text}: has two ends"
-            continue
-        if frozenset(ends) in seen:
-            yield f"{text}: stands twice"
-        seen.add(frozenset(ends))
         sides: list[tuple[str, Charm, Endpoint]] = []
         for end in ends:
             name, _, endpoint = end.partition(":")
@@ -342,8 +311,6 @@ def _relation_problems(
             yield f"{text}: {ends[0]} speaks {a.interface}, {ends[1]} speaks {b.interface}"
         if {a.role, b.role} != {"provides", "requires"}:
             yield f"{text}: both ends {a.role[:-1]} {a.interface}"
-        if a_name == b_name:
-            yield f"{text}: an application cannot be related to itself"
         if "container" not in (a.scope, b.scope):
             continue
         if not a_charm.is_subordinate and not b_charm.is_subordinate:
@@ -399,8 +366,6 @@ def _machine_problems(
                 where = (applications[beside].get("to") or [""])[int(unit or 0)]
             if where not in machines:
                 yield f"{name}: `to` names {place}, which is not one of the machines {', '.join(sorted(machines))}"
-            elif kind not in {"", "lxd"}:
-                yield f"{name}: `to` has {place}; a container is lxd:<machine>"
             elif kind:
                 hosts[f"{where}/lxd/{name}/{number}"].append(name)
                 hosts[where] += []
@@ -408,8 +373,6 @@ def _machine_problems(
                 hosts[where].append(name)
                 if body["base"] != (machines[where] or {}).get("base"):
                     yield f"{name}: has base {body['base']}, machine {where} another"
-    for machine in sorted(set(machines) - set(hosts)):
-        yield f"machine {machine}: nothing is placed on it, which Juju refuses"
     for machine, names in hosts.items():
         for one, other in itertools.combinations(sorted(known[name].name for name in names), 2):
             both = CLAIMS.get(one, set[str]()) & CLAIMS.get(other, set[str]())
@@ -446,15 +409,9 @@ def _project_problems(
             if any(o.get("noexec") for o in options):
                 yield f"{name}: {host} mounts the workspace noexec, and compiled Python modules do not load from there"
     for name in by_charm["shared-filesystem-client"]:
-        mountpoint = (applications[name].get("options") or {}).get("mountpoint")
-        on_controller = [end for ends in bundle["relations"] for end in ends if end.endswith(":mount")]
-        if not mountpoint and not on_controller:
-            yield f"{name}: no mountpoint given"
         if not any(f"{name}:filesystem" in ends for ends in bundle["relations"]):
             yield f"{name}: no filesystem to mount"
-    for name in by_charm[
-        "slurmrestd"
-    ]:  # it waits for accounting: slurmctld charm.py @e292de4, _on_slurmrestd_connected
+    for name in by_charm["slurmrestd"]:  # waits for accounting: slurmctld charm.py @e292de4, _on_slurmrestd_connected
         if not by_charm["slurmdbd"]:
             yield f"{name}: never becomes active without slurmdbd"
 

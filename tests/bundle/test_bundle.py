@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import rules
 
-SANDBOX = rules.ROOT / "sandbox" / "overlay.yaml"
 FILESYSTEMS = {"cephfs", "lustre", "nfs"}
 # A client mounts one filesystem; a node is one kind of machine; 26.04 mixes with no charm or machine of 24.04.
 EXCLUSIVE = (FILESYSTEMS, {"gpu", "lxd", "machines"}, {"2604", "machines"}, {"2604", "juju4"}, {"2604", "cos"})
@@ -55,11 +54,6 @@ def test_overlays_merge_alone_and_together(
     assert rules.problems(rules.merge(bundle, *overlays(names)), charms) == []
 
 
-def test_the_sandbox_defaults_merge(bundle: dict[str, Any], charms: dict[str, rules.Charm]):
-    merged = rules.merge(bundle, rules.read(SANDBOX))
-    assert rules.problems(merged, charms) == []
-
-
 @pytest.mark.parametrize("path", rules.OVERLAYS, ids=lambda path: path.stem)
 def test_each_overlay_changes_something_and_says_what_to_fill_in(bundle: dict[str, Any], path: Any):
     assert rules.merge(bundle, rules.read(path)) != bundle
@@ -68,17 +62,6 @@ def test_each_overlay_changes_something_and_says_what_to_fill_in(bundle: dict[st
     assert f"--overlay ./overlays/{path.name}" in header
     assert re.search(r"fill in", header, re.IGNORECASE), "the header says what to fill in, or that nothing is"
     assert ("*FILL-IN" in text) == ("Nothing to fill in" not in header) or "URLs" in header
-
-
-@pytest.mark.parametrize("path", rules.OVERLAYS, ids=lambda path: path.stem)
-def test_no_reader_takes_an_overlay_that_is_not_filled_in(path: Any):
-    text = path.read_text()
-    if not re.search(r"^[^#]*FILL-IN", text, re.MULTILINE):
-        return
-    with pytest.raises(rules.yaml.YAMLError, match="undefined alias 'FILL-IN'"):
-        rules.yaml.safe_load(text)
-    body = re.sub("#.*", "", rules.filled(path))
-    assert "FILL-IN" not in body, "each has an example in its comment, before a semicolon"
 
 
 def test_every_mount_and_every_slurm_daemon_gets_a_machine_of_its_own_on_lxd(

@@ -39,16 +39,12 @@ _ONES = {"slurm_ddp_run_running", "slurm_ddp_node_held"}
 _STATES = ("pending", "running", "requeued", "failed")
 
 
-def panels(board: dict[str, Any]) -> list[dict[str, Any]]:
-    return board["panels"]
-
-
 def queries() -> list[tuple[str, str, str]]:
     """Return (dashboard, panel, expression) of each query of Prometheus."""
     return [
         (board["title"], panel["title"], target["expr"])
         for board in PATHS.values()
-        for panel in panels(board)
+        for panel in board["panels"]
         if panel["datasource"]["type"] == "prometheus"
         for target in panel["targets"]
     ]
@@ -66,12 +62,6 @@ def samples(end: int) -> collections.abc.Iterator[str]:
     yield "# EOF"
 
 
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> collections.abc.Iterator[tuple[str, int]]:
     """Start Prometheus on samples of every metric; yield its address and the samples' last second."""
@@ -82,7 +72,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> collections.abc.Iterator
     argv = ["promtool", "tsdb", "create-blocks-from", "openmetrics", folder / "samples", folder / "data"]
     subprocess.run(argv, check=True, capture_output=True, timeout=60)
     (folder / "prometheus.yml").write_text("{}\n")
-    port = free_port()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
     flags = [f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data", "--log.level=error"]
     flags += [f"--web.listen-address=127.0.0.1:{port}", "--storage.tsdb.retention.time=1d"]
     process = subprocess.Popen(["prometheus", *flags])

@@ -10,8 +10,6 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 TABLE = tomllib.loads((ROOT / "tests/mutation/modules.toml").read_text())
 SCORES = {row["path"]: row for row in tomllib.loads((ROOT / "tests/mutation/scores.toml").read_text())["module"]}
 LEAST = 85.0
-# Modules that are not tested well enough yet. One that reaches LEAST is removed here: the test below asks for that.
-BELOW: set[str] = set()
 
 
 def test_every_module_has_a_score_and_no_other():
@@ -22,9 +20,7 @@ def test_every_module_has_a_score_and_no_other():
 def test_a_module_is_tested_well_enough(row: dict[str, typing.Any]):
     score = SCORES[row["path"]]
     assert score["score"] == round(100 * score["killed"] / score["mutants"], 1)
-    assert (score["score"] < LEAST) == (row["path"] in BELOW), (
-        f"make mutants shows what no test of {row['path']} notices"
-    )
+    assert score["score"] >= LEAST, f"make mutants shows what no test of {row['path']} notices"
 
 
 @pytest.mark.parametrize("row", TABLE["module"], ids=lambda row: row["path"])

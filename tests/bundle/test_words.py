@@ -58,11 +58,3 @@ def test_plain_technical_english():
 def test_every_exception_is_needed(path: str, piece: str):
     lines = [line for line in (rules.ROOT / path).read_text().splitlines() if piece in line]
     assert lines and all(pattern().search(line) for line in lines), f"{path} no longer needs its exception"
-
-
-def test_words_are_found_in_names_and_in_docstrings_and_good_words_pass():
-    bad = ["what it was told", "volume_begun = True", "leave its unit away", "class GpuSeat:", "is_gone = 1"]
-    good = ["recommended", "untold", "Found no GPU", "notebook", "the run has gone on", "did not come up", "aforesaid"]
-    assert [line for line in bad + good if list(problems("a.md", line))] == bad
-
-    assert list(problems("a.py", 'def f():\n    """Return what g returns."""\n')) == ["a.py:2: Return what g returns."]

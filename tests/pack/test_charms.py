@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import yaml
+from packaging.utils import canonicalize_name
 
 from scripts import pack
 
@@ -37,9 +38,6 @@ class Packed:
     @property
     def site(self) -> str:
         return f"venv/lib/python{self.base.python}/site-packages"
-
-    def yaml(self, name: str) -> dict[str, Any]:
-        return yaml.safe_load((self.folder / name).read_text())
 
     def files(self) -> set[str]:
         return {str(path.relative_to(self.folder)) for path in self.folder.rglob("*") if path.is_file()}
@@ -67,36 +65,24 @@ def packed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return Packed(name, base, folder, declared)
 
 
-@pytest.fixture(scope="module")
-def staged(packed: Packed, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    folder = tmp_path_factory.mktemp(f"{packed.name}-staged")
-    pack.stage(packed.name, folder)
-    return folder
-
-
 @pytest.mark.parametrize(
     ("file", "base"), [*zip(("bundle.yaml", "overlays/2604.yaml"), pack.BASES, strict=True)], ids=str
 )
-def test_the_bundle_and_the_overlay_name_the_files_of_their_base(file: str, base: pack.Base):
+def test_the_bundle_and_the_overlay_name_the_files_of_their_base_and_there_is_no_other(file: str, base: pack.Base):
     path = pack.ROOT / file
     bodies = yaml.safe_load(path.read_text())["applications"].values()
     local = {(path.parent / body["charm"]).resolve() for body in bodies if body.get("charm", "").startswith(".")}
     assert local == {pack.artifact(name, base) for name in NAMES}
+    assert local == set(pack.artifact(NAMES[0], base).parent.glob("*.charm"))
 
 
-def test_there_is_a_packed_charm_for_each_base_and_nothing_else():
-    assert set(pack.DIST.rglob("*.charm")) == {pack.artifact(name, base) for name in NAMES for base in pack.BASES}
-    for name in NAMES:
-        declared = yaml.safe_load((pack.ROOT / "charms" / name / "charmcraft.yaml").read_text())
-        assert list(declared["platforms"]) == [base.platform for base in pack.BASES]
-
-
-def test_it_holds_the_sources_and_nothing_else(packed: Packed, staged: pathlib.Path):
+def test_it_holds_the_sources_and_nothing_else(packed: Packed, tmp_path: pathlib.Path):
+    pack.stage(packed.name, tmp_path)
     carried = {"src", "lib", *pack.EXTRAS.get(packed.name, {}).values()}
     expected = {
-        str(path.relative_to(staged)): path.read_bytes()
-        for path in staged.rglob("*")
-        if path.is_file() and path.relative_to(staged).parts[0] in carried
+        str(path.relative_to(tmp_path)): path.read_bytes()
+        for path in tmp_path.rglob("*")
+        if path.is_file() and path.relative_to(tmp_path).parts[0] in carried
     }
     assert packed.own_files() - CHARMCRAFT_S - {"README.md", "icon.svg", "LICENSE"} == set(expected)
     changed = [name for name, content in expected.items() if (packed.folder / name).read_bytes() != content]
@@ -119,11 +105,11 @@ def test_no_tests_caches_bundle_or_secrets_inside(packed: Packed):
 def test_its_packages_are_the_pinned_ones_for_the_python_of_its_base(packed: Packed):
     requirements = (pack.ROOT / "charms" / packed.name / "requirements.txt").read_text()
     pinned = {
-        (_canonical(name), version)
+        (canonicalize_name(name), version)
         for name, version in re.findall(r"^([\w.-]+)==([^\s;]+)", requirements, re.MULTILINE)
     }
     installed = {
-        (_canonical(match[1]), match[2])
+        (canonicalize_name(match[1]), match[2])
         for path in (packed.folder / packed.site).glob("*.dist-info")
         if (match := re.fullmatch(r"(.+)-([^-]+)\.dist-info", path.name))
     }
@@ -132,10 +118,6 @@ def test_its_packages_are_the_pinned_ones_for_the_python_of_its_base(packed: Pac
     tag = f".cpython-{packed.base.python.replace('.', '')}-x86_64-"
     assert modules
     assert all(name.startswith(packed.site) and (tag in name or ".abi3." in name) for name in modules), modules
-
-
-def _canonical(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 import typing
 
 import pytest
@@ -14,6 +15,7 @@ import yaml
 
 from sandbox import engine as engines
 from sandbox import model as rules
+from sandbox import settings
 from sandbox.engine import Engine, Progress
 from sandbox.store import Application, Model, SandboxError, Store
 
@@ -74,19 +76,20 @@ if __name__ == "__main__":
     ops.main(TheCharm)
 """
 ACTIONS = {"wait": {"parallel": True}, "hold": {}}
+CONFIG = {"options": {"slow": {"type": "boolean", "default": False}, "n": {"type": "int"}}}
 SERVER: dict[str, typing.Any] = {
     "name": "server",
     "type": "charm",
     "actions": ACTIONS,
     "provides": {"api": {"interface": "http"}},
-    "config": {"options": {"slow": {"type": "boolean", "default": False}, "n": {"type": "int"}}},
+    "config": CONFIG,
 }
 AGENT: dict[str, typing.Any] = {
     "name": "agent",
     "type": "charm",
     "subordinate": True,
     "actions": ACTIONS,
-    "config": {"options": {"slow": {"type": "boolean", "default": False}, "n": {"type": "int"}}},
+    "config": CONFIG,
     "requires": {"juju-info": {"interface": "juju-info", "scope": "container"}, "api": {"interface": "http"}},
 }
 
@@ -105,8 +108,8 @@ class FolderHost:
 
     def popen(self, argv: list[str], **options: typing.Any) -> subprocess.Popen[bytes]:
         assert argv[1].endswith("agent.py")
-        agents = str(self.root / "var/lib/juju/agents")
-        code = f"import pathlib, sandbox.guest.agent as a; a.AGENTS = pathlib.Path({agents!r}); a.main()"
+        code = f"import pathlib, sandbox.guest.agent as a; juju = pathlib.Path({str(self.root)!r}, 'var/lib/juju');"
+        code += "a.AGENTS, a.STORAGE = juju / 'agents', juju / 'storage'; a.main()"
         process = typing.cast("subprocess.Popen[bytes]", subprocess.Popen([sys.executable, "-c", code], **options))
         self.agents.append(process)
         return process
@@ -122,7 +125,7 @@ class FolderHost:
 class FolderHosts:
     """The hosts of a model, shared by every engine of a test."""
 
-    cidr = "10.0.0.0/24"
+    network = types.SimpleNamespace(cidr="10.0.0.0/24")
 
     def __init__(self, folder: pathlib.Path) -> None:
         self.folder = folder
@@ -212,9 +215,12 @@ class Bench:
     def config(self, app: str, **values: str) -> None:
         """Set options as a command of its own does, from begin to end."""
         with self.engine() as engine:
-            with engine.change() as model:
-                rules.set_options(model, model.applications[app], values)
-            engine.settle()
+            self.configure(engine, app, **values)
+
+    def configure(self, engine: Engine, app: str, **values: str) -> None:
+        with engine.change() as model:
+            settings.set_options(model, model.applications[app], values)
+        engine.settle()
 
 
 class Command:

@@ -138,12 +138,8 @@ class FakeHost:
         self.done.append("genrsa")
         return f"-----BEGIN RSA PRIVATE KEY-----\n{len(self.done)}\n-----END RSA PRIVATE KEY-----\n"
 
-    def groupadd(self, *arguments: str) -> str:
-        self.do(f"groupadd {arguments[-1]}")
-        return ""
-
-    def useradd(self, *arguments: str) -> str:
-        self.do(f"useradd {arguments[-1]}")
+    def systemd_sysusers(self, *arguments: str) -> str:
+        self.do(f"systemd-sysusers {arguments[-1]}")
         return ""
 
     def text(self, name: str) -> str:

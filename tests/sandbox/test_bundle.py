@@ -93,8 +93,3 @@ def test_an_action_of_an_execution_group_is_refused(tmp_path: pathlib.Path):
 def test_an_overlay_cannot_remove_what_is_not_there(tmp_path: pathlib.Path):
     with pytest.raises(SandboxError, match=r"overlay.yaml: application 'sever' cannot be removed"):
         load(tmp_path, BUNDLE, "applications:\n  sever:\n")
-
-
-def test_a_bundle_that_is_not_there_is_named(tmp_path: pathlib.Path):
-    with pytest.raises(SandboxError, match=r"none.yaml: No such file or directory"):
-        bundles.load(tmp_path / "none.yaml")

@@ -2,11 +2,11 @@
 
 import json
 import pathlib
+import types
 import typing
 
 import click.testing
 import pytest
-import yaml
 from world import AGENT, CLIENT, SERVER, World
 
 from sandbox import cli, session
@@ -84,14 +84,6 @@ def test_status_as_data_has_the_shape_of_juju(prompt: Prompt):
     assert "machine" not in unit["subordinates"]["agent/1"]
 
 
-def test_config_shows_all_options_as_juju_does(prompt: Prompt):
-    data = yaml.safe_load(prompt.ok("config server"))
-    assert (data["application"], data["charm"]) == ("server", "server")
-    assert data["settings"]["port"] == {"default": 80, "source": "default", "type": "int", "value": 80}
-    assert data["settings"]["name"] == {"source": "unset", "type": "string"}
-    assert json.loads(prompt.ok("config server --format json")) == data
-
-
 def test_run_prints_results_plainly_or_whole_and_fails_with_the_action(prompt: Prompt):
     assert prompt.ok("run server/leader dump path=/x") == "path: /x\ntext: |-\n  a\n  b\n"
     assert prompt.acted == [("server/0", "dump", {"path": "/x"})]
@@ -106,17 +98,13 @@ def test_run_prints_results_plainly_or_whole_and_fails_with_the_action(prompt: P
     ("words", "code", "error"),
     [
         ("run server/0", 2, ""),
-        ("run dump", 2, ""),
         ("run server/0 path=/x", 2, ""),
         ("run server/0 dump --background", 2, ""),
-        ("run server/0 dump path", 2, ""),
-        ("exec server/0 --", 2, ""),
         ("wait-for unit server/0 --timeout soon", 2, ""),
-        ("destroy", 2, ""),
+        ("destroy", 1, ""),
         ("remove-application severer", 1, "ERROR application 'severer' not found"),
         ("remove-unit agent/0", 1, "ERROR agent/0 is subordinate: remove the relation to server instead"),
         ("remove-relation server:api agent:api", 1, "ERROR server:api and agent:api are not related"),
-        ("resolved server/0", 1, "ERROR unit 'server/0' is not in an error state"),
     ],
 )
 def test_wrong_words_change_nothing(prompt: Prompt, words: str, code: int, error: str):
@@ -161,14 +149,7 @@ def test_commands_change_the_model_and_then_wait_with_or_without_update_status(p
 def test_destroy_ends_a_model_whatever_wrote_it(prompt: Prompt, monkeypatch: pytest.MonkeyPatch):
     ended: list[str] = []
 
-    class Hosts:
-        def __init__(self, name: str) -> None:
-            self.name = name
-
-        def destroy(self) -> None:
-            ended.append(self.name)
-
-    monkeypatch.setattr(session, "Hosts", Hosts)
+    monkeypatch.setattr(session, "Hosts", lambda name: types.SimpleNamespace(destroy=lambda: ended.append(name)))
     for _ in range(2):
         prompt.ok("destroy --no-prompt")
         assert not prompt.store.directory.exists()

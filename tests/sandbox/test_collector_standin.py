@@ -33,6 +33,9 @@ class Machine(typing.NamedTuple):
     def run(self, event: object, *relations: testing.SubordinateRelation) -> testing.State:
         return self.ctx.run(typing.cast(typing.Any, event), testing.State(relations=relations))
 
+    def scraped(self) -> list[typing.Any]:
+        return yaml.safe_load((self.etc / "prometheus.yml").read_text())["scrape_configs"]
+
 
 @pytest.fixture
 def machine(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
@@ -58,10 +61,8 @@ def machine(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
         "ETC": etc,
         "_RULES": etc / "rules",
         "DASHBOARDS": dashboards,
-        "DEFAULTS": tmp_path / "defaults",
     }.items():
         monkeypatch.setattr(prometheus, name, value)
-    monkeypatch.setattr(prometheus.apt, "ensure_packages", lambda names: ran.append(f"apt {' '.join(names)}"))
     declared = yaml.safe_load((STANDIN / "charmcraft.yaml").read_text())
     config = declared.pop("config")
     ctx = testing.Context(charm.CollectorCharm, meta=declared, config=config, app_name="collector")
@@ -80,20 +81,11 @@ def published(tmp_path: pathlib.Path, app: str = "trainer", **changes: object) -
     )
 
 
-def scraped(machine: Machine) -> list[typing.Any]:
-    return yaml.safe_load((machine.etc / "prometheus.yml").read_text())["scrape_configs"]
-
-
-def test_prometheus_is_installed_and_not_started_on_all_addresses(machine: Machine):
-    assert machine.run(machine.ctx.on.install()).unit_status == ACTIVE
-    assert machine.ran == ["mask prometheus.service", "apt prometheus", "unmask prometheus.service"]
-
-
 def test_jobs_get_jujus_labels_and_rules_and_dashboards_are_kept(machine: Machine, tmp_path: pathlib.Path):
     relation = published(tmp_path)
     out = machine.run(machine.ctx.on.relation_changed(relation, remote_unit=3), relation)
     assert out.unit_status == ACTIVE
-    (job,) = scraped(machine)
+    (job,) = machine.scraped()
     labels = job["static_configs"][0]["labels"]
     assert labels == {
         "instance": "juju-1",
@@ -110,9 +102,9 @@ def test_jobs_get_jujus_labels_and_rules_and_dashboards_are_kept(machine: Machin
 def test_what_is_published_no_more_goes(machine: Machine, tmp_path: pathlib.Path):
     first, second = published(tmp_path), published(tmp_path, "proxy")
     machine.run(machine.ctx.on.update_status(), first, second)
-    assert len(scraped(machine)) == 2
+    assert len(machine.scraped()) == 2
     machine.run(machine.ctx.on.relation_broken(first), first, second)
-    assert [job["job_name"] for job in scraped(machine)] == ["proxy_runs"]
+    assert [job["job_name"] for job in machine.scraped()] == ["proxy_runs"]
     assert [path.name for path in (machine.etc / "rules").iterdir()] == ["proxy-3.yaml"]
     assert [path.name for path in machine.dashboards.iterdir()] == ["proxy-3-0.json"]
 
@@ -139,21 +131,9 @@ def test_rules_that_prometheus_refuses_are_blocked(machine: Machine, tmp_path: p
     assert out.unit_status == testing.BlockedStatus("promtool exited 1: could not parse expression")
 
 
-@pytest.mark.parametrize("event", ["stop", "remove"])
-def test_nothing_is_left(machine: Machine, tmp_path: pathlib.Path, event: str):
+def test_nothing_is_left(machine: Machine, tmp_path: pathlib.Path):
     machine.run(machine.ctx.on.update_status(), published(tmp_path))
-    machine.run(getattr(machine.ctx.on, event)())
+    machine.run(machine.ctx.on.stop())
     assert machine.ran[-1] == "disable --now"
     assert not machine.dashboards.exists()
     assert not (machine.etc / "rules").exists()
-
-
-def test_its_endpoints_are_upstreams():
-    declared = yaml.safe_load((STANDIN / "charmcraft.yaml").read_text())
-    upstream = yaml.safe_load((ROOT / "tests/bundle/upstream.yaml").read_text())["charms"]["opentelemetry-collector"]
-    assert declared["subordinate"] == upstream["subordinate"]
-    for role in ("requires", "provides"):
-        for name, spec in declared[role].items():
-            known = upstream[role][name]
-            assert (spec["interface"], spec.get("scope")) == (known["interface"], known.get("scope")), name
-    assert set(declared["config"]["options"]) <= set(upstream["options"])

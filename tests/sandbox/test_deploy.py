@@ -5,10 +5,11 @@ import pathlib
 import pytest
 
 from sandbox import bundle as bundles
-from sandbox import model as rules
-from sandbox.deploy import Deployment, charm_filler
-from sandbox.engine import Progress, parse_gpus
-from sandbox.hosts import Gpu
+from sandbox import gpus as mock_gpus
+from sandbox import settings
+from sandbox.deploy import Deployment, stage
+from sandbox.engine import Progress
+from sandbox.gpus import Gpu
 from sandbox.store import Model, SandboxError, Store
 
 METADATA = """
@@ -62,16 +63,11 @@ def test_units_relations_options_and_resources_come_from_the_bundle(bench: Bench
     assert list(bench.model.units) == ["thing/0", "other/0", "other/1"]
     assert queued[:3] == ["thing/0 install", "thing/0 api-relation-created", "thing/0 leader-elected"]
     thing = bench.model.applications["thing"]
-    assert rules.options(thing) == {"port": 81}
+    assert settings.options(thing) == {"port": 81}
     assert pathlib.Path(thing.resources["tool"]).read_text() == "tool 1"
     assert (pathlib.Path(thing.source) / "src" / "charm.py").read_text() == "one"
-    assert bench.store.load().applications == bench.model.applications
-
-
-def test_the_same_bundle_again_changes_nothing(bench: Bench):
-    bench.deploy()
     before = bench.model.model_dump()
-    assert bench.deploy() == []
+    assert bench.deploy() == [], "the same bundle again changes nothing"
     assert bench.model.model_dump() == before
 
 
@@ -84,7 +80,7 @@ def test_what_changed_is_brought_up_to_date(bench: Bench):
     assert queued[:3] == ["thing/0 config-changed", "thing/0 upgrade-charm", "other/0 upgrade-charm"]
     assert "other/2 install" in queued
     thing = bench.model.applications["thing"]
-    assert (thing.revision, rules.options(thing)["port"]) == (1, 82)
+    assert (thing.revision, settings.options(thing)["port"]) == (1, 82)
     assert (pathlib.Path(thing.source) / "src" / "charm.py").read_text() == "two"
     assert pathlib.Path(thing.resources["tool"]).read_text() == "tool 2"
 
@@ -108,13 +104,13 @@ def test_a_wrong_bundle_changes_nothing(bench: Bench, old: str, new: str, messag
     with pytest.raises(SandboxError) as error:
         bench.deploy()
     assert str(error.value).startswith(message)
-    assert not bench.store.exists()
+    assert bench.model.applications == {}
 
 
 def test_charms_of_this_repository_are_staged_as_they_are_packed(tmp_path: pathlib.Path):
     path = tmp_path / "bundle.yaml"
     path.write_text("applications:\n  trainer: {charm: ./dist/ddp-trainer.charm}\n")
-    charm_filler(bundles.load(path).applications["trainer"])(tmp_path)
+    stage(bundles.load(path).applications["trainer"], tmp_path)
     assert (tmp_path / "src" / "charm.py").is_file()
     assert (tmp_path / "lib" / "slurm_ddp" / "run.py").is_file()
     assert (tmp_path / "payload" / "ddptrain" / "__init__.py").is_file()
@@ -133,7 +129,7 @@ def test_charms_of_this_repository_are_staged_as_they_are_packed(tmp_path: pathl
 )
 def test_mock_gpus_are_asked_for_by_annotation(text: str, gpus: tuple[Gpu, ...] | None):
     if gpus is not None:
-        assert parse_gpus(text) == gpus
+        assert mock_gpus.parse(text) == gpus
         return
     with pytest.raises(SandboxError, match="write '2 x Mock GPU', "):
-        parse_gpus(text)
+        mock_gpus.parse(text)

@@ -63,8 +63,6 @@ def wake_up(bench: Bench, unit: str) -> None:
     ("words", "code", "message"),
     [
         ([], 2, "the sandbox plays juju-exec UNIT "),
-        (["foo/2"], 2, "the sandbox plays "),
-        (["foo/2", "hostname", "-f"], 2, "the sandbox plays "),
         (["foo/2", "JUJU_DISPATCH_PATH=hooks/start HERE/unit-foo-2/charm/dispatch"], 2, "the sandbox plays "),
         (["foo/2", "JUJU_DISPATCH_PATH=hooks/update-status HERE/unit-foo-3/charm/dispatch"], 2, "the sandbox plays "),
         (
@@ -81,16 +79,6 @@ def test_words_other_than_the_charms_own_are_refused(tmp_path: pathlib.Path, wor
     got, printed = end(start(tmp_path, *(word.replace("HERE", str(agents)) for word in words)))
     assert (got, printed[: len(message) + 6]) == (code, f"ERROR {message}")
     assert juju_exec.take_requests(tmp_path) == []
-
-
-def test_the_hook_runs_with_the_next_command_and_juju_exec_ends(bench: Bench):
-    root = bench.hosts.get("juju-2586ad-0").root
-    process = start(root, *wake.command("agent/0", juju_exec.agent(root, "agent/0") / "charm")[-2:])
-    with bench.engine() as engine:
-        engine.settle(lambda: bool(bench.hooks()), listen_s=60)
-    assert end(process) == (0, "")
-    assert bench.hooks() == ["agent/0 update_status"]
-    assert "\n".join(bench.store.log_lines()).count("agent/0 DEBUG ran update-status (juju-exec) in ") == 1
 
 
 def test_wait_for_gives_a_unit_what_it_asks_for_until_it_is_active(bench: Bench, monkeypatch: pytest.MonkeyPatch):

@@ -3,14 +3,12 @@
 import collections.abc
 import typing
 
-import pytest
-from world import AGENT, CLIENT, SERVER, World, app
+from world import SERVER, World
 
 from sandbox import model as rules
-from sandbox import order
-from sandbox.store import Event, SandboxError, Unit
+from sandbox import order, settings
+from sandbox.store import Event, Unit
 
-STORE: dict[str, typing.Any] = SERVER | {"name": "store"}
 BOTH: dict[str, typing.Any] = {
     "name": "both",
     "requires": {"api": {"interface": "http"}, "spare": {"interface": "http"}},
@@ -50,16 +48,6 @@ class Hostile(World):
         hooks = [line.removeprefix(f"{unit} ") for line in self.ran if line.startswith(f"{unit} ")]
         return [hook for hook in hooks if hook != "update-status"]
 
-    def subordinates(self) -> None:
-        """Add a subordinate on two servers and one store, whose hosts are machines 0, 1 and 2."""
-        self.add("server", SERVER, units=2)
-        self.add("store", STORE)
-        rules.add_application(self.model, app("agent", AGENT))
-        for principal in ("server", "store"):
-            rules.relate(self.model, "agent:juju-info", f"{principal}:juju-info")
-        self.settle()
-        self.ran.clear()
-
 
 def seeds(see: collections.abc.Callable[[Hostile], str]) -> set[str]:
     """Collect what thirty seeds show; each shows the same when it is used again."""
@@ -92,34 +80,29 @@ def test_update_status_comes_between_other_hooks_with_some_seeds():
     def see(world: Hostile) -> str:
         world.add("server", SERVER)
         world.settle()
-        assert world.ran.index("server/0 start") < ([*world.ran, "server/0 update-status"]).index(
-            "server/0 update-status"
-        )
+        assert "server/0 update-status" not in world.ran[: world.ran.index("server/0 start")]
+        server = world.model.units["server/0"]
+        for _ in range(100):
+            order.ran(world.model, server, update_status=False)
+        assert server.events == []
         return str(world.ran.count("server/0 update-status"))
 
     assert {"0", "1"} <= seeds(see)
-    world = Hostile(0)
-    world.add("server", SERVER)
-    world.settle()
-    unit = world.model.units["server/0"]
-    for _ in range(100):
-        order.ran(world.model, unit, update_status=False)
-    assert unit.events == []
-    for _ in range(100):
-        order.ran(world.model, unit)
-    assert [event.kind for event in unit.events] == ["update-status"]
 
 
 def test_relation_departed_of_a_removed_unit_comes_at_once_or_late():
     def see(world: Hostile) -> str:
         relation = world.pair(clients=2)
         server = world.model.units["server/0"]
+        relation.unit_data["client/1"] = {"port": "80"}
         rules.remove_unit(world.model, world.model.units["client/1"])
         world.settle()
         assert "client/1" not in world.model.units
         if "api-relation-departed client/1" in world.of("server/0"):
             return "at once"
         assert server.members[relation.id] == ["client/0", "client/1"], "the removed one is still there"
+        (seen,) = [one for one in world.state(server)["relations"] if one["id"] == relation.id]
+        assert seen["remote_units_data"]["1"] == {"port": "80"}, "what it wrote is read until it departed"
         for _ in range(4):
             rules.enqueue(world.model, server, "update-status")
             world.settle()
@@ -130,36 +113,6 @@ def test_relation_departed_of_a_removed_unit_comes_at_once_or_late():
     assert seeds(see) == {"at once", "late"}
 
 
-def test_a_late_relation_departed_comes_before_the_relation_breaks():
-    for seed in range(30):
-        world = Hostile(seed)
-        relation = world.pair()
-        rules.remove_unit(world.model, world.model.units["client/0"])
-        world.settle()
-        rules.remove_relation(world.model, relation)
-        world.settle()
-        assert world.of("server/0") == ["api-relation-departed client/0", "api-relation-broken"]
-        assert relation.id not in world.model.relations
-
-
-def test_what_a_removed_unit_wrote_is_read_until_its_relation_departed():
-    world = Hostile(0)
-    relation = world.pair()
-    relation.unit_data["client/0"] = {"port": "80"}
-    rules.remove_unit(world.model, world.model.units["client/0"])
-    world.settle()
-    for _ in range(4):
-        rules.enqueue(world.model, world.model.units["server/0"], "update-status")
-        world.settle()
-    (departed,) = [
-        request
-        for request in world.requests
-        if (request["unit"], request["event"]["kind"]) == ("server/0", "relation-departed")
-    ]
-    (seen,) = [seen for seen in departed["state"]["relations"] if seen["id"] == relation.id]
-    assert seen["remote_units_data"] == {"0": {"port": "80"}}
-
-
 def test_a_unit_in_error_gets_its_hook_again_and_actions_and_keeps_the_units_that_left():
     """As on Juju 4.0.15: a server that refuses to go because of its clients sees them for ever."""
     world = Hostile(1)
@@ -167,7 +120,7 @@ def test_a_unit_in_error_gets_its_hook_again_and_actions_and_keeps_the_units_tha
     server = world.model.units["server/0"]
     world.fails.add("server/0 storage-detaching")
     rules.remove_applications(world.model, ["client", "server"])
-    rules.request_action(world.model, server, "dump", {"path": "/x"})
+    settings.request_action(world.model, server, "dump", {"path": "/x"})
     world.settle()
     assert list(world.model.units) == ["server/0"]
     assert world.of("server/0") == ["storage-detaching failed", "action dump", *["storage-detaching failed"] * 2]
@@ -177,7 +130,6 @@ def test_a_unit_in_error_gets_its_hook_again_and_actions_and_keeps_the_units_tha
     world.fails.clear()
     world.ran.clear()
     server.events[0].attempts = 1
-    rules.resolve(world.model, server, retry=True)
     world.settle()
     last = ["storage-detaching", "api-relation-departed client/0", "api-relation-broken", "stop", "remove"]
     assert world.of("server/0") == last
@@ -185,31 +137,11 @@ def test_a_unit_in_error_gets_its_hook_again_and_actions_and_keeps_the_units_tha
     assert world.model.relations == {}
 
 
-def test_a_failed_hook_may_be_skipped_with_what_follows_from_it():
-    world = Hostile(1)
-    world.add("server", SERVER)
-    world.add("client", CLIENT)
-    world.fails.add("server/0 start")
-    rules.relate(world.model, "server:api", "client:api")
-    world.settle()
-    server = world.model.units["server/0"]
-    assert (server.agent.name, server.agent.message) == ("error", "as asked")
-    assert "api-relation-joined client/0" not in world.of("server/0")
-    rules.resolve(world.model, server, retry=False)
-    world.settle()
-    assert server.agent.name == "idle"
-    assert "api-relation-joined client/0" in world.of("server/0"), "it counts as started"
-    with pytest.raises(SandboxError, match=r"^unit 'server/0' is not in an error state$"):
-        rules.resolve(world.model, server, retry=True)
-
-
-def test_pauses_grow_up_to_a_limit():
-    assert [order.pause_s(attempt) for attempt in (1, 2, 3, 4, 9)] == [2, 4, 8, 16, 16]
-
-
 def test_after_a_reboot_units_start_in_any_order():
     def see(world: Hostile) -> str:
-        world.subordinates()
+        world.agents()
+        world.settle()
+        world.ran.clear()
         order.rebooted(world.model, 0)
         world.settle()
         starts = [line for line in world.ran if line.endswith(" start")]
@@ -220,16 +152,3 @@ def test_after_a_reboot_units_start_in_any_order():
         return " ".join([*starts, str("agent/0 config-changed" in world.ran)])
 
     assert len(seeds(see)) == 4
-
-
-def test_after_a_reboot_a_hook_that_was_interrupted_comes_before_start():
-    world = Hostile(0)
-    world.subordinates()
-    server = world.model.units["server/0"]
-    rules.enqueue(world.model, server, "config-changed")
-    rules.enqueue(world.model, server, "update-status")
-    server.agent.name = "executing"
-    order.rebooted(world.model, 0)
-    server.agent.name = "idle"
-    assert [event.kind for event in server.events[:2]] == ["config-changed", "start"]
-    assert server.events[-1].kind == "update-status"

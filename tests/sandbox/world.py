@@ -3,6 +3,7 @@
 import copy
 import typing
 
+from sandbox import hook
 from sandbox import model as rules
 from sandbox.store import Application, Event, Model, Relation, Unit
 
@@ -45,7 +46,6 @@ class World:
     def __init__(self) -> None:
         self.model = Model(name="t")
         self.ran: list[str] = []
-        self.requests: list[dict[str, typing.Any]] = []
         self.answers: dict[str, typing.Any] = {}
 
     def add(self, name: str, metadata: dict[str, typing.Any], units: int = 1) -> Application:
@@ -74,7 +74,7 @@ class World:
         """Return a unit's view of the model in a hook."""
         target = self.model.units[unit] if isinstance(unit, str) else unit
         event = event or Event(kind="update-status", sequence=10**6)
-        return rules.describe(self.model, target, event, source="/c", cidr="", resources={})["state"]
+        return hook.describe(self.model, target, event, source="/c", cidr="", resources={})["state"]
 
     def settle(self) -> None:
         for _ in range(1000):
@@ -87,12 +87,17 @@ class World:
 
     def step(self, unit: Unit) -> None:
         event = unit.events[0]
-        request = rules.describe(self.model, unit, event, source="/c", cidr="10.0.0.0/24", resources={})
         self.ran.append(f"{unit.name} {event.label}")
-        self.requests.append(request)
-        state = request["state"]
-        given = copy.deepcopy(state)
-        result: dict[str, typing.Any] = {
+        given, result = self.begin(unit, event)
+        if answer := self.answers.get(unit.app):
+            answer(event, given, result)
+        hook.apply(self.model, unit, event, given, result)
+
+    def begin(self, unit: Unit, event: Event) -> tuple[dict[str, typing.Any], dict[str, typing.Any]]:
+        """Return a hook's view of the model, and the result of a hook that changes nothing."""
+        given = copy.deepcopy(self.state(unit, event))
+        state = copy.deepcopy(given)
+        return given, {
             "status": ["active", ""],
             "app_status": ["unknown", ""],
             "version": "",
@@ -103,9 +108,5 @@ class World:
                 str(relation["id"]): {"app": relation["local_app_data"], "unit": relation["local_unit_data"]}
                 for relation in state["relations"]
             },
-            "secrets": [dict(secret) for secret in state["secrets"]],
+            "secrets": state["secrets"],
         }
-        hook = self.answers.get(unit.app)
-        if hook:
-            hook(event, state, result)
-        rules.apply(self.model, unit, event, given, result)

@@ -21,39 +21,36 @@ HOME = pathlib.Path(os.environ["JUJU_STANDIN"])
 SHARED = "/mnt/shared"
 SUBORDINATES = {"sackd": ("shared-filesystem-client", "trainer"), "slurmd": ("shared-filesystem-client", "slurm-gpu")}
 State = dict[str, typing.Any]
+STATE: State = {}  # of the controller, between two commands in state.json
 
 
 class JujuError(Exception):
     """What the juju client prints behind `ERROR`."""
 
 
-def show_controller(state: State, words: list[str]) -> str:
-    """The current controller."""
+def show_controller(words: list[str]) -> str:
     _exactly(words, "--format", "json")
-    return json.dumps({"standin": {"details": {"agent-version": state["version"]}, "controller-machines": {}}})
+    return json.dumps({"standin": {"details": {"agent-version": STATE["version"]}, "controller-machines": {}}})
 
 
-def add_model(state: State, words: list[str]) -> str:
-    """A new model, with the current cloud."""
+def add_model(words: list[str]) -> str:
     (name,) = (word for word in words if word != "--no-switch")
-    state["models"][name] = {"applications": {}, "secrets": {}, "jobs": {}}
+    STATE["models"][name] = {"applications": {}, "secrets": {}, "jobs": {}}
     return ""
 
 
-def destroy_model(state: State, words: list[str]) -> str:
-    """Remove a model."""
+def destroy_model(words: list[str]) -> str:
     names = [word for word in words if word not in {"--no-prompt", "--destroy-storage", "--force"}]
-    del state["models"][names[0]]
+    del STATE["models"][names[0]]
     return ""
 
 
-def show_model(state: State, words: list[str]) -> str:
-    """The model's cloud and version."""
+def show_model(words: list[str]) -> str:
     _exactly(words[-2:], "--format", "json")
-    return json.dumps({"test": {"type": state["cloud"], "agent-version": state["version"]}})
+    return json.dumps({"test": {"type": STATE["cloud"], "agent-version": STATE["version"]}})
 
 
-def deploy(model: State, words: list[str], version: str) -> str:
+def deploy(model: State, words: list[str]) -> str:
     """A bundle with overlays, as far as applications go; a charm that assumes another Juju is refused."""
     merged: dict[str, State] = {}
     for path in (pathlib.Path(word) for word in words if word != "--overlay"):
@@ -64,7 +61,7 @@ def deploy(model: State, words: list[str], version: str) -> str:
                 merged[name] = merged.get(name, {}) | body
     facts = _yaml("tests/bundle/upstream.yaml")["charms"]
     for name, body in merged.items():
-        if "juju < 4" in facts.get(body["charm"], {}).get("assumes", "") and not version.startswith("3."):
+        if "juju < 4" in facts.get(body["charm"], {}).get("assumes", "") and not STATE["version"].startswith("3."):
             raise JujuError(f'Charm feature requirements cannot be met: charm requires feature "juju" ({name})')
         model["applications"][name] = {"units": list(range(body.get("num_units", 0))), "next": body.get("num_units", 0)}
     model["lacks-database"] = "mysql-proxy" in merged
@@ -72,7 +69,6 @@ def deploy(model: State, words: list[str], version: str) -> str:
 
 
 def status(model: State, words: list[str]) -> str:
-    """`juju status`."""
     _exactly(words, "--format", "json")
     applications: State = {}
     for name, application in model["applications"].items():
@@ -91,7 +87,6 @@ def _unit(workload: str) -> State:
 
 
 def add_unit(model: State, words: list[str]) -> str:
-    """One more unit."""
     application = model["applications"][words[0]]
     application["units"].append(application["next"])
     application["next"] += 1
@@ -107,7 +102,6 @@ def remove_unit(model: State, words: list[str]) -> str:
 
 
 def refresh(model: State, words: list[str]) -> str:
-    """Another revision of a charm from a file."""
     name, flag, path = words
     if flag != "--path" or name not in model["applications"] or not path.endswith(".charm"):
         raise JujuError(f"cannot refresh {words}")
@@ -115,14 +109,12 @@ def refresh(model: State, words: list[str]) -> str:
 
 
 def add_secret(model: State, words: list[str]) -> str:
-    """A secret of the model's."""
     name, pair = words
     model["secrets"][name] = {"uri": f"secret:{uuid.uuid4().hex[:20]}", "content": pair, "granted": []}
     return model["secrets"][name]["uri"] + "\n"
 
 
 def grant_secret(model: State, words: list[str]) -> str:
-    """Let an application read a secret."""
     model["secrets"][words[0]]["granted"].append(words[1])
     return ""
 
@@ -179,18 +171,11 @@ def _act(model: State, action: str, params: dict[str, str]) -> tuple[dict[str, s
     summary = {"state": "done", "ranks": [{"host": f"juju-2586ad-{n}"} for n in have[:nodes]], "first_loss": 5.0}
     summary |= {"last_loss": 2.0, "checkpoint": f"{SHARED}/runs/run-{job}/checkpoint"}
     (folder / "summary.json").write_text(json.dumps(summary))
-    place = f"{SHARED}/runs/run-{job}"
-    return {
-        "job-id": job,
-        "run": f"run-{job}",
-        "state": model["jobs"][job],
-        "run-dir": place,
-        "log": f"{place}/log",
-    }, ""
+    place, state = f"{SHARED}/runs/run-{job}", model["jobs"][job]
+    return {"job-id": job, "run": f"run-{job}", "state": state, "run-dir": place, "log": f"{place}/log"}, ""
 
 
 def execute(model: State, words: list[str]) -> str:
-    """A shell command on a unit's machine."""
     _exactly(words[:3], "--format", "json", "--unit")
     unit, _, command = words[3:]
     name, _, number = unit.partition("/")
@@ -204,17 +189,17 @@ def execute(model: State, words: list[str]) -> str:
         boot.write_text(uuid.uuid4().hex)
     command = command.replace(SHARED, str(HOME / "shared")).replace("/proc/sys/kernel/random/boot_id", str(boot))
     (HOME / "shared").mkdir(exist_ok=True)
-    _write(model["_state"])
+    _write()
     environment = os.environ | {"PATH": f"{HOME / 'bin'}:{os.environ['PATH']}", "JUJU_STANDIN_UNIT": unit}
     done = subprocess.run(["/bin/sh", "-c", command], check=False, capture_output=True, text=True, env=environment)
     results: State = {"return-code": done.returncode, "stdout": done.stdout.replace(str(HOME / "shared"), SHARED)}
     return json.dumps({unit: {"results": results, "status": "completed", "id": "8"}})
 
 
-def host(state: State, command: str, words: list[str]) -> str:
-    """What a command of a host prints, in a shell of `juju exec`."""
+def host(command: str, words: list[str]) -> str:
+    """Return the output of a command of a host, in a shell of `juju exec`."""
     unit = os.environ["JUJU_STANDIN_UNIT"]
-    (model,) = state["models"].values()
+    (model,) = STATE["models"].values()
     match command:
         case "sinfo":
             return "".join(f"slurmd-{number} idle\n" for number in model["applications"]["slurmd"]["units"])
@@ -232,30 +217,16 @@ def host(state: State, command: str, words: list[str]) -> str:
         case "systemd-run":
             (HOME / f"boot-{unit.replace('/', '-')}").write_text(uuid.uuid4().hex)
             return ""
-        case "chown":
-            return ""
         case _:
-            raise JujuError(f"{command} is no command of this host")
+            return ""  # chown
 
 
 HOST_COMMANDS = ("sinfo", "squeue", "sacct", "hostname", "findmnt", "systemd-run", "chown")
-OF_CONTROLLER: dict[str, collections.abc.Callable[[State, list[str]], str]] = {
-    "show-controller": show_controller,
-    "add-model": add_model,
-    "destroy-model": destroy_model,
-    "show-model": show_model,
-}
+OF_CONTROLLER = {one.__name__.replace("_", "-"): one for one in (show_controller, add_model, destroy_model, show_model)}
 OF_MODEL: dict[str, collections.abc.Callable[[State, list[str]], str]] = {
-    "status": status,
-    "add-unit": add_unit,
-    "remove-unit": remove_unit,
-    "refresh": refresh,
-    "add-secret": add_secret,
-    "grant-secret": grant_secret,
-    "config": config,
-    "run": run,
-    "exec": execute,
-}
+    one.__name__.replace("_", "-"): one
+    for one in (deploy, status, add_unit, remove_unit, refresh, add_secret, grant_secret, config, run)
+} | {"exec": execute}
 
 
 def _yaml(path: str | pathlib.Path) -> State:
@@ -269,19 +240,15 @@ def _exactly(words: list[str], *wanted: str) -> None:
         raise JujuError(f"unrecognized args: {words}")
 
 
-def _write(state: State) -> None:
-    clean = {key: value for key, value in state.items() if key != "_state"}
-    for model in clean["models"].values():
-        model.pop("_state", None)
-    (HOME / "state.json").write_text(json.dumps(clean))
+def _write() -> None:
+    (HOME / "state.json").write_text(json.dumps(STATE))
 
 
 def main(program: str, words: list[str]) -> int:
-    """Answer one command line."""
-    state: State = json.loads((HOME / "state.json").read_text())
+    STATE.update(json.loads((HOME / "state.json").read_text()))
     try:
         if program != "juju":
-            print(host(state, program, words), end="")
+            print(host(program, words), end="")
             return 0
         with (HOME / "calls").open("a") as calls:
             calls.write(json.dumps(words) + "\n")
@@ -292,17 +259,15 @@ def main(program: str, words: list[str]) -> int:
         if command in OF_CONTROLLER:
             if command == "destroy-model":
                 rest = [*rest, name] if name else rest
-            print(OF_CONTROLLER[command](state, rest), end="")
+            print(OF_CONTROLLER[command](rest), end="")
         else:
-            model = state["models"][name]
-            model["_state"] = state
-            out = deploy(model, rest, state["version"]) if command == "deploy" else OF_MODEL[command](model, rest)
-            print(out, end="")
+            print(OF_MODEL[command](STATE["models"][name], rest), end="")
     except (JujuError, KeyError) as e:
-        _write(state)
         print(f"ERROR {e}", file=sys.stderr)
         return 1
-    _write(state)
+    finally:
+        if program == "juju":
+            _write()
     return 0
 
 

@@ -2,9 +2,14 @@
 
 import collections.abc
 import functools
+import logging
 import typing
 
 import ops
+
+from common import conf
+
+logger = logging.getLogger(__name__)
 
 
 class Stop(Exception):
@@ -33,14 +38,10 @@ class Standin(ops.CharmBase):
         if event.departing_unit == self.unit:
             self._stored.departing = True
 
-    @property
-    def is_departing(self) -> bool:
-        """Return whether this unit is on its way out of the model."""
-        return bool(self._stored.departing)
-
-    def refuse(self, options: collections.abc.Iterable[str]) -> None:
+    def refuse(self, refused: conf.OptionsRefused) -> None:
         """Block on options that failed validation. The caller observes no event at all then, as upstream."""
-        names = ", ".join(options)
+        logger.error("%s", refused)
+        names = ", ".join(refused.reasons)
         self.unit.status = ops.BlockedStatus(f"fix config: {names}; see juju debug-log. Until then no event is handled")
 
 
@@ -78,15 +79,15 @@ def leader_only(
     return wrapped
 
 
+def refreshes_on_leader(
+    handler: collections.abc.Callable[[Charm, Event], None],
+) -> collections.abc.Callable[[Charm, Event], None]:
+    """Set the unit's status after `handler`; skip both on units that do not lead."""
+    return leader_only(refreshes(handler))
+
+
 def wait_unless(event: ops.EventBase, holds: bool, message: str) -> None:
     """Defer the event and wait if the condition does not hold. Raises `Stop`."""
     if not holds:
         event.defer()
         raise Stop(ops.WaitingStatus(message))
-
-
-def block_unless(event: ops.EventBase, holds: bool, message: str) -> None:
-    """Defer the event and block if the condition does not hold. Raises `Stop`."""
-    if not holds:
-        event.defer()
-        raise Stop(ops.BlockedStatus(message))

@@ -25,39 +25,21 @@ _model.validate = _validate
 
 
 class OptionsRefused(Exception):
-    """Options that upstream refuses.
-
-    Attributes:
-        reasons: option -> why.
-    """
+    """Options that upstream refuses; `reasons` has the reason of each."""
 
     def __init__(self, reasons: dict[str, str]) -> None:
         super().__init__("; ".join(f"{option}: {reason}" for option, reason in reasons.items()))
         self.reasons = reasons
 
 
-class Editor(typing.Protocol[M]):
-    """The common interface of slurmutils' editors."""
-
-    def dump(self, obj: M, /, file: pathlib.Path, *, mode: int, user: str, group: str) -> None: ...  # noqa: D102
-    def load(self, file: pathlib.Path, /) -> M: ...  # noqa: D102
-    def edit(  # noqa: D102
-        self, file: pathlib.Path, *, mode: int, user: str, group: str
-    ) -> contextlib.AbstractContextManager[M]: ...
-
-
 @dataclasses.dataclass(frozen=True)
 class ConfigFile(typing.Generic[M]):
     """One file and what belongs to it: `slurm.conf` has `slurm.conf.overrides` beside it."""
 
-    editor: Editor[M]
+    editor: typing.Any  # slurmutils' of the model; they have no common base
     path: pathlib.Path
     owner: str
     mode: int = 0o644
-
-    def exists(self) -> bool:
-        """Return whether the file exists."""
-        return self.path.exists()
 
     def load(self) -> M:
         """Return the file's settings."""
@@ -70,15 +52,6 @@ class ConfigFile(typing.Generic[M]):
     def edit(self) -> contextlib.AbstractContextManager[M]:
         """Return the settings for changing; the end of the block writes them. A missing file counts as empty."""
         return self.editor.edit(self.path, mode=self.mode, user=self.owner, group=self.owner)
-
-    def create(self) -> None:
-        """Write the file again as it is, empty if it is missing."""
-        with self.edit():
-            pass
-
-    def delete(self) -> None:
-        """Remove the file."""
-        self.path.unlink(missing_ok=True)
 
     def beside(self, suffix: str) -> "ConfigFile[M]":
         """Return the file that is called as this one with `.suffix` behind it."""

@@ -1,7 +1,5 @@
 """The common part of the charms of Slurm's daemons: installation, keys, the controller's databag, the status."""
 
-import collections.abc
-import contextlib
 import logging
 import typing
 
@@ -18,30 +16,31 @@ class Daemon(charm.Standin):
 
     daemon: typing.ClassVar[service.Service]
 
-    @contextlib.contextmanager
-    def installing(self, event: ops.InstallEvent) -> collections.abc.Generator[None]:
-        """Install the daemon before the block; if that or the block fails, defer the event. Raises `Stop`."""
+    def observe_daemon(self) -> None:
+        """Observe the events that every one of these charms handles."""
+        self.framework.observe(self.on.install, self._on_install)
+        self.framework.observe(self.on.update_status, self.look)
+
+    @charm.refreshes
+    def _on_install(self, event: ops.InstallEvent) -> None:
+        raise NotImplementedError
+
+    def install(self, event: ops.InstallEvent, *ports: int) -> None:
+        """Install the daemon and open its ports. If that fails, defer the event and block. Raises `Stop`."""
         self.unit.status = ops.MaintenanceStatus(f"installing {self.daemon.name}")
         try:
             self.daemon.install()
-            yield
         except CommandError as e:
             logger.error("%s", e)
             event.defer()
             raise charm.Stop(ops.BlockedStatus(f"{self.daemon.name} was not installed: {e}")) from e
-
-    def install(self, event: ops.InstallEvent) -> None:
-        """Install the daemon. If that fails, defer the event and block. Raises `Stop`."""
-        with self.installing(event):
-            pass
+        for port in ports:
+            self.unit.open_port("tcp", port)
+        self.unit.set_workload_version(self.daemon.version())
 
     @charm.refreshes
     def look(self, _: ops.UpdateStatusEvent) -> None:
         """Look at the status only: what died is not started."""
-
-    def block_unless_installed(self, event: ops.EventBase) -> None:
-        """Defer the event and block if the daemon is not installed. Raises `Stop`."""
-        charm.block_unless(event, self.daemon.is_installed(), f"{self.daemon.name} is not installed")
 
     def failed(self, what: str, error: Exception) -> charm.Stop:
         """Log the error; return what ends the handler with a status that names the failure."""
@@ -75,7 +74,26 @@ class Daemon(charm.Standin):
             return None
         ready = wire.controller_ready(self.model, event.relation.name, *keys)
         charm.wait_unless(event, ready, "waiting for slurmctld")
-        self.block_unless_installed(event)
         data = wire.read_controller(self, event.relation)
         self.daemon.set_auth_key(data.auth_key, data.auth_key_id)
         return data
+
+
+class Client(Daemon):
+    """A daemon of one controller, which it gets over the endpoint `slurmctld`."""
+
+    def observe_daemon(self) -> None:
+        """Observe the controller, too."""
+        super().observe_daemon()
+        relation = self.on["slurmctld"]
+        self.framework.observe(relation.relation_changed, self._on_controller_changed)
+        self.framework.observe(relation.relation_departed, self.note_departing)
+        self.framework.observe(relation.relation_broken, self._on_controller_broken)
+
+    @charm.refreshes
+    def _on_controller_changed(self, event: ops.RelationChangedEvent) -> None:
+        raise NotImplementedError
+
+    @charm.refreshes
+    def _on_controller_broken(self, event: ops.RelationBrokenEvent) -> None:
+        raise NotImplementedError

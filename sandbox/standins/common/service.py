@@ -46,11 +46,6 @@ def scontrol(*arguments: str) -> str:
         raise SlurmError(f"scontrol {' '.join(arguments)}: {e}") from e
 
 
-def knows_node(name: str) -> bool:
-    """Return whether scontrol shows the node. A controller that does not answer does not know it either."""
-    return run("/usr/bin/scontrol", "show", "node", name, timeout=_PATIENCE_S, check=False).returncode == 0
-
-
 @dataclasses.dataclass(frozen=True)
 class Service:
     """A daemon and its host.
@@ -85,8 +80,7 @@ class Service:
             systemctl("disable", "--now", "munge")
         if self.dropin:
             systemd.ensure_dropin(f"{self.name}.service", "10-charmed-hpc.conf", self.dropin)
-        systemctl("stop", self.name)
-        systemctl("disable", self.name)
+        self.stop_and_disable()
 
     def version(self) -> str:
         """Return the version of the installed package. Raises `CommandError` if it is missing."""
@@ -134,12 +128,8 @@ class Service:
         dotenv.set_key(self._defaults, self._variable, shlex.join(words), quote_mode="never")
 
     def set_controllers(self, controllers: list[str]) -> None:
-        """Make the daemon fetch its configuration from these controllers (host:port)."""
-        self.set_options(self.options() | {"--conf-server": ",".join(controllers)})
-
-    def forget_controllers(self) -> None:
-        """Take the controllers out of the options."""
-        self.set_options({name: value for name, value in self.options().items() if name != "--conf-server"})
+        """Make the daemon fetch its configuration from these controllers (host:port), if there are any."""
+        self.set_options(self.options() | {"--conf-server": ",".join(controllers) or False})
 
     @property
     def _defaults(self) -> pathlib.Path:

@@ -5,7 +5,6 @@ import json
 import typing
 
 import ops
-import slurmutils
 
 AUTH_LABEL = "slurm-auth-key"
 JWT_LABEL = "slurm-jwt-key"
@@ -34,14 +33,6 @@ class ControllerData:
     slurmconfig: dict[str, dict[str, typing.Any]] = dataclasses.field(default_factory=dict[str, dict[str, typing.Any]])
 
 
-def publish_controller(charm: ops.CharmBase, relation: ops.Relation, data: ControllerData) -> None:
-    """Grant the secrets that `data` names to the relation and write it there; keys of an earlier write are replaced."""
-    for identifier in (data.auth_secret_id, data.jwt_secret_id):
-        if identifier:
-            charm.model.get_secret(id=identifier).grant(relation)
-    relation.save(data, charm.app, encoder=json.dumps)
-
-
 def controller_ready(model: ops.Model, endpoint: str, *keys: str) -> bool:
     """Return whether there is a relation, and every one of the endpoint's has these keys and none of them empty."""
     bags = [relation.data[relation.app] for relation in model.relations[endpoint] if relation.active]
@@ -63,13 +54,3 @@ def read_controller(charm: ops.CharmBase, relation: ops.Relation) -> ControllerD
         content = charm.model.get_secret(id=data.jwt_secret_id, label=JWT_LABEL).get_content()
         data = dataclasses.replace(data, jwt_key=content["key"])
     return data
-
-
-def publish_partition(charm: ops.CharmBase, relation: ops.Relation, partition: slurmutils.Partition) -> None:
-    """Write the application's partition into the relation."""
-    relation.data[charm.app]["partition"] = json.dumps(partition.dict())
-
-
-def read_partition(relation: ops.Relation) -> slurmutils.Partition:
-    """Return the partition that slurmd's leader published."""
-    return slurmutils.Partition.from_dict(json.loads(relation.data[relation.app]["partition"]))

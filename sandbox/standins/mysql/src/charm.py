@@ -6,7 +6,6 @@ import mariadb
 import ops
 
 _ENDPOINT = "database"
-_NOT_PLAYED = ("mysql", "db-router", "shared-db", "cos-agent", "certificates", "s3-parameters")
 
 
 class MySQLCharm(ops.CharmBase):
@@ -17,7 +16,6 @@ class MySQLCharm(ops.CharmBase):
         framework.observe(self.on.install, self._on_install)
         framework.observe(self.on.start, self._on_start)
         framework.observe(self.on[_ENDPOINT].relation_changed, self._on_database_requested)
-        framework.observe(self.on[_ENDPOINT].relation_broken, self._on_database_broken)
         framework.observe(self.on.collect_unit_status, self._on_collect_status)
 
     def _on_install(self, _: ops.InstallEvent) -> None:
@@ -30,37 +28,26 @@ class MySQLCharm(ops.CharmBase):
         """Observed, so that the status is looked at after a boot."""
 
     def _on_database_requested(self, event: ops.RelationChangedEvent) -> None:
-        """Make the database and the account once, the credentials in a secret if the other side asked for one."""
+        """Make the database and the account once; the credentials are in a secret."""
         asked, given = event.relation.data[event.relation.app], event.relation.data[self.app]
-        if not self.unit.is_leader() or "database" not in asked or "endpoints" in given:
+        if not self.unit.is_leader() or not {"database", "requested-secrets"} <= asked.keys() or "endpoints" in given:
             return
         user, password = f"relation-{event.relation.id}", secrets.token_hex(12)
         mariadb.create(asked["database"], user, password)
-        credentials = {"username": user, "password": password}
-        if "requested-secrets" in asked:
-            label = f"{event.relation.name}.{event.relation.id}.user.secret"
-            secret = self.app.add_secret(credentials, label=label)
-            secret.grant(event.relation)
-            assert secret.id is not None
-            given["secret-user"] = secret.id
-        else:
-            given.update(credentials)
+        label = f"{event.relation.name}.{event.relation.id}.user.secret"
+        secret = self.app.add_secret({"username": user, "password": password}, label=label)
+        secret.grant(event.relation)
+        assert secret.id is not None
+        given["secret-user"] = secret.id
         binding = self.model.get_binding(event.relation)
         assert binding is not None
         given["endpoints"] = f"{binding.network.ingress_address}:{mariadb.PORT}"
         given["database"] = asked["database"]
         given["version"] = mariadb.version()
 
-    def _on_database_broken(self, event: ops.RelationBrokenEvent) -> None:
-        if self.unit.is_leader():
-            mariadb.drop_user(f"relation-{event.relation.id}")
-
     def _on_collect_status(self, event: ops.CollectStatusEvent) -> None:
         if not self.unit.is_leader():
             event.add_status(ops.BlockedStatus("the sandbox plays one mysql unit only: remove this one"))
-        for endpoint in _NOT_PLAYED:
-            if self.model.relations[endpoint]:
-                event.add_status(ops.BlockedStatus(f"the sandbox does not play the relation {endpoint}: remove it"))
         if not mariadb.is_running():
             event.add_status(ops.WaitingStatus("waiting for MariaDB to start"))
         event.add_status(ops.ActiveStatus("Primary"))

@@ -3,7 +3,6 @@
 import ops
 from common import charm, daemons, service, wire
 
-_ENDPOINT = "slurmctld"
 _SERVICE = service.Service(
     "sackd",
     owner="slurm",
@@ -12,25 +11,18 @@ _SERVICE = service.Service(
 )
 
 
-class SackdCharm(daemons.Daemon):
+class SackdCharm(daemons.Client):
     """A login host."""
 
     daemon = _SERVICE
 
     def __init__(self, framework: ops.Framework) -> None:
         super().__init__(framework)
-        framework.observe(self.on.install, self._on_install)
-        framework.observe(self.on.update_status, self.look)
-        relation = self.on[_ENDPOINT]
-        framework.observe(relation.relation_changed, self._on_controller_changed)
-        framework.observe(relation.relation_departed, self.note_departing)
-        framework.observe(relation.relation_broken, self._on_controller_broken)
+        self.observe_daemon()
 
     @charm.refreshes
     def _on_install(self, event: ops.InstallEvent) -> None:
-        self.install(event)
-        self.unit.open_port("tcp", wire.SLURMD_PORT)
-        self.unit.set_workload_version(_SERVICE.version())
+        self.install(event, wire.SLURMD_PORT)
 
     @charm.refreshes
     def _on_controller_changed(self, event: ops.RelationChangedEvent) -> None:
@@ -41,12 +33,11 @@ class SackdCharm(daemons.Daemon):
         _SERVICE.enable_and_restart()
 
     @charm.refreshes
-    def _on_controller_broken(self, event: ops.RelationBrokenEvent) -> None:
-        if self.is_departing:
+    def _on_controller_broken(self, _: ops.RelationBrokenEvent) -> None:
+        if self._stored.departing:
             return
-        self.block_unless_installed(event)
         _SERVICE.stop_and_disable()
-        _SERVICE.forget_controllers()
+        _SERVICE.set_controllers([])
 
 
 if __name__ == "__main__":

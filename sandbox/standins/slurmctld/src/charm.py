@@ -1,19 +1,17 @@
 """Plays charmed-hpc's slurmctld 25.11 with Debian's Slurm."""
 
+import collections.abc
 import dataclasses
 import json
-import logging
 import secrets
 import socket
 
 import ops
 import slurm_controller
+import slurmutils
 from common import charm, conf, daemons, service, wire
 
-logger = logging.getLogger(__name__)
-
 _PEER = "slurmctld-peer"
-_NOT_PLAYED = ("influxdb", "oci-runtime", "smtp", "cos-agent", "mount")
 _SERVICE = slurm_controller.SERVICE
 
 
@@ -27,14 +25,12 @@ class SlurmctldCharm(daemons.Daemon):
         try:
             self._settings = slurm_controller.parse(self.config)
         except conf.OptionsRefused as e:
-            logger.error("%s", e)
-            self.refuse(e.reasons)
+            self.refuse(e)
             return
-        framework.observe(self.on.install, self._on_install)
+        self.observe_daemon()
         framework.observe(self.on.leader_elected, self._on_leader_elected)
         framework.observe(self.on.start, self._on_start)
         framework.observe(self.on.config_changed, self._on_config_changed)
-        framework.observe(self.on.update_status, self.look)
         framework.observe(self.on[_PEER].relation_created, self._on_peer_created)
         framework.observe(self.on["sackd"].relation_created, self._on_sackd_created)
         framework.observe(self.on["slurmd"].relation_changed, self._on_slurmd_changed)
@@ -49,34 +45,26 @@ class SlurmctldCharm(daemons.Daemon):
 
     @charm.refreshes
     def _on_install(self, event: ops.InstallEvent) -> None:
-        self.install(event)
+        self.install(event, wire.SLURMCTLD_PORT, 9092)
         if self.unit.is_leader():
             self._ensure_keys()
-        self.unit.set_workload_version(_SERVICE.version())
-        self.unit.open_port("tcp", wire.SLURMCTLD_PORT)
-        self.unit.open_port("tcp", 9092)
 
     def _ensure_keys(self) -> None:
         """Make the secrets that do not exist, and the key files from those that do."""
-        for label, new, path, write in (
-            (wire.JWT_LABEL, service.new_jwt_key, _SERVICE.jwt_key_path, self._write_jwt_key),
-            (wire.AUTH_LABEL, service.new_auth_key, _SERVICE.auth_key_path, self._write_auth_key),
-        ):
-            try:
-                content = self.model.get_secret(label=label).get_content(refresh=True)
-            except ops.SecretNotFoundError:
-                content = new()
-                self.app.add_secret(content, label=label)
-                write(content)
-            else:
-                if not path.exists():
-                    write(content)
+        jwt = self._secret_content(wire.JWT_LABEL, service.new_jwt_key)
+        if not _SERVICE.jwt_key_path.exists():
+            _SERVICE.set_jwt_key(jwt["key"])
+        auth = self._secret_content(wire.AUTH_LABEL, service.new_auth_key)
+        if not _SERVICE.auth_key_path.exists():
+            _SERVICE.set_auth_key(auth["key"], auth["keyid"])
 
-    def _write_auth_key(self, content: dict[str, str]) -> None:
-        _SERVICE.set_auth_key(content["key"], content["keyid"])
-
-    def _write_jwt_key(self, content: dict[str, str]) -> None:
-        _SERVICE.set_jwt_key(content["key"])
+    def _secret_content(self, label: str, new: collections.abc.Callable[[], dict[str, str]]) -> dict[str, str]:
+        try:
+            return self.model.get_secret(label=label).get_content(refresh=True)
+        except ops.SecretNotFoundError:
+            content = new()
+            self.app.add_secret(content, label=label)
+            return content
 
     @charm.refreshes
     def _on_leader_elected(self, event: ops.LeaderElectedEvent) -> None:
@@ -84,7 +72,6 @@ class SlurmctldCharm(daemons.Daemon):
 
     @charm.refreshes
     def _on_start(self, event: ops.StartEvent) -> None:
-        self.block_unless_installed(event)
         charm.wait_unless(event, bool(self._cluster_name()), "waiting for the cluster's name")
         if self.unit.is_leader():
             slurm_controller.write_once(self._cluster_name(), f"{socket.gethostname()}({self._address})")
@@ -96,23 +83,19 @@ class SlurmctldCharm(daemons.Daemon):
             slurm_controller.write_options(self._settings)
         self._reconfigure()
 
-    @charm.leader_only
-    @charm.refreshes
+    @charm.refreshes_on_leader
     def _on_peer_created(self, event: ops.RelationCreatedEvent) -> None:
         data = event.relation.data[self.app]
         if not self._cluster_name():
             name = self._settings.cluster_name or f"charmed-hpc-{secrets.token_urlsafe(3)}"
             data["cluster_name"] = json.dumps(name)
 
-    @charm.leader_only
-    @charm.refreshes
+    @charm.refreshes_on_leader
     def _on_sackd_created(self, event: ops.RelationCreatedEvent) -> None:
         self._wait_for_daemon(event)
-        self.block_unless_installed(event)
         self._publish(event.relation, wire.ControllerData(controllers=self._controllers))
 
-    @charm.leader_only
-    @charm.refreshes
+    @charm.refreshes_on_leader
     def _on_slurmd_changed(self, event: ops.RelationChangedEvent) -> None:
         if not event.relation.data[event.relation.app]:
             return
@@ -120,53 +103,42 @@ class SlurmctldCharm(daemons.Daemon):
         named = [relation for relation in partitions if "partition" in relation.data[relation.app]]
         charm.wait_unless(event, len(named) == len(partitions), "waiting for a partition")
         self._wait_for_daemon(event)
-        self.block_unless_installed(event)
-        slurm_controller.set_partition(wire.read_partition(event.relation), self._settings.default_partition)
+        slurm_controller.set_partition(_partition(event.relation), self._settings.default_partition)
         self._publish(event.relation, wire.ControllerData(controllers=self._controllers))
         self._reconfigure()
 
-    @charm.leader_only
-    @charm.refreshes
+    @charm.refreshes_on_leader
     def _on_slurmd_broken(self, event: ops.RelationBrokenEvent) -> None:
-        if self.is_departing:
+        if self._stored.departing:
             return
-        self.block_unless_installed(event)
-        slurm_controller.remove_partition(str(wire.read_partition(event.relation).partition_name))
+        slurm_controller.remove_partition(str(_partition(event.relation).partition_name))
         self._reconfigure()
 
-    @charm.leader_only
-    @charm.refreshes
+    @charm.refreshes_on_leader
     def _on_slurmdbd_created(self, event: ops.RelationCreatedEvent) -> None:
-        self.block_unless_installed(event)
         self._publish(event.relation, wire.ControllerData(jwt_secret_id=self._secret_id(wire.JWT_LABEL)))
 
-    @charm.leader_only
-    @charm.refreshes
+    @charm.refreshes_on_leader
     def _on_slurmdbd_changed(self, event: ops.RelationChangedEvent) -> None:
         if not event.relation.data[event.relation.app]:
             return
         self._wait_for_database(event)
         self._wait_for_config(event)
-        self.block_unless_installed(event)
         slurm_controller.set_accounting(json.loads(event.relation.data[event.relation.app]["hostname"]))
         self._reconfigure()
 
-    @charm.leader_only
-    @charm.refreshes
-    def _on_slurmdbd_broken(self, event: ops.RelationBrokenEvent) -> None:
-        if self.is_departing:
+    @charm.refreshes_on_leader
+    def _on_slurmdbd_broken(self, _: ops.RelationBrokenEvent) -> None:
+        if self._stored.departing:
             return
-        self.block_unless_installed(event)
         slurm_controller.unset_accounting()
         self._reconfigure()
 
-    @charm.leader_only
-    @charm.refreshes
+    @charm.refreshes_on_leader
     def _on_slurmrestd_created(self, event: ops.RelationCreatedEvent) -> None:
         self._wait_for_config(event)
         self._wait_for_database(event)
         self._wait_for_daemon(event)
-        self.block_unless_installed(event)
         self._publish(event.relation, wire.ControllerData(slurmconfig=slurm_controller.all_settings()))
 
     def _on_set_node_state(self, event: ops.ActionEvent) -> None:
@@ -185,9 +157,6 @@ class SlurmctldCharm(daemons.Daemon):
         """Return the reason why the controller does not work, or the report of `scontrol ping`."""
         if not self.unit.is_leader():
             return ops.BlockedStatus("the sandbox plays one slurmctld unit only: remove this one")
-        for endpoint in _NOT_PLAYED:
-            if self.model.relations[endpoint]:
-                return ops.BlockedStatus(f"the sandbox does not play the relation {endpoint}: remove it")
         if not _SERVICE.is_installed():
             return ops.BlockedStatus("slurmctld is not installed")
         if not self._cluster_name():
@@ -201,7 +170,8 @@ class SlurmctldCharm(daemons.Daemon):
         if not (_SERVICE.is_installed() and self._cluster_name() and _SERVICE.is_active()):
             return
         try:
-            slurm_controller.restart_and_reconfigure()
+            _SERVICE.reconfigure()
+            service.scontrol("reconfigure")
         except service.SlurmError as e:
             raise self.failed("reconfigured", e) from e
         if self.unit.is_leader():
@@ -209,8 +179,11 @@ class SlurmctldCharm(daemons.Daemon):
                 self._publish(relation, wire.ControllerData(slurmconfig=slurm_controller.all_settings()))
 
     def _publish(self, relation: ops.Relation, data: wire.ControllerData) -> None:
+        """Grant the secrets that `data` names to the relation and write it there; what an earlier write left goes."""
         data = dataclasses.replace(data, auth_secret_id=self._secret_id(wire.AUTH_LABEL))
-        wire.publish_controller(self, relation, data)
+        for identifier in filter(None, (data.auth_secret_id, data.jwt_secret_id)):
+            self.model.get_secret(id=identifier).grant(relation)
+        relation.save(data, self.app, encoder=json.dumps)
 
     def _secret_id(self, label: str) -> str:
         return self.model.get_secret(label=label).get_info().id
@@ -231,7 +204,7 @@ class SlurmctldCharm(daemons.Daemon):
         return [f"{self._address}:{wire.SLURMCTLD_PORT}"]
 
     def _wait_for_config(self, event: ops.EventBase) -> None:
-        charm.wait_unless(event, slurm_controller.slurm_conf().exists(), "waiting for slurm.conf")
+        charm.wait_unless(event, slurm_controller.slurm_conf().path.exists(), "waiting for slurm.conf")
 
     def _wait_for_daemon(self, event: ops.EventBase) -> None:
         charm.wait_unless(event, _SERVICE.is_active(), "waiting for slurmctld to start")
@@ -240,6 +213,11 @@ class SlurmctldCharm(daemons.Daemon):
         relations = [relation for relation in self.model.relations["slurmdbd"] if relation.active]
         ready = bool(relations) and all("hostname" in relation.data[relation.app] for relation in relations)
         charm.wait_unless(event, ready, "waiting for slurmdbd")
+
+
+def _partition(relation: ops.Relation) -> slurmutils.Partition:
+    """Return the partition that slurmd's leader published."""
+    return slurmutils.Partition.from_dict(json.loads(relation.data[relation.app]["partition"]))
 
 
 if __name__ == "__main__":

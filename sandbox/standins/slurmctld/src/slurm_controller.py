@@ -67,45 +67,29 @@ def write_once(cluster_name: str, host: str) -> None:
     `host` is SlurmctldHost. MetricsType, which upstream sets, is unknown to Slurm 24.11.
     """
     main = slurm_conf()
-    if not main.exists():
+    if not main.path.exists():
         config = slurmutils.SlurmConfig.from_str((pathlib.Path(__file__).parent / "slurm.conf").read_text())
         config.cluster_name = cluster_name
         config.slurmctld_host = [host]
         config.auth_alt_parameters = {"jwt_key": str(SERVICE.jwt_key_path)}
         config.include = [main.beside(suffix).path.name for suffix in _BESIDE]
         main.dump(config)
-        for suffix in _BESIDE:
-            main.beside(suffix).create()
-    gres = conf.ConfigFile(slurmutils.GresConfigEditor(), service.ETC / "gres.conf", "slurm")
-    if not gres.exists():
+        for suffix in _BESIDE:  # each as it is, empty if it is missing
+            with main.beside(suffix).edit():
+                pass
+    gres = conf.ConfigFile[slurmutils.GresConfig](slurmutils.GresConfigEditor(), service.ETC / "gres.conf", "slurm")
+    if not gres.path.exists():
         with gres.edit() as config:
             config.auto_detect = "nvidia"
 
 
 def write_options(settings: Settings) -> None:
-    """Write slurm.conf.overrides and cgroup.conf, and move the default partition if it is another one now."""
+    """Write slurm.conf.overrides and cgroup.conf."""
     slurm_conf().beside("overrides").dump(settings.overrides)
-    present = _default_partition()
-    if settings.default_partition != present:
-        _set_default(settings.default_partition, default=True)
-        _set_default(present, default=False)
-    cgroup = conf.ConfigFile(slurmutils.CGroupConfigEditor(), service.ETC / "cgroup.conf", "slurm")
+    cgroup = conf.ConfigFile[slurmutils.CGroupConfig](
+        slurmutils.CGroupConfigEditor(), service.ETC / "cgroup.conf", "slurm"
+    )
     cgroup.dump(settings.cgroup)
-
-
-def _default_partition() -> str:
-    for file in slurm_conf().all_beside():
-        for partition in file.load().partitions.values():
-            if partition.default:
-                return str(partition.partition_name)
-    return ""
-
-
-def _set_default(name: str, *, default: bool) -> None:
-    file = slurm_conf().beside(name)
-    if name and file.exists():
-        with file.edit() as config:
-            config.partitions[name].default = default
 
 
 def set_partition(partition: slurmutils.Partition, default_partition: str) -> None:
@@ -124,7 +108,7 @@ def remove_partition(name: str) -> None:
     """Remove slurm.conf.<partition>."""
     file = slurm_conf().beside(name)
     _exclude(file.path.name)
-    file.delete()
+    file.path.unlink(missing_ok=True)
 
 
 def set_accounting(host: str) -> None:
@@ -166,12 +150,6 @@ def all_settings() -> dict[str, dict[str, object]]:
     """Return the settings of slurm.conf and of every file beside it, as slurmrestd gets them."""
     main = slurm_conf()
     return {file.path.name: file.load().dict() for file in (main, *main.all_beside())}
-
-
-def restart_and_reconfigure() -> None:
-    """Restart slurmctld, then make all daemons read the configuration again. Raises `SlurmError`."""
-    SERVICE.reconfigure()
-    service.scontrol("reconfigure")
 
 
 def controller_status(host: str) -> str:

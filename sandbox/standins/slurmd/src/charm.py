@@ -1,7 +1,7 @@
 """Plays charmed-hpc's slurmd 25.11 with Debian's Slurm."""
 
+import json
 import logging
-import pathlib
 
 import ops
 import slurmd_node
@@ -13,11 +13,10 @@ from slurm_ddp.run import CommandError
 logger = logging.getLogger(__name__)
 
 _ENDPOINT = "slurmctld"
-_REBOOT_REQUIRED = pathlib.Path("/var/run/reboot-required")
 _SERVICE = slurmd_node.SERVICE
 
 
-class SlurmdCharm(daemons.Daemon):
+class SlurmdCharm(daemons.Client):
     """A compute node. Its name is the unit's, its partition and feature are the application's.
 
     One that Slurm does not use is active, too.
@@ -30,43 +29,27 @@ class SlurmdCharm(daemons.Daemon):
         try:
             self._settings = slurmd_node.parse(self.app.name, self.config)
         except conf.OptionsRefused as e:
-            logger.error("%s", e)
-            self.refuse(e.reasons)
+            self.refuse(e)
             return
-        framework.observe(self.on.install, self._on_install)
+        self.observe_daemon()
         framework.observe(self.on.config_changed, self._on_config_changed)
-        framework.observe(self.on.update_status, self.look)
         framework.observe(self.on.set_node_config_action, self._on_set_node_config)
-        relation = self.on[_ENDPOINT]
-        framework.observe(relation.relation_created, self._on_controller_created)
-        framework.observe(relation.relation_changed, self._on_controller_changed)
-        framework.observe(relation.relation_departed, self.note_departing)
-        framework.observe(relation.relation_broken, self._on_controller_broken)
+        framework.observe(self.on[_ENDPOINT].relation_created, self._on_controller_created)
 
     @charm.refreshes
     def _on_install(self, event: ops.InstallEvent) -> None:
-        self._reboot_if_required(now=True)
-        self.install(event)
+        self.install(event, wire.SLURMD_PORT)
         # Upstream's driver comes after this, so NVML reports nothing yet.
         slurmd_node.set_node(slurmd_node.describe(self.app.name, gpus=[]))
         slurmd_node.set_name(self.unit.name.replace("/", "-"))
-        self.unit.open_port("tcp", wire.SLURMD_PORT)
-        self.unit.set_workload_version(_SERVICE.version())
-        self._reboot_if_required(now=False)
-
-    def _reboot_if_required(self, *, now: bool) -> None:
-        if _REBOOT_REQUIRED.exists():
-            self.unit.reboot(now)
 
     @charm.refreshes
     def _on_config_changed(self, _: ops.ConfigChangedEvent) -> None:
         for relation in self.model.relations[_ENDPOINT]:
             self._publish(relation)
 
-    @charm.leader_only
-    @charm.refreshes
+    @charm.refreshes_on_leader
     def _on_controller_created(self, event: ops.RelationCreatedEvent) -> None:
-        self.block_unless_installed(event)
         self._publish(event.relation)
 
     @charm.refreshes
@@ -75,24 +58,20 @@ class SlurmdCharm(daemons.Daemon):
         if data is None:
             return
         _SERVICE.set_controllers(data.controllers)
-        is_new = not slurmd_node.exists()
+        initial = () if slurmd_node.exists() else (self._settings.state, self._settings.reason)
         try:
-            if is_new:
-                slurmd_node.reconfigure(self._settings.state, self._settings.reason)
-            else:
-                slurmd_node.reconfigure()
+            slurmd_node.reconfigure(*initial)
         except service.SlurmError as e:
             raise self.failed("reconfigured", e) from e
 
     @charm.refreshes
     def _on_controller_broken(self, event: ops.RelationBrokenEvent) -> None:
-        if self.is_departing:
+        if self._stored.departing:
             return  # the node stays in Slurm
-        self.block_unless_installed(event)
         try:
             slurmd_node.delete()
             _SERVICE.stop_and_disable()
-            _SERVICE.forget_controllers()
+            _SERVICE.set_controllers([])
         except (service.SlurmError, CommandError) as e:
             event.defer()
             raise self.failed("stopped", e) from e
@@ -131,7 +110,7 @@ class SlurmdCharm(daemons.Daemon):
 
     def _publish(self, relation: ops.Relation) -> None:
         if self.unit.is_leader():
-            wire.publish_partition(self, relation, self._settings.partition)
+            relation.data[self.app]["partition"] = json.dumps(self._settings.partition.dict())
 
 
 if __name__ == "__main__":

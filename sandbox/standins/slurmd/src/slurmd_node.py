@@ -104,8 +104,12 @@ def name() -> str:
 
 
 def exists() -> bool:
-    """Return whether Slurm knows the node; no answer counts as no."""
-    return service.knows_node(name())
+    """Return whether Slurm knows the node; a controller that does not answer does not know it either."""
+    try:
+        service.scontrol("show", "node", name())
+    except service.SlurmError:
+        return False
+    return True
 
 
 def show() -> dict[str, typing.Any]:

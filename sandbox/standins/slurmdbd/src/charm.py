@@ -1,15 +1,12 @@
 """Plays charmed-hpc's slurmdbd 25.11 with Debian's Slurm."""
 
 import json
-import logging
 import socket
 
 import accounting_daemon
 import ops
 import slurmutils
-from common import charm, daemons, service, wire
-
-logger = logging.getLogger(__name__)
+from common import charm, conf, daemons, service, wire
 
 _CONTROLLER = "slurmctld"
 _DATABASE = "database"
@@ -28,13 +25,11 @@ class SlurmdbdCharm(daemons.Daemon):
         try:
             self._overrides = slurmutils.SlurmdbdConfig.from_str(str(self.config["slurmdbd-conf-parameters"]))
         except (slurmutils.ModelError, ValueError) as e:
-            logger.error("slurmdbd-conf-parameters: %s", e)
-            self.refuse(["slurmdbd-conf-parameters"])
+            self.refuse(conf.OptionsRefused({"slurmdbd-conf-parameters": str(e)}))
             return
+        self.observe_daemon()
         self._stored.set_default(has_database=False)
-        framework.observe(self.on.install, self._on_install)
         framework.observe(self.on.config_changed, self._on_config_changed)
-        framework.observe(self.on.update_status, self.look)
         framework.observe(self.on[_CONTROLLER].relation_changed, self._on_controller_changed)
         framework.observe(self.on[_DATABASE].relation_created, self._on_database_joined)
         framework.observe(self.on[_DATABASE].relation_changed, self._on_database_changed)
@@ -44,18 +39,14 @@ class SlurmdbdCharm(daemons.Daemon):
     def _on_install(self, event: ops.InstallEvent) -> None:
         if not self.unit.is_leader():
             raise charm.Stop(ops.BlockedStatus("slurmdbd has one unit only: remove this one"))
-        self.install(event)
-        self.unit.set_workload_version(_SERVICE.version())
-        self.unit.open_port("tcp", wire.SLURMDBD_PORT)
+        self.install(event, wire.SLURMDBD_PORT)
 
-    @charm.leader_only
-    @charm.refreshes
+    @charm.refreshes_on_leader
     def _on_config_changed(self, _: ops.ConfigChangedEvent) -> None:
         accounting_daemon.write_options(socket.gethostname(), self._address, self._overrides)
         self._reconfigure()
 
-    @charm.leader_only
-    @charm.refreshes
+    @charm.refreshes_on_leader
     def _on_controller_changed(self, event: ops.RelationChangedEvent) -> None:
         data = self.read_controller(event, *_KEYS)
         if data is None:
@@ -71,8 +62,7 @@ class SlurmdbdCharm(daemons.Daemon):
                 {"database": accounting_daemon.DATABASE, "requested-secrets": json.dumps(secrets)}
             )
 
-    @charm.leader_only
-    @charm.refreshes
+    @charm.refreshes_on_leader
     def _on_database_changed(self, event: ops.RelationChangedEvent) -> None:
         """Take the database when its credentials appear; later changes, of the address too, are nobody's business."""
         credentials = self._credentials(event.relation)
@@ -99,7 +89,7 @@ class SlurmdbdCharm(daemons.Daemon):
         """Start slurmdbd with what is known and publish its address to slurmctld. Raises `Stop`."""
         has_database = any(self._credentials(relation) for relation in self.model.relations[_DATABASE])
         has_keys = _SERVICE.auth_key_path.exists() and _SERVICE.jwt_key_path.exists()
-        if not (self._has_controller() and has_database and has_keys):
+        if not (wire.controller_ready(self.model, _CONTROLLER, *_KEYS) and has_database and has_keys):
             return
         try:
             accounting_daemon.merge_and_restart()
@@ -108,18 +98,14 @@ class SlurmdbdCharm(daemons.Daemon):
         for relation in self.model.relations[_CONTROLLER]:
             relation.data[self.app]["hostname"] = json.dumps(self._address)
 
-    def _has_controller(self) -> bool:
-        return wire.controller_ready(self.model, _CONTROLLER, *_KEYS)
-
     def _credentials(self, relation: ops.Relation) -> tuple[str, str] | None:
-        """Return user and password, from the provider's secret or, of an old one, from its databag."""
-        data = relation.data[relation.app]
-        content: dict[str, str] = dict(data)
-        if "secret-user" in data:
-            label = f"{relation.name}.{relation.id}.user.secret"
-            content = self.model.get_secret(id=data["secret-user"], label=label).get_content()
-        user, password = content.get("username"), content.get("password")
-        return (user, password) if user and password else None
+        """Return user and password from the provider's secret; None before there is one."""
+        identifier = relation.data[relation.app].get("secret-user")
+        if identifier is None:
+            return None
+        label = f"{relation.name}.{relation.id}.user.secret"
+        content = self.model.get_secret(id=identifier, label=label).get_content()
+        return content["username"], content["password"]
 
     @property
     def _address(self) -> str:

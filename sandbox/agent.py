@@ -1,0 +1,66 @@
+"""The agent process inside a host: guest/agent.py, spoken to over its pipes."""
+
+import collections.abc
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import typing
+
+from sandbox.hosts import Host
+
+Json = dict[str, typing.Any]
+
+
+class Agent:
+    """The agent of one host, from its start until `close`."""
+
+    def __init__(self, host: Host, program: str) -> None:
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the agent
+        self._process = host.popen(
+            ["/opt/sandbox/venv/bin/python", program],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            start_new_session=True,
+        )
+        assert self._process.stdin and self._process.stdout
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
+
+    def alive(self) -> bool:
+        """Check whether the process runs."""
+        return self._process.poll() is None
+
+    def ask(self, request: Json, show: collections.abc.Callable[[Json], None]) -> Json:
+        """Run one event; `show` gets the messages of the hook meanwhile."""
+        with contextlib.suppress(BrokenPipeError):
+            self._stdin.write(json.dumps(request).encode() + b"\n")
+            self._stdin.flush()
+            for line in self._stdout:
+                message = json.loads(line)
+                if message["kind"] == "result":
+                    return message
+                show(message)
+        self._stderr.seek(0)
+        last = self._stderr.read().decode(errors="replace").splitlines()[-20:] or ["no error output"]
+        problem = f"the host stopped in the middle of the hook ({last[-1]})"
+        return {"ok": False, "error": problem, "trace": "\n".join(last)}
+
+    def kill(self) -> None:
+        """End the agent and the hook that it runs."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """End the agent when it runs no hook any more; kill it if it does not end."""
+        with contextlib.suppress(OSError):
+            self._stdin.close()
+        try:
+            self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            self._process.wait()
+        self._stdout.close()
+        self._stderr.close()

@@ -1,0 +1,190 @@
+"""What a hook gets of the model, and what the model takes from it afterwards."""
+
+import typing
+
+from sandbox import model as rules
+from sandbox import settings
+from sandbox.store import Event, Model, Relation, Secret, Status, Unit
+
+Json = dict[str, typing.Any]
+
+
+def describe(model: Model, unit: Unit, event: Event, *, source: str, cidr: str, resources: dict[str, str]) -> Json:
+    """Return the request that the agent on the unit's host runs: the event and the unit's view of the model."""
+    app = model.applications[unit.app]
+    endpoints = {"juju-info": {}} | app.section("provides") | app.section("requires") | app.section("peers")
+    return {
+        "unit": unit.name,
+        "source": source,
+        "machine_id": str(unit.machine),
+        "principal": unit.principal,
+        "event": event.model_dump(exclude={"sequence", "attempts", "retry_at", "problem", "not_before", "asked"}),
+        "state": {
+            "address": unit.address,
+            "cidr": cidr,
+            "bindings": [name for name, spec in endpoints.items() if spec.get("scope") != "container"],
+            "config": settings.options(app),
+            "leader": model.leader(unit.app) == unit.name,
+            "relations": [
+                _describe_relation(model, relation, unit, event)
+                for relation in model.app_relations(unit.app)
+                if _visible(model, relation, unit, event)
+            ],
+            "secrets": [
+                _describe_secret(secret, unit)
+                for secret in model.secrets.values()
+                if settings.can_read(model, secret, unit)
+            ],
+            "storages": unit.storages,
+            "resources": resources,
+            "ports": unit.ports,
+            "status": [unit.status.name, unit.status.message if unit.status.name != "unknown" else ""],
+            "app_status": [app.status.name, app.status.message],
+            "version": unit.version,
+            "planned_units": sum(not other.dying for other in model.app_units(unit.app)),
+            "deferred": unit.deferred,
+            "stored": unit.stored,
+            "model": {"name": model.name, "uuid": model.uuid},
+        },
+    }
+
+
+def _visible(model: Model, relation: Relation, unit: Unit, event: Event) -> bool:
+    # The event may be its end; behind relation-broken Juju names it no more, also where the other end is still there
+    if event.relation != relation.id and (unit.name in relation.left or not rules.takes_part(model, relation, unit)):
+        return False
+    # scenario has no subordinate relation without its one remote unit; a declared container endpoint of a principal
+    # shows only while a subordinate is there, or is the one that the event is about
+    return not relation.container or bool(_container_members(model, relation, unit, event))
+
+
+def _container_members(model: Model, relation: Relation, unit: Unit, event: Event) -> list[str]:
+    """Return the remote unit of a container relation; none if there is nothing to show."""
+    is_its = event.relation == relation.id
+    if is_its and event.remote:
+        return [event.remote]
+    remote = relation.remote_of(unit.app)
+    here = [other.name for other in model.machine_units(unit.machine) if other.app == remote]
+    if here or not is_its:
+        return here
+    removed = [name for name in relation.left if name.partition("/")[0] == remote][-1:]  # relation-broken
+    return removed or [f"{remote}/0"]  # relation-created, before there is one; its databag is empty
+
+
+def _describe_relation(model: Model, relation: Relation, unit: Unit, event: Event) -> Json:
+    remote = relation.remote_of(unit.app)
+    members = set(unit.members.get(relation.id, []))
+    if event.relation == relation.id and event.remote:
+        members.add(event.remote)
+    if relation.container:
+        members = set(_container_members(model, relation, unit, event))
+    own = relation.unit_data.get(unit.name) or relation.early.get(unit.name) or rules.addresses(unit)
+    return {
+        "id": relation.id,
+        "endpoint": relation.endpoint_of(unit.app),
+        "type": "peer" if relation.peer else "subordinate" if relation.container else "regular",
+        "local_app_data": relation.app_data.get(unit.app, {}),
+        "local_unit_data": own,
+        "remote_app": remote,
+        "remote_app_data": relation.app_data.get(remote, {}),
+        "remote_units_data": {
+            name.split("/")[1]: relation.unit_data.get(name) or relation.left.get(name, {})
+            for name in sorted(members)
+            if name != unit.name
+        },
+    }
+
+
+def _describe_secret(secret: Secret, unit: Unit) -> Json:
+    owner = {f"application:{unit.app}": "app", f"unit:{unit.name}": "unit"}.get(secret.owner)
+    tracked = secret.tracked.setdefault(unit.name, secret.latest)
+    return {
+        "id": secret.id,
+        "owner": owner,
+        "label": secret.label if owner else secret.labels.get(unit.name),
+        "tracked_revision": tracked,
+        "latest_revision": secret.latest,
+        "tracked_content": secret.contents.get(tracked, secret.contents[secret.latest]),
+        "latest_content": secret.contents[secret.latest],
+        "grants": secret.grants if owner else {},
+    }
+
+
+def apply(model: Model, unit: Unit, event: Event, given: Json, result: Json) -> None:
+    """Write what a hook or an action changed of the state that it was `given`, and queue what follows from it.
+
+    What it left as it was is not written: another unit may have changed it since, as the leader that this one follows.
+    """
+    app = model.applications[unit.app]
+    unit.status = Status(name=result["status"][0], message=result["status"][1])
+    if model.leader(unit.app) == unit.name and list(result["app_status"]) != list(given["app_status"]):
+        app.status = Status(name=result["app_status"][0], message=result["app_status"][1])
+    unit.version = result["version"]
+    unit.ports = [(protocol, port) for protocol, port in result["ports"]]
+    unit.deferred = result["deferred"]
+    unit.stored = result["stored"]
+    before = {str(described["id"]): described for described in given["relations"]}
+    for key, data in result["relations"].items():
+        relation = model.relations.get(int(key))
+        is_broken = event.kind == "relation-broken" and event.relation == int(key)
+        if relation is not None and not is_broken:  # else it was removed while this hook ran
+            _apply_databags(model, relation, unit, before[key], data)
+    _apply_secrets(model, unit, given["secrets"], result["secrets"])
+    rules.finished(model, unit, event)
+
+
+def _merged(now: dict[str, str], given: dict[str, str], result: dict[str, str]) -> dict[str, str]:
+    """Return `now` with what `result` changed of `given`."""
+    kept = {key: value for key, value in now.items() if key in result or key not in given}
+    return kept | {key: value for key, value in result.items() if given.get(key) != value}
+
+
+def _apply_databags(model: Model, relation: Relation, unit: Unit, given: Json, data: dict[str, dict[str, str]]) -> None:
+    remote = relation.remote_of(unit.app)
+    now = relation.app_data.get(unit.app, {})
+    merged = _merged(now, given["local_app_data"], data["app"])
+    if now != merged and model.leader(unit.app) == unit.name:
+        relation.app_data[unit.app] = merged
+        for other in list(model.units.values()):
+            if other.app == remote and other is not unit and other.members.get(relation.id) and not other.dying:
+                rules.enqueue(model, other, "relation-changed", relation=relation.id)
+    if unit.name in relation.unit_data and relation.unit_data[unit.name] != data["unit"]:
+        relation.unit_data[unit.name] = data["unit"]
+        for other in model.neighbours(relation, unit):
+            if unit.name in other.members.get(relation.id, []) and not other.dying:
+                rules.enqueue(model, other, "relation-changed", relation=relation.id, remote=unit.name)
+    elif unit.name not in relation.unit_data:
+        relation.early[unit.name] = data["unit"]  # the others read it when the unit enters the scope
+
+
+def _apply_secrets(model: Model, unit: Unit, given: list[Json], described: list[Json]) -> None:
+    before = {secret["id"]: secret for secret in given}
+    for item in described:
+        old: Json = before.get(item["id"], {})
+        secret = model.secrets.get(item["id"])
+        if secret is None:
+            if old:  # its owner removed it while this hook ran
+                continue
+            owner = f"application:{unit.app}" if item["owner"] == "app" else f"unit:{unit.name}"
+            secret = Secret(id=item["id"], owner=owner, contents={1: item["latest_content"]}, latest=1)
+            model.secrets[secret.id] = secret
+        if settings.can_change(model, secret, unit):
+            if item["label"] != old.get("label"):
+                secret.label = item["label"]
+            grants, granted = _grants(item), _grants(old)
+            if grants != granted:
+                secret.grants = grants
+            if item["latest_content"] not in (secret.contents[secret.latest], old.get("latest_content")):
+                settings.new_revision(model, secret, item["latest_content"])
+        elif item["label"] and item["owner"] is None:
+            secret.labels[unit.name] = item["label"]
+        # the revision that the hook read: the owner may have made another one meanwhile
+        secret.tracked[unit.name] = min(item["tracked_revision"], secret.latest)
+    kept = {secret["id"] for secret in described}
+    for secret in list(model.secrets.values()):
+        if secret.id in before and secret.id not in kept and settings.can_change(model, secret, unit):
+            del model.secrets[secret.id]
+
+
+def _grants(described: Json) -> dict[int, list[str]]:
+    return {int(relation): sorted(grantees) for relation, grantees in described.get("grants", {}).items()}
