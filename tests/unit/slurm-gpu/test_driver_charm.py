@@ -68,7 +68,7 @@ def test_upgrade_driver_with_a_reboot(ctx: testing.Context[charm.SlurmGpuCharm],
     """The machine is left to the operator to reboot; a second card that is found then is registered, too."""
     update(ctx)
     machine.in_use = True
-    results, out = act(ctx, "upgrade-driver", branch="580")
+    results, out = act(ctx, "upgrade-driver", branch=580)
     assert results["result"] == "reboot"
     assert results["detail"].startswith("reboot this machine: driver 580.173.02 is installed")
     blocked = ops.BlockedStatus("slurmd-0 is drained for gpu-driver: reboot this machine")

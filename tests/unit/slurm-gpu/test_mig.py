@@ -51,7 +51,7 @@ def hook() -> bool:
 @pytest.mark.parametrize(
     ("text", "layout"),
     [
-        ("off", ()),
+        ("none", ()),
         ("3g.20gb,3g.20gb", ("3g.20gb", "3g.20gb")),
         (" 3g.20gb , 1g.5gb x2 ", ("3g.20gb", "1g.5gb", "1g.5gb")),
         ("1g.5gb*7", ("1g.5gb",) * 7),
@@ -173,7 +173,7 @@ def test_all_cards_or_none(mig: MachineDouble, node: MachineDouble):
         (BUS, "half", "profiles: 'half' is not a profile"),
         ("0000:ff:00.0", "3g.20gb", f"gpu: no card at 0000:ff:00.0; there is {BUS}"),
         ("0", "3g.20gb", "gpu: '0' is not a bus id such as 0000:1b:00.0"),
-        ("../../etc", "off", "gpu: '../../etc' is not a bus id"),
+        ("../../etc", "none", "gpu: '../../etc' is not a bus id"),
     ],
 )
 def test_what_is_refused_changes_nothing(mig: MachineDouble, gpu: str, profiles: str, words: str):
