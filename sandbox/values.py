@@ -2,6 +2,7 @@
 
 import base64
 import collections.abc
+import json
 import math
 import re
 import shlex
@@ -49,9 +50,7 @@ def describe(text: str, value: object, *, wanted: str | list[str]) -> str:
     )
     if "string" not in kinds:
         return problem
-    quoted = "'" + text.replace("'", "''") + "'"
-    shown = shlex.quote(quoted) if re.search(r'["$`\\!\s]', text) else f'"{quoted}"'
-    return f"{problem}; quote it as in {shown:.80}"
+    return f"{problem}; quote it as in {shlex.quote(json.dumps(text, ensure_ascii=False)):.80}"
 
 
 def _value(event: yaml.Event, events: collections.abc.Iterator[yaml.Event], anchors: dict[str, object]) -> object:
