@@ -16,9 +16,7 @@ from controller import gres_lines
 from gpu import gres_conf
 from node import compute, slurmd_options, slurmd_unit
 from node import hold as node_hold
-from slurm_ddp import systemd
 from slurm_ddp.interfaces.slurm_gres import NodeGres
-from slurm_ddp.run import Completed
 from slurm_ddp.slurm import nodes
 
 ACTIVE = ops.ActiveStatus("gpu:mock_gpu:1 on slurmd-0 (from /proc/driver/nvidia; lines in the controller's gres.conf)")
@@ -190,28 +188,6 @@ def test_relations_of_another_machines_principal_are_ignored(
     assert set(registered.log) <= {"daemon-reload"}  # a unit that waits has something that wakes it
     assert not gres_conf.PATH.exists()
     assert compute.OWNER.exists()
-
-
-@pytest.mark.parametrize("event", LIFECYCLE)
-@pytest.mark.parametrize("role", [COMPUTE, CONTROLLER], ids=["compute", "controller"])
-def test_an_upgraded_charm_restarts_its_service_which_has_the_code_of_before(
-    ctx: testing.Context[charm.SlurmGpuCharm],
-    registered: SlurmDouble,
-    monkeypatch: pytest.MonkeyPatch,
-    event: str,
-    role: testing.SubordinateRelation,
-):
-    restarts: list[tuple[object, ...]] = []
-
-    def run(*argv: str, **more: typing.Any) -> Completed:
-        if "restart" in argv[1]:
-            restarts.append(argv)
-        return registered.run(*argv, **more)
-
-    monkeypatch.setattr(systemd, "run", run)
-    ctx.run(getattr(ctx.on, event)(), testing.State(leader=True, relations=[role]))
-    restart = ("/usr/bin/systemctl", "try-restart", "--no-block", "slurm-gpu-node.service")
-    assert [argv for argv in restarts if argv[-1] == restart[-1]] == ([restart] if event == "upgrade_charm" else [])
 
 
 def test_a_unit_without_a_role(ctx: testing.Context[charm.SlurmGpuCharm], slurm: SlurmDouble):

@@ -45,25 +45,6 @@ def update(ctx: testing.Context[charm.SlurmGpuCharm], **config: typing.Any) -> t
     return ctx.run(ctx.on.update_status(), state(**config))
 
 
-def test_the_option_brings_a_driver_to_a_bare_machine(
-    ctx: testing.Context[charm.SlurmGpuCharm], machine: MachineDouble
-):
-    machine.installed.clear()
-    machine.boot()
-    machine._show_library()
-    machine.slurm.record = Record("")
-    assert "1 NVIDIA GPU has no driver: set driver=580" in update(ctx).unit_status.message
-    out = update(ctx, driver="580")
-    assert machine.loaded == "580.173.02"
-    assert out.unit_status == ops.ActiveStatus(
-        f"{GRES} on slurmd-0 (from /proc/driver/nvidia; found by AutoDetect=nvidia)"
-    )
-    assert machine.slurm.record == Record(GRES)
-    installs = list(machine.log)
-    update(ctx, driver="580")
-    assert machine.log == installs
-
-
 def test_upgrade_driver_with_a_reboot(ctx: testing.Context[charm.SlurmGpuCharm], machine: MachineDouble):
     """The machine is left to the operator to reboot; a second card that is found then is registered, too."""
     update(ctx)
@@ -90,20 +71,6 @@ def test_parameters_are_those_of_charmcraft_yaml(name: str):
     for field in fields.values():
         assert field.is_required() == (field.alias in declared.get("required", []))
         assert field.is_required() or field.default == params[str(field.alias)].get("default")
-
-
-def test_reset_gpu(ctx: testing.Context[charm.SlurmGpuCharm], machine: MachineDouble, paths: pathlib.Path):
-    update(ctx)
-    results, out = act(ctx, "reset-gpu", gpu=BUS)
-    assert results == {"result": "reset", "gpus": BUS}
-    assert machine.slurm.record == Record(GRES)
-    assert isinstance(out.unit_status, ops.ActiveStatus)
-    with pytest.raises(testing.ActionFailed, match=r"no card at 0000:ff:00\.0"):
-        act(ctx, "reset-gpu", gpu="0000:ff:00.0")
-    machine.smi.broken = "in use"
-    with pytest.raises(testing.ActionFailed, match="could not be reset"):
-        act(ctx, "reset-gpu", gpu=BUS)
-    assert machine.slurm.record == Record(GRES)
 
 
 def test_set_mig(ctx: testing.Context[charm.SlurmGpuCharm], machine: MachineDouble, paths: pathlib.Path):

@@ -11,7 +11,6 @@ from slurm_double import SlurmDouble
 
 from maintenance import hold as gpu_hold
 from node import health_check, node_state, resume, slurmd_options
-from node import hold as node_hold
 from node import watch as node_watch
 from slurm_ddp import readiness, systemd
 from slurm_ddp.run import Completed
@@ -101,17 +100,6 @@ def test_it_waits_for_the_mount_without_asking_the_controller(node: SlurmDouble,
     readiness.tell(CLIENT, ready=True)
     assert watch.step() is None
     assert node.log == [RESUMED]
-
-
-def test_a_hold_is_kept_up_while_a_mount_is_missing(node: SlurmDouble):
-    readiness.tell(CLIENT, ready=False)
-    node.register()
-    watch = node_watch.Watch()
-    assert watch.step() == 1.0
-    node_hold.begin("gpu-health", NAME, "gpu-health: Xid 79")
-    nodes.time.sleep(1)
-    assert watch.step() == 5.0
-    assert "DRAIN" in node.state()
 
 
 def test_a_node_that_shows_other_gpus_stays_down(node: SlurmDouble, paths: pathlib.Path):

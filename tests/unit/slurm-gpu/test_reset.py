@@ -4,12 +4,12 @@ import pathlib
 
 import pytest
 from machine_double import MachineDouble, MigCard
-from slurm_double import Killed, Record
+from slurm_double import Record
 
 from driver import state as driver_state
 from maintenance import hold as gpu_hold
 from maintenance import reset as maintenance_reset
-from maintenance import services, work
+from maintenance import work
 from node import health_check, registration
 from node import machine as machines
 from scripts import health as gpu_health
@@ -89,23 +89,6 @@ def test_what_the_driver_refuses(node: MachineDouble):
     work.prepare({})
     work.complete(machines.look(), {}, DONE)
     assert node.slurm.record == Record("")
-
-
-@pytest.mark.parametrize("lives", range(24))
-def test_an_interruption_puts_the_node_back(node: MachineDouble, lives: int):
-    node.slurm.lives = lives
-    try:
-        reset()
-    except Killed:
-        node.slurm.lives = None
-    node.slurm.lives = None
-    for _ in range(2):
-        work.prepare({})
-        work.complete(machines.look(), {}, DONE)
-    assert node.slurm.record == Record("")
-    assert node.active >= {"nvidia-persistenced.service", *DCGM}
-    assert gpu_hold.Hold.load() is None
-    assert not services.STOPPED.exists()
 
 
 def test_a_node_that_another_resumes_while_its_jobs_are_waited_for(

@@ -59,17 +59,6 @@ def hook(**options: object) -> Status:
     return roles.hook(config=config)
 
 
-def test_a_rebooted_node_takes_jobs_again(node: SlurmDouble):
-    reboot(node)
-    assert node.state() == "DOWN+DYNAMIC_NORM"
-    assert hook() == ACTIVE
-    assert node.state() == "IDLE+DYNAMIC_NORM"
-    assert node.log == ["/usr/bin/scontrol update nodename=slurmd-0 state=resume"]
-    node.log.clear()
-    assert hook() == ACTIVE
-    assert node.log == []
-
-
 @pytest.mark.parametrize(
     ("state", "reason"),
     [
@@ -101,15 +90,6 @@ def test_a_node_that_was_cut_off_and_not_rebooted_stays_down(node: SlurmDouble):
     node.set_down("Not responding", f"slurm@{stamp(-200)}")
     hook()
     assert node.state() == "DOWN+DYNAMIC_NORM"
-
-
-def test_the_controller_learns_of_a_reboot_only_when_slurmd_registers(node: SlurmDouble):
-    resume.UPTIME.write_text("60.00 100.00\n")
-    text = "slurmd-0 was rebooted and takes no jobs yet: waiting for slurmd to register it"
-    assert hook() == Status(Level.WAITING, text)  # the machine is up for a minute, the controller thinks a day
-    assert node.log == []
-    reboot(node)
-    assert hook() == ACTIVE
 
 
 def test_a_new_node_is_resumed_only_where_that_is_asked_for(node: SlurmDouble):
