@@ -2,7 +2,7 @@ import pytest
 
 from slurm_ddp import juicefs
 from slurm_ddp.charm import Level, Status, StatusError
-from slurm_ddp.run import CommandError, CommandTimeout
+from slurm_ddp.run import CommandError
 
 
 class Later(Exception):
@@ -34,7 +34,6 @@ def wait(error: Exception) -> str:
             False,
         ),
         (CommandError("systemctl exited 1"), "systemctl exited 1", False),
-        (CommandTimeout("mount: no answer within 60 s"), "mount: no answer within 60 s", False),
         (Mine("storage-type: lies in s3"), "storage-type: lies in s3", False),
     ],
 )
@@ -46,8 +45,6 @@ def test_what_fails_is_explained(raised: Exception, text: str, passes: bool):
     assert caught.value.__cause__ is raised
 
 
-@pytest.mark.parametrize("raised", [Mine("x"), Later("x"), ValueError("x")])
-def test_what_nobody_named_is_a_mistake_of_ours(raised: Exception):
-    with pytest.raises(type(raised)) as caught, juicefs.explained("app", wait):
-        raise raised
-    assert caught.value is raised
+def test_what_nobody_named_is_a_mistake_of_ours():
+    with pytest.raises(Mine), juicefs.explained("app", wait):
+        raise Mine("x")
