@@ -67,8 +67,7 @@ def test_a_dashboard_is_packed_with_the_same_uid_from_each_unit_and_application(
     bags = [json.loads(cos_agent.dump(one, [], folder)["config"])["dashboards"] for one in (TOPOLOGY, other)]
     assert bags[0] == bags[1]
     content = unpacked(bags[0][0])
-    assert content["title"] == "Runs"
-    assert content["tags"] == ["slurm", "charm: ddp-trainer"]
+    assert (content["title"], content["tags"]) == ("Runs", ["slurm", "charm: ddp-trainer"])
     assert len(content["uid"]) == 40
 
 

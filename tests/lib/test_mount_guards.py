@@ -244,12 +244,6 @@ def test_while_a_child_hangs_no_other_of_its_kind_is_started(notes: pathlib.Path
     assert mounts._abandoned_since("/mnt/other", "write") is None
 
 
-def test_a_missing_answer_is_reported_by_its_kind(notes: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(mounts, "_ask_child", lambda mount, kind, deadline, sticky: None)
-    assert mounts._ask(OURS, "read", 2.5) == (None, "did not answer within 2.5 s")
-    assert mounts._ask(OURS, "write", 5) == (None, "did not end within 5 s")
-
-
 @pytest.mark.parametrize(
     ("text", "is_kept"), [("1 2", False), ("{pid} None", False), ("x", True), ("2147483647 5", False)]
 )

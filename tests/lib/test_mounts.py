@@ -99,14 +99,6 @@ def test_nothing_is_mounted(tmp_path: pathlib.Path):
     assert not result
 
 
-def test_a_child_that_dies_is_not_a_right_mount(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path):
-    broken = tmp_path / "mounts.py"
-    broken.write_text("raise SystemExit(3)")
-    monkeypatch.setattr(mounts, "__file__", str(broken))
-    result = mounts.probe("/proc")
-    assert result == mounts.Result(mounts.State.FAILED, "the probe of /proc exited with no answer")
-
-
 @needs_namespaces
 def test_right_again_and_again_and_nothing_is_left(play: typing.Callable[[str], typing.Any]):
     found, files = play("right")
@@ -120,15 +112,6 @@ def test_stacked_mounts_are_seen_and_cleared(play: typing.Callable[[str], typing
     assert before == ["stacked", f"2 mounts lie at {tmp_path}"]
     assert count == 2
     assert after[0] == "absent"
-
-
-@needs_namespaces
-def test_the_topmost_mount_is_detached_under_its_users(
-    play: typing.Callable[[str], typing.Any], tmp_path: pathlib.Path
-):
-    left, refused = play("peeled")
-    assert left == ["below"]
-    assert refused == f"cannot detach {tmp_path}: Invalid argument"
 
 
 def test_staged_blocks_are_waited_for_in_every_folder(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]):

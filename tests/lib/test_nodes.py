@@ -85,8 +85,6 @@ def test_a_nodes_address_is_the_one_that_it_registered_with():
     """Its name is a label: a node called slurmd-0 runs on a machine called juju-2586ad-3."""
     (node,) = nodes.parse(shown().replace("NodeHostName=slurmd-0", "NodeHostName=juju-2586ad-3"))
     assert (node.name, node.address) == ("slurmd-0", "10.91.0.11")
-    (node,) = nodes.parse(shown().replace("NodeAddr=10.91.0.11 ", ""))
-    assert node.address is None
 
 
 def test_a_node(commands: Commands):
@@ -168,24 +166,6 @@ def test_any_other_refusal_is_an_error_in_slurms_words(commands: Commands):
         nodes.show("slurmd-0")
     assert type(caught.value) is nodes.NodeError
     assert str(caught.value) == "show node slurmd-0: slurm_load_node error: Invalid user id"
-
-
-def test_the_orders(commands: Commands):
-    update = ("/usr/bin/scontrol", "update", "nodename=slurmd-0")
-    commands.expect(*update, "state=drain", "reason=bad fan")
-    commands.expect(*update, "state=undrain")
-    commands.expect(*update, "state=resume")
-    commands.expect(*update, "state=down", "reason=bad fan")
-    commands.expect(*update, "state=fail", "reason=bad fan")
-    commands.expect("/usr/bin/scontrol", "reconfigure")
-    commands.expect("/usr/bin/scontrol", "delete", "nodename=slurmd-0")
-    nodes.drain("slurmd-0", "bad fan")
-    nodes.undrain("slurmd-0")
-    nodes.resume("slurmd-0")
-    nodes.set_down("slurmd-0", "bad fan")
-    nodes.set_fail("slurmd-0", "bad fan")
-    nodes.reconfigure()
-    nodes.delete("slurmd-0")
 
 
 @pytest.mark.parametrize(
