@@ -14,7 +14,7 @@ def ensure_unit(name: str, text: str) -> bool:
     """Write /etc/systemd/system/`name`; reload systemd if it changed. Every user can read it: no secrets in `text`."""
     changed = files.ensure_file(UNIT_DIR / name, text)
     if changed:
-        _systemctl("daemon-reload")
+        daemon_reload()
     return changed
 
 
@@ -28,7 +28,7 @@ def ensure_no_unit(name: str) -> None:
     if (UNIT_DIR / name).exists():
         _systemctl("disable", "--now", name, timeout=120, check=False)
         files.ensure_absent(UNIT_DIR / name)
-        _systemctl("daemon-reload")
+        daemon_reload()
         reset_failed(name)
 
 
@@ -39,8 +39,13 @@ def ensure_no_dropin(unit: str, name: str) -> bool:
     if changed:
         if not any(directory.iterdir()):
             directory.rmdir()
-        _systemctl("daemon-reload")
+        daemon_reload()
     return changed
+
+
+def daemon_reload() -> None:
+    """Make systemd read its unit files again."""
+    _systemctl("daemon-reload")
 
 
 def reset_failed(name: str) -> None:
