@@ -69,8 +69,3 @@ def test_a_dashboard_is_packed_with_the_same_uid_from_each_unit_and_application(
     content = unpacked(bags[0][0])
     assert (content["title"], content["tags"]) == ("Runs", ["slurm", "charm: ddp-trainer"])
     assert len(content["uid"]) == 40
-
-
-def test_a_dashboards_own_uid_stays(folder: pathlib.Path):
-    (folder / "dashboards" / "runs.json").write_text('{"uid": "slurm-ddp-runs"}')
-    assert unpacked(dumped(folder)["dashboards"][0])["uid"] == "slurm-ddp-runs"

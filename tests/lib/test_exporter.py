@@ -102,14 +102,6 @@ def test_a_port_that_another_program_has_is_left_alone(services: Machine, progra
         assert exporter.ensure(UNIT, program, {}) > taken
 
 
-def test_without_a_free_port_there_is_one_line(
-    services: Machine, program: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(exporter, "_NUM_PORTS", 0)
-    with pytest.raises(CommandError, match=r"^no port from 9701 to 9700 is free$"):
-        exporter.ensure(UNIT, program, {})
-
-
 def scraped(collector: exporter.Collector) -> list[str]:
     collected = registry.CollectorRegistry(auto_describe=False)
     collected.register(collector)
@@ -159,20 +151,3 @@ def test_a_source_that_hangs_is_down_and_holds_up_no_scrape_and_takes_one_thread
     free.set()
     collector = exporter.Collector([Source("mount", hang)])
     assert scraped(collector) == ["slurm_ddp_late 1.0", "slurm_ddp_mount_up 1.0"]
-
-
-def test_what_a_slow_source_returned_last_stands_for_a_while(monkeypatch: pytest.MonkeyPatch):
-    free = threading.Event()
-    free.set()
-
-    def slow() -> list[core.Metric]:
-        free.wait(30)
-        return [gauge("late", "Text.", [({}, 1)])]
-
-    collector = exporter.Collector([Source("mount", slow)], timeout_s=0.5)
-    assert scraped(collector)[-1] == "slurm_ddp_mount_up 1.0"
-    free.clear()
-    assert scraped(collector) == ["slurm_ddp_late 1.0", "slurm_ddp_mount_up 1.0"]
-    monkeypatch.setattr(exporter, "_FRESH_S", 0.0)
-    assert scraped(collector) == ["slurm_ddp_mount_up 0.0"]
-    free.set()

@@ -93,12 +93,6 @@ def test_a_real_mount_is_right_without_being_root():
     assert mounts.probe("/proc", fstype="proc") == mounts.Result(mounts.State.RIGHT)
 
 
-def test_nothing_is_mounted(tmp_path: pathlib.Path):
-    result = mounts.probe(tmp_path)
-    assert result == mounts.Result(mounts.State.ABSENT, f"nothing is mounted at {tmp_path}")
-    assert not result
-
-
 @needs_namespaces
 def test_right_again_and_again_and_nothing_is_left(play: typing.Callable[[str], typing.Any]):
     found, files = play("right")

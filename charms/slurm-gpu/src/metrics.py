@@ -38,14 +38,13 @@ def ensure(unit: str, topology: cos_agent.Topology, *, compute: bool, controller
 
 def sources(settings: dict[str, typing.Any]) -> list[exporter.Source]:
     """List the sources of a scrape."""
-    found: list[exporter.Source] = []
-    if settings["compute"]:
-        found.append(exporter.Source("gpu", cards))
-        found.append(exporter.Source("gpu_log", lambda: xids(settings["xids"])))
-        found.append(exporter.Source("node", holds))
-    if settings["controller"]:
-        found.append(exporter.Source("controller", controller_lines))
-    return found
+    compute = (
+        exporter.Source("gpu", cards),
+        exporter.Source("gpu_log", lambda: xids(settings["xids"])),
+        exporter.Source("node", holds),
+    )
+    controller = (exporter.Source("controller", controller_lines),)
+    return [*(compute if settings["compute"] else ()), *(controller if settings["controller"] else ())]
 
 
 def cards() -> collections.abc.Iterator[core.Metric]:

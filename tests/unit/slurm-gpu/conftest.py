@@ -17,7 +17,7 @@ from gpu import detect as gpu_detect
 from gpu import gres_check, gres_conf
 from gpu import pci as gpu_pci
 from maintenance import mig, reset, services, upgrade
-from node import compute, health_check, machine, node_state, slurmd_options, slurmd_unit
+from node import compute, health_check, machine, node_state, resume, slurmd_options, slurmd_unit
 from node import hold as node_hold
 from node import watch as node_watch
 from scripts import health as gpu_health
@@ -176,3 +176,11 @@ def two_cards(slurm: SlurmDouble, paths: pathlib.Path) -> SlurmDouble:
     assert slurm.record == Record("gpu:nvidia_h200:2")
     slurm.log.clear()
     return slurm
+
+
+@pytest.fixture
+def uptime(paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """Return the file from which the charm learns for how long the machine runs: a day."""
+    monkeypatch.setattr(resume, "UPTIME", paths / "proc/uptime")
+    resume.UPTIME.write_text("86400.00 100.00\n")
+    return resume.UPTIME

@@ -61,19 +61,21 @@ def pushed_lines() -> list[str]:
     return [f"NodeName=slurmd-0 AutoDetect=off {line}" for line in machines.look(answer=OFF).lines]
 
 
-def test_lines_that_slurmd_has_fetched_count_without_an_answer(registered: SlurmDouble):
-    (line,) = pushed_lines()
-    slurmd_unit.PUSHED.write_text(f"# NodeName=slurmd-0\nNodeName=slurmd-1 Name=gpu\n{line}\n")
-    assert hook(None) == Status(Level.ACTIVE, BY_LINES)
-
-
 @pytest.mark.parametrize(
-    "text", ["#{}\n", "{} Cores=0\n", "{}\nNodeName=slurmd-0 AutoDetect=off Name=gpu File=/dev/x\n"]
+    ("text", "status"),
+    [
+        ("# NodeName=slurmd-0\nNodeName=slurmd-1 Name=gpu\n{}\n", Status(Level.ACTIVE, BY_LINES)),
+        ("#{}\n", AWAITS),
+        ("{} Cores=0\n", AWAITS),
+        ("{}\nNodeName=slurmd-0 AutoDetect=off Name=gpu File=/dev/x\n", AWAITS),
+    ],
 )
-def test_other_lines_that_slurmd_has_fetched_do_not_count(registered: SlurmDouble, text: str):
+def test_just_the_lines_that_slurmd_has_fetched_count_without_an_answer(
+    registered: SlurmDouble, text: str, status: Status
+):
     (line,) = pushed_lines()
     slurmd_unit.PUSHED.write_text(text.format(line))
-    assert hook(OFF) == AWAITS
+    assert hook(OFF) == status
 
 
 def test_a_node_that_needs_lines_without_a_gres_lines(registered: SlurmDouble):

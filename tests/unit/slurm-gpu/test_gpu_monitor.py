@@ -42,10 +42,7 @@ def test_the_timer_is_set_up_once(orders: list[str], smi: pathlib.Path):
     health_check.ensure("slurmd-0", "auto", has_gpus=True, xids=" +109,-74 ")
     assert orders == ["daemon-reload", "daemon-reload", "enable --now gpu-health.timer"]
     unit = (systemd.UNIT_DIR / "gpu-health.service").read_text()
-    assert (
-        f'ExecStart=/usr/bin/python3 -I {health_check.PROGRAM} check --act --json --node slurmd-0 "--xids=+109 -74"\n'
-        in unit
-    )
+    assert f'ExecStart=/usr/bin/python3 -I {health_check.PROGRAM} --act --node slurmd-0 "--xids=+109 -74"\n' in unit
     assert "TimeoutStartSec=60\n" in unit
     assert health_check.PROGRAM.stat().st_mode & 0o777 == 0o755
     orders.append("again")
@@ -83,7 +80,7 @@ def test_an_action_looks_and_says(monkeypatch: pytest.MonkeyPatch, smi: pathlib.
     monkeypatch.setattr(health_check, "run", run)
     results = health_check.check("n0")
     assert results == {"result": "drain", "findings": "drain: 1 error 0000:01:00.0", "seconds": "0.4"}
-    assert seen == [("/usr/bin/python3", "-I", "check", "--json", "--node", "n0")]
+    assert seen == [("/usr/bin/python3", "-I", "--node", "n0")]
 
 
 @pytest.mark.parametrize("printed", ["", "[]", "{}", "Traceback"])

@@ -118,7 +118,7 @@ def test_the_nodes_in_gres_conf(monkeypatch: pytest.MonkeyPatch):
         f"slurm-gpu/{i}": gres_conf.Entry.of(f"slurm-gpu/{i}", NodeGres(node=f"slurmd-{i}", lines=lines))
         for i, lines in published
     }
-    gres_conf.write(gres_conf.GresConf().with_entries(entries))
+    gres_conf.write(gres_conf.GresConf(entries=entries))
     assert samples(metrics.controller_lines()) == {"controller_gres_nodes": 2}
 
 

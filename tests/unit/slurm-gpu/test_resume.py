@@ -2,11 +2,11 @@
 
 import dataclasses
 import pathlib
-import time
 
 import pytest
 import roles
 from conftest import OPTIONS, WITH_GPU
+from roles import stamp
 from slurm_double import SlurmDouble
 
 import settings
@@ -17,15 +17,7 @@ from slurm_ddp.charm import Level, Status
 
 ACTIVE = Status(Level.ACTIVE, "gpu:mock_gpu:1 on slurmd-0 (from /proc/driver/nvidia; found by AutoDetect=nvidia)")
 CLIENT = "shared-filesystem-client/0"
-
-
-@pytest.fixture(autouse=True)
-def uptime(paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    """This machine was booted a day ago."""
-    file = paths / "proc/uptime"
-    file.write_text("86400.00 100.00\n")
-    monkeypatch.setattr(resume, "UPTIME", file)
-    return file
+pytestmark = pytest.mark.usefixtures("uptime")
 
 
 @pytest.fixture
@@ -37,10 +29,6 @@ def node(slurm: SlurmDouble, mock_gpu: pathlib.Path) -> SlurmDouble:
     assert hook() == ACTIVE
     slurm.log.clear()
     return slurm
-
-
-def stamp(seconds: float) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + seconds))
 
 
 def reboot(node: SlurmDouble) -> None:
