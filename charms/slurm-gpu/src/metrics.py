@@ -25,7 +25,6 @@ from slurm_ddp.slurm import nodes
 _LOG_S = 6.0
 # Why a node is held, by the kind of the hold, which its reason begins with
 _REASONS = {"gpu-health": "health", hold.DRIVER: "driver", hold.MIG: "mig", hold.RESET: "reset"}
-_OTHERS = ("mount-keeper ",)  # a drain of shared-filesystem-client's, which has its own metric
 
 
 def ensure(unit: str, topology: cos_agent.Topology, *, compute: bool, controller: bool, xids: str) -> dict[str, str]:
@@ -116,7 +115,7 @@ def _why(node: nodes.Node) -> str:
     for kind, why in _REASONS.items():
         if reason.startswith(f"{kind}:"):
             return why
-    if reason.startswith(_OTHERS):
+    if reason.startswith("mount-keeper "):  # a drain of shared-filesystem-client's, which has its own metric
         return ""
     return "administrator" if registration.is_anothers(node, None) else "registration"
 

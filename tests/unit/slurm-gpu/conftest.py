@@ -76,7 +76,6 @@ def paths(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
         mig: {"PROGRAM": "usr/local/sbin/gpu-mig"},
         node_hold: {"DIRECTORY": "var/slurm-gpu/holds"},
         node_watch: {
-            "STATE_DIR": "var/slurm-gpu",
             "CONFIG": "var/slurm-gpu/node.json",
             "PCI": "sys/bus/pci/devices",
             "PROC_GPUS": "proc/driver/nvidia/gpus",

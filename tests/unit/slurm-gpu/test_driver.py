@@ -64,7 +64,6 @@ def of_ids(*devices: int) -> Facts:
         (but(WORKS, loaded=None, secure_boot=True), "not-loaded", "driver 580.173.02 is installed and not loaded"),
         (but(BARE, cards=(Card("0000:1b:00.0", 0x2330, "vfio-pci"),)), None, ""),  # given to a virtual machine
         (but(WORKS, next_kernel=NEXT, next_module=None), "next-kernel", f"kernel {NEXT}, which boots next, has no"),
-        (but(WORKS, next_kernel=NEXT), None, ""),
         (but(WORKS, next_kernel=NEXT, next_module=None, module=None), None, ""),  # a container
     ],
 )
@@ -95,9 +94,6 @@ def test_facts_are_read_from_the_machine(paths: pathlib.Path, node: MachineDoubl
     assert SMI_535.replace("535", "580") in found.unfinished
     node.hanging = {"modinfo"}
     assert upgrade.facts().module is None
-
-
-# Which packages.
 
 
 def test_ubuntu_gets_signed_modules_of_exactly_the_version(node: MachineDouble):
@@ -227,9 +223,6 @@ def test_parameters(wanted: Spec, branch: plan.Branch | None, version: str | Non
     assert str(caught.value).startswith(answer)
 
 
-# On the machine.
-
-
 def without_smi(node: MachineDouble) -> Facts:
     """Upstream's driver: nvidia-headless-no-dkms, which brings no nvidia-smi."""
     node.install_driver("535", "535.288.01")
@@ -315,9 +308,6 @@ def test_a_refusal_is_remembered_for_an_hour(node: MachineDouble, monkeypatch: p
     now[0] += 3601
     upgrade.ensure_wanted(Spec(branch="550"))
     assert resolve.call_count == 2
-
-
-# upgrade-driver.
 
 
 @pytest.fixture

@@ -119,7 +119,7 @@ def test_unfit_cards_keep_it_down_and_are_looked_at_again(node: SlurmDouble, mon
 
 @pytest.mark.parametrize("journal", node_watch.JOURNALS)
 def test_what_a_hook_has_started_is_left_to_hooks(node: SlurmDouble, journal: str):
-    (node_watch.STATE_DIR / journal).write_text("{}")
+    (node_state.STATE_DIR / journal).write_text("{}")
     node.register()
     assert passes(node_watch.Watch(), 1) == [None]
     assert node.log == []

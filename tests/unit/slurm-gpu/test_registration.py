@@ -401,13 +401,11 @@ def test_a_node_that_was_down_is_not_marked_down_over_a_job(slurm: SlurmDouble):
 
 def test_the_drop_in(slurm: SlurmDouble, paths: pathlib.Path):
     files = (pathlib.Path("/dev/nvidia0"), pathlib.Path("/dev/nvidia1"))
-    assert slurmd_unit.ensure_dropin(files)
-    assert not slurmd_unit.ensure_dropin(files)
+    assert [slurmd_unit.ensure_dropin(files), slurmd_unit.ensure_dropin(files)] == [True, False]
     text = (paths / "etc/systemd/system/slurmd.service.d/20-gpu.conf").read_text()
     assert "After=nvidia-persistenced.service nvidia-fabricmanager.service\n" in text
     assert f"EnvironmentFile=-{slurmd_unit.DRAINED_ENV}\n" in text
-    assert slurmd_unit.ensure_no_dropin()
-    assert not slurmd_unit.ensure_no_dropin()
+    assert [slurmd_unit.ensure_no_dropin(), slurmd_unit.ensure_no_dropin()] == [True, False]
     assert not (paths / "etc/systemd/system/slurmd.service.d").exists()
     assert slurm.log == ["daemon-reload", "daemon-reload"]
 

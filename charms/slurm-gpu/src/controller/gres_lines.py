@@ -27,9 +27,6 @@ _LOOKAHEAD = 8  # units without changes in a row before no more are read
 _ALL_AT_ONCE = 64
 _ROTATE_S = 300  # Juju's interval between two update-status
 
-_STANDBY = Status(Level.ACTIVE, "standby: the leader keeps gres.conf")
-_NOT_SET_UP = Status(Level.WAITING, "waiting for slurmctld to be set up")
-_NOT_RELATED = Status(Level.BLOCKED, "integrate gres with node-gres of the slurm-gpu on slurmd")
 
 Read = collections.abc.Callable[[str], slurm_gres.NodeGres | None]
 
@@ -100,13 +97,13 @@ def summary() -> dict[str, str]:
 def status(now: View | None, *, related: bool) -> Status:
     """Return the controller's status; `now` is None on a unit that does not lead."""
     if now is None:
-        return _STANDBY
+        return Status(Level.ACTIVE, "standby: the leader keeps gres.conf")
     if not now.configured:
-        return _NOT_SET_UP
+        return Status(Level.WAITING, "waiting for slurmctld to be set up")
     if now.problem:
         return Status(Level.BLOCKED, now.problem)
     if not related:
-        return _NOT_RELATED
+        return Status(Level.BLOCKED, "integrate gres with node-gres of the slurm-gpu on slurmd")
     if not now.live:
         why = f" ({now.silent})" if now.silent else ""
         return Status(Level.WAITING, f"waiting for slurmctld to read gres.conf{why}")

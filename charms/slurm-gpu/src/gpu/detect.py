@@ -21,7 +21,6 @@ from slurm_ddp.run import CommandError, run
 _PROBE_TIMEOUT_S = 60.0  # a driver with a dead GSP answers after about 45 s or never
 _PROGRAM = str(pathlib.Path(__file__).parents[1] / "scripts/nvml.py")
 _FIELD = re.compile(r"^\s*([^:\n]+?)\s*:[ \t]*(.*?)\s*$", re.MULTILINE)
-_CAP = "nvidia-cap"
 NVIDIA_MODPROBE = pathlib.Path("/usr/bin/nvidia-modprobe")
 
 SOURCES = {
@@ -144,7 +143,7 @@ def ensure_device_files(
         for file in devices:
             number = re.sub(r"\D", "", file.name) or "0"
             words = ("-u", "-c", number)
-            if file.name.startswith(_CAP):
+            if file.name.startswith("nvidia-cap"):
                 if int(number) not in caps:
                     continue
                 name = caps[int(number)].replace("/", "/mig/", 1)  # gpu0/gi1/access -> gpu0/mig/gi1/access

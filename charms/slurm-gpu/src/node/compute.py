@@ -47,7 +47,6 @@ _DIFFERS_WITHOUT_GPUS = (
     "{node} has Gres={detail}, slurmd's options {gres}: scontrol delete nodename={node}, then systemctl restart slurmd",
 )
 _NO_GPU = "no NVIDIA GPU on this machine"
-_NOT_SET_UP = Status(Level.WAITING, "waiting for slurmd to be set up")
 _NO_CONTROLLER = Status(
     Level.BLOCKED, "slurmd does not find these GPUs by itself: integrate node-gres with slurm-gpu on slurmctld"
 )
@@ -205,7 +204,7 @@ def status(machine: Machine, *, related: bool, progress: Progress | None) -> Sta
     if plan is None:
         return _status_without_gpus(machine, progress)
     if node is None:
-        return _NOT_SET_UP
+        return Status(Level.WAITING, "waiting for slurmd to be set up")
     missing = [str(file) for file in plan.device_files if not file.exists()]
     if missing:
         return Status(Level.WAITING, f"waiting for the driver to make {', '.join(missing)}")
