@@ -57,7 +57,7 @@ def test_upstreams_idle_starts_no_job_and_the_node_is_held_again(node: SlurmDoub
 
 
 @pytest.mark.parametrize("reason", ["", resume.NEW], ids=["slurmd registered it drained", "upstream marked it down"])
-def test_a_reason_that_is_gone_comes_back(node: SlurmDouble, reason: str):
+def test_a_reason_that_others_removed_comes_back(node: SlurmDouble, reason: str):
     hold(node)
     assert node.record is not None
     if reason:
