@@ -1,6 +1,7 @@
 """benchmark-collectives: measure collectives over the chosen nodes, and keep them as the cluster's baseline."""
 
 import dataclasses
+import re
 import typing
 
 from ddp.base import Log, ParameterError, Results, Settings, TrainerError
@@ -15,17 +16,7 @@ from ddp.workspace import folders, operations
 Json = dict[str, typing.Any]
 BASELINE = "collectives.json"
 KEEPS = 0.9  # a measurement below this share of the baseline does not replace it by itself
-_BEGINS, _ENDS = "# nThread", "# Collective test concluded"
-
-
-@dataclasses.dataclass(frozen=True)
-class Shape:
-    """The properties that two comparable measurements share."""
-
-    collective: str
-    backend: str  # nccl or gloo
-    nodes: int
-    world_size: int
+_TABLE = re.compile(r"^# nThread.*?^# Collective test concluded[^\n]*", re.DOTALL | re.MULTILINE)  # of nccl-tests
 
 
 def benchmark_collectives(settings: Settings, params: models.BenchmarkCollectives, log: Log) -> Results:
@@ -40,19 +31,17 @@ def benchmark_collectives(settings: Settings, params: models.BenchmarkCollective
     run = control.new_name(settings, "collectives")
     program = scripts.Program(_command(params, run_dir=str(settings.runs / run)), leaves_outcome=True)
 
-    def texts(environment: environments.Environment) -> dict[str, str]:
+    def texts(environment: folders.Manifest) -> dict[str, str]:
         return scripts.training(settings, request, asked, environment, run=run, program=program)
 
     checks.judge(texts(environments.NOT_INSTALLED)["job.sbatch"])
-    environment = environments.ensure(
-        settings, partitions, log, gpus=request.gpus_per_node > 0, reservation=params.reservation
-    )
+    environment = environments.ensure(settings, log)
     facts: dict[str, object] = {
         "kind": "collectives",
         "args": " ".join(_flags(params)),
         "ranks_per_node": request.ranks_per_node,
-        "environment": environment.manifest.hash,
-        "torch": environment.manifest.torch,
+        "environment": environment.hash,
+        "torch": environment.torch,
         "request": dataclasses.asdict(request),
     }
     submitted = control.submit(settings, run, texts(environment), facts, again=False)
@@ -82,8 +71,6 @@ def read_baseline(settings: Settings) -> list[Json]:
 def entries(measured: Json, run: str) -> list[Json]:
     """Turn a measurement into the entries of a baseline, one for each collective."""
     about = {name: measured[name] for name in ("backend", "nodes", "world_size", "iface", "torch", "created")}
-    about["hosts"] = sorted({str(rank.get("host")) for rank in measured["ranks"]})
-    about["device"] = str(measured["ranks"][0].get("device")) if measured["ranks"] else ""
     found: list[Json] = []
     for one in measured["collectives"]:
         points: list[Json] = []
@@ -96,9 +83,9 @@ def entries(measured: Json, run: str) -> list[Json]:
     return found
 
 
-def shape(entry: Json) -> Shape:
+def _shape(entry: Json) -> tuple[object, ...]:
     """Return the properties that a comparable entry shares."""
-    return Shape(str(entry["collective"]), str(entry["backend"]), int(entry["nodes"]), int(entry["world_size"]))
+    return tuple(entry[name] for name in ("collective", "backend", "nodes", "world_size"))
 
 
 def _conclude(settings: Settings, submitted: control.Submitted, store: str, log: Log) -> Results:
@@ -108,12 +95,12 @@ def _conclude(settings: Settings, submitted: control.Submitted, store: str, log:
         fresh = entries(measured, submitted.run)
     except (KeyError, TypeError, IndexError) as e:
         raise TrainerError(f"{path} is not a measurement: {e!r}; run the benchmark again") from e
-    old = {shape(entry): entry for entry in read_baseline(settings)}
+    old = {_shape(entry): entry for entry in read_baseline(settings)}
     comparison: list[str] = []
     kept: list[Json] = []
     for entry in fresh:
         verdict = f"{entry['collective']}: {entry['average_busbw']:.4g} GB/s"
-        if before := old.get(shape(entry)):
+        if before := old.get(_shape(entry)):
             ratio = entry["average_busbw"] / before["average_busbw"] if before["average_busbw"] else 1.0
             of = f"the baseline of {before['created']} ({before['average_busbw']:.4g} GB/s)"
             verdict = f"{verdict}, {ratio:.2f} of {of}"
@@ -155,15 +142,8 @@ def _printed(settings: Settings, submitted: control.Submitted) -> str:
     """Read the table that rank 0 printed."""
     about: dict[str, typing.Any] = {"log": "", "job_id": submitted.job_id, "lines": 2000, "rank": 0}
     printed = folders.call(settings, folder.read_log, path=settings.runs / submitted.run, **about).lines
-    lines: list[str] = []
-    inside = False
-    for line in printed:
-        inside = inside or line.startswith(_BEGINS)
-        if inside and not line.startswith("["):
-            lines.append(control.printable(line).rstrip())
-        if line.startswith(_ENDS):
-            inside = False
-    return "\n".join(lines)
+    text = "\n".join(control.printable(line).rstrip() for line in printed if not line.startswith("["))
+    return "\n".join(_TABLE.findall(text))
 
 
 def _command(params: models.BenchmarkCollectives, *, run_dir: str) -> tuple[str, ...]:

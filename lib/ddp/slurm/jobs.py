@@ -188,11 +188,6 @@ def find_submission(mark: str, *, user: str, name: str) -> int | None:
     return None
 
 
-def submit_text(script: str) -> int:
-    """Submit a script and return the job's id. Raises SlurmError."""
-    return _number_of(ask(_SBATCH, "--parsable", stdin=script))
-
-
 def _number_of(answer: str) -> int:
     """Return the job's id; a federation adds the cluster's name, and a site's wrapper lines of its own."""
     found = re.findall(r"^\s*(\d+)(?:;\S+)?\s*$", answer, re.MULTILINE)

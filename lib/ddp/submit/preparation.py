@@ -42,7 +42,7 @@ class _Work:
         settings: Settings,
         request: resources.Request,
         params: models.PrepareDataset,
-        environment: environments.Environment,
+        environment: folders.Manifest,
     ) -> dict[str, str]:
         """Render the run's files: with several elements `parts.sbatch`, an array, and `job.sbatch`, which ends it."""
         check = ("ddptrain", "inspect", "--json", self.output)
@@ -87,7 +87,7 @@ def prepare_dataset(
     for script in ("parts.sbatch", "job.sbatch"):
         if script in drafts:
             checks.judge(drafts[script])
-    environment = environments.ensure(settings, partitions, log, reservation=params.reservation)
+    environment = environments.ensure(settings, log)
     texts = work.texts(settings, request, params, environment)
     again = folders.locate(settings, str(settings.runs / run)).kind != "absent"
     facts: dict[str, object] = {
@@ -95,7 +95,7 @@ def prepare_dataset(
         "dataset": name,
         "source": params.source,
         "elements": elements,
-        "environment": environment.manifest.hash,
+        "environment": environment.hash,
         "automatic": is_automatic,
     }
     path = settings.runs / run

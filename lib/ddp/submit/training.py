@@ -10,7 +10,6 @@ from ddp.environment import environments
 from ddp.options import declared, fields, models
 from ddp.problem import Command
 from ddp.run import control
-from ddp.slurm import jobs
 from ddp.submit import checks, fabrics, precheck, preparation, resources, scripts, tuning
 from ddp.view.result import Result
 from ddp.workspace import folders, tokens
@@ -54,7 +53,6 @@ class Checked:
     workload: Workload
     verdict: str
     contents: folders.Contents
-    partitions: tuple[jobs.Partition, ...]
     passed: tuple[str, ...]  # the checks, in words
 
 
@@ -105,14 +103,14 @@ def check(
     passed += _check_environment(settings, params, contents)
     passed += checks.dependency(params.dependency)
     passed += checks.mail(settings, params.mail_type, params.mail_user)
-    checked = Checked(request, workload, "", contents, partitions, ())
+    checked = Checked(request, workload, "", contents, ())
     nothing = environments.NOT_INSTALLED
     draft = texts_of(settings, params, checked, nothing, resume=resume, sweep=sweep, is_draft=True)
     verdict = checks.judge(draft["job.sbatch"])
     return dataclasses.replace(checked, verdict=verdict, passed=tuple(passed))
 
 
-def provide(settings: Settings, params: models.Training, checked: Checked, log: Log) -> environments.Environment:
+def provide(settings: Settings, params: models.Training, checked: Checked, log: Log) -> folders.Manifest:
     """Provide the environment and the default dataset, made now if missing."""
     if params.container_image:
         environment = environments.NOT_INSTALLED
@@ -120,11 +118,8 @@ def provide(settings: Settings, params: models.Training, checked: Checked, log: 
     elif params.environment:
         environment = environments.named(settings, checked.contents, params.environment)
     else:
-        gpus = checked.request.gpus_per_node > 0
-        environment = environments.ensure(
-            settings, checked.partitions, log, gpus=gpus, contents=checked.contents, reservation=params.reservation
-        )
-        if gpus and environment.manifest.build == "cpu":
+        environment = environments.ensure(settings, log, checked.contents)
+        if checked.request.gpus_per_node and environment.build == "cpu":
             install = settings.render(Command("env install", {"torch": "cuda"}))
             log(f"the environment has torch for CPUs, so this job trains on them; for GPUs: {install}")
     if checked.workload.prepare:
@@ -139,7 +134,7 @@ def texts_of(
     settings: Settings,
     params: models.Training,
     checked: Checked,
-    environment: environments.Environment,
+    environment: folders.Manifest,
     *,
     resume: str = "auto",
     sweep: scripts.Sweep | None = None,
@@ -170,7 +165,7 @@ def with_code(checked: Checked, kept: project.Copy | None) -> Checked:
 def facts_of(
     params: models.Training,
     checked: Checked,
-    environment: environments.Environment,
+    environment: folders.Manifest,
     kept: project.Copy | None,
 ) -> dict[str, object]:
     """Describe a run for job.json."""
@@ -184,8 +179,8 @@ def facts_of(
         "launcher": params.launcher,
         "fabric": params.fabric,
         "container": params.container_image,
-        "environment": None if params.container_image else environment.manifest.hash,
-        "torch": None if params.container_image else environment.manifest.torch,
+        "environment": None if params.container_image else environment.hash,
+        "torch": None if params.container_image else environment.torch,
         "request": dataclasses.asdict(checked.request),
     }
 

@@ -18,7 +18,6 @@ from script_texts import ENDS, MANIFEST, REQUEST, WAITS, stop, texts, wait_for
 
 from batch_host import Node
 from ddp.base import ParameterError, Settings
-from ddp.environment.environments import Environment
 from ddp.node import network, spec
 from ddp.options import fields, models
 from ddp.submit import fabrics, resources, scripts
@@ -121,7 +120,7 @@ def test_a_value_that_slipped_through_would_still_be_quoted(settings: Settings, 
         settings,
         REQUEST,
         params,
-        Environment(MANIFEST, evil),
+        MANIFEST.model_copy(update={"folder": evil}),
         run="first",
         program=scripts.Program(("x", evil), leaves_outcome=True),
     )
@@ -130,7 +129,7 @@ def test_a_value_that_slipped_through_would_still_be_quoted(settings: Settings, 
     assert code == 0, output
     assert output.splitlines()[1] == evil
     assert (job := spec.load(spec.JobSpec, str(node.run_dir / "program" / "job.json"))).environment is not None
-    assert job.environment.archive == evil
+    assert job.environment.archive == f"{evil}/{MANIFEST.hash}.tar.zst"
     assert not (tmp_path / "pwned").exists()
 
 
@@ -536,8 +535,8 @@ def test_what_the_run_has_saved_goes_before_what_it_began_from(settings: Setting
     node.add("srun", 'echo "${!#}"; ' + ENDS % "done")
     program = scripts.Program(("x", scripts.RESUME), leaves_outcome=True, resume="/mnt/runs/base")
     params = fields.parse(models.SubmitDdp, {})
-    archive = str(settings.environments / "abababababababab.tar.zst")
-    files = scripts.training(settings, REQUEST, params, Environment(MANIFEST, archive), run="first", program=program)
+    made = MANIFEST.model_copy(update={"folder": str(settings.environments)})
+    files = scripts.training(settings, REQUEST, params, made, run="first", program=program)
     assert "/mnt/runs/base" in node.run(files)[1].splitlines()
     (node.run_dir / "latest").symlink_to("epoch-1")
     (node.run_dir / "epoch-1").mkdir()

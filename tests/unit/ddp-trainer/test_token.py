@@ -19,7 +19,6 @@ from script_texts import ENDS, MANIFEST, REQUEST, WAITS, stop, texts
 
 from batch_host import Node
 from ddp.base import Settings, TrainerError
-from ddp.environment.environments import Environment
 from ddp.node import spec
 from ddp.options import fields, models
 from ddp.submit import scripts
@@ -359,7 +358,7 @@ def queued(settings: Settings, *, sweep: bool = False) -> dict[str, str]:
         settings,
         REQUEST,
         params,
-        Environment(MANIFEST, "/x.tar.zst"),
+        MANIFEST,
         run="first",
         program=program,
         sweep=scripts.Sweep(1, 2),
