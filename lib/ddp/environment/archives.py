@@ -25,7 +25,7 @@ def open_build(base: str) -> str:
     return str(folder)
 
 
-def finish_environment(build: str, payload: str) -> int:
+def finish_environment(build: str, payload: pathlib.Path) -> int:
     """Add the payload to a built environment, remove what no run reads, compile the rest; return its bytes."""
     environment = pathlib.Path(build, "env")
     (site,) = environment.glob("lib/python3.*/site-packages")
@@ -52,16 +52,16 @@ def store_environment(build: str, folder: str, manifest: Json) -> Json:
             file.flush()
             os.fsync(file.fileno())
         partial.chmod(0o644)
-        size = partial.stat().st_size
         partial.replace(pathlib.Path(folder, f"{digest[:16]}.tar.zst"))
     finally:
         partial.unlink(missing_ok=True)
+    size = sum(size for size, _ in parts)
     complete = {**manifest, "hash": digest[:16], "sha256": digest, "size_bytes": size, "parts": parts}
     files.replace(pathlib.Path(folder, f"{digest[:16]}.json"), json.dumps(complete, indent=1, sort_keys=True) + "\n")
     return complete
 
 
-def store_payload(source: str, target: str) -> None:
+def store_payload(source: pathlib.Path, target: str) -> None:
     """Copy the payload's package to a folder atomically."""
     if pathlib.Path(target).is_dir():
         return
@@ -75,9 +75,8 @@ def store_payload(source: str, target: str) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _copy_payload(source: str, folder: pathlib.Path) -> None:
-    unwanted = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(pathlib.Path(source, "ddptrain"), folder / "ddptrain", ignore=unwanted)
+def _copy_payload(source: pathlib.Path, folder: pathlib.Path) -> None:
+    shutil.copytree(source / "ddptrain", folder / "ddptrain", ignore=shutil.ignore_patterns("__pycache__"))
 
 
 def remove_environments(folder: str, hashes: list[str]) -> None:

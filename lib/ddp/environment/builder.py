@@ -33,8 +33,7 @@ def make(settings: Settings, request: Request, key: str, log: Log) -> folders.Ma
     call = functools.partial(folders.call, settings, timeout_s=3600, build=str(folder))
     try:
         _install(settings, request, folder, log)
-        finish = functools.partial(call, archives.finish_environment, payload=str(settings.payload))
-        size = with_progress(log, "compiling it", finish)
+        size = with_progress(log, "compiling it", lambda: call(archives.finish_environment, payload=settings.payload))
         manifest = {
             "torch": with_progress(log, "checking it", lambda: check(settings, folder)),
             "key": key,
@@ -84,5 +83,4 @@ def check(settings: Settings, build: pathlib.Path) -> str:
 
 def python_version() -> str:
     """Return the version of the interpreter that the environment uses, here and on the nodes."""
-    version = uv.call(folders.PYTHON, "-V").split()[-1]  # Python 3.12.3
-    return ".".join(version.split(".")[:2])
+    return uv.call(folders.PYTHON, "-V").split()[-1].rpartition(".")[0]  # of Python 3.12.3

@@ -102,7 +102,7 @@ def _install(settings: Settings, request: builder.Request, log: Log, *, force: b
         return found
     log(f"making the environment: torch {TORCH} for {request.build.upper()}")
     made = builder.make(settings, request, _key(settings, request.build, request.sha256), log)
-    _prune(settings, log)
+    _prune(settings, log, keep=made.hash)
     log(f"stored environment {made.hash}: {made.size_bytes >> 20} MiB")
     return made
 
@@ -118,7 +118,7 @@ def in_use(settings: Settings, user: str | None) -> dict[str, str]:
     return folders.call(settings, archives.environments_of, runs=runs)
 
 
-def _prune(settings: Settings, log: Log) -> None:
+def _prune(settings: Settings, log: Log, *, keep: str) -> None:
     """Remove old archives that no job in the queue uses; those of the trainer's account serve all users' jobs."""
     is_shared = settings.folder == settings.workspace and bool(settings.account)
     try:
@@ -130,7 +130,7 @@ def _prune(settings: Settings, log: Log) -> None:
     for one in folders.look(settings).environments:  # the newest first
         if one.folder == folder:
             stored[one.build, one.name].append(one.hash)
-    old = [name for names in stored.values() for name in names[_NUM_STORED:] if name not in used]
+    old = [name for names in stored.values() for name in names[_NUM_STORED:] if name not in (keep, *used)]
     folders.call(settings, archives.remove_environments, timeout_s=120, folder=folder, hashes=old)
     if old:
         log(f"removed {len(old)} older environments: {', '.join(old[:5])}")
@@ -143,7 +143,7 @@ def payload_folder(settings: Settings) -> str:
 
 def store_payload(settings: Settings) -> None:
     """Copy the payload to the workspace unless it exists there."""
-    folders.call(settings, archives.store_payload, source=str(settings.payload), target=payload_folder(settings))
+    folders.call(settings, archives.store_payload, source=settings.payload, target=payload_folder(settings))
 
 
 def describe(environment: Manifest) -> dict[str, str]:

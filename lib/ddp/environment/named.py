@@ -30,8 +30,9 @@ def list_all(settings: Settings, _: models.ListEnvironments, __: Log) -> Results
     for one in found:
         owner = settings.user if one.folder == str(settings.environments) else settings.account or "-"
         build = one.build if one.build == "cuda" or one.torch.endswith("+cpu") else "cpu (default build)"
-        size = str(one.size_bytes >> 20)
-        rows.append([one.name or "-", one.hash, one.torch, build, one.python, size, owner, one.created])
+        rows.append(
+            [one.name or "-", one.hash, one.torch, build, one.python, str(one.size_bytes >> 20), owner, one.created]
+        )
     return {"count": str(len(found)), "environments": tables.Table(rows)}
 
 
@@ -41,14 +42,13 @@ def show(settings: Settings, params: models.OneEnvironment, _: Log) -> Results:
     return {"name": params.name, **environments.describe(found)}
 
 
-def remove(settings: Settings, params: models.OneEnvironment, log: Log) -> Results:
+def remove(settings: Settings, params: models.OneEnvironment, _: Log) -> Results:
     """Remove this user's environments of a name. Raises ParameterError while a job of the user's uses one."""
     hashes = [manifest.hash for manifest in _own(settings, params.name)]
     used = environments.in_use(settings, settings.user)
     if runs := [pathlib.Path(run).name for run, name in used.items() if name in hashes]:
         raise ParameterError("name", f"{params.name} is used by {runs[0]}", remedy=Command("cancel", {}, (runs[0],)))
     folders.call(settings, archives.remove_environments, folder=str(settings.environments), hashes=hashes)
-    log(f"removed {len(hashes)}")
     return {"name": params.name, "removed": " ".join(hashes)}
 
 

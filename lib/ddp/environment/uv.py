@@ -87,19 +87,15 @@ def bootstrap(
 def site(pip: collections.abc.Sequence[str]) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return the package indexes of pip's files and PIP_* as uv's variables and options. Raises InstallError."""
     listed = call(*pip, "config", "list", env=pip_variables())
-    found: dict[str, str] = {}
-    bundle = os.environ.get("SSL_CERT_FILE") or os.environ.get("REQUESTS_CA_BUNDLE")
-    if bundle:
-        found["SSL_CERT_FILE"] = bundle
-    is_offline = False
+    known: dict[str, str] = {}
     for scope in ("global", "install", ":env:"):  # the last wins
         for key, literal in re.findall(rf"^{scope}\.([a-z-]+)=(.+)$", listed, re.MULTILINE):
-            words = str(ast.literal_eval(literal)).split()
-            value = ("," if key == "find-links" else " ").join(words)
-            if value:
-                found |= dict.fromkeys(_SITE.get(key, ()), value)
-            if key == "no-index":
-                is_offline = value.lower() in ("1", "true", "yes", "on")
+            if words := str(ast.literal_eval(literal)).split():
+                known[key] = ("," if key == "find-links" else " ").join(words)
+    bundle = os.environ.get("SSL_CERT_FILE") or os.environ.get("REQUESTS_CA_BUNDLE")
+    found = {"SSL_CERT_FILE": bundle} if bundle else {}
+    found |= {name: known[key] for key in _SITE.keys() & known.keys() for name in _SITE[key]}
+    is_offline = known.get("no-index", "").lower() in ("1", "true", "yes", "on")
     return found, ("--no-index",) if is_offline else ()
 
 

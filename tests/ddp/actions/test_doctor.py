@@ -1,6 +1,5 @@
 """doctor: what the nodes' program finds for real, what the facts mean, and the action around both."""
 
-import collections.abc
 import copy
 import dataclasses
 import json
@@ -122,12 +121,7 @@ CONFIGS = [
     ("PreemptMode", "GANG,SUSPEND", "warning", "keeps its GPUs' memory"),
     ("JobRequeue", "0", "note", "is not queued again"),
     ("AuthInfo", "use_client_ids,cred_expire=1200", "note", "waits 1200 s before it may start"),
-    (
-        "SchedulerParameters",
-        "batch_sched_delay=3,requeue_delay=900",
-        "note",
-        "SchedulerParameters=requeue_delay=900: a job",
-    ),
+    ("SchedulerParameters", "bf_continue,requeue_delay=900", "note", "SchedulerParameters=requeue_delay=900: a job"),
     ("AccountingStorageType", "accounting_storage/none", "note", "without slurmdbd"),
 ]
 
@@ -157,12 +151,7 @@ def test_preemption_is_that_of_the_partition_where_it_has_one_of_its_own(setting
         ("https://mlflow", ["mlflow", 443], "the MLflow server https://mlflow", "cannot reach the MLflow server"),
         ("http://mlflow:x", None, "the MLflow server http://mlflow:x", ""),
         ("{top}/mlruns/", None, "the SQLite file {top}/mlruns/mlflow.db, written by one run at a time", ""),
-        (
-            "/srv/mlruns",
-            None,
-            "the SQLite file /srv/mlruns/mlflow.db",
-            "tracking-uri=/srv/mlruns is outside the workspace",
-        ),
+        ("/srv/mlruns", None, "the SQLite file /srv/mlruns/mlflow.db", "=/srv/mlruns is outside the workspace"),
     ],
 )
 def test_where_runs_are_tracked_is_reported(
@@ -194,17 +183,13 @@ def test_memory_that_may_not_be_locked_breaks_rdma_only(settings: Settings, fact
     change(facts.reports["slurmd-1"], "limits/memlock", 65536)
     assert len(examine.judge(settings, facts)) == 1
     port = {"device": "mlx5_0:1", "state": "ACTIVE", "kind": "InfiniBand"}
-    change(facts.reports["slurmd-1"], "infiniband", [port])
-    assert "64 KiB" in examine.judge(settings, facts)[0].text
-
-
-FITTING = [("processors/cpus", 4), ("processors/affinity", 64), ("processors/wanted", None)]
-
-
-@pytest.mark.parametrize(("path", "value"), FITTING)
-def test_processors_that_fit_are_not_reported(settings: Settings, facts: Facts, path: str, value: object):
-    change(facts.reports["slurmd-1"], path, value)
-    assert len(examine.judge(settings, facts)) == 1
+    for name in NAMES:
+        change(facts.reports[name], "limits/memlock", 65536)
+        change(facts.reports[name], "infiniband", [port])
+    found = examine.judge(settings, facts)[0]
+    assert ("64 KiB" in found.text, found.where) == (True, "slurmd-0, slurmd-1"), (
+        "the same on many nodes is one finding"
+    )
 
 
 def with_gpus(facts: Facts, number: int = 1) -> Facts:
@@ -242,13 +227,6 @@ def test_a_rank_without_a_gpu_of_its_own_is_reported(settings: Settings, facts: 
     assert "MIG" in errors[1]
 
 
-def test_the_same_on_many_nodes_is_reported_once(settings: Settings, facts: Facts):
-    for name in NAMES:
-        change(facts.reports[name], "limits/shm", 1 << 20)
-    (found,) = [finding for finding in examine.judge(settings, facts) if "/dev/shm" in finding.text]
-    assert found.where == "slurmd-0, slurmd-1"
-
-
 # -- the program on the nodes -----------------------------------------------------------------------------------------
 
 
@@ -280,9 +258,6 @@ def run_probe(
     return examine.read_reports(printed)
 
 
-LOOPBACK_MTU = int(pathlib.Path("/sys/class/net/lo/mtu").read_text())
-
-
 def test_the_nodes_meet_measure_and_see_each_others_files(tmp_path: pathlib.Path):
     hosts = {"slurmd-0": "127.0.0.1", "slurmd-1": "127.0.0.2"}  # the names resolve nowhere
     found = run_probe(tmp_path, hosts, tuple(hosts))
@@ -294,31 +269,11 @@ def test_the_nodes_meet_measure_and_see_each_others_files(tmp_path: pathlib.Path
         }
         assert all(abs(peer["clock_s"]) <= peer["trip_ms"] / 2e3 + 0.01 for peer in peers.values())
         assert all(peer["seen_ms"] >= 0 for peer in peers.values()), "the next one is the only one"
-        assert all((peer["iface"], peer["mtu"]) == ("lo", LOOPBACK_MTU) for peer in peers.values())
+        assert all(peer["iface"] == "lo" and peer["mtu"] > 1500 for peer in peers.values())
         assert about["filesystem"]["write_mb_s"] > 0
         assert about["filesystem"]["rename_ms"] > 0
         assert about["versions"]["python"] == f"{sys.version_info[0]}.{sys.version_info[1]}"
     assert len({about["network"]["port"] for about in found.values()}) == 2, "a taken port is stepped over"
-
-
-def test_a_port_that_another_takes_at_the_same_moment_is_stepped_over(monkeypatch: pytest.MonkeyPatch):
-    """Two may bind a port with SO_REUSEADDR as long as none listens; the second one is refused only then (socket(7))."""
-    first = 26000 + os.getpid() % 5000
-    with socket.socket() as rival:
-
-        class Late(socket.socket):
-            def bind(self, address: typing.Any) -> None:
-                super().bind(address)
-                if address[1] == first:
-                    rival.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                    rival.bind(address)
-                    rival.listen()
-
-        monkeypatch.setattr(probe.socket, "socket", Late)
-        spec = {"nonce": "n0nce", "hosts": {"a": "127.0.0.1"}, "port": first}
-        met = probe.Meeting("a", spec, typing.cast(probe.Filesystem, None))
-    assert met.facts["taken"] == [[first, "Address already in use"]]
-    assert met.facts["port"] == first + 1
 
 
 def test_a_node_that_is_not_there_and_a_folder_that_cannot_be_written_are_reported(
@@ -353,9 +308,7 @@ def test_a_task_reports_the_processors_that_a_rank_would_get(monkeypatch: pytest
     assert probe.processors()["wanted"] is None
 
 
-@pytest.fixture
-def unpacked(tmp_path: pathlib.Path) -> collections.abc.Callable[[str], list[Json]]:
-    """Probe two environments, of which `aa` is unpacked and has this script as its Python."""
+def test_an_environment_is_tried_where_it_is_unpacked(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
     python = tmp_path / "aa" / "bin" / "python"
     python.parent.mkdir(parents=True)
     boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -367,26 +320,20 @@ def unpacked(tmp_path: pathlib.Path) -> collections.abc.Callable[[str], list[Jso
         wanted = [{"hash": "aa", "sha256": "s"}, {"hash": "bb", "sha256": "s"}]
         return probe.environments(str(tmp_path), wanted, builder.IMPORTS.read_text())
 
-    return ask
-
-
-def test_an_environment_is_tried_where_it_is_unpacked(
-    unpacked: collections.abc.Callable[[str], list[Json]], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-):
     (tmp_path / "numpy.py").touch()
     (tmp_path / "torch.py").write_text(
         "import types\n__version__ = '2.13.0+cpu'\nversion = types.SimpleNamespace(cuda=None)\n"
         "cuda = types.SimpleNamespace(is_available=lambda: False)\n"
     )
     itself = f'PYTHONPATH={tmp_path} exec {sys.executable} "$@"'
-    first, second = unpacked(itself)
+    first, second = ask(itself)
     assert first.pop("seconds") >= 0
     assert first == {"hash": "aa", "unpacked": True, "torch": "2.13.0+cpu", "cuda": None, "devices": 0}
     assert second == {"hash": "bb", "unpacked": False}
     (tmp_path / "numpy.py").write_text("raise ImportError('libopenblas.so')\n")
-    assert unpacked(itself)[0]["error"] == "ImportError: libopenblas.so"
+    assert ask(itself)[0]["error"] == "ImportError: libopenblas.so"
     monkeypatch.setattr(probe, "IMPORT_S", 0.5)
-    assert unpacked("exec sleep 600")[0] == {"hash": "aa", "unpacked": True, "endless_s": 0.5}
+    assert ask("exec sleep 600")[0] == {"hash": "aa", "unpacked": True, "endless_s": 0.5}
 
 
 def test_a_server_is_tried_from_the_node(tmp_path: pathlib.Path):
@@ -443,14 +390,6 @@ def test_it_fails_with_everything_it_found(ready: Trainer, cluster: Cluster):
     assert ready.results["nodes"].splitlines()[2].endswith("ERROR")
 
 
-def test_nodes_that_give_no_answer_are_reported(trainer: Trainer, cluster: Cluster):
-    cluster.examination = lambda arguments: Completed(
-        1, "", "srun: error: Task launch failed on node slurmd-1: Communication failure"
-    )
-    line = trainer.fails("doctor")
-    assert "Slurm could not examine it: Task launch failed on node slurmd-1" in line
-
-
 def test_busy_nodes_are_no_failure(trainer: Trainer, cluster: Cluster):
     assert "the nodes were not free in time" in trainer.run("doctor")["findings"]
     answering(cluster, healthy("slurmd-0", ("slurmd-0",)))
@@ -461,6 +400,12 @@ def test_busy_nodes_are_no_failure(trainer: Trainer, cluster: Cluster):
     for machine in cluster.machines:
         machine.state = "DOWN"
     assert "not examined: DOWN" in trainer.fails("doctor")
+
+
+def test_nodes_that_give_no_answer_are_reported(trainer: Trainer, cluster: Cluster):
+    trouble = "Task launch failed on node slurmd-1: Communication failure"
+    cluster.examination = lambda arguments: Completed(1, "", f"srun: error: {trouble}")
+    assert f"Slurm could not examine it: {trouble}" in trainer.fails("doctor")
 
 
 def test_gpus_are_asked_for_where_every_node_has_some(trainer: Trainer, cluster: Cluster):
