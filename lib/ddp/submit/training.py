@@ -10,7 +10,6 @@ from ddp.environment import environments
 from ddp.options import fields, models
 from ddp.problem import Command
 from ddp.run import catalog, control
-from ddp.slurm import jobs
 from ddp.submit import checks, fabrics, precheck, preparation, resources, scripts, tuning
 from ddp.view.result import Result
 from ddp.workspace import folders, tokens
@@ -53,18 +52,17 @@ class Checked:
     request: resources.Request
     workload: Workload
     contents: folders.Contents
-    partitions: tuple[jobs.Partition, ...]
     sweep: scripts.Array | None
     passed: tuple[str, ...] = ()  # the checks, in words
     verdict: str = ""  # Slurm's
 
-    def texts(self, environment: environments.Environment, kept: project.Copy | None = None) -> dict[str, str]:
+    def texts(self, environment: folders.Manifest, kept: project.Copy | None = None) -> dict[str, str]:
         """Render the run's files by name."""
         program = self.workload.program(self.settings, self.params, kept)
         about = (self.settings, self.request, self.params, environment)
         return scripts.training(*about, run=self.workload.run, program=program, sweep=self.sweep)
 
-    def facts(self, environment: environments.Environment, kept: project.Copy | None) -> dict[str, object]:
+    def facts(self, environment: folders.Manifest, kept: project.Copy | None) -> dict[str, object]:
         """Describe the run for job.json."""
         image = self.params.container_image
         return {
@@ -77,8 +75,8 @@ class Checked:
             "launcher": self.params.launcher,
             "fabric": self.params.fabric,
             "container": image,
-            "environment": None if image else environment.manifest.hash,
-            "torch": None if image else environment.manifest.torch,
+            "environment": None if image else environment.hash,
+            "torch": None if image else environment.torch,
             "request": dataclasses.asdict(self.request),
         }
 
@@ -126,14 +124,14 @@ def check(
     _check_profile(params, workload.kind, request)
     passed += precheck.check(settings, workload.kind, workload.run, params.words, choices)
     passed += _check_environment(settings, params, contents)
-    checked = Checked(settings, params, request, workload, contents, partitions, sweep, tuple(passed))
+    checked = Checked(settings, params, request, workload, contents, sweep, tuple(passed))
     # sbatch --test-only finds no start time for a job that waits for another
     draft = dataclasses.replace(checked, params=params.model_copy(update={"dependency": None}))
     verdict = checks.judge(draft.texts(environments.NOT_INSTALLED)["job.sbatch"])
     return dataclasses.replace(checked, verdict=verdict)
 
 
-def provide(checked: Checked, log: Log) -> environments.Environment:
+def provide(checked: Checked, log: Log) -> folders.Manifest:
     """Provide the environment and the default dataset, made now if missing."""
     settings, params = checked.settings, checked.params
     if params.container_image:
@@ -142,11 +140,8 @@ def provide(checked: Checked, log: Log) -> environments.Environment:
     elif params.environment:
         environment = environments.named(settings, checked.contents, params.environment)
     else:
-        gpus = checked.request.gpus_per_node > 0
-        environment = environments.ensure(
-            settings, checked.partitions, log, gpus=gpus, contents=checked.contents, reservation=params.reservation
-        )
-        if gpus and environment.manifest.build == "cpu":
+        environment = environments.ensure(settings, log, checked.contents)
+        if checked.request.gpus_per_node and environment.build == "cpu":
             install = settings.render(Command("env install", {"torch": "cuda"}))
             log(f"the environment has torch for CPUs, so this job trains on them; for GPUs: {install}")
     if checked.workload.prepare:

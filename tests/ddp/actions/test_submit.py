@@ -54,7 +54,7 @@ def test_one_command_from_nothing_to_a_result(trainer: Trainer, cluster: Cluster
     assert [job.name for job in cluster.jobs] == ["prepare-python-stdlib", "first"]
     words = "\n".join(trainer.log)
     for step in (
-        "making the environment: torch 2.13.0 for CPU (Slurm has no node with GPUs)",
+        "making the environment: torch 2.13.0 for CPU",
         "the dataset python-stdlib does not exist yet",
         "job 40 prepares the dataset python-stdlib",
         "job 41: first on 2 nodes of slurmd, each 2 cores, 8000 MiB",

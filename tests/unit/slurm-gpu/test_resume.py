@@ -2,11 +2,11 @@
 
 import dataclasses
 import pathlib
-import time
 
 import pytest
 import roles
 from conftest import OPTIONS, WITH_GPU
+from roles import stamp
 from slurm_double import SlurmDouble
 
 import settings
@@ -17,15 +17,7 @@ from slurm_ddp.charm import Level, Status
 
 ACTIVE = Status(Level.ACTIVE, "gpu:mock_gpu:1 on slurmd-0 (from /proc/driver/nvidia; found by AutoDetect=nvidia)")
 CLIENT = "shared-filesystem-client/0"
-
-
-@pytest.fixture(autouse=True)
-def uptime(paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    """This machine was booted a day ago."""
-    file = paths / "proc/uptime"
-    file.write_text("86400.00 100.00\n")
-    monkeypatch.setattr(resume, "UPTIME", file)
-    return file
+pytestmark = pytest.mark.usefixtures("uptime")
 
 
 @pytest.fixture
@@ -39,10 +31,6 @@ def node(slurm: SlurmDouble, mock_gpu: pathlib.Path) -> SlurmDouble:
     return slurm
 
 
-def stamp(seconds: float) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + seconds))
-
-
 def reboot(node: SlurmDouble) -> None:
     resume.UPTIME.write_text("60.00 100.00\n")
     node.booted = stamp(-60)
@@ -53,21 +41,10 @@ def hook(**options: object) -> Status:
     """Run a hook, the service, and the hook that the first one asks for."""
     config = settings.Config.model_validate(options)
     watched = node_watch.Config(node="slurmd-0", rebooted=config.resume_after_reboot, new=config.resume_when_ready)
-    node_watch.ensure(dataclasses.replace(watched, checks_health=config.health_check != "off"))
+    node_watch.ensure(dataclasses.replace(watched, checks_health=config.health_check != "never"))
     roles.hook(config=config)
     node_watch.Watch().step()
     return roles.hook(config=config)
-
-
-def test_a_rebooted_node_takes_jobs_again(node: SlurmDouble):
-    reboot(node)
-    assert node.state() == "DOWN+DYNAMIC_NORM"
-    assert hook() == ACTIVE
-    assert node.state() == "IDLE+DYNAMIC_NORM"
-    assert node.log == ["/usr/bin/scontrol update nodename=slurmd-0 state=resume"]
-    node.log.clear()
-    assert hook() == ACTIVE
-    assert node.log == []
 
 
 @pytest.mark.parametrize(
@@ -101,15 +78,6 @@ def test_a_node_that_was_cut_off_and_not_rebooted_stays_down(node: SlurmDouble):
     node.set_down("Not responding", f"slurm@{stamp(-200)}")
     hook()
     assert node.state() == "DOWN+DYNAMIC_NORM"
-
-
-def test_the_controller_learns_of_a_reboot_only_when_slurmd_registers(node: SlurmDouble):
-    resume.UPTIME.write_text("60.00 100.00\n")
-    text = "slurmd-0 was rebooted and takes no jobs yet: waiting for slurmd to register it"
-    assert hook() == Status(Level.WAITING, text)  # the machine is up for a minute, the controller thinks a day
-    assert node.log == []
-    reboot(node)
-    assert hook() == ACTIVE
 
 
 def test_a_new_node_is_resumed_only_where_that_is_asked_for(node: SlurmDouble):

@@ -19,7 +19,7 @@ from slurm_ddp.run import CommandError
 
 Branch = typing.Literal["535", "550", "570", "575", "580", "590", "595"]  # that Ubuntu ever had
 BRANCHES: tuple[Branch, ...] = typing.get_args(Branch)
-VERSION = re.compile(r"[0-9]{3}(\.[0-9]{1,4}){1,3}")
+_VERSION = re.compile(r"[0-9]{3}(\.[0-9]{1,4}){1,3}")
 RELEASES = ("ubuntu 22.04", "ubuntu 24.04")
 
 GENERATIONS: list[dict[str, typing.Any]] = tomllib.loads(
@@ -40,7 +40,9 @@ class Spec(pydantic.BaseModel, frozen=True, populate_by_name=True):
         default="auto", validation_alias="kernel-module"
     )
     utils: bool = pydantic.Field(default=True, validation_alias="driver-utils")
-    fabric: typing.Literal["auto", "on", "off"] = pydantic.Field(default="auto", validation_alias="fabric-manager")
+    fabric: typing.Literal["auto", "always", "never"] = pydantic.Field(
+        default="auto", validation_alias="fabric-manager"
+    )
     persistence: bool = pydantic.Field(default=True, validation_alias="persistence-mode")
     hold: bool = pydantic.Field(default=True, validation_alias="hold-driver")
     version: str | None = None  # exactly this one: "580.173.02"
@@ -48,7 +50,7 @@ class Spec(pydantic.BaseModel, frozen=True, populate_by_name=True):
     @pydantic.field_validator("module", "fabric")
     @classmethod
     def _needs_branch(cls, value: str, info: pydantic.ValidationInfo) -> str:
-        if info.data.get("branch") == "keep" and value in {"open", "proprietary", "on"}:
+        if info.data.get("branch") == "keep" and value in {"open", "proprietary", "always"}:
             raise ValueError(f"{value} contradicts driver=keep, which installs nothing: set a branch")
         return value
 
@@ -78,6 +80,8 @@ def narrowed(wanted: Spec, branch: Branch | None, version: str | None, present: 
     """Return the specification with the parameters of `upgrade-driver`; `present` is the branch of the driver here."""
     if branch and not wanted.keeps and branch != wanted.branch:
         raise DriverError(f"branch={branch} contradicts the option driver={wanted.branch}: set driver={branch} first")
+    if version is not None and not _VERSION.fullmatch(version):
+        raise DriverError(f"version: {version!r:.60} is not a driver version such as 580.173.02")
     of_version = (version or "").partition(".")[0]
     chosen = branch or (None if wanted.keeps else wanted.branch) or of_version or present
     if not chosen:
@@ -134,7 +138,7 @@ def resolve(facts: Facts, wanted: Spec) -> Plan:
 def _resolve(facts: Facts, wanted: Spec, suffix: str) -> Plan:
     """List what apt would install with the kernel modules of this suffix."""
     option, server = f"driver={wanted.branch}", f"{wanted.branch}-server"
-    fabric = wanted.fabric == "on" or (wanted.fabric == "auto" and facts.switches > 0)
+    fabric = wanted.fabric == "always" or (wanted.fabric == "auto" and facts.switches > 0)
     core = [  # of exactly the driver's version
         f"nvidia-headless-no-dkms-{server}{suffix}",
         f"nvidia-kernel-common-{server}",
