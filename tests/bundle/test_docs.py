@@ -59,7 +59,7 @@ def test_commands_exist(page: pathlib.Path):
         assert set(re.findall(rf"{before} ([a-z][a-z-]+(?:\d+\.\d+)?)", page.read_text(), re.MULTILINE)) <= known
 
 
-TYPED = [*PAGES, *CHARMS, rules.ROOT / "sandbox" / "demo.py", rules.ROOT / "scripts" / "deploy.sh"]
+TYPED = [*PAGES, *CHARMS, rules.ROOT / "sandbox" / "demo.py"]
 
 
 @pytest.mark.parametrize("source", TYPED, ids=named)
