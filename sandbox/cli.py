@@ -23,6 +23,7 @@ from sandbox.hosts import Hosts
 from sandbox.session import Session
 from sandbox.store import Model, SandboxError, Store
 
+LEVELS = ("TRACE", "DEBUG", "INFO", "ACTION", "WARNING", "ERROR", "CRITICAL")  # Juju's, and an action's own log
 _OVERLAY = pathlib.Path(__file__).parent / "overlay.yaml"
 
 
@@ -159,6 +160,9 @@ def demo(store: Store, bundle: pathlib.Path) -> None:
 @click.argument("action")
 @click.argument("params", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--format", "form", type=click.Choice(["plain", "json"]), default="plain", show_default=True)
+@click.option(
+    "--wait", expose_value=False, metavar="TIME", help="As in Juju; the sandbox waits for the end in any case."
+)
 @click.pass_obj
 def run(store: Store, unit: str, action: str, params: tuple[str, ...], form: str) -> None:
     """Run ACTION on UNIT (`trainer/0`, or `trainer/leader`) with key=value parameters, and show its results."""
@@ -318,14 +322,19 @@ def _secret_content(items: collections.abc.Iterable[str]) -> dict[str, str]:
 @click.option("-i", "--include", multiple=True, metavar="ENTITY", help="Only this unit or application; repeatable.")
 @click.option("-n", "--lines", "--limit", default=500, show_default=True, type=click.IntRange(1))
 @click.option("--replay", is_flag=True, help="All lines, from the beginning.")
+@click.option("--no-tail", is_flag=True, expose_value=False, help="As in Juju; the sandbox follows no log.")
+@click.option(
+    "-l", "--level", type=click.Choice(LEVELS, case_sensitive=False), default=LEVELS[0], help="The lowest level."
+)
 @click.pass_obj
-def debug_log(store: Store, *, include: tuple[str, ...], lines: int, replay: bool) -> None:
+def debug_log(store: Store, *, include: tuple[str, ...], lines: int, replay: bool, level: str) -> None:
     """Show the charms' log."""
     store.load()  # raises if the model does not exist
+    levels = LEVELS[LEVELS.index(level) :]
     chosen = [
         line
-        for line, who in ((line, line.split(" ")[1]) for line in store.log_lines())
-        if not include or {who, who.partition("/")[0]} & {*include}
+        for line, who, severity in ((line, *line.split(" ")[1:3]) for line in store.log_lines())
+        if severity in levels and (not include or {who, who.partition("/")[0]} & {*include})
     ]
     for line in chosen if replay else chosen[-lines:]:
         click.echo(line)

@@ -93,7 +93,7 @@ def test_config_shows_all_options_as_juju_does(prompt: Prompt):
 
 
 def test_run_prints_results_plainly_or_whole_and_fails_with_the_action(prompt: Prompt):
-    assert prompt.ok("run server/leader dump path=/x") == "path: /x\ntext: |-\n  a\n  b\n"
+    assert prompt.ok("run server/leader dump path=/x --wait 1h") == "path: /x\ntext: |-\n  a\n  b\n"
     assert prompt.acted == [("server/0", "dump", {"path": "/x"})]
     whole = {"id": "7", "unit": "server/0", "results": {"path": "/x", "text": "a\nb"}, "status": "completed"}
     assert json.loads(prompt.ok("run server/0 dump --format json")) == {"server/0": whole}
@@ -136,6 +136,7 @@ def test_the_log_is_chosen_by_unit_and_application(prompt: Prompt):
     assert texts("--include server") == ["one", "two"]
     assert texts("--include server/1 --include gone/0") == ["two", "four"], "a removed unit's lines stay"
     assert texts("-n 1") == ["four"]
+    assert texts("--replay --no-tail --level WARNING") == ["two", "three"]
 
 
 @pytest.mark.parametrize("once", [False, True])
