@@ -17,6 +17,8 @@ import pytest
 from functional import pages
 from functional.accounts import LOGIN
 from functional.conftest import Answer, Cluster
+from functional.plain_slurm import PlainSlurm
+from functional.test_plain_slurm import plain  # noqa: F401  (a fixture)
 
 LINE_S = 1200  # an environment may be made
 QUEUE_S = 1800  # all jobs of a page
@@ -44,45 +46,65 @@ class Reader:
         )
         return Answer(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
 
-    def prepares(self, *texts: str) -> None:
-        """Type what the page takes for granted."""
-        for text in texts:
-            answer = self.types(text)
-            assert answer.code == 0, f"before or after the page: {text}: {answer.out[-2000:]}{answer.err[-2000:]}"
-
     def writes(self, name: str, text: str) -> None:
         """Write a file that a page shows into the clone and into the home of the login host."""
         (self.clone / name).write_text(text)
-        self.prepares(f"tar -c {name} | ./sandboxctl exec sackd/0 -- tar -x -C /home/ubuntu --no-same-owner")
+        prepare(self, f"tar -c {name} | ./sandboxctl exec sackd/0 -- tar -x -C /home/ubuntu --no-same-owner")
 
-    def awaits_jobs(self) -> list[str]:
-        """Wait until no job is left; return the runs that failed."""
-        deadline = time.monotonic() + QUEUE_S
-        while queue := self.types("squeue --noheader --format '%j %T %r'").out:
-            if time.monotonic() > deadline:
-                return [f"jobs that do not end: {queue}"]
-            time.sleep(2)
-        runs = json.loads(self.types("ddp --json list").out)["runs"]
-        return [f"{run['name']}: {run['state']}" for run in runs if run["state"] not in ENDED_WELL]
+
+@dataclasses.dataclass(frozen=True)
+class PlainReader:
+    """Somebody with an account on a Slurm without charms."""
+
+    slurm: PlainSlurm
+
+    def types(self, text: str) -> Answer:
+        """Type a command on the login node."""
+        done = self.slurm.tries(text, timeout=LINE_S)
+        return Answer(done.code, done.out, done.err)
+
+    def writes(self, name: str, text: str) -> None:
+        """Write a file that a page shows."""
+        self.slurm.writes(name, text)
 
 
 @pytest.fixture
-def reader(cluster: Cluster, tmp_path: pathlib.Path) -> Reader:
+def reader(request: pytest.FixtureRequest, page: str, tmp_path: pathlib.Path) -> Reader | PlainReader:
+    if page.endswith("plain-slurm.md"):
+        return PlainReader(request.getfixturevalue("plain"))
     for name in LINKS:
         (tmp_path / name).symlink_to(pages.ROOT / name)
-    return Reader(cluster, tmp_path)
+    return Reader(request.getfixturevalue("cluster"), tmp_path)
+
+
+def prepare(reader: Reader | PlainReader, *texts: str) -> None:
+    """Type what a page takes for granted."""
+    for text in texts:
+        answer = reader.types(text)
+        assert answer.code == 0, f"before or after the page: {text}: {answer.out[-2000:]}{answer.err[-2000:]}"
+
+
+def await_jobs(reader: Reader | PlainReader) -> list[str]:
+    """Wait until no job is left; return the runs that failed."""
+    deadline = time.monotonic() + QUEUE_S
+    while queue := reader.types("squeue --noheader --format '%j %T %r'").out:
+        if time.monotonic() > deadline:
+            return [f"jobs that do not end: {queue}"]
+        time.sleep(2)
+    runs = json.loads(reader.types("ddp --json list").out)["runs"]
+    return [f"{run['name']}: {run['state']}" for run in runs if run["state"] not in ENDED_WELL]
 
 
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("page", pages.PAGES)
-def test_what_a_page_types_works(reader: Reader, page: str):
+def test_what_a_page_types_works(reader: Reader | PlainReader, page: str):
     about = pages.WALK["pages"].get(page, {})
     reader.types("rm -rf /mnt/shared/runs/*")
     script, *_ = pages.files("docs/howto/script.md")
     reader.writes("train.py", script)
     for name, text in zip(about.get("files", ()), pages.files(page), strict=False):
         reader.writes(name, text)
-    reader.prepares(*about.get("before", ()))
+    prepare(reader, *about.get("before", ()))
     problems: list[str] = []
     for line in pages.lines(page):
         if line.reason is not None:
@@ -95,6 +117,6 @@ def test_what_a_page_types_works(reader: Reader, page: str):
         print(f"{line} [{time.monotonic() - begin:.0f} s]\n{answer.out[-600:]}{answer.err[-600:]}", flush=True)
         if (answer.code != 0) != (line.text in about.get("fails", ())):
             problems.append(f"{line}: exit status {answer.code}\n{answer.out[-1500:]}{answer.err[-1500:]}")
-    problems += reader.awaits_jobs()
-    reader.prepares(*about.get("after", ()))
+    problems += await_jobs(reader)
+    prepare(reader, *about.get("after", ()))
     assert not problems, "\n".join(problems)
