@@ -16,7 +16,12 @@ FOLDER = pathlib.Path(precheck.__file__).parents[1]
 def test_neither_torch_nor_numpy_is_needed():
     code = f"import sys; sys.path[:] = [{str(FOLDER)!r}, *(p for p in sys.path if 'site-packages' not in p)]\n"
     code += "from ddptrain import precheck; precheck.main()"
-    request = {"folder": "/nowhere", "command": "train", "lines": [["--steps", "3"], ["--run-dir", "r", "--data", "d"]]}
+    request = {
+        "folder": "/nowhere",
+        "command": "train",
+        "prog": "ddp submit gpt",
+        "lines": [["--steps", "3"], ["--run-dir", "r", "--data", "d"]],
+    }
     done = subprocess.run(
         [sys.executable, "-I", "-c", code], input=json.dumps(request), capture_output=True, text=True, check=True
     )
@@ -35,7 +40,7 @@ def test_neither_torch_nor_numpy_is_needed():
 )
 def test_it_says_what_the_command_itself_would(tmp_path: pathlib.Path, words: list[str]):
     command, *rest = [word.format(tmp=tmp_path) for word in words]
-    problem = precheck.check(command, rest)
+    problem = precheck.check(command, "ddp submit gpt", rest)
     assert problem is not None
     result = ranks.run(1, command, *rest)
     assert result.codes == [2]

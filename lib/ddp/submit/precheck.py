@@ -38,19 +38,29 @@ def check(
         raise ParameterError("args", "--run-dir is set by ddp; use the option run")
     alone = [*given, *args]
     lines = [alone, *([*alone, *words(choice)] for choice in choices)]
-    request = json.dumps({"folder": str(settings.runs / run_name), "command": command, "lines": lines})
+    folder = str(settings.runs / run_name)
+    first, *others = json.loads(_ask(settings, kind, folder=folder, lines=lines))
+    for number, trouble in enumerate(others or [first]):
+        if trouble:
+            is_sweeps = bool(choices) and trouble != first
+            raise ParameterError(f"options of run {number}" if is_sweeps else "args", trouble)
+    return ["args: accepted by the payload" + (f", with the options of each of {len(choices)} runs" if choices else "")]
+
+
+def help_of(settings: Settings, kind: str, args: collections.abc.Sequence[str]) -> str | None:
+    """Return the help of a built-in workload if `args` ask for it, else None."""
+    is_asked = kind in _COMMANDS and not {"-h", "--help"}.isdisjoint(args)
+    return _ask(settings, kind, folder="/") if is_asked else None
+
+
+def _ask(settings: Settings, kind: str, **about: object) -> str:
+    request = json.dumps({"command": _COMMANDS[kind][0], "prog": f"ddp submit {kind}", **about})
     argv = (folders.PYTHON, "-s", "-m", "ddptrain.precheck")
     try:
-        done = run(*argv, stdin=request, cwd=settings.payload, timeout=_LIMIT_S)
+        return run(*argv, stdin=request, cwd=settings.payload, timeout=_LIMIT_S).stdout
     except CommandTimeout as e:
         raise TrainerError(
             f"args: {e}; a file that they name is on the shared filesystem", remedy=remedies.check_filesystem()
         ) from e
     except CommandError as e:
         raise TrainerError(f"args: the payload could not check them: {e}") from e
-    first, *others = json.loads(done.stdout)
-    for number, trouble in enumerate(others or [first]):
-        if trouble:
-            is_sweeps = bool(choices) and trouble != first
-            raise ParameterError(f"options of run {number}" if is_sweeps else "args", trouble)
-    return ["args: accepted by the payload" + (f", with the options of each of {len(choices)} runs" if choices else "")]
