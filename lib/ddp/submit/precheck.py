@@ -33,7 +33,7 @@ def check(
     """
     if kind not in _COMMANDS or not (args or choices):
         return []
-    command, given = _COMMANDS[kind]
+    given = _COMMANDS[kind][1]
     if any(word.partition("=")[0] == "--run-dir" for word in args):
         raise ParameterError("args", "--run-dir is set by ddp; use the option run")
     alone = [*given, *args]
