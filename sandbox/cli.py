@@ -187,15 +187,21 @@ def run(store: Store, unit: str, action: str, params: tuple[str, ...], form: str
 
 @cli.command()
 @click.argument("app")
-@click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
+@click.argument("settings", nargs=-1, metavar="[KEY | KEY=VALUE...]")
 @click.option("--format", "form", type=click.Choice(["yaml", "json"]), default="yaml")
 @click.option("--reset", default="", metavar="KEY[,KEY]", help="Set these options back to their defaults.")
 @_once_option
 @click.pass_obj
 def config(store: Store, app: str, settings: tuple[str, ...], *, form: str, reset: str, once: bool) -> None:
-    """Show the options of APP, or set some with key=value."""
-    if not (settings or reset):
+    """Show the options of APP or, with the name of one, its value; or set some with key=value."""
+    is_name = len(settings) == 1 and "=" not in settings[0]
+    if not reset and (is_name or not settings):
         data = view.options_as_data(store.load().application(app))
+        if is_name:
+            if settings[0] not in data["settings"]:
+                raise SandboxError(f'key "{settings[0]}" not found in "{app}" application config or charm settings.')
+            click.echo(data["settings"][settings[0]].get("value", ""))
+            return
         click.echo(json.dumps(data, indent=2) if form == "json" else _as_yaml(data).rstrip("\n"))
         return
     values = _assignments(settings)

@@ -25,6 +25,7 @@ QUEUE_S = 1800  # all jobs of a page
 ENDED_WELL = {"COMPLETED", "CANCELLED"}
 ON_THE_READERS_MACHINE = re.compile(r"(\./sandboxctl|juju|cp|tar) ")
 NAMES_OF_JUJU = 'juju() { ./sandboxctl "$@"; }\n'
+USAGE = re.compile(r"^Usage: ", re.MULTILINE)  # also of a command inside $(...), whose status a shell drops
 LINKS = ("sandboxctl", "bundle.yaml", "overlays", "lib", "payload")  # what a clone has
 
 
@@ -115,7 +116,8 @@ def test_what_a_page_types_works(reader: Reader | PlainReader, page: str):
         begin = time.monotonic()
         answer = reader.types(text)
         print(f"{line} [{time.monotonic() - begin:.0f} s]\n{answer.out[-600:]}{answer.err[-600:]}", flush=True)
-        if (answer.code != 0) != (line.text in about.get("fails", ())):
+        is_wrong = answer.code != 0 or bool(USAGE.search(answer.err))
+        if is_wrong != (line.text in about.get("fails", ())):
             problems.append(f"{line}: exit status {answer.code}\n{answer.out[-1500:]}{answer.err[-1500:]}")
     problems += await_jobs(reader)
     prepare(reader, *about.get("after", ()))

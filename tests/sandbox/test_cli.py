@@ -90,6 +90,8 @@ def test_config_shows_all_options_as_juju_does(prompt: Prompt):
     assert data["settings"]["port"] == {"default": 80, "source": "default", "type": "int", "value": 80}
     assert data["settings"]["name"] == {"source": "unset", "type": "string"}
     assert json.loads(prompt.ok("config server --format json")) == data
+    assert (prompt.ok("config server port"), prompt.ok("config server name")) == ("80\n", "\n")
+    assert prompt.run("config server ports").stderr.startswith('ERROR key "ports" not found in "server"')
 
 
 def test_run_prints_results_plainly_or_whole_and_fails_with_the_action(prompt: Prompt):
