@@ -14,11 +14,10 @@ import time
 
 import pytest
 
-from functional import pages
+from functional import pages, test_plain_slurm
 from functional.accounts import LOGIN
 from functional.conftest import Answer, Cluster
 from functional.plain_slurm import PlainSlurm
-from functional.test_plain_slurm import plain  # noqa: F401  (a fixture)
 
 LINE_S = 1200  # an environment may be made
 QUEUE_S = 1800  # all jobs of a page
@@ -26,6 +25,7 @@ ENDED_WELL = {"COMPLETED", "CANCELLED"}
 ON_THE_READERS_MACHINE = re.compile(r"(\./sandboxctl|juju|cp|tar) ")
 NAMES_OF_JUJU = 'juju() { ./sandboxctl "$@"; }\n'
 USAGE = re.compile(r"^Usage: ", re.MULTILINE)  # also of a command inside $(...), whose status a shell drops
+plain = test_plain_slurm.plain  # its fixture
 LINKS = ("sandboxctl", "bundle.yaml", "overlays", "lib", "payload")  # what a clone has
 
 
