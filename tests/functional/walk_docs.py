@@ -22,11 +22,11 @@ from functional.plain_slurm import PlainSlurm
 LINE_S = 1200  # an environment may be made
 QUEUE_S = 1800  # all jobs of a page
 ENDED_WELL = {"COMPLETED", "CANCELLED"}
-ON_THE_READERS_MACHINE = re.compile(r"(\./sandboxctl|juju|cp|tar) ")
+ON_THE_READERS_MACHINE = re.compile(r"\./sandboxctl |juju |cp overlays/|tar ")
 NAMES_OF_JUJU = 'juju() { ./sandboxctl "$@"; }\n'
 USAGE = re.compile(r"^Usage: ", re.MULTILINE)  # also of a command inside $(...), whose status a shell drops
+LINKS = ("sandboxctl", "bundle.yaml", "overlays")  # of the clone
 plain = test_plain_slurm.plain  # its fixture
-LINKS = ("sandboxctl", "bundle.yaml", "overlays", "lib", "payload")  # what a clone has
 
 
 @dataclasses.dataclass(frozen=True)
