@@ -21,7 +21,7 @@ from functional.plain_slurm import PlainSlurm
 
 LINE_S = 1200  # an environment may be made
 QUEUE_S = 1800  # all jobs of a page
-ENDED_WELL = {"COMPLETED", "CANCELLED"}
+ENDED_WELL = {"COMPLETED", "CANCELLED", "UNKNOWN"}  # UNKNOWN: of a sweep, and cancelled before it began
 ON_THE_READERS_MACHINE = re.compile(r"\./sandboxctl |juju |cp overlays/|tar ")
 NAMES_OF_JUJU = 'juju() { ./sandboxctl "$@"; }\n'
 USAGE = re.compile(r"^Usage: ", re.MULTILINE)  # also of a command inside $(...), whose status a shell drops
@@ -93,7 +93,7 @@ def await_jobs(reader: Reader | PlainReader) -> list[str]:
             return [f"jobs that do not end: {queue}"]
         time.sleep(2)
     runs = json.loads(reader.types("ddp --json list").out)["runs"]
-    return [f"{run['name']}: {run['state']}" for run in runs if run["state"] not in ENDED_WELL]
+    return [f"{run['run']}: {run['state']}" for run in runs if run["state"] not in ENDED_WELL]
 
 
 @pytest.mark.timeout(7200)

@@ -233,7 +233,9 @@ def test_what_cannot_be_planned_is_refused(ready: Trainer, params: dict[str, typ
 def test_gpus_of_an_unknown_type_are_not_guessed(ready: Trainer, cluster: Cluster, gres: str, kind: str):
     for machine in cluster.machines:
         machine.gres = gres
-    line = f"the peak of GPUs of the type {kind} is not known, and no run has measured this model; give tokens-per-second of"
+    line = (
+        f"tokens-per-second: the peak of GPUs of the type {kind} is not known, and no run has measured this model; give"
+    )
     assert ready.fails("plan", nodes=1, gpus_per_node=1).startswith(line)
     assert ready.run("plan", nodes=1, gpus_per_node=1, tokens_per_second=5000)["tokens-per-second"] == "5000"
 
