@@ -31,7 +31,7 @@ plain = test_plain_slurm.plain  # its fixture
 
 @dataclasses.dataclass(frozen=True)
 class Reader:
-    """Somebody with a clone of the repository and an account on the login host."""
+    """A reader with a clone of the repository and an account on the login host."""
 
     cluster: Cluster
     clone: pathlib.Path
@@ -55,7 +55,7 @@ class Reader:
 
 @dataclasses.dataclass(frozen=True)
 class PlainReader:
-    """Somebody with an account on a Slurm without charms."""
+    """A reader with an account on a Slurm without charms."""
 
     slurm: PlainSlurm
 
