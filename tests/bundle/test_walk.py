@@ -7,7 +7,7 @@ from functional import pages
 
 LINES = [line for page in pages.PAGES for line in pages.lines(page)]
 SHELL = set(
-    "ddp cp echo git mkdir openssl pipx tar python python3 torchrun ~/mlflow/bin/mlflow ~/tb/bin/tensorboard".split()
+    "ddp cp echo git mkdir openssl pipx tar python python3 ~/mlflow/bin/mlflow ~/tb/bin/tensorboard".split()
 )
 
 
