@@ -166,7 +166,7 @@ def _key(settings: Settings, build: str, requirements: str = "") -> str:
 
 def _payload_digest(payload: pathlib.Path) -> str:
     files = [path for path in sorted(payload.rglob("*")) if path.is_file() and "__pycache__" not in path.parts]
-    if payload / "requirements.txt" not in files:
+    if not {payload / "requirements.txt", payload / "ddptrain" / "__init__.py"} <= {*files}:
         raise TrainerError(f"{payload} has no payload; install ddp again")
     digest = hashlib.sha256()
     for path in files:

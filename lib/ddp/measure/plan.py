@@ -19,7 +19,7 @@ import runpy
 import types
 import typing
 
-from ddp.base import Log, Results, Settings, TrainerError
+from ddp.base import Log, ParameterError, Results, Settings, TrainerError
 from ddp.measure import collectives
 from ddp.options import models
 from ddp.problem import Command
@@ -174,7 +174,7 @@ def _rate(settings: Settings, params: models.Plan, work: Work, request: resource
     kind = _gpu_kind(request.partition)
     if (peak := _shapes(settings).peak_flops(kind)) is None:
         text = f"no run has measured this model, and the peak of GPUs of the type {kind or 'unknown'} is not known"
-        raise TrainerError(f"{text}; give tokens-per-second of one GPU")
+        raise ParameterError("tokens-per-second", f"{text}; give that of one GPU")
     return GPU_UTILISATION * peak / work.flops_per_token, f"estimated: {GPU_UTILISATION:.0%} of the {kind}'s bf16 peak"
 
 

@@ -83,6 +83,8 @@ class Checked:
 
 def submit_ddp(settings: Settings, params: models.SubmitDdp, log: Log) -> Answer:
     """Submit a training; with `wait` follow it to its end, with `dry-run` only show what would be submitted."""
+    if text := precheck.help_of(settings, params.workload, params.words):
+        return Result({"text": text}, {"text": text}, text)
     checked = check(settings, params, run=params.run, resume=params.resume)
     workload = checked.workload
     if params.dry_run:
@@ -183,7 +185,8 @@ def describe(request: resources.Request) -> str:
     """Describe a request in words."""
     nodes = f"{request.num_nodes} node{'s' if request.num_nodes > 1 else ''} of {request.partition}"
     gpus = f"{request.gpus_per_node} GPU{'s' if request.gpus_per_node > 1 else ''}, " if request.gpus_per_node else ""
-    return f"{nodes}, each {gpus}{request.cpus_per_task} cores, {request.memory_mb} MiB"
+    cores = f"{request.cpus_per_task} core{'s' if request.cpus_per_task > 1 else ''}"
+    return f"{nodes}, each {gpus}{cores}, {request.memory_mb} MiB"
 
 
 def _workload(

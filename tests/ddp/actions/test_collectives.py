@@ -232,7 +232,9 @@ def test_gpus_of_a_known_type_are_estimated(ready: Trainer, cluster: Cluster, gr
         machine.gres = gres
     one: dict[str, typing.Any] = {"nodes": 1, "gpus_per_node": 1}
     if kind:
-        line = f"no run has measured this model, and the peak of GPUs of the type {kind} is not known; give tokens-per"
+        line = (
+            f"tokens-per-second: no run has measured this model, and the peak of GPUs of the type {kind} is not known"
+        )
         assert ready.fails("plan", **one).startswith(line)
     else:
         assert "35% of the h200's bf16 peak" in ready.run("plan", **one)["compute"]
