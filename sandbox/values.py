@@ -12,15 +12,24 @@ import yaml
 
 from sandbox.store import SandboxError
 
-_WORDS = {word: True for of in ("y Y", "yes Yes YES", "true True TRUE", "on On ON") for word in of.split()}
-_WORDS |= {word: False for of in ("n N", "no No NO", "false False FALSE", "off Off OFF") for word in of.split()}
-_WORDS |= dict.fromkeys(("", "~", "null", "Null", "NULL"))
-_WORDS |= dict.fromkeys((".nan", ".NaN", ".NAN"), float("nan"))
-_WORDS |= {sign + word: float(sign + "inf") for sign in ("", "+", "-") for word in (".inf", ".Inf", ".INF")}
+_WORDS: dict[str, object] = {
+    **dict.fromkeys("y Y yes Yes YES true True TRUE on On ON".split(), True),
+    **dict.fromkeys("n N no No NO false False FALSE off Off OFF".split(), False),
+    **dict.fromkeys(("", "~", "null", "Null", "NULL")),
+    **dict.fromkeys((".nan", ".NaN", ".NAN"), float("nan")),
+    **{sign + word: float(sign + "inf") for sign in ("", "+", "-") for word in (".inf", ".Inf", ".INF")},
+}
 _INTEGER = re.compile(r"([+-]?)(0[xX][0-9a-fA-F]+|0[bB][01]+|0[oO][0-7]+|0[0-7]*|[1-9][0-9]*)")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _KINDS: dict[type, str] = {bool: "bool", int: "int", float: "float", str: "str", type(None): "null"}
-_NAMES = {bool: "a boolean", int: "an integer", float: "a number", str: "a string", list: "a list", dict: "an object"}
+_NAMES: dict[type, str] = {
+    bool: "a boolean",
+    int: "an integer",
+    float: "a number",
+    str: "a string",
+    list: "a list",
+    dict: "an object",
+}
 
 
 def parse(text: str) -> object:
@@ -30,7 +39,10 @@ def parse(text: str) -> object:
         SandboxError: for what Juju refuses, in one line.
     """
     try:
-        events = yaml.parse(text.encode(errors="surrogateescape"), yaml.CSafeLoader)
+        parse_events: typing.Any = yaml.parse  # untyped
+        events: collections.abc.Iterator[yaml.Event] = parse_events(
+            text.encode(errors="surrogateescape"), yaml.CSafeLoader
+        )
         for event in events:
             if isinstance(event, yaml.DocumentStartEvent):
                 return _value(next(events), events, {})  # what comes behind the document's end is not read

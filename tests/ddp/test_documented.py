@@ -8,8 +8,10 @@ from ddp import cli, readiness, verbs
 from ddp.base import Settings
 from functional import pages
 
-LINES = [line.text for page in pages.PAGES for line in pages.lines(page)]
-LINES += [example for verb in verbs.ALL.values() for example in verb.examples]
+LINES = [
+    *(line.text for page in pages.PAGES for line in pages.lines(page)),
+    *(example for verb in verbs.ALL.values() for example in verb.examples),
+]
 
 
 def calls(text: str) -> list[list[str]]:

@@ -79,7 +79,7 @@ def test_arguments_and_variables_reach_the_program_as_they_are(
 ):
     given = {"args": shlex.join(args), "env": shlex.join("=".join(pair) for pair in env.items())}
     assert fields.parse(models.SubmitDdp, given).words == tuple(args)
-    texts = script_texts.texts(settings, **given)
+    texts = script_texts.texts(settings, env=given["env"], args=given["args"])
     job = spec.parse(spec.JobSpec, texts["program/job.json"])
     assert dict(job.variables) == env
     assert texts["job.sbatch"] == script_texts.texts(settings)["job.sbatch"], "none reaches the script"
@@ -93,10 +93,10 @@ def test_the_variables_that_a_job_sets_are_reserved_and_no_others():
     for name in ("node", "supervisor", "network"):
         for item in ast.walk(ast.parse((pathlib.Path(spec.__file__).parent / f"{name}.py").read_text())):
             if isinstance(item, ast.Subscript) and isinstance(item.ctx, ast.Store):
-                found |= {key.value for key in (item.slice,) if isinstance(key, ast.Constant)}
+                found |= {str(key.value) for key in (item.slice,) if isinstance(key, ast.Constant)}
             elif isinstance(item, ast.AugAssign) and isinstance(item.value, ast.Dict):
-                found |= {key.value for key in item.value.keys if isinstance(key, ast.Constant)}
-    found = {name for name in found if str(name).isupper()} - may_be_given
+                found |= {str(key.value) for key in item.value.keys if isinstance(key, ast.Constant)}
+    found = {name for name in found if name.isupper()} - may_be_given
     torchruns = {"GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE"}
     torchruns |= {f"TORCHELASTIC_{name}" for name in ("MAX_RESTARTS", "RESTART_COUNT", "RUN_ID", "USE_AGENT_STORE")}
     assert found | torchruns == fields.RESERVED

@@ -12,7 +12,7 @@ import yaml
 yaml.SafeLoader, yaml.SafeDumper = yaml.CSafeLoader, yaml.CSafeDumper
 
 _check_types = checker._check_action_param_types
-_NAMES = {str: "string", int: "integer", bool: "boolean"}
+_NAMES: dict[type, str] = {str: "string", int: "integer", bool: "boolean"}
 
 
 def _check(charm_spec: Any, action: Any, *found: list[str]) -> None:
