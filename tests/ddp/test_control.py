@@ -49,11 +49,24 @@ def test_a_missing_module_is_answered_with_what_to_type(
     assert line == f"job 40 FAILED, exit code 1: {MISSING} (train.py:1); {REMEDY}ddp submit -e NAME ..."
 
 
-@pytest.mark.parametrize("last_line", ["ValueError: x", "ImportError: cannot import name 'a' from 'b'"])
+@pytest.mark.parametrize(
+    ("last_line", "remedy"),
+    [
+        ("ValueError: x", ""),
+        ("ImportError: cannot import name 'a' from 'b'", ""),
+        (
+            "OSError: [Errno 122] Disk quota exceeded",
+            "the quota is used up: quota -s, lfs quota or juicefs quota show it",
+        ),
+        ("OSError: [Errno 24] Too many open files", "see ulimit -n; use fewer workers, or close files"),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", "use a smaller batch"),
+    ],
+)
 def test_other_failures_need_no_environment(
-    settings: Settings, cluster: Cluster, pip: Pip, script: pathlib.Path, last_line: str
+    settings: Settings, cluster: Cluster, pip: Pip, script: pathlib.Path, last_line: str, remedy: str
 ):
-    assert fails(settings, cluster, script, last_line) == f"job 40 FAILED, exit code 1: {last_line} (train.py:1)"
+    line = f"job 40 FAILED, exit code 1: {last_line} (train.py:1)"
+    assert fails(settings, cluster, script, last_line) == (f"{line}; {remedy}" if remedy else line)
 
 
 def test_a_container_brings_its_own(settings: Settings, cluster: Cluster, pip: Pip, script: pathlib.Path):
