@@ -67,12 +67,13 @@ _KNOWN = tuple(
     )
 )
 # libstdc++'s words as a thread of gloo's releases the last tensor while Python shuts down: asking for the GIL ends the
-# thread, inside of a destructor (~AsyncWork). No thread has a Python frame then. Python 3.14 lets such a thread wait.
+# thread, inside of a destructor (~AsyncWork). No thread has a Python frame then. Python 3.14 lets it wait;
+# in our environments ddptrain.startup waits for it.
 _TERMINATED = "terminate called without an active exception"
 _NO_FRAME = "<no Python frame>"
-NOT_DESTROYED = (
+NOT_DESTROYED = (  # the first alone is not enough where a model of DDP still holds the group
     "aborted by torch after the program's last line, since its process group still existed: "
-    "call torch.distributed.destroy_process_group() at the end"
+    "end it with torch.distributed.destroy_process_group() and os._exit(0)"
 )
 
 

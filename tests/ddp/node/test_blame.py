@@ -137,7 +137,7 @@ def test_a_rank_that_torch_aborts_as_it_ends_learns_which_call_is_missing(
     explained(tmp_path, f"done\n{reason}Fatal Python error: Aborted\n\n{place}\n", f"{TRACE}{PEER_GONE}\n")
     (tmp_path / "logs" / "12.out").write_text("1: E1120 api.py:1002] failed (exitcode: -6) local_rank: 0\n")
     kind, node, words = explain.blame(str(tmp_path), "12", "12.r0", HOSTS)
-    assert words.endswith("call torch.distributed.destroy_process_group() at the end") == is_named
+    assert ("end it with torch.distributed.destroy_process_group()" in words) == is_named
     if is_named:
         assert (kind, node) == ("program", "gpu-1"), "another attempt may work"
 
@@ -176,9 +176,14 @@ FORGED = (
 )
 
 
-@hypothesis.settings(max_examples=100, deadline=None)
-@hypothesis.given(st.lists(st.sampled_from(FORGED) | MESSAGES, min_size=1, max_size=4), st.booleans())
-def test_nothing_that_a_program_prints_moves_the_blame_to_a_node(lines: list[str], by_srun: bool):
+@pytest.mark.parametrize("by_srun", [True, False])
+@pytest.mark.parametrize("forged", FORGED)
+@hypothesis.settings(max_examples=10, deadline=None)
+@hypothesis.given(before=st.lists(MESSAGES, max_size=3), after=st.lists(MESSAGES, max_size=3))
+def test_nothing_that_a_program_prints_moves_the_blame_to_a_node(
+    by_srun: bool, forged: str, before: list[str], after: list[str]
+):
+    lines = [*before, forged, *after]
     printed = "".join(f"{line}\n" for line in lines)
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
