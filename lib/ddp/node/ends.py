@@ -6,6 +6,7 @@ import signal
 
 NO_MEMORY = "killed: it took more memory than the job has"
 SHORTAGE = ": a process was killed for memory: "  # between a node and the details of memory.py
+OF_NODE = " itself ran out of memory"  # behind a node's name: no fault of the job's
 _SHORT = re.compile(rf"(\d+): \[ENV\] [^\s:]+{SHORTAGE}(.*)")
 _RANK = re.compile(r"(\d+): .*\bfailed \(exitcode: (-?\d+)\) local_rank: (\d+)")  # an agent's
 _TASK = re.compile(
@@ -56,6 +57,8 @@ def _words(code: int, shortage: str | None) -> str:
     if code >= 0:
         return f"exited with code {code} and no error output"
     if shortage is not None and code == -signal.SIGKILL:
+        if OF_NODE in shortage:
+            return f"killed: {shortage}"
         return f"{NO_MEMORY}: {shortage}" if shortage else f"{NO_MEMORY}; submit it with a larger memory"
     names = {member.value: member.name for member in signal.Signals}
     return f"killed by signal {-code} ({names.get(-code, 'unknown')})"

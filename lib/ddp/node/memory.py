@@ -4,6 +4,8 @@ import math
 import pathlib
 import re
 
+from ddp.node import ends
+
 _PEAKS = ("memory.peak", "memory.max_usage_in_bytes")  # of version 2 since Linux 5.19, of version 1
 _LIMITS = ("memory.max", "memory.limit_in_bytes")
 _EVENTS = ("memory.events", "memory.oom_control")
@@ -21,11 +23,11 @@ def shortage(host: str, proc: pathlib.Path = pathlib.Path("/proc/self")) -> str:
             return ""
         limited = [(group, limit) for group in groups if (limit := _number(group, _LIMITS)) and limit < _UNLIMITED]
         if not limited:
-            return f"{host} itself ran out of memory, and the job had no limit"
+            return f"{host}{ends.OF_NODE}, and the job had no limit"
         group, limit = min(limited, key=lambda one: one[1])
         had, peak = f"had {limit // MIB} MiB", _number(group, _PEAKS)
         if peak is not None and peak < _NEARLY * limit:
-            return f"{had}, reached {peak // MIB} MiB; {host} itself ran out of memory"
+            return f"{host}{ends.OF_NODE}; the job {had}, reached {peak // MIB} MiB"
         return f"{had}, reached it on {host}: --memory {math.ceil(2 * limit / (1 << 30))}G"
     except (OSError, ValueError):
         return ""

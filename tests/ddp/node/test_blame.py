@@ -101,6 +101,9 @@ def test_more_memory_than_the_job_has_is_not_tried_again(tmp_path: pathlib.Path)
     kind, node, words = explain.blame(str(tmp_path), "12", "12.r0", HOSTS)
     assert (kind, node) == ("mistake", "gpu-1")
     assert words == f"killed: it took more memory than the job has: {had}; or use a smaller batch"
+    of_node = "gpu-1 itself ran out of memory; the job had 4096 MiB, reached 1024 MiB"
+    (tmp_path / "logs" / "12.out").write_text(lines.replace(had, of_node))
+    assert explain.blame(str(tmp_path), "12", "12.r0", HOSTS) == ("program", "gpu-1", f"killed: {of_node}")
 
 
 def test_a_lost_peer_is_a_consequence_and_the_rank_that_failed_first_the_cause(tmp_path: pathlib.Path):

@@ -46,7 +46,7 @@ def make(top: pathlib.Path, version: int, *, kills: int, limit: int | None, peak
         (2, GIB, GIB - 4096, HAD),
         (1, GIB, None, HAD),  # an old kernel counts no peak
         (1, 3 * GIB // 2, 3 * GIB // 2, "had 1536 MiB, reached it on n1: --memory 3G"),
-        (1, 4 * GIB, GIB, "had 4096 MiB, reached 1024 MiB; n1 itself ran out of memory"),
+        (1, 4 * GIB, GIB, "n1 itself ran out of memory; the job had 4096 MiB, reached 1024 MiB"),
         (1, None, GIB, "n1 itself ran out of memory, and the job had no limit"),
         (0, GIB, GIB, ""),  # it was full, but nothing was killed
     ],
