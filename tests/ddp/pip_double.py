@@ -51,6 +51,7 @@ class Pip:
             for name in ("torch/test/big", "torch/bin/test_api", "torch/bin/torch_shm_manager", "networkx/tests/one"):
                 (site / name).parent.mkdir(parents=True, exist_ok=True)
                 (site / name).write_text("x")
+            (site / "made").write_text(str(len(self.calls)))  # no two environments are alike
             return Completed(0, "", "")
         if call[1:3] == ("-m", "pip"):
             return Completed(0, "", "")

@@ -3,6 +3,7 @@
 import re
 
 from ddp.base import Results, Settings, TrainerError, one_line
+from ddp.node import evidence
 from ddp.problem import Command, Remedy, Step
 from ddp.run import folder
 from ddp.run.model import Run, State
@@ -69,8 +70,10 @@ def explain(settings: Settings, run: Run, job_id: int | None) -> TrainerError | 
         elif run.job is not None and run.job.reason not in ("None", "NonZeroExitCode", ""):
             words = f" ({run.job.reason})"
         if lines:
-            words += f": {one_line(lines[-1], 300)}"
+            words += f": {one_line(lines[-1], 300)}" + (f" ({printable(failure.place, 200)})" if failure.place else "")
             remedy = None if run.record.get("container") else _missing_module(settings, lines[-1])
+            if remedy is None and (known := evidence.known(lines[-1])):
+                remedy = Step("known-fault", known[1])
     if not run.record:
         words += f"; {run.folder}/job.json is missing or damaged, so other files of the run may be, too"
     return TrainerError(text + words, remedy=remedy, results=results)
