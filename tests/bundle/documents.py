@@ -54,7 +54,9 @@ def settings(text: str) -> Texts:
 def actions_typed(text: str) -> collections.abc.Iterator[tuple[str, str, list[str]]]:
     """Yield (application, action, words) of each `juju run` and `./sandboxctl run`, without Juju's own options."""
     text = re.sub(r"\\?\n *(?=[a-z-]+=)", " ", text)
-    for application, rest in re.findall(r"(?:juju|sandboxctl) run ([a-z-]+)/(?:\d+|leader)(?: [a-z-]+/\d+)* ([^`\n|>)]+)", text):
+    for application, rest in re.findall(
+        r"(?:juju|sandboxctl) run ([a-z-]+)/(?:\d+|leader)(?: [a-z-]+/\d+)* ([^`\n|>)]+)", text
+    ):
         action, *words = shlex.split(re.sub(r" --(?:wait[ =]|format=)\S+", "", rest), comments=True)
         yield application, action, words
 
