@@ -4,6 +4,7 @@ import collections.abc
 import typing
 
 from sandbox import bundle as bundles
+from sandbox import values as yaml_values
 from sandbox.model import enqueue
 from sandbox.store import Application, Event, Model, SandboxError, Secret, Unit, new_id
 
@@ -50,14 +51,14 @@ def options(app: Application) -> Json:
 
 
 def _parse(text: str, kind: str | None) -> object:
-    """Return the value that `text` stands for in an option or parameter of type `kind`; `text` if none fits."""
+    """Convert an option's text to its type; a text that does not fit stays one."""
     try:
         match kind:
             case "boolean":
                 return {"true": True, "false": False}[text.lower()]
-            case "int" | "integer":
+            case "int":
                 return int(text)
-            case "float" | "number":
+            case "float":
                 return float(text)
             case _:
                 return text
@@ -83,12 +84,19 @@ def action_params(app: Application, action: str, values: collections.abc.Mapping
         known = ", ".join(sorted(properties)) or "none"
         raise SandboxError(f"{action}: unknown parameter {unknown[0]!r} (there are: {known})")
     params = {name: schema["default"] for name, schema in properties.items() if "default" in schema}
-    params |= {name: _parse(text, properties.get(name, {}).get("type")) for name, text in values.items()}
+    for name, text in values.items():
+        try:
+            params[name] = yaml_values.parse(text)
+        except SandboxError as e:
+            raise SandboxError(f"{action}: parameter {name!r}: {e}"[:300]) from e
     object_schema: Json = {"type": "object", "properties": properties, "required": spec.get("required", [])}
-    validator: typing.Any = jsonschema.Draft7Validator(object_schema)
+    validator: typing.Any = jsonschema.Draft4Validator(object_schema)  # as in Juju; its integers have no point
     for error in validator.iter_errors(params):
-        where = f"parameter {error.path[0]!r}: " if error.path else ""
-        raise SandboxError(f"{action}: {where}{error.message}"[:300])
+        name = error.path[0] if error.path else ""
+        problem = error.message
+        if error.validator == "type" and name in values:
+            problem = yaml_values.describe(values[name], params[name], wanted=error.validator_value)
+        raise SandboxError(f"{action}: {f'parameter {name!r}: ' if name else ''}{problem}"[:300])
     return params
 
 

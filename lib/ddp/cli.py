@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import sys
 import typing
 
@@ -151,7 +152,7 @@ def _parsed(
     for option in declared.options(verb.options):
         value = given.get(option.name.replace("-", "_"))
         if isinstance(value, tuple):
-            value = " ".join(typing.cast("tuple[str, ...]", value)) or None
+            value = _joined(option, typing.cast("tuple[str, ...]", value)) or None
         value = option.text.terminal if value is None else value
         if value is not None:
             values[option.name] = _absolute(option, value)
@@ -162,6 +163,13 @@ def _parsed(
     known = type(params).model_fields
     more: dict[str, object] = {"arguments": arguments, "is_json": session.is_json}
     return params.model_copy(update={name: value for name, value in more.items() if name in known and value})
+
+
+def _joined(option: declared.Option, words: tuple[str, ...]) -> str:
+    """Join the words of a repeated option. A variable without a value gets the one that it has here."""
+    if option.name != "env":
+        return " ".join(words)
+    return shlex.join(f"{word}={os.environ[word]}" if word in os.environ else word for word in words)
 
 
 def _absolute(option: declared.Option, value: object) -> object:

@@ -10,6 +10,7 @@ import functools
 import json
 import os
 import pathlib
+import re
 import shlex
 import sys
 import threading
@@ -26,6 +27,12 @@ from slurm_ddp.slurm import advice
 
 Json = dict[str, typing.Any]
 _PARTIAL = 75  # sysexits.h, EX_TEMPFAIL
+# Texts that YAML 1.1 reads as they are, and what it reads as something else
+_TEXT = re.compile(
+    r"(?!.*(:\s|\s#))(-{0,2}[A-Za-z_/]([\w .,/+@=%^&|:#-]*[\w/])?|[1-9][0-9]{0,17}|([0-9]+-)?[0-9]+(:[0-9]+)+)",
+    re.ASCII,
+)
+_YAML_WORDS = ("y", "n", "yes", "no", "on", "off", "true", "false", "null")
 _QUIET_S = 5.0  # an action that takes longer gets a note on how to end it
 
 
@@ -111,7 +118,16 @@ def render_remedy(unit: str, remedy: problem.Remedy) -> str:
     if remedy.arguments:
         named = next(option.name for option in declared.options(verb.options) if option.text.argument)
         given[named] = ",".join(remedy.arguments)
-    return " ".join(["juju run", unit, verb.action, *(shlex.quote(f"{name}={value}") for name, value in given.items())])
+    kinds = {option.name: option.kind for option in declared.options(verb.options)}
+    words = (f"{name}={_in_yaml(value) if kinds[name] == 'string' else value}" for name, value in given.items())
+    return " ".join(["juju run", unit, verb.action, *map(shlex.quote, words)])
+
+
+def _in_yaml(value: object) -> str:
+    """Quote a text that YAML may take for something else, as `juju run` does."""
+    text = str(value)
+    is_text = _TEXT.fullmatch(text) is not None and text.lower() not in _YAML_WORDS
+    return text if is_text else json.dumps(text, ensure_ascii=False)
 
 
 def _render_step(unit: str, step: problem.Step) -> str:

@@ -52,6 +52,12 @@ class Parameters(pydantic.BaseModel, frozen=True, extra="forbid"):
 
     model_config = pydantic.ConfigDict(alias_generator=lambda name: name.replace("_", "-"))
 
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _as_texts(cls, given: dict[str, object]) -> dict[str, object]:
+        """Write integers as texts: Juju passes `branch=580` as one. A field that is a number reads its text."""
+        return {name: str(value) if type(value) is int else value for name, value in given.items()}
+
 
 @dataclasses.dataclass(frozen=True)
 class Action(typing.Generic[S]):

@@ -20,7 +20,8 @@ def named(path: pathlib.Path) -> str:
 
 
 Texts = collections.abc.Iterator[tuple[str, str]]
-SOURCES = [*PAGES, *sorted((rules.ROOT / "charms").glob("*/charmcraft.yaml")), *rules.OVERLAYS, rules.BUNDLE]
+CHARMS = sorted((rules.ROOT / "charms").glob("*/charmcraft.yaml"))
+SOURCES = [*PAGES, *CHARMS, *rules.OVERLAYS, rules.BUNDLE]
 CHECKS: dict[str, collections.abc.Callable[[str], collections.abc.Iterator[str]]] = {
     "slurm-conf-parameters": rules.slurm_conf_problems,
     "cgroup-parameters": rules.cgroup_problems,
@@ -48,6 +49,16 @@ def settings(text: str) -> Texts:
         key = code.partition("=")[0]
         if key not in {"NodeName", "PartitionName", "NodeSet"} and hasattr(slurmutils.SlurmConfig(), field(key)):
             yield "code", code
+
+
+def actions_typed(text: str) -> collections.abc.Iterator[tuple[str, str, list[str]]]:
+    """Yield (application, action, words) of each `juju run` and `./sandboxctl run`, without Juju's own options."""
+    text = re.sub(r"\\?\n *(?=[a-z-]+=)", " ", text)
+    for application, rest in re.findall(
+        r"(?:juju|sandboxctl) run ([a-z-]+)/(?:\d+|leader)(?: [a-z-]+/\d+)* ([^`\n|>)]+)", text
+    ):
+        action, *words = shlex.split(re.sub(r" --(?:wait[ =]|format=)\S+", "", rest), comments=True)
+        yield application, action, words
 
 
 def field(key: str) -> str:

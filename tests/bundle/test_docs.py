@@ -14,8 +14,10 @@ import pytest
 import rules
 import slurmutils
 import yaml
-from documents import ANYWHERE, PAGES, SOURCES, named, settings
+from documents import ANYWHERE, CHARMS, PAGES, SOURCES, actions_typed, named, settings
 
+from sandbox import settings as operator
+from sandbox.store import Application
 from scripts import reference
 
 BUNDLE: dict[str, Any] = yaml.safe_load(rules.BUNDLE.read_text())
@@ -57,20 +59,22 @@ def test_commands_exist(page: pathlib.Path):
         assert set(re.findall(rf"{before} ([a-z][a-z-]+(?:\d+\.\d+)?)", page.read_text(), re.MULTILINE)) <= known
 
 
-@pytest.mark.parametrize("page", PAGES, ids=named)
-def test_actions_and_their_parameters_exist(page: pathlib.Path):
-    for application, action, rest in re.findall(
-        r"(?:juju|sandboxctl) run ([a-z-]+)/(?:\d+|leader)(?: [a-z-]+/\d+)* ([a-z-]+)([^`\n|#]*)", page.read_text()
-    ):
+TYPED = [*PAGES, *CHARMS, rules.ROOT / "sandbox" / "demo.py"]
+
+
+@pytest.mark.parametrize("source", TYPED, ids=named)
+def test_juju_accepts_every_action_that_is_typed(source: pathlib.Path):
+    for application, action, words in actions_typed(source.read_text()):
         charm = declared(application)
-        if charm is None:
-            continue
-        assert action in charm.get("actions", {}), f"{application} has no action {action}"
-        params = charm["actions"][action].get("params", {})
-        for name, value in re.findall(r'(?:^|\s)([a-z][a-z-]+)=("[^"]*"|\S+)', rest):
-            assert name in params, f"{action} has no parameter {name}"
-            allowed = params[name].get("enum")
-            assert allowed is None or value in allowed, f"{action} {name}={value}"
+        if charm is not None:
+            app = Application(name=application, charm=charm["name"], source="", metadata=charm)
+            operator.action_params(app, action, dict(word.split("=", 1) for word in words))
+
+
+def test_the_actions_that_are_typed_are_found():
+    found = [call for source in TYPED for call in actions_typed(source.read_text())]
+    assert len(found) > 60
+    assert {"branch=580", "time-limit=30", "profiles=1g.5gb x7"} <= {word for *_, words in found for word in words}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)

@@ -145,7 +145,8 @@ def test_help_names_every_command(words: tuple[str, ...]):
         (["list", "--lines", "0"], "ddp list: --lines: 0 is not allowed; a whole number from 1 to 1000"),
         (["submit", "--nodes", "0"], "ddp submit: --nodes: 0 is not allowed"),
         (["submit", "--run", "a\nb"], "ddp submit: --run: 'a\\nb' is not allowed"),
-        (["submit", "--env", "one"], "ddp submit: --env: 'one' is not NAME=value"),
+        (["submit", "--env", "one"], "ddp submit: --env: one has no value; write one=value"),
+        (["submit", "--env", "a b=c"], "ddp submit: --env: 'a b=c' is not NAME=value"),
         (["submit", "a b.py"], "ddp submit: workload: "),
         (["env", "create"], "ddp env create: Missing argument 'NAME'"),
         (["env", "create", "x"], "ddp env create: Missing option '--requirements'"),
@@ -266,9 +267,11 @@ def test_a_run_is_named_by_its_name_or_its_job(asked: Asked, name: str):
     assert one(asked).run == f"{name} dawn"
 
 
-def test_env_is_a_variable_and_may_be_repeated(asked: Asked):
-    assert typed("submit", "-e", "mine", "--env", "A=b", "--env", "C=d")[0] == 0
-    assert (one(asked).environment, one(asked).env) == ("mine", "A=b C=d")
+def test_env_is_a_variable_and_may_be_repeated(asked: Asked, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HERE", "x'y z")
+    assert typed("submit", "-e", "mine", "--env", "A=b c", "--env", "HERE", "--env", "PROFILE_MEMORY=")[0] == 0
+    assert one(asked).environment == "mine"
+    assert fields.variables(one(asked).env) == (("A", "b c"), ("HERE", "x'y z"), ("PROFILE_MEMORY", ""))
 
 
 def test_a_log_is_followed_until_its_end(asked: Asked):

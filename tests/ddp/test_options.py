@@ -1,13 +1,20 @@
 """An option is declared once: flag, action's parameter, directive, check and reference follow; nothing hostile passes."""
 
+import ast
+import pathlib
+import shlex
+
+import hypothesis
 import pytest
 import script_texts
 import yaml
 from harness import META
-from hostile_values import NASTY, ROAMING, TEXTS
+from hostile_values import FREE, NASTY, ROAMING, TEXTS
+from hypothesis import strategies as st
 
 from ddp import config, verbs
 from ddp.base import ParameterError, Settings
+from ddp.node import spec
 from ddp.options import declared, fields, models
 from scripts import actions
 
@@ -42,10 +49,61 @@ def test_the_copies_of_the_options_are_current():
     assert actions.PAGE.read_text() == actions.page(), "run: tox -e reference"
 
 
-@pytest.mark.parametrize(("action", "name"), TEXTS)
+@pytest.mark.parametrize(("action", "name"), [(action, name) for action, name in TEXTS if name not in FREE])
 def test_nothing_hostile_passes(action: str, name: str):
-    for nasty in NASTY if name == "args" else NASTY + ROAMING:  # args are words for the job, with its user's rights
+    for nasty in NASTY + ROAMING:
         assert refusal(MODELS[action], {name: nasty}).startswith(f"{name}: ")
+
+
+@pytest.mark.parametrize("name", FREE)
+def test_a_programs_words_are_whatever_a_shell_reads_or_one_line(name: str):
+    for text in NASTY + ROAMING:
+        try:
+            params = fields.parse(models.SubmitDdp, {name: text})
+        except ParameterError:
+            assert refusal(models.SubmitDdp, {name: text}).startswith(f"{name}: ")
+        else:
+            assert "\0" not in text
+            pairs = ["=".join(pair) for pair in fields.variables(params.env)]
+            assert (list(params.words) if name == "args" else pairs) == shlex.split(text)
+
+
+words = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
+names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,20}", fullmatch=True).map(lambda name: f"MY_{name}")
+
+
+@hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
+@hypothesis.given(args=st.lists(words), env=st.dictionaries(names, words))
+def test_arguments_and_variables_reach_the_program_as_they_are(
+    settings: Settings, args: list[str], env: dict[str, str]
+):
+    given = {"args": shlex.join(args), "env": shlex.join("=".join(pair) for pair in env.items())}
+    assert fields.parse(models.SubmitDdp, given).words == tuple(args)
+    texts = script_texts.texts(settings, env=given["env"], args=given["args"])
+    job = spec.parse(spec.JobSpec, texts["program/job.json"])
+    assert dict(job.variables) == env
+    assert texts["job.sbatch"] == script_texts.texts(settings)["job.sbatch"], "none reaches the script"
+
+
+def test_the_variables_that_a_job_sets_are_reserved_and_no_others():
+    """Read off the program: those that it adds to its environment, but for what it only defaults."""
+    may_be_given = {"CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMP_NUM_THREADS", "PYTHONPATH"}
+    may_be_given |= {"LD_LIBRARY_PATH", "TORCH_GLOO_LAZY_INIT"}
+    found: set[str] = set()
+    for name in ("node", "supervisor", "network"):
+        for item in ast.walk(ast.parse((pathlib.Path(spec.__file__).parent / f"{name}.py").read_text())):
+            if isinstance(item, ast.Subscript) and isinstance(item.ctx, ast.Store):
+                found |= {str(key.value) for key in (item.slice,) if isinstance(key, ast.Constant)}
+            elif isinstance(item, ast.AugAssign) and isinstance(item.value, ast.Dict):
+                found |= {str(key.value) for key in item.value.keys if isinstance(key, ast.Constant)}
+    found = {name for name in found if name.isupper()} - may_be_given
+    torchruns = {"GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE"}
+    torchruns |= {f"TORCHELASTIC_{name}" for name in ("MAX_RESTARTS", "RESTART_COUNT", "RUN_ID", "USE_AGENT_STORE")}
+    assert found | torchruns == fields.RESERVED
+    for free in ("RUN_NAME", "JOB_TYPE", "PROFILE_MEMORY", "MASTER_KEY", "PATH", "HOME", "LD_PRELOAD", "PYTHONPATH"):
+        assert fields.parse(models.SubmitDdp, {"env": f"{free}=x"}).env
+    for reserved in (*found, "SLURM_JOB_ID", "SRUN_CPUS_PER_TASK"):
+        assert refusal(models.SubmitDdp, {"env": f"{reserved}=x"}).startswith(f"env: {reserved} is set by the job")
 
 
 @pytest.mark.parametrize(
@@ -67,8 +125,9 @@ def test_the_declaration_of_an_option_is_what_its_parser_allows(action: str):
             fields.parse(MODELS[action], {option.name: choice})
             assert isinstance(yaml.safe_load(choice), str), "Juju reads on, off, yes and no as booleans"
         if option.takes_number:
-            params = fields.parse(MODELS[action], {option.name: 30})
-            assert getattr(params, option.name.replace("-", "_")) == "30"
+            number = 2026 if option.name == "since" else 30
+            params = fields.parse(MODELS[action], {option.name: number})
+            assert getattr(params, option.name.replace("-", "_")) == str(number)
 
 
 def test_numbers_are_natural_for_names_and_amounts():
@@ -89,11 +148,16 @@ def test_numbers_are_natural_for_names_and_amounts():
             {"run": "../x"},
             "run: '../x' is not allowed; only letters, digits and . _ -, beginning with a letter or digit",
         ),
-        ({"args": "x" * 1000000}, "args: 1000000 characters; at most 4096 are allowed"),
+        ({"args": "x" * 1000000}, "args: 1000000 characters; at most 32768 are allowed"),
         ({"workload": "/a/../b"}, "workload: '/a/../b' is not allowed; write the path without . and .. as parts"),
         ({"memory": 0}, "memory: '0' is not allowed; a whole number with M, G or T, such as 8G"),
-        ({"env": "A"}, "env: 'A' is not NAME=value; separate several by blanks"),
-        ({"env": "LD_PRELOAD=/x"}, "env: LD_PRELOAD is set by the job itself; choose another variable"),
+        ({"env": "A"}, "env: A has no value; write A=value"),
+        ({"env": "A=b c=d 1=2"}, "env: '1=2' is not NAME=value; quote a value with blanks, as in A='b c'"),
+        (
+            {"args": "it's"},
+            'args: "it\'s" is not allowed; no closing quotation: write \\ before a quote or a backslash',
+        ),
+        ({"env": "RANK=1"}, "env: RANK is set by the job itself; choose another variable"),
     ],
 )
 def test_a_refusal_names_the_option_and_what_is_allowed(given: dict[str, object], line: str):
@@ -113,5 +177,5 @@ def test_memory(text: str, mib: int):
 
 
 def test_variables():
-    parsed = fields.parse(models.SubmitDdp, {"env": "NCCL_DEBUG=INFO  A=b=c EMPTY="})
-    assert fields.variables(parsed.env) == (("NCCL_DEBUG", "INFO"), ("A", "b=c"), ("EMPTY", ""))
+    parsed = fields.parse(models.SubmitDdp, {"env": "NCCL_DEBUG=INFO  A='b = c' EMPTY="})
+    assert fields.variables(parsed.env) == (("NCCL_DEBUG", "INFO"), ("A", "b = c"), ("EMPTY", ""))

@@ -1,14 +1,18 @@
 """The charm's front end: what it renders for an operator, and that nothing below the front ends knows Juju."""
 
 import pathlib
+import shlex
 import time
 
+import hypothesis
 import pytest
 import yaml
+from hypothesis import strategies as st
 
 from ddp import remedies, service, verbs
 from ddp.base import Settings
 from ddp.problem import Command, Remedy, Step, plain
+from sandbox import values
 
 LIBRARY = pathlib.Path(service.__file__).parent
 
@@ -46,6 +50,18 @@ LIBRARY = pathlib.Path(service.__file__).parent
 def test_a_remedy_is_rendered_for_who_reads_it(remedy: Remedy, typed: str, run: str):
     assert plain(remedy) == typed
     assert service.render_remedy("t/0", remedy) == run
+
+
+@hypothesis.settings(deadline=None)
+@hypothesis.given(
+    st.text(st.characters(max_codepoint=0x2FFF, exclude_categories=["Cc", "Zl", "Zp"]))
+    | st.text("yn-+.:# 019exob_'/,[]", max_size=8)
+    | st.sampled_from(("on", "No", "null", "2024", "1e3", "010", "1-00:30:00", "90"))
+)
+def test_an_operators_line_says_the_same_in_juju(text: str):
+    line = service.render_remedy("t/0", Command("submit", {"args": text} if text else {}))
+    for word in shlex.split(line)[4:]:
+        assert str(values.parse(word.removeprefix("args="))) == text
 
 
 def test_settings_of_slurm_go_through_upstreams_charms():

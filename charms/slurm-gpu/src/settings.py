@@ -9,7 +9,7 @@ from node import resume
 from scripts import health
 from slurm_ddp.charm import naming
 
-_HEALTH = ("auto", "on", "off")
+_HEALTH = ("auto", "always", "never")
 _MOST_SHARDS = 1024
 
 

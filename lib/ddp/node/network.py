@@ -139,7 +139,7 @@ def use(fabric: spec.Fabric, job: spec.JobSpec, env: dict[str, str], num_nodes: 
 def _sourced(fabric: spec.Fabric, env: dict[str, str]) -> dict[str, str]:
     """Return the variables after the vendor's profile, a file for bash; its output is printed."""
     script = 'exec 3>&1 1>&2; NCCL_LIB_DIR=$1; . "$2"; env -0 >&3'
-    argv = ["bash", "-c", script, "bash", fabric.library_path, fabric.profile]
+    argv = ["/bin/bash", "-p", "-c", script, "bash", fabric.library_path, fabric.profile]
     done = subprocess.run(argv, env=env, stdout=subprocess.PIPE, check=False)
     pairs = (entry.partition("=") for entry in done.stdout.decode(errors="surrogateescape").split("\0") if entry)
     return {name: value for name, _, value in pairs if name not in ("_", "SHLVL", "PWD", "OLDPWD")}

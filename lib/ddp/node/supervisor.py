@@ -112,7 +112,10 @@ class Supervisor:
                 return self.code
 
     def _prepare(self) -> None:
+        import shutil
+
         job, env = self.job, self.env
+        self.srun = shutil.which("srun", path=env.get("PATH")) or "srun"  # PATH may be the user's from here on
         env.update(job.variables)
         env |= {
             "JOB_DIR": job.job_dir,
@@ -225,7 +228,7 @@ class Supervisor:
         job, by_rank = self.job, self.job.launcher == "srun"
         per_node = job.ranks_per_node if by_rank else 1  # one task for each rank, or for each node's agent
         argv = [
-            "srun",
+            self.srun,
             f"--nodes={self.num_nodes}",
             f"--ntasks={self.num_nodes * per_node}",
             f"--ntasks-per-node={per_node}",
@@ -239,7 +242,7 @@ class Supervisor:
     def _launch(self) -> tuple[list[str], list[str]]:
         """Return srun's further options, and the command that it starts on each node."""
         container = self.job.container
-        launch = ["sh", "-c", _START, "" if container else PYTHON, self.program, "node", self.spec_path]
+        launch = ["/bin/sh", "-c", _START, "" if container else PYTHON, self.program, "node", self.spec_path]
         if container is None:
             return [], launch
         found = [f"{path}:{path}" for path in self.fabric.mounts if os.path.exists(path)]

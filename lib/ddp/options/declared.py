@@ -46,12 +46,15 @@ class Option:
 
     @property
     def takes_number(self) -> bool:
-        """Whether it is a text that may be a whole number, which YAML does not read as a text."""
+        """Whether it is a text that may be a whole number or a year, which YAML does not read as a text."""
+        return self.kind == "string" and any(self._takes(number) for number in (30, 2026))
+
+    def _takes(self, value: object) -> bool:
         try:
-            fields.parse(self.model, {self.name: 30})
+            fields.parse(self.model, {self.name: value})
         except ParameterError as e:
             return e.name != self.name
-        return self.kind == "string"
+        return True
 
     @property
     def shown_default(self) -> str:

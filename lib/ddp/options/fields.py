@@ -1,12 +1,14 @@
 """The types of options: each text is held to an alphabet, each number to bounds, and an error is one line.
 
 No alphabet has quotes, blanks (except in lists of words), control characters, `$`, backquotes, backslashes or braces,
-so nothing that a shell, Slurm, jinja2 or a terminal would interpret passes.
+so nothing that a shell, Slurm, jinja2 or a terminal would interpret passes. Arguments and variables of a program
+may hold any character: they travel as JSON and reach the program as they are, never a shell.
 """
 
 import collections.abc
 import dataclasses
 import re
+import shlex
 import typing
 
 import pydantic
@@ -19,11 +21,19 @@ MAX_NODES, MAX_GPUS, MAX_CPUS = 4096, 64, 4096
 MAX_LINES = 1000
 MAX_SWEEP = 256  # runs of one sweep
 MAX_PROFILED_STEPS = 1000  # a trace of more is too large to look at
-_RESERVED = re.compile(
-    r"(SLURM|SBATCH|SRUN|RUN|JOB|TORCHELASTIC|PET|ENVIRONMENT|FABRIC|PROFILE)_.*|(MASTER|HEAD)_(ADDR|PORT|IP)"
-    r"|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|NODE_RANK|STOP_FILE|OUTCOME|LAUNCHER|CONTAINER|PAYLOAD|PROFILE|FABRIC"
-    r"|PY|PYTHON.*|NPROC|LD_PRELOAD|BASH.*|ENV|IFS|PATH|HOME|USER|LOGNAME|SHELL|UID|EUID|PPID"
+MAX_WORDS = 32_768  # characters of arguments or variables
+# Variables that ddp.node, then torchrun or srun set in each job; Slurm's own it sets, or srun takes them for options
+RESERVED = frozenset(
+    """
+    ATTEMPT_BEGAN HEAD_IP HEAD_NODE HEAD_PORT JOB_DIR LAUNCHER MY_IP NPROC PROFILE PROFILE_RANKS PROFILE_WINDOW PY
+    PYTHONFAULTHANDLER PYTHONSAFEPATH PYTHONUNBUFFERED RUN_ATTEMPT_ID RUN_DIR STOP_FILE TORCH_FR_BUFFER_SIZE
+    TORCH_FR_DUMP_TEMP_FILE TORCH_NCCL_DUMP_ON_TIMEOUT
+    GROUP_RANK GROUP_WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT NODE_RANK RANK ROLE_NAME ROLE_RANK
+    ROLE_WORLD_SIZE TORCHELASTIC_ERROR_FILE TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE TORCHELASTIC_MAX_RESTARTS
+    TORCHELASTIC_RESTART_COUNT TORCHELASTIC_RUN_ID TORCHELASTIC_USE_AGENT_STORE WORLD_SIZE
+    """.split()
 )
+_SLURMS = re.compile(r"(SLURMD?|SRUN)_.*")
 # sbatch(1), long options: the job sets these and relies on them
 SBATCH_KEPT = tuple(
     """
@@ -115,12 +125,24 @@ def _check_steps(value: str) -> str:
     return value
 
 
+def _check_words(value: str) -> str:
+    try:
+        shlex.split(value)
+    except ValueError as e:
+        raise ValueError(
+            f"{shown(value)} is not allowed; {str(e).lower()}: write \\ before a quote or a backslash"
+        ) from e
+    return value
+
+
 def _check_env(value: str) -> str:
-    for word in value.split():
-        name, _, _ = word.partition("=")
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,127}=.*", word):
-            raise ValueError(f"{shown(word)} is not NAME=value; separate several by blanks")
-        if _RESERVED.fullmatch(name):
+    for word in shlex.split(value):
+        name, equals, _ = word.partition("=")
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,127}", name, re.ASCII):
+            raise ValueError(f"{shown(word)} is not NAME=value; quote a value with blanks, as in A='b c'")
+        if not equals:
+            raise ValueError(f"{name} has no value; write {name}=value")
+        if name in RESERVED or _SLURMS.fullmatch(name):
             raise ValueError(f"{name} is set by the job itself; choose another variable")
         if name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
             raise ValueError(f"{name} would be in the job's script for others to read; use the trainer's hf-token")
@@ -153,7 +175,9 @@ Dataset = typing.Annotated[
     _checked_path,
 ]
 Words = typing.Annotated[
-    str, matches(r"[A-Za-z0-9 ._+=/:,@%^-]*", 4096, "only letters, digits, blanks and . _ + = / : , @ % ^ -")
+    str,
+    matches(r"[^\0]*", MAX_WORDS, "words without NUL, quoted as in a shell"),
+    pydantic.AfterValidator(_check_words),
 ]
 Env = typing.Annotated[Words, pydantic.AfterValidator(_check_env)]
 _AXIS = r"[a-z][a-z0-9-]*=[A-Za-z0-9._+/:@%^-]+(,[A-Za-z0-9._+/:@%^-]+)*"
@@ -280,7 +304,7 @@ def directives(model: type[Parsed]) -> dict[str, Directive]:
 
 def variables(text: str) -> tuple[tuple[str, str], ...]:
     """Split a checked `env` into names and values."""
-    pairs = (word.partition("=") for word in text.split())
+    pairs = (word.partition("=") for word in shlex.split(text))
     return tuple((name, value) for name, _, value in pairs)
 
 

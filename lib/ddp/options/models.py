@@ -1,5 +1,6 @@
 """The options of each verb; their texts and how they are typed stand in options.toml, beside this file."""
 
+import shlex
 import typing
 
 import pydantic
@@ -79,7 +80,7 @@ class Training(Nodes):
     @property
     def words(self) -> tuple[str, ...]:
         """The arguments of the workload."""
-        return (*self.args.split(), *self.arguments)
+        return (*shlex.split(self.args), *self.arguments)
 
 
 class SubmitDdp(Training):

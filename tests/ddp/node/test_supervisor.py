@@ -74,8 +74,20 @@ def test_a_run_outlives_its_filesystem_and_no_line_is_lost(node: Node):
     assert not list((node.cache / "jobs").glob("*")), "what was copied is removed from the node's disk"
 
 
+def test_a_users_variables_and_words_reach_the_ranks_as_they_are(node: Node):
+    node.add("srun", 'export PATH=/usr/bin; env -0 > $NOTES/env; printf "%s\\0" "$@" > $NOTES/words')
+    odd = ("", "a b", "it's $(id) `id` \\ \"\n#", "é\x1b[31m", "*")
+    given = {f"V{number}": text for number, text in enumerate(odd)} | {"PATH": "/nowhere", "BASH_ENV": "/nowhere"}
+    job = {"command": tuple(map(spec.Word, ("train.py", *odd))), "variables": tuple(given.items())}
+    code, output = node.run(files(node, **job))
+    assert code == 0, output
+    found = dict(pair.split("=", 1) for pair in (node.notes / "env").read_text().split("\0") if pair)
+    assert {name: found[name] for name in given} == given | {"PATH": "/usr/bin"}, "srun is found all the same"
+    assert (node.notes / "words").read_text().split("\0")[-6:-1] == list(odd)
+
+
 def test_the_nodes_get_the_program_in_one_file(node: Node):
-    node.add("srun", 'shift 9; while [ $1 != sh ]; do shift; done; exec "${@:1:5}" nothing x')
+    node.add("srun", 'shift 9; while [ $1 != /bin/sh ]; do shift; done; exec "${@:1:5}" nothing x')
     output = node.run(files(node))[1]
     assert f"{node.run_dir}/control/12.pyz/__main__.py" in output
     assert "KeyError: 'nothing'" in output

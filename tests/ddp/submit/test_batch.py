@@ -19,7 +19,7 @@ def test_torchrun_gets_exactly_the_command(settings: Settings, node: Node):
     assert code == 0, output
     argv = (node.notes / "argv").read_text().split("\0")[:-1]
     options = "--nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task=4 --cpu-bind=none --kill-on-bad-exit=1"
-    assert argv[:10] == [*options.split(), "--wait=300", "--label", "--chdir=/", "sh"]
+    assert argv[:10] == [*options.split(), "--wait=300", "--label", "--chdir=/", "/bin/sh"]
     program = ["/usr/bin/python3", str(node.run_dir / "control" / "12.pyz"), "node"]
     program.append(str(node.run_dir / "program" / "job.json"))
     assert argv[12:] == [*program, *"--module ddptrain smoke --lr 3e-3".split()]

@@ -132,7 +132,7 @@ def test_a_container_runs_under_pyxis_where_slurm_has_it(settings: Settings, nod
     assert f"--container-mounts={workspace}:{workspace}" in argv
     assert f"--container-workdir={node.run_dir}" in argv
     assert "--container-env=PYTHONUNBUFFERED,CUDA_VISIBLE_DEVICES,NCCL_DEBUG" in argv
-    assert argv.index("sh") > argv.index(f"--container-workdir={node.run_dir}")
+    assert argv.index("/bin/sh") > argv.index(f"--container-workdir={node.run_dir}")
 
 
 def test_a_container_runs_under_apptainer_where_there_is_no_pyxis(settings: Settings, node: Node):
@@ -143,7 +143,7 @@ def test_a_container_runs_under_apptainer_where_there_is_no_pyxis(settings: Sett
     at = argv.index(f"{node.bin}/apptainer")
     workspace = settings.workspace
     assert argv[at + 1 : at + 7] == ["exec", "--nv", "--bind", f"{workspace}:{workspace}", "--pwd", str(node.run_dir)]
-    assert argv[at + 7 : at + 9] == ["docker://nvcr.io/nvidia/pytorch:25.01-py3", "sh"]
+    assert argv[at + 7 : at + 9] == ["docker://nvcr.io/nvidia/pytorch:25.01-py3", "/bin/sh"]
 
 
 def test_without_pyxis_and_apptainer_the_job_says_so(settings: Settings, node: Node):

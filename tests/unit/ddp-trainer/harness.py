@@ -13,9 +13,6 @@ import host
 
 SOURCE = pathlib.Path(__file__).parents[3] / "charms" / "ddp-trainer"
 META = yaml.safe_load((SOURCE / "charmcraft.yaml").read_text())
-for _about in META["actions"].values():
-    for _schema in _about["params"].values():  # Scenario knows no option of two types
-        _schema["type"] = _schema["type"][0] if isinstance(_schema["type"], list) else _schema["type"]
 ACCOUNT = host.account  # which the fixture `host` replaces, so that the tests run as root
 
 

@@ -183,7 +183,7 @@ def test_an_engine_that_is_away_fails_every_action_in_one_line(rig: Rig, state: 
 
 
 def test_the_export_holds_the_secrets_in_a_file_only(rig: Rig, state: testing.State):
-    found = act(rig, state, "export-kubernetes", namespace="training", size="500Gi")
+    found = act(rig, state, "export-kubernetes", namespace="training", name=2024, size="500Gi")
     path = pathlib.Path(found["file"])
     assert path.stat().st_mode & 0o777 == 0o600
     assert found["apply"] == f"juju ssh juicefs-server-proxy/0 sudo cat {path} | kubectl apply -f -"

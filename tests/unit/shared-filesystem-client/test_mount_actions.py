@@ -101,6 +101,7 @@ def test_warmup_fetches_a_folder_of_the_mount(bench: Bench):
     results = bench.run("warmup", path="datasets")
     assert results["path"] == "/mnt/shared/datasets"
     assert float(results["seconds"]) >= 0
+    assert bench.error("warmup", path=2024) == "path: /mnt/shared/2024 does not exist"
     assert bench.run("warmup", path="/mnt/shared/datasets/")["path"] == "/mnt/shared/datasets"
 
 

@@ -286,7 +286,7 @@ def test_upgrade_driver_with_a_reboot(ctx: testing.Context[charm.SlurmGpuCharm],
     state = testing.State(relations=[COMPUTE])
     ctx.run(ctx.on.update_status(), state)
     node.in_use = True
-    out = ctx.run(ctx.on.action("upgrade-driver", params={"branch": "580"}), state)
+    out = ctx.run(ctx.on.action("upgrade-driver", params={"branch": 580}), state)
     results = ctx.action_results or {}
     assert results["result"] == "reboot"
     assert results["detail"].startswith("reboot this machine: driver 580.173.02 is installed")

@@ -109,9 +109,11 @@ def test_ubuntu_gets_signed_modules_of_exactly_the_version(node: MachineDouble):
     assert "nvidia-utils-580-server" not in both
 
 
-@pytest.mark.parametrize(("switches", "option", "fabric"), [(4, "auto", True), (4, "off", False), (0, "on", True)])
+@pytest.mark.parametrize(
+    ("switches", "option", "fabric"), [(4, "auto", True), (4, "never", False), (0, "always", True)]
+)
 def test_nvswitches_bring_the_fabric_manager_of_the_same_version(
-    node: MachineDouble, switches: int, option: typing.Literal["auto", "on", "off"], fabric: bool
+    node: MachineDouble, switches: int, option: typing.Literal["auto", "always", "never"], fabric: bool
 ):
     found = resolve(but(NOBLE, switches=switches), Spec(branch="580", fabric=option))
     assert found.fabric == fabric == ("nvidia-fabricmanager-580" in found.packages)
@@ -191,7 +193,7 @@ def test_the_table_of_devices_has_no_overlaps():
     ("options", "words"),
     [
         ({"driver": "581"}, "driver: input should be 'keep', '535', '550'"),
-        ({"fabric-manager": "on"}, "fabric-manager: on contradicts driver=keep"),
+        ({"fabric-manager": "always"}, "fabric-manager: always contradicts driver=keep"),
         ({"kernel-module": "open"}, "kernel-module: open contradicts driver=keep"),
     ],
 )

@@ -59,12 +59,12 @@ class Compute(orders.Unit):
         "health-check": {},
         "reset-gpu": {"gpu": CARDS[0], "wait": 60},
         "set-mig": {"gpu": CARDS[1], "profiles": "3g.20gb,3g.20gb", "wait": 60},
-        "set-mig off": {"gpu": "all", "profiles": "off", "wait": 60},
+        "set-mig none": {"gpu": "all", "profiles": "none", "wait": 60},
     }
     configs: typing.ClassVar[tuple[dict[str, typing.Any], ...]] = (
         {},
         {"health-xids": "+109 -74"},
-        {"health-check": "off"},
+        {"health-check": "never"},
         {"health-check": "sometimes"},
         {"resume-after-reboot": False},
         {"hold-driver": False, "persistence-mode": False},
@@ -175,7 +175,7 @@ class Compute(orders.Unit):
         if slurm.record is not None and (slurm.record.reason == ADMIN or "by hand" in slurm.record.reason):
             self.resume()
         self.replace(config={})
-        for name in ("compute created", "config_changed", "node-gres created", "action set-mig off", "update_status"):
+        for name in ("compute created", "config_changed", "node-gres created", "action set-mig none", "update_status"):
             if slurm.record is not None and slurm.record.reason == ADMIN:  # a hook may have put it back, see as_found
                 self.resume()
             self.emit(name)

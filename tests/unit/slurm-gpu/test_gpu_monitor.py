@@ -52,12 +52,12 @@ def test_the_timer_is_set_up_once(orders: list[str], smi: pathlib.Path):
 
 @pytest.mark.parametrize(
     ("node", "setting", "has_gpus", "has_smi"),
-    [(None, "auto", True, True), ("n0", "off", True, True), ("n0", "auto", False, True), ("n0", "auto", True, False)],
+    [(None, "auto", True, True), ("n0", "never", True, True), ("n0", "auto", False, True), ("n0", "auto", True, False)],
 )
 def test_where_there_is_no_timer(
     orders: list[str], smi: pathlib.Path, node: str | None, setting: str, has_gpus: bool, has_smi: bool
 ):
-    health_check.ensure("n0", "on", has_gpus=True)
+    health_check.ensure("n0", "always", has_gpus=True)
     if not has_smi:
         smi.unlink()
     for _ in range(2):

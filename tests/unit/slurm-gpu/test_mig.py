@@ -41,7 +41,7 @@ def set_mig(profiles: str, gpu: str = BUS, log: list[str] | None = None, node: s
 @pytest.mark.parametrize(
     ("text", "layout"),
     [
-        ("off", ()),
+        ("none", ()),
         ("3g.20gb,3g.20gb", ("3g.20gb", "3g.20gb")),
         (" 3g.20gb , 1g.5gb x2 ", ("3g.20gb", "1g.5gb", "1g.5gb")),
         ("1g.5gb*7", ("1g.5gb",) * 7),

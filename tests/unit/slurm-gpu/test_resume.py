@@ -41,7 +41,7 @@ def hook(**options: object) -> Status:
     """Run a hook, the service, and the hook that the first one asks for."""
     config = settings.Config.model_validate(options)
     watched = node_watch.Config(node="slurmd-0", rebooted=config.resume_after_reboot, new=config.resume_when_ready)
-    node_watch.ensure(dataclasses.replace(watched, checks_health=config.health_check != "off"))
+    node_watch.ensure(dataclasses.replace(watched, checks_health=config.health_check != "never"))
     roles.hook(config=config)
     node_watch.Watch().step()
     return roles.hook(config=config)

@@ -40,7 +40,9 @@ class Spec(pydantic.BaseModel, frozen=True, populate_by_name=True):
         default="auto", validation_alias="kernel-module"
     )
     utils: bool = pydantic.Field(default=True, validation_alias="driver-utils")
-    fabric: typing.Literal["auto", "on", "off"] = pydantic.Field(default="auto", validation_alias="fabric-manager")
+    fabric: typing.Literal["auto", "always", "never"] = pydantic.Field(
+        default="auto", validation_alias="fabric-manager"
+    )
     persistence: bool = pydantic.Field(default=True, validation_alias="persistence-mode")
     hold: bool = pydantic.Field(default=True, validation_alias="hold-driver")
     version: str | None = None  # exactly this one: "580.173.02"
@@ -48,7 +50,7 @@ class Spec(pydantic.BaseModel, frozen=True, populate_by_name=True):
     @pydantic.field_validator("module", "fabric")
     @classmethod
     def _needs_branch(cls, value: str, info: pydantic.ValidationInfo) -> str:
-        if info.data.get("branch") == "keep" and value in {"open", "proprietary", "on"}:
+        if info.data.get("branch") == "keep" and value in {"open", "proprietary", "always"}:
             raise ValueError(f"{value} contradicts driver=keep, which installs nothing: set a branch")
         return value
 
@@ -136,7 +138,7 @@ def resolve(facts: Facts, wanted: Spec) -> Plan:
 def _resolve(facts: Facts, wanted: Spec, suffix: str) -> Plan:
     """List what apt would install with the kernel modules of this suffix."""
     option, server = f"driver={wanted.branch}", f"{wanted.branch}-server"
-    fabric = wanted.fabric == "on" or (wanted.fabric == "auto" and facts.switches > 0)
+    fabric = wanted.fabric == "always" or (wanted.fabric == "auto" and facts.switches > 0)
     core = [  # of exactly the driver's version
         f"nvidia-headless-no-dkms-{server}{suffix}",
         f"nvidia-kernel-common-{server}",

@@ -27,7 +27,7 @@ def set_layout(gpu: str, profiles: str, node: str | None, wait_s: float, log: Lo
         before = mig.load()
     except mig.MigError as e:
         raise ActionError(str(e)) from e
-    shown = ", ".join(layout) or "off"
+    shown = ", ".join(layout) or "none"
     if all(cards[bus_id].has(layout) and before.get(bus_id, ()) == layout for bus_id in chosen):
         _ensure_layouts(before, whole=False)
         return {"result": "unchanged", "layout": shown}

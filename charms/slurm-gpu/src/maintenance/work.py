@@ -103,7 +103,7 @@ def _ensure_watch(node: str | None, config: settings.Config) -> None:
         node=node,
         rebooted=config.resume_after_reboot,
         new=config.resume_when_ready,
-        checks_health=config.health_check != "off",
+        checks_health=config.health_check != "never",
         xids=config.health_xids,
     )
     try:

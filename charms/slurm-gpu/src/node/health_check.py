@@ -26,7 +26,7 @@ class MonitorError(Exception):
 
 def ensure(node: str | None, setting: str, *, has_gpus: bool, xids: str = "") -> None:
     """Set up the timer if the option health-check asks for it: with `auto`, if there are GPUs and nvidia-smi."""
-    if node is None or not has_gpus or setting == "off" or not can_look():
+    if node is None or not has_gpus or setting == "never" or not can_look():
         ensure_absent()
         return
     more = "".join(f' "{word}"' for word in _arguments(xids))
@@ -60,7 +60,7 @@ def can_look() -> bool:
 
 def problem(setting: str) -> str | None:
     """Report what is wrong with the option health-check on this machine."""
-    return f"health-check=on cannot ask the driver: {NO_SMI}" if setting == "on" and not can_look() else None
+    return f"health-check=always cannot ask the driver: {NO_SMI}" if setting == "always" and not can_look() else None
 
 
 def unfit(node: str | None, *, xids: str = "") -> list[str]:

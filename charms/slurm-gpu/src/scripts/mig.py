@@ -52,14 +52,14 @@ class Card:
 
 
 def parse(text: str) -> tuple[str, ...]:
-    """Return the layout in `text`: profiles with commas, `x7` behind one for seven of it, "off" for a whole card."""
-    if text.strip() == "off":
+    """Return the layout in `text`: profiles with commas, `x7` behind one for seven of it, "none" for a whole card."""
+    if text.strip() == "none":
         return ()
     layout: list[str] = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\S+?)\s*(?:[x*]\s*([1-9]))?\s*", part)
         if match is None or not _PROFILE.fullmatch(match[1]):
-            raise MigError(f"profiles: {part.strip()!r:.60} is not a profile such as 3g.20gb or 1g.5gb x7, nor off")
+            raise MigError(f"profiles: {part.strip()!r:.60} is not a profile such as 3g.20gb or 1g.5gb x7, nor none")
         layout += [match[1]] * int(match[2] or 1)
     if len(layout) > _MOST:
         raise MigError(f"profiles: {len(layout)} instances are more than a card can have")

@@ -1,0 +1,47 @@
+"""Every `ddp` line of the documents and each verb's examples parse as a shell and the command line's own parser do."""
+
+import shlex
+
+import pytest
+
+from ddp import cli, readiness, verbs
+from ddp.base import Settings
+from functional import pages
+
+LINES = [
+    *(line.text for page in pages.PAGES for line in pages.lines(page)),
+    *(example for verb in verbs.ALL.values() for example in verb.examples),
+]
+
+
+def calls(text: str) -> list[list[str]]:
+    """Split a line into the words of each command of ours."""
+    lexer = shlex.shlex(text, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    lexer.commenters = ""
+    commands: list[list[str]] = [[]]
+    for word in lexer:
+        if set(word) <= set("|&;<>()"):
+            commands.append([])
+        else:
+            commands[-1].append(word)
+    return [words for words in commands if words and words[0] == "ddp"]
+
+
+TYPED = [words for line in LINES for words in calls(line)]
+
+
+@pytest.mark.parametrize("words", TYPED, ids=" ".join)
+def test_a_documented_line_parses(
+    words: list[str], settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    asked: list[object] = []
+    monkeypatch.setattr(verbs.Verb, "do", lambda _, __, params, *___: asked.append(params) or {})
+    monkeypatch.setattr(readiness, "require", lambda *_, **__: None)
+    monkeypatch.setattr(cli, "settings_of", lambda _: settings)
+    cli.program.main(words[1:], prog_name="ddp", standalone_mode=False)
+    assert len(asked) == 1 or capsys.readouterr().out, "it asks for something, or shows help or a version"
+
+
+def test_the_lines_are_found():
+    assert len(TYPED) > 60

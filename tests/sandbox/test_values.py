@@ -1,0 +1,154 @@
+"""What the sandbox makes of `key=VALUE`: what Juju's YAML library makes of it, then the action's schema."""
+
+import json
+import pathlib
+import shlex
+from collections.abc import Callable
+
+import hypothesis
+import pytest
+import yaml
+from hypothesis import strategies as st
+
+from sandbox import settings, values
+from sandbox.store import Application, SandboxError
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+LINES = pathlib.Path(__file__).with_name("juju-values.tsv").read_text().splitlines()
+MEASURED = [line.split("\t") for line in LINES if not line.startswith("# ")]
+TYPES: dict[type, str] = {
+    str: "string",
+    int: "integer",
+    float: "number",
+    bool: "boolean",
+    type(None): "null",
+    list: "array",
+    dict: "object",
+}
+
+
+def app(charm: str) -> Application:
+    metadata = yaml.safe_load((ROOT / "charms" / charm / "charmcraft.yaml").read_text())
+    return Application(name=charm, charm=charm, source="", metadata=metadata)
+
+
+@pytest.mark.parametrize(("text", "kind", "value"), MEASURED)
+def test_a_value_is_what_juju_measured(text: str, kind: str, value: str):
+    if kind == "refused":
+        with pytest.raises(SandboxError, match=value.removeprefix("yaml: ")):
+            values.parse(text)
+        return
+    found = values.parse(text)
+    assert TYPES[type(found)] == kind
+    if kind == "number":
+        assert found == float(value)
+    elif kind != "null":
+        assert found == (value if kind == "string" else json.loads(value))
+
+
+digits = st.text("0123456789", min_size=1, max_size=15)
+amount = st.integers(1, 10**15)
+word = st.from_regex(r"[A-Za-z/][A-Za-z0-9._/+@-]{0,30}", fullmatch=True)
+RULES: dict[str, tuple[st.SearchStrategy[str], Callable[[str], object]]] = {  # what is typed, and what it means
+    "an amount": (amount.map(str), int),
+    "a negative amount": (amount.map(lambda n: str(-n)), int),
+    "hexadecimal": (amount.map(hex), lambda text: int(text, 16)),
+    "octal": (amount.map("0{:o}".format), lambda text: int(text, 8)),
+    "octal of YAML 1.2": (amount.map(oct), lambda text: int(text, 8)),
+    "binary": (amount.map(bin), lambda text: int(text, 2)),
+    "underscores": (amount.map("{:_}".format), lambda text: int(text.replace("_", ""))),
+    "not octal": (digits.map("09{}".format), float),
+    "an exponent": (st.builds("{}e{}".format, amount, st.integers(0, 99)), float),
+    "a fraction": (st.builds("{}.{}".format, digits, digits), float),
+    "a size": (st.builds("{}{}".format, amount, st.sampled_from("KMGTmhdw")), str),
+    "a word": (
+        word.filter(lambda text: text.lower() not in ("y", "n", "yes", "no", "on", "off", "true", "false", "null")),
+        str,
+    ),
+    "quoted": (
+        st.text(st.characters(max_codepoint=126, min_codepoint=32)).map(
+            lambda text: f"'{text.replace(chr(39), chr(39) * 2)}'"
+        ),
+        lambda text: text[1:-1].replace("''", "'"),
+    ),
+    **{
+        f"numbers joined by {mark}": (st.lists(digits, min_size=size).map(mark.join), str)
+        for mark, size in ((":", 2), ("-", 2), (",", 2), (".", 3))
+    },
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+@hypothesis.settings(deadline=None)
+@hypothesis.given(st.data())
+def test_what_people_type_follows_the_tables_rules(rule: str, data: st.DataObject):
+    typed, meaning = RULES[rule]
+    text = data.draw(typed)
+    wanted = meaning(text)
+    found = values.parse(text)
+    assert (type(found), found) == (type(wanted), wanted)
+    assert values.parse(f"{text} ") == wanted
+
+
+@hypothesis.settings(deadline=None)
+@hypothesis.given(
+    st.text() | st.text("[]{}:,-&*!|>'\"%@`#?<~ \n\tax10.") | st.text(st.characters(categories=["Cs", "Cc"]))
+)
+def test_any_text_is_a_value_or_one_line(text: str):
+    try:
+        found = values.parse(text)
+    except SandboxError as e:
+        assert "\n" not in str(e)
+    else:
+        json.dumps(found)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "{a: " * 30_000, "&x [*x]", "!!int x", "!!binary =", "{1: a}"])
+def test_what_juju_refuses_is_refused(text: str):
+    with pytest.raises(SandboxError):
+        values.parse(text)
+
+
+CALLS: list[tuple[str, str, dict[str, object]]] = [
+    ("slurm-gpu upgrade-driver", "branch=580", {"branch": 580}),
+    ("slurm-gpu set-mig", "gpu=all profiles=none", {"gpu": "all", "profiles": "none"}),
+    ("ddp-trainer submit-ddp", "time-limit=30 memory=8192 run=42", {"time-limit": 30, "memory": 8192, "run": 42}),
+    ("ddp-trainer submit-ddp", "profile-ranks=3 profile=torch", {"profile-ranks": 3, "profile": "torch"}),
+    ("ddp-trainer prepare-dataset", "name=2024", {"name": 2024}),
+    ("ddp-trainer list-runs", "since=2026-11-20 lines=0x10", {"since": "2026-11-20", "lines": 16}),
+]
+
+
+@pytest.mark.parametrize(("action", "words", "wanted"), CALLS)
+def test_a_call_reaches_the_charm_with_juju_s_types(action: str, words: str, wanted: dict[str, object]):
+    charm, name = action.split()
+    params = settings.action_params(app(charm), name, dict(word.split("=") for word in words.split()))
+    assert {key: params[key] for key in wanted} == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [("1e3", "a number"), ("on", "a boolean"), ("", "null"), ("a: $b", "an object"), ("[it's]", "a list")],
+)
+def test_a_text_that_yaml_takes_for_something_else_is_refused_with_what_to_type(text: str, kind: str):
+    with pytest.raises(SandboxError) as caught:
+        settings.action_params(app("ddp-trainer"), "submit-ddp", {"args": text})
+    problem, _, advised = str(caught.value).partition("; quote it as in ")
+    takes = f"YAML takes {text!r} for {kind}, not for a value of type string or integer"
+    assert problem == f"submit-ddp: parameter 'args': {takes}"
+    (quoted,) = shlex.split(advised)  # as a shell passes it
+    assert settings.action_params(app("ddp-trainer"), "submit-ddp", {"args": quoted})["args"] == text
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("two", "YAML takes 'two' for a string, not for a value of type integer"),
+        ("2.0", "YAML takes '2.0' for a number, not for a value of type integer"),
+        ("@x", "not YAML: found character that cannot start any token"),
+    ],
+)
+def test_a_number_is_a_number(text: str, problem: str):
+    with pytest.raises(SandboxError) as caught:
+        settings.action_params(app("ddp-trainer"), "submit-ddp", {"nodes": text})
+    assert str(caught.value) == f"submit-ddp: parameter 'nodes': {problem}"
