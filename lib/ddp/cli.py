@@ -151,7 +151,7 @@ def _parsed(
     for option in declared.options(verb.options):
         value = given.get(option.name.replace("-", "_"))
         if isinstance(value, tuple):
-            value = " ".join(typing.cast("tuple[str, ...]", value)) or None
+            value = option.text.separator.join(typing.cast("tuple[str, ...]", value)) or None
         value = option.text.terminal if value is None else value
         if value is not None:
             values[option.name] = _absolute(option, value)

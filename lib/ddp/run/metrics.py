@@ -126,9 +126,10 @@ class Metrics:
 
     def lowest(self, name: str) -> Point | None:
         """Return step and value of a loss's lowest point, as noted in the last line if only the file's end was read."""
-        points, value = self.points(name, MAX_POINTS), reading.real(self.noted.get(name))
-        if value is not None and -_LARGEST < value < _LARGEST:
-            points.append((reading.real(self.noted.get("step")) or 0.0, value))
+        points, noted = self.points(name, MAX_POINTS), reading.as_list(self.noted.get(name))
+        step, value = (reading.real(one) for one in (*noted, None, None)[:2])
+        if step is not None and value is not None and abs(step) < _LARGEST_STEP and -_LARGEST < value < _LARGEST:
+            points.append((step, value))
         return min(points, key=lambda point: point[1], default=None)
 
     @property
