@@ -17,6 +17,7 @@ from ddptrain import tracking
 
 _OURS = ("kind", "time", "step", "best")
 _TAIL_BYTES = 1 << 16
+_FLUSH_S = 0.5  # what a process that is killed may lose
 
 
 class Logbook:
@@ -27,7 +28,7 @@ class Logbook:
         self._best: dict[str, tuple[object, float]] = {}  # of each loss, for readers of the file's end: step and value
         self._waiting: list[tracking.Record] = [{"kind": "start", "time": time.time(), **start}]
         self._is_begun = False
-        self._background = tracking.Background(self, queued=0)
+        self._background = tracking.Background(self, queued=0, flush_s=_FLUSH_S)
         self._at_exit = util.Finalize(None, self.end, exitpriority=0)  # atexit's are not called in a child of spawn
 
     def add(self, at: object, metrics: dict[str, object]) -> None:

@@ -33,10 +33,12 @@ _PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "5", "MLFLOW_HTTP_REQUEST_MAX_RETRIE
 class Background:
     """Hands records to an MLflow or TensorBoard from a thread of its own."""
 
-    def __init__(self, target: typing.Any, *, close_s: float = CLOSE_S, queued: int = _QUEUED) -> None:
+    def __init__(
+        self, target: typing.Any, *, close_s: float = CLOSE_S, queued: int = _QUEUED, flush_s: float = _FLUSH_S
+    ) -> None:
         self.name = type(target).__name__
         self.dropped = 0
-        self._target, self._close_s = target, close_s
+        self._target, self._close_s, self._flush_s = target, close_s, flush_s
         self._queue: queue.Queue[Record] = queue.Queue(queued)  # 0: without a limit
         self._summary: Record | None = None
         self._ending = threading.Event()
@@ -66,7 +68,7 @@ class Background:
         retry_at = 0.0
         while True:
             ending = self._ending.is_set()
-            records = self._take(wait_s=0.0 if ending else _FLUSH_S)
+            records = self._take(wait_s=0.0 if ending else self._flush_s)
             if not opened and time.monotonic() >= retry_at:
                 opened = self._try(self._target.open)
                 retry_at = time.monotonic() + 30

@@ -99,7 +99,7 @@ def test_a_restart_goes_on_behind_a_torn_line_and_the_lowest_loss_stays_known(tm
 def test_a_filesystem_that_fails_holds_nothing_up_and_gets_all_lines_later(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("ddptrain.tracking._FLUSH_S", 0.01)
+    monkeypatch.setattr("ddptrain.logbook._FLUSH_S", 0.01)
     path = tmp_path / "gone" / "metrics.jsonl"
     book = logbook.Logbook(path, {"step": 0})
     for step in range(1, 50_001):  # more than the trackers would queue
