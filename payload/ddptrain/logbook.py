@@ -39,7 +39,8 @@ class Logbook:
                 record[f"{name}_" if name in _OURS and len(record) > 2 else name] = _plain(value)
             except Exception as e:  # whatever a value's own methods may raise
                 self._background.warn(f"{name} is left out: {type(e).__name__}: {e}")
-        if type(step := record.get("step")) in (int, float) and abs(step) < 1 << 53:
+        step = record.get("step")
+        if isinstance(step, int | float) and not isinstance(step, bool) and abs(step) < 1 << 53:
             self._background.record(record)
 
     def end(self) -> None:
@@ -53,12 +54,12 @@ class Logbook:
     def send(self, records: list[tracking.Record]) -> None:
         """Append records; those that cannot be written wait for the next call."""
         self._waiting += records
-        with contextlib.suppress(OSError), self._path.open("a+b") as file:
-            if not self._is_begun:
-                self._begin(file)
-            file.write(b"".join(json.dumps(self._with_best(record)).encode() + b"\n" for record in self._waiting))
-            file.flush()
-            self._waiting.clear()
+        with contextlib.suppress(OSError):
+            with self._path.open("a+b") as file:
+                if not self._is_begun:
+                    self._begin(file)
+                file.write(b"".join(json.dumps(self._with_best(record)).encode() + b"\n" for record in self._waiting))
+            self._waiting.clear()  # closed, which reports the errors of delayed writes
 
     def close(self, _: object) -> None:
         """Try a last time to write what waits. Raises OSError."""

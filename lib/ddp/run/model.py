@@ -207,8 +207,12 @@ class Run:
 
     @property
     def figures(self) -> dict[str, object]:
-        """The numbers and texts of the summary."""
-        known = [one for one in self.summary.items() if one[0] not in _NOT_FIGURES][:_MAX_SETTINGS]
+        """The numbers and texts of the summary; of a script, which writes none, what it logged."""
+        logged: Json = {}
+        if self.kind == "script":
+            logged = {"steps": self.step, "last_loss": self.loss, "best_loss": self.best_loss}
+            logged |= {f"{unit}_per_second": value for value, unit in filter(None, [self.rate])}
+        known = [one for one in (logged | self.summary).items() if one[0] not in _NOT_FIGURES][:_MAX_SETTINGS]
         return {name: value for name, value in known if isinstance(value, str | int | float)}
 
     def figure(self, name: str) -> float | None:

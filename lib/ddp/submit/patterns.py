@@ -23,7 +23,8 @@ def samples(tree: typing.Any) -> list[str]:
     """Return characters that the parts of a parsed pattern match, in their order."""
     found: list[str] = []
     for part in tree:
-        name, value = (str(part[0]), part[1]) if isinstance(part, tuple) and len(part) == 2 else ("", part)
+        is_operation = part.__class__ is tuple and len(part) == 2  # else one of several parts
+        name, value = (str(part[0]), part[1]) if is_operation else ("", part)
         if name in ("LITERAL", "NOT_LITERAL") and isinstance(value, int):
             found.append(chr(value) if name == "LITERAL" else "a")
         elif name == "RANGE":
@@ -32,7 +33,7 @@ def samples(tree: typing.Any) -> list[str]:
             found.append(_CATEGORIES.get(str(value).removeprefix("CATEGORY_"), "a"))
         elif name == "ANY":
             found.append("a")
-        elif isinstance(value, list | tuple) or hasattr(value, "data"):  # a group, a repeat, a choice
+        elif hasattr(value, "__len__") and not isinstance(value, str):  # of a group, a repeat, a choice
             found += samples(value)
     return found
 

@@ -13,7 +13,7 @@ from cluster import Cluster, Job
 from harness import ActionFailedError, Trainer
 from left_by_jobs import write_result
 
-from ddp.run import catalog
+from ddp.run import catalog, folder
 
 
 @pytest.fixture
@@ -405,6 +405,8 @@ def test_a_scripts_numbers_are_in_every_view(
     shown = ready.run("show-run", run="own")
     assert [shown[name] for name in ("steps", "loss")] == cells[:2]
     assert ("curve-text" in shown) == bool(losses)
+    figures = folder.read(ready.workspace / "runs" / "own").figures
+    assert [f"{figures[name]:g}" for name in ("steps", "last_loss")] == cells[:2]
 
 
 def test_a_sweep_of_scripts_marks_the_run_with_the_lowest_last_loss(ready: Trainer):

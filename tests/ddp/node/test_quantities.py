@@ -78,6 +78,7 @@ def test_no_line_is_lost_wherever_the_output_is_cut(
 
 
 def test_a_later_attempt_counts_on_and_a_step_of_several_lines_has_a_rate(tmp_path: pathlib.Path):
+    found = metrics.Metrics()
     for number, values in enumerate(((3.0, 1.0), (2.0,))):
         folder = tmp_path / str(number)
         folder.mkdir()
