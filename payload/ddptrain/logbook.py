@@ -27,7 +27,7 @@ class Logbook:
         self._path = path
         self._best: dict[str, tuple[object, float]] = {}  # of each loss, for readers of the file's end: step and value
         self._waiting: list[tracking.Record] = [{"kind": "start", "time": time.time(), **start}]
-        self._is_begun = False
+        self._has_read = False
         self._background = tracking.Background(self, queued=0, flush_s=_FLUSH_S)
         self._at_exit = util.Finalize(None, self.end, exitpriority=0)  # atexit's are not called in a child of spawn
 
@@ -56,7 +56,7 @@ class Logbook:
         self._waiting += records
         with contextlib.suppress(OSError):
             with self._path.open("a+b") as file:
-                if not self._is_begun:
+                if not self._has_read:
                     self._begin(file)
                 file.write(b"".join(json.dumps(self._with_best(record)).encode() + b"\n" for record in self._waiting))
             self._waiting.clear()  # closed, which reports the errors of delayed writes
@@ -76,7 +76,7 @@ class Logbook:
                 self._best |= json.loads(line).get("best", {})
         if before and not before.endswith(b"\n"):
             file.write(b"\n")
-        self._is_begun = True
+        self._has_read = True
 
     def _with_best(self, record: tracking.Record) -> tracking.Record:
         for name in ("loss", "val_loss"):

@@ -43,7 +43,7 @@ class Lines:
         self.best: dict[str, typing.Any] = {}  # of each loss: step and value, for readers of the file's end
 
     def record(self, line: str) -> dict[str, typing.Any]:
-        """Return what was found in a line; empty where nothing was."""
+        """Return the record of a line; empty without a match."""
         found: dict[str, typing.Any] = {}
         line = _COLOURS.sub("", line)[:LONGEST_LINE]
         for name, pattern in list(self._patterns.items()):
@@ -82,7 +82,7 @@ class Scanner:
         self._lines = Lines(patterns, note)
         self._files: dict[str, tuple[int, bytes]] = {}  # up to where a file is read, and its line that has not ended
         self._waiting: list[str] = []
-        self._is_begun = False
+        self._has_read = False
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
@@ -108,14 +108,14 @@ class Scanner:
                 self._write()
 
     def _begin(self) -> None:
-        if self._is_begun:
+        if self._has_read:
             return
         with contextlib.suppress(FileNotFoundError), open(self._target, "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
             tail = file.read()
             self._waiting += [""] if tail and not tail.endswith(b"\n") else []  # a crash cut the last line
             self._lines.resume(tail.decode(errors="replace"))
-        self._is_begun = True
+        self._has_read = True
 
     def _outputs(self) -> list[str]:
         """Return the files of rank 0: it is the first of its node, under torchrun and under srun."""
