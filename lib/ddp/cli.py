@@ -168,7 +168,7 @@ def _parsed(
 def _joined(option: declared.Option, words: tuple[str, ...]) -> str:
     """Join the words of a repeated option. A variable without a value gets the one that it has here."""
     if option.name != "env":
-        return " ".join(words)
+        return option.text.separator.join(words)
     return shlex.join(f"{word}={os.environ[word]}" if word in os.environ else word for word in words)
 
 

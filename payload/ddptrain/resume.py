@@ -15,7 +15,7 @@ import sys
 import time
 import typing
 
-from ddptrain import errors, files, markers, report
+from ddptrain import errors, files, logbook, markers, report
 
 if typing.TYPE_CHECKING:
     from ddptrain import distributed
@@ -25,6 +25,11 @@ RUN_DIR, STOP_FILE, ATTEMPT = "RUN_DIR", "STOP_FILE", "RUN_ATTEMPT_ID"  # what t
 DEFAULT_FOLDER = "run"
 SCRIPT = "script"  # the format of a script's checkpoints: only it knows what the files mean
 TARGET_S = 1.0  # how long a request to stop may go unnoticed
+_NAMES = {  # what libraries call the quantities that every view of a run knows
+    **dict.fromkeys(("train_loss", "train/loss", "train_loss_step", "loss_step"), "loss"),
+    **dict.fromkeys(("eval_loss", "eval/loss", "val/loss", "valid_loss", "validation_loss"), "val_loss"),
+    "learning_rate": "lr",
+}
 _AT_MOST = 50  # steps between two agreements: steps may become slower, and the ranks do not know before
 
 
@@ -106,6 +111,24 @@ class Run:
             markers.emit("CKPT", resumed=self.resumed, step=self.step, attempt=self.attempt)
         self._saved = str(self.resumed) if self.resumed else None
         self._agreement, self._since = Agreement(self._world), time.perf_counter()
+        self._logbook: logbook.Logbook | None = None
+
+    def log(self, step: int, **metrics: object) -> None:
+        """Append a line to metrics.jsonl: on rank 0, in the background; nothing is raised, whatever the values are.
+
+        They are numbers, texts, or tensors of one element; one on a GPU is waited for.
+        """
+        if not self._world.is_main:
+            return
+        with contextlib.suppress(RuntimeError):  # no further thread can be started
+            start = {"step": self.step, "attempt": self.attempt, "world_size": self.size}
+            self._logbook = self._logbook or logbook.Logbook(self.folder / report.METRICS, start)
+            self._logbook.add(step, metrics)
+
+    def log_named(self, step: int, metrics: collections.abc.Mapping[str, object]) -> None:
+        """Log what a library measured, with its names for losses and the learning rate replaced by ours."""
+        named = {_NAMES.get(name, name): value for name, value in metrics.items() if name not in ("step", "self")}
+        self.log(step, **named)
 
     def should_stop(self) -> bool:
         """Return whether to save and leave now: the same on every rank. Every rank calls it once after each step."""
@@ -175,6 +198,9 @@ class Run:
 
     def _report(self, outcome: str, step: int, loss: float | None) -> None:
         self._world.barrier()  # no rank has failed
+        if self._logbook is not None:
+            self._logbook.end()
+            self._logbook = None
         if self._world.is_main:
             report.write_outcome(self.folder, outcome, step=step, loss=loss, checkpoint=self._saved)
 
@@ -185,7 +211,7 @@ class Run:
 
 
 def trainer_callback(run: Run) -> typing.Any:
-    """Return a callback that lets transformers' Trainer stop and save at the end of a step, then leave.
+    """Return a callback that logs what transformers' Trainer logs, and lets it stop, save and leave after a step.
 
     Its checkpoints count once every rank has written: give the Trainer `output_dir=str(run.folder)`, and
     `trainer.train(resume_from_checkpoint=...)` the path `run.resumed`.
@@ -206,6 +232,10 @@ def trainer_callback(run: Run) -> typing.Any:
             if run.should_stop() and state.global_step < state.max_steps:
                 self.is_stopping = control.should_save = control.should_training_stop = True
 
+        def on_log(self, _: object, state: typing.Any, *__: object, logs: dict[str, object], **___: object) -> None:
+            if "train_runtime" not in logs:  # the summary of all
+                run.log_named(state.global_step, {"total_steps": state.max_steps, **logs})
+
         def on_save(self, args: typing.Any, state: typing.Any, *_: object, **__: object) -> None:
             run.seal(pathlib.Path(args.output_dir, f"checkpoint-{state.global_step}"), state.global_step)
 
@@ -214,3 +244,36 @@ def trainer_callback(run: Run) -> typing.Any:
                 run.leave(step=state.global_step)
 
     return Callback()
+
+
+def lightning_logger(run: Run) -> typing.Any:
+    """Return a logger for Lightning's `Trainer(logger=...)`, which logs to metrics.jsonl."""
+    from lightning.pytorch import loggers  # pyright: ignore[reportMissingImports] - only in a user's environment
+
+    class Logger(loggers.Logger):
+        """Lightning calls it on rank 0."""
+
+        name, version = "ddptrain", run.attempt
+
+        def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+            run.log_named(step or 0, metrics)
+
+        def log_hyperparams(self, *_: object, **__: object) -> None:
+            """Do nothing: the run's folder has the job's options."""
+
+    return Logger()
+
+
+def accelerate_tracker(run: Run) -> typing.Any:
+    """Return a tracker for `Accelerator(log_with=...)`; `accelerator.log(values, step=...)` logs to metrics.jsonl."""
+    from accelerate import tracking  # pyright: ignore[reportMissingImports] - only in a user's environment
+
+    class Tracker(tracking.GeneralTracker):
+        """Accelerate calls it on the main process."""
+
+        name, requires_logging_directory, tracker = "ddptrain", False, run
+
+        def log(self, values: dict[str, object], step: int | None = None, **_: object) -> None:
+            run.log_named(step or 0, values)
+
+    return Tracker()

@@ -33,11 +33,13 @@ _PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "5", "MLFLOW_HTTP_REQUEST_MAX_RETRIE
 class Background:
     """Hands records to an MLflow or TensorBoard from a thread of its own."""
 
-    def __init__(self, target: typing.Any, *, close_s: float = CLOSE_S) -> None:
+    def __init__(
+        self, target: typing.Any, *, close_s: float = CLOSE_S, queued: int = _QUEUED, flush_s: float = _FLUSH_S
+    ) -> None:
         self.name = type(target).__name__
         self.dropped = 0
-        self._target, self._close_s = target, close_s
-        self._queue: queue.Queue[Record] = queue.Queue(_QUEUED)
+        self._target, self._close_s, self._flush_s = target, close_s, flush_s
+        self._queue: queue.Queue[Record] = queue.Queue(queued)  # 0: without a limit
         self._summary: Record | None = None
         self._ending = threading.Event()
         self._warned = False
@@ -57,16 +59,16 @@ class Background:
         self._ending.set()
         self._thread.join(self._close_s)
         if self._thread.is_alive():
-            self._warn(f"gave no answer within {self._close_s:g} s; the rest is in metrics.jsonl only")
+            self.warn(f"gave no answer within {self._close_s:g} s; it lacks the last records")
         elif self.dropped:
-            self._warn(f"{self.dropped} records were not sent; metrics.jsonl has them all", again=True)
+            self.warn(f"{self.dropped} records were not sent; metrics.jsonl has them all", again=True)
 
     def _run(self) -> None:
         opened = False
         retry_at = 0.0
         while True:
             ending = self._ending.is_set()
-            records = self._take(wait_s=0.0 if ending else _FLUSH_S)
+            records = self._take(wait_s=0.0 if ending else self._flush_s)
             if not opened and time.monotonic() >= retry_at:
                 opened = self._try(self._target.open)
                 retry_at = time.monotonic() + 30
@@ -93,11 +95,12 @@ class Background:
         try:
             work()
         except Exception as e:  # whatever a client may raise: tracking never stops a training
-            self._warn(f"{type(e).__name__}: {' '.join(str(e).split())[:300]}")
+            self.warn(f"{type(e).__name__}: {' '.join(str(e).split())[:300]}")
             return False
         return True
 
-    def _warn(self, text: str, *, again: bool = False) -> None:
+    def warn(self, text: str, *, again: bool = False) -> None:
+        """Print a warning, the first one only."""
         if not self._warned or again:
             self._warned = True
             markers.warn("TRACK", f"{self.name}: {text}")

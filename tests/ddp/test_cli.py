@@ -267,6 +267,12 @@ def test_a_run_is_named_by_its_name_or_its_job(asked: Asked, name: str):
     assert one(asked).run == f"{name} dawn"
 
 
+def test_a_metric_has_blanks_and_may_be_repeated(asked: Asked):
+    given = ("loss=loss[ =:]+([0-9.]+)", "step=at step ([0-9]+)")
+    assert typed("submit", "--metric", given[0], "--metric", given[1], "train.py")[0] == 0
+    assert fields.patterns(one(asked).metric) == (("loss", "loss[ =:]+([0-9.]+)"), ("step", "at step ([0-9]+)"))
+
+
 def test_env_is_a_variable_and_may_be_repeated(asked: Asked, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HERE", "x'y z")
     assert typed("submit", "-e", "mine", "--env", "A=b c", "--env", "HERE", "--env", "PROFILE_MEMORY=")[0] == 0

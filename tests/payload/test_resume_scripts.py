@@ -15,6 +15,7 @@ import conftest
 import pytest
 import ranks
 
+from ddp.run import metrics
 from ddptrain import checkpoint, resume
 
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", (conftest.ROOT / "docs/howto/resume.md").read_text(), re.M | re.S)
@@ -100,6 +101,9 @@ def test_asked_to_stop_it_saves_and_the_rest_is_the_same_bit_for_bit(
     assert int(resumed["step"]) == record["step"]
     assert job.losses() == whole(kind).losses()
     assert job.ending() == whole(kind).ending()
+    measured = metrics.Reader(job.run_dir / "metrics.jsonl").read()
+    assert [step for step, _ in measured.points("loss", 999)] == list(range(1, STEPS[kind] + 1))
+    assert (measured.total_steps, measured.bad_lines) == (STEPS[kind], 0)
 
 
 @KINDS

@@ -70,11 +70,10 @@ def test_a_dead_tracker_costs_nothing_and_is_reported_once(trouble: str, caplog:
     assert "1000 records were not sent; metrics.jsonl has them all" in logged[1]
 
 
-def test_a_tracker_that_hangs_fills_the_queue_and_is_left_behind_at_the_end(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tracking, "_QUEUED", 10)
+def test_a_tracker_that_hangs_fills_the_queue_and_is_left_behind_at_the_end():
     tracker = Tracker()
     tracker.gate.clear()
-    sink = tracking.Background(tracker, close_s=0.2)
+    sink = tracking.Background(tracker, close_s=0.2, queued=10)
     for step in range(2000):
         sink.record({"step": step})
     assert sink.dropped >= 2000 - 10 - 500

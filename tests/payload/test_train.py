@@ -63,6 +63,15 @@ def test_the_loss_falls_on_real_text_below_3_within_60_steps(learned: tuple[path
     assert evals[1]["perplexity"] == pytest.approx(2.718281828 ** evals[1]["val_loss"])
 
 
+def test_the_default_schedule_has_no_spike(learned: tuple[pathlib.Path, ranks.Result]):
+    """With a warm-up of a few steps the gradient's norm is above 20 at its worst."""
+    lines = map(json.loads, (learned[0] / "metrics.jsonl").read_text().splitlines())
+    steps = [line for line in lines if line["kind"] == "step"]
+    assert max(step["grad_norm"] for step in steps) < 10
+    losses = [step["loss"] for step in steps]
+    assert all(loss < sum(losses[at - 5 : at]) / 5 + 0.8 for at, loss in enumerate(losses) if at >= 5)
+
+
 def test_a_run_leaves_what_people_and_the_batch_script_look_for(learned: tuple[pathlib.Path, ranks.Result]):
     run_dir, result = learned
     summary = json.loads((run_dir / "summary.json").read_text())

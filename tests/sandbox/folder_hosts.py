@@ -130,6 +130,7 @@ class FolderHosts:
     def __init__(self, folder: pathlib.Path) -> None:
         self.folder = folder
         self.made: dict[str, FolderHost] = {}
+        self.sharers: dict[str, int] = {}
 
     def up(self, _: object) -> None: ...
 
@@ -141,8 +142,9 @@ class FolderHosts:
     def get(self, name: str) -> FolderHost:
         return self.made[name]
 
-    def create(self, name: str, **_: object) -> FolderHost:
+    def create(self, name: str, *, sharers: int = 0, **_: object) -> FolderHost:
         self.made[name] = FolderHost(self, name)
+        self.sharers[name] = sharers
         return self.made[name]
 
     def destroy_host(self, name: str) -> None:

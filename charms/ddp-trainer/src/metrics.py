@@ -28,6 +28,8 @@ _VALUES = {
     "step": "Last step of the run.",
     "max_steps": "Steps that the run has in all.",
     "loss": "Loss of the last step.",
+    "best_loss": "Lowest validation loss; of a script without one, the lowest loss.",
+    "steps_per_second": "Steps per second, evaluations and checkpoints included.",
     "tokens_per_second": "Tokens per second of all ranks.",
     "mfu_ratio": "Share of the GPUs' peak that the model uses.",
     "progress_timestamp_seconds": "When the run made its last step.",

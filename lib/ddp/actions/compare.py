@@ -32,7 +32,7 @@ def compare_runs(settings: Settings, params: models.CompareRuns, _: Log) -> Resu
     for run, given_to in zip(runs, settings_of, strict=True):
         cells = list(map(catalog.cell, (run.step, run.loss, run.best_loss, run.rate[0] if run.rate else None)))
         if run is best:
-            cells[2 if run.best_loss is not None else 1] += " *"
+            cells[2 if run.validated is not None else 1] += " *"
         rows.append([run.name, str(run.state), *(given_to.get(key, "-")[:40] for key in differing), *cells])
     results = {
         "runs": ", ".join(run.name for run in runs),

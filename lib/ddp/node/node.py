@@ -13,7 +13,7 @@ import threading
 import time
 import typing
 
-from ddp.node import ending, ends, environment, memory, network, spec, spool, storage
+from ddp.node import ending, ends, environment, memory, network, quantities, spec, spool, storage
 
 _SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"  # torchrun forwards them, so that the ranks save
 _NOT_OURS = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -61,6 +61,7 @@ class Node:
             self._start_rank(python, words, logs)
         else:
             self._start_agent(python, words, logs)
+        scanner = self._scanner(logs)
         assert self._child is not None
         code = ending.exit_code(self._child.wait())
         self._child = None
@@ -71,6 +72,8 @@ class Node:
                 spool.write(f"[ENV] {self.host}{ends.SHORTAGE}{shortage}")
             with contextlib.suppress(OSError):
                 storage.within(self._mark_failed, storage.CALL_S)
+        if scanner is not None:
+            scanner.close()
         self._end_logs(logs)
         if code:
             time.sleep(LAST_LINES_S)
@@ -121,6 +124,13 @@ class Node:
         self.forwarder = spool.Forwarder(spool.note(self.host))
         self.forwarder.add_tree(logs, shared, below=f"{self.run_dir}/logs")
         return logs
+
+    def _scanner(self, logs: str) -> quantities.Scanner | None:
+        """Start to read the quantities in rank 0's output, if this task has it and the job names any."""
+        is_first = self.number == "0" and self.local_rank == "0"
+        if not (is_first and self.job.metrics):
+            return None
+        return quantities.Scanner(logs, f"{self.run_dir}/metrics.jsonl", self.job.metrics, spool.note(self.host))
 
     def _end_logs(self, logs: str) -> None:
         import shutil

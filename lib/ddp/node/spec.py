@@ -90,6 +90,7 @@ class JobSpec:
     reservation: str
     is_sweep: bool
     token_path: str  # file with a Hugging Face token; empty: the job gets none
+    metrics: tuple[tuple[str, str], ...]  # quantities that rank 0's output has, and the pattern of each
 
 
 @dataclasses.dataclass(frozen=True)

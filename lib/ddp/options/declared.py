@@ -25,6 +25,7 @@ class Text:
     short: str = ""
     argument: str = ""
     many: bool = False
+    separator: str = " "
     is_path: bool = False
     words: tuple[str, ...] = ()
     terminal: int | None = None

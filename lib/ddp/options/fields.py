@@ -149,6 +149,22 @@ def _check_env(value: str) -> str:
     return value
 
 
+def _check_metric(value: str) -> str:
+    for line in value.splitlines():
+        name, equals, pattern = line.partition("=")
+        if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_./-]{0,63}", name) or name in ("kind", "time", "best"):
+            raise ValueError(f"{shown(line)} is not allowed; NAME=PATTERN, such as loss=loss[ =:]+([0-9.eE+-]+)")
+        try:
+            groups = re.compile(pattern).groups
+        except (re.error, OverflowError, RecursionError) as e:
+            raise ValueError(f"{name}: {shown(pattern)} is no regular expression: {e}") from None
+        if groups != 1:
+            raise ValueError(
+                f"{name}: {shown(pattern)} has {groups} groups; put (...) around the number, (?:...) elsewhere"
+            )
+    return value
+
+
 _WORD = "[A-Za-z0-9][A-Za-z0-9._-]*"
 _PATH = r"/[A-Za-z0-9._/+@=-]*"
 _PATH_RULE = "an absolute path of letters, digits and . _ / + @ = -"
@@ -178,6 +194,9 @@ Words = typing.Annotated[
     str,
     matches(r"[^\0]*", MAX_WORDS, "words without NUL, quoted as in a shell"),
     pydantic.AfterValidator(_check_words),
+]
+Metrics = typing.Annotated[
+    str, matches(r"[ -~\n]*", 2000, "NAME=PATTERN with printable ASCII"), pydantic.AfterValidator(_check_metric)
 ]
 Env = typing.Annotated[Words, pydantic.AfterValidator(_check_env)]
 _AXIS = r"[a-z][a-z0-9-]*=[A-Za-z0-9._+/:@%^-]+(,[A-Za-z0-9._+/:@%^-]+)*"
@@ -306,6 +325,11 @@ def variables(text: str) -> tuple[tuple[str, str], ...]:
     """Split a checked `env` into names and values."""
     pairs = (word.partition("=") for word in shlex.split(text))
     return tuple((name, value) for name, _, value in pairs)
+
+
+def patterns(text: str) -> tuple[tuple[str, str], ...]:
+    """Split a checked `metric` into names and patterns."""
+    return tuple((name, pattern) for name, _, pattern in (line.partition("=") for line in text.splitlines()))
 
 
 def memory_mb(text: str) -> int:

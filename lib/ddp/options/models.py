@@ -51,6 +51,7 @@ class Training(Nodes):
     sbatch: fields.Sbatch = ""
     args: fields.Words = ""
     env: fields.Env = ""
+    metric: fields.Metrics = ""
     dataset: fields.Dataset | None = None
     launcher: typing.Annotated[str, among("torchrun", "srun")] = "torchrun"
     fabric: fields.Fabric = "auto"

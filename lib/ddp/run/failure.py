@@ -23,8 +23,9 @@ def results_of(run: Run) -> Results:
     results = {"state": str(run.state)}
     if not run.state.is_active:
         results["exit-code"] = str(exit_code(run))
+    known = {"last_loss": run.loss, "best_loss": run.best_loss, "steps": run.step} | run.summary
     for key in _FIGURES:
-        if (value := run.summary.get(key)) is not None:
+        if (value := known.get(key)) is not None:
             name = _NAMES.get(key, key.replace("_", "-"))
             results[name] = f"{value:.6g}" if isinstance(value, float) else one_line(str(value), 1200)
     return results | ({"device": printable(", ".join(sorted(run.devices)), 200)} if run.devices else {})

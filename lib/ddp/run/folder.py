@@ -278,6 +278,7 @@ def _attempts(path: pathlib.Path, failed: list[Failure]) -> list[Attempt]:
                 step="" if outcome.get("step") is None else str(outcome["step"]),
                 why=why or (f"exit code {code}" if code is not None else ""),
                 exit_code=code if type(code) is int else None,
+                loss=reading.real(outcome.get("loss")),
             )
         )
     return sorted(found, key=lambda attempt: (attempt.began or attempt.ended or math.inf, attempt.order))

@@ -96,6 +96,7 @@ class Metrics:
     series: dict[str, Series] = dataclasses.field(default_factory=dict[str, Series])
     start: reading.Json = dataclasses.field(default_factory=reading.Json)  # the last attempt's first record
     checkpoint: reading.Json = dataclasses.field(default_factory=reading.Json)  # the last one
+    noted: reading.Json = dataclasses.field(default_factory=reading.Json)  # a script's lowest loss up to the last line
     step: int | None = None
     total_steps: int | None = None
     time: float | None = None  # of the last step
@@ -121,7 +122,15 @@ class Metrics:
     @property
     def best(self) -> Point | None:
         """Step and value of the lowest validation loss."""
-        return min(self.points("val_loss", MAX_POINTS), key=lambda point: point[1], default=None)
+        return self.lowest("val_loss")
+
+    def lowest(self, name: str) -> Point | None:
+        """Return step and value of a loss's lowest point, as noted in the last line if only the file's end was read."""
+        points, noted = self.points(name, MAX_POINTS), reading.as_list(self.noted.get(name))
+        step, value = (reading.real(one) for one in (*noted, None, None)[:2])
+        if step is not None and value is not None and abs(step) < _LARGEST_STEP and -_LARGEST < value < _LARGEST:
+            points.append((step, value))
+        return min(points, key=lambda point: point[1], default=None)
 
     @property
     def steps_per_second(self) -> float | None:
@@ -139,6 +148,7 @@ class Metrics:
         elif kind == "start":
             self.start, self.total_steps = record, reading.whole(record.get("total_steps")) or self.total_steps
         else:
+            self.noted = reading.as_object(record.get("best")) or self.noted
             self._add_values(step, record)
             if kind != "eval":
                 self._add_step(step, record)
@@ -160,9 +170,10 @@ class Metrics:
         self.step, self.time = reading.whole(step), reading.real(record.get("time"))
         self.total_steps = reading.whole(record.get("total_steps")) or self.total_steps
         if self.time is not None and 0 < self.time < _LARGEST:
-            if self.recent and self.recent[-1][1] >= step:
+            if self.recent and self.recent[-1][1] > step:
                 self.recent.clear()
-            self.recent.append((self.time, step))
+            if not self.recent or self.recent[-1][1] < step:  # a step may have several lines
+                self.recent.append((self.time, step))
 
 
 class Reader:

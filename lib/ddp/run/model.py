@@ -69,6 +69,7 @@ class Attempt:
     step: str
     why: str  # it ended
     exit_code: int | None = None
+    loss: float | None = None  # that the program reported with its outcome
 
     @property
     def order(self) -> tuple[int, int, int]:
@@ -141,7 +142,10 @@ class Run:
     @property
     def step(self) -> int | None:
         """The last step."""
-        return self.metrics.step if self.metrics.step is not None else reading.whole(self.summary.get("steps"))
+        last = self.last_attempt
+        reported = reading.number(last.step, -1) if last is not None else -1
+        known = (self.metrics.step, reading.whole(self.summary.get("steps")), reported if reported >= 0 else None)
+        return next((step for step in known if step is not None), None)
 
     @property
     def total_steps(self) -> int | None:
@@ -151,29 +155,37 @@ class Run:
 
     @property
     def loss(self) -> float | None:
-        """The last training loss."""
-        known = self.metrics.last("loss")
-        return known if known is not None else self.figure("last_loss")
+        """The last training loss; of a script the one that it ended with."""
+        last = self.last_attempt if self.kind == "script" else None
+        known = (last.loss if last else None, self.metrics.last("loss"), self.figure("last_loss"))
+        return next((loss for loss in known if loss is not None), None)
 
     @property
-    def best_loss(self) -> float | None:
+    def validated(self) -> float | None:
         """The lowest validation loss."""
         known = self.figure("best_loss")
         return known if known is not None or self.metrics.best is None else self.metrics.best[1]
 
     @property
+    def best_loss(self) -> float | None:
+        """The lowest validation loss; of a script that measures none, the lowest loss."""
+        lowest = self.metrics.lowest("loss") if self.kind == "script" and self.validated is None else None
+        return lowest[1] if lowest else self.validated
+
+    @property
     def score(self) -> float | None:
-        """The loss that runs are compared by: validation's, or without one training's."""
-        return self.best_loss if self.best_loss is not None else self.loss
+        """The loss that runs are compared by: the lowest of validation, or without one the last of training."""
+        return self.validated if self.validated is not None else self.loss
 
     @property
     def rate(self) -> tuple[float, str] | None:
-        """Tokens or samples per second, and which of them: of the summary, of an active run the last ones."""
+        """Tokens, samples or steps per second, and which: of the summary, of an active run the last ones."""
         for unit in ("tokens", "samples"):
             whole, last = self.figure(f"{unit}_per_second"), self.metrics.last(f"{unit}_per_second")
             if value := (last or whole if self.state.is_active else whole or last):
                 return value, unit
-        return None
+        steps = self.metrics.steps_per_second if self.kind == "script" else None
+        return (steps, "steps") if steps else None
 
     @property
     def choice(self) -> Json:
@@ -195,8 +207,12 @@ class Run:
 
     @property
     def figures(self) -> dict[str, object]:
-        """The numbers and texts of the summary."""
-        known = [one for one in self.summary.items() if one[0] not in _NOT_FIGURES][:_MAX_SETTINGS]
+        """The numbers and texts of the summary; of a script, which writes none, what it logged."""
+        logged: Json = {}
+        if self.kind == "script":
+            logged = {"steps": self.step, "last_loss": self.loss, "best_loss": self.best_loss}
+            logged |= {f"{unit}_per_second": value for value, unit in filter(None, [self.rate])}
+        known = [one for one in (logged | self.summary).items() if one[0] not in _NOT_FIGURES][:_MAX_SETTINGS]
         return {name: value for name, value in known if isinstance(value, str | int | float)}
 
     def figure(self, name: str) -> float | None:

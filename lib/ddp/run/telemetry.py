@@ -90,6 +90,8 @@ def _record(run: Run, known: collections.abc.Sequence[jobs.Job], seen: Json) -> 
         "step": run.step,
         "max_steps": run.total_steps,
         "loss": run.loss if run.metrics.lost_step is None else math.nan,
+        "best_loss": run.best_loss,
+        "steps_per_second": run.metrics.steps_per_second,
         "tokens_per_second": rate[0] if rate and rate[1] == "tokens" else None,
         "mfu_ratio": run.metrics.last("mfu") if "mfu" in run.metrics.series else run.figure("mfu"),
         "progress_timestamp_seconds": run.metrics.time or (run.written if run.metrics.num_records else None),

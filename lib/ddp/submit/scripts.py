@@ -104,6 +104,7 @@ def training(
         reservation=params.reservation or "",
         is_sweep=sweep is not None,
         token_path=tokens.path(settings, run) if has_token else "",
+        metrics=fields.patterns(params.metric),
     )
     return {"job.sbatch": script, "program/job.json": spec.dump(job), **_program()}
 

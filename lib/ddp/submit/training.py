@@ -5,14 +5,15 @@ import json
 import shlex
 
 from ddp import project
-from ddp.base import Answer, Log, ParameterError, Settings
+from ddp.base import Answer, Log, ParameterError, Settings, shown
 from ddp.environment import environments
 from ddp.options import fields, models
 from ddp.problem import Command
 from ddp.run import catalog, control
-from ddp.submit import checks, fabrics, precheck, preparation, resources, scripts, tuning
+from ddp.submit import checks, fabrics, patterns, precheck, preparation, resources, scripts, tuning
 from ddp.view.result import Result
 from ddp.workspace import folders, tokens
+from slurm_ddp.run import run as run_command
 
 DEFAULT_PROFILED_STEPS = "10-12"  # after the first ones, which compile and allocate
 
@@ -124,6 +125,7 @@ def check(
     if workload.dataset:
         passed.append(f"dataset: {workload.dataset} {'is prepared first' if workload.prepare else 'exists'}")
     _check_profile(params, workload.kind, request)
+    passed += _check_metric(params, workload.kind)
     passed += precheck.check(settings, workload.kind, workload.run, params.words, choices)
     passed += _check_environment(settings, params, contents)
     checked = Checked(settings, params, request, workload, contents, sweep, tuple(passed))
@@ -270,6 +272,21 @@ def _check_environment(settings: Settings, params: models.Training, contents: fo
         raise ParameterError("environment", "a container brings its own; omit one of environment and container-image")
     environments.named(settings, contents, params.environment)
     return [f"environment: {params.environment} exists"]
+
+
+def _check_metric(params: models.Training, kind: str) -> list[str]:
+    """Raise ParameterError if a pattern is slow, or the workload measures by itself."""
+    if not params.metric:
+        return []
+    if kind != "script":
+        raise ParameterError("metric", f"only a script has it; the workload {kind} measures by itself")
+    known = [pattern for _, pattern in fields.patterns(params.metric)]
+    tried = run_command(folders.PYTHON, "-I", "-S", "-B", patterns.__file__, stdin=json.dumps(known), check=False)
+    last = json.loads((tried.stdout.splitlines() or ["null"])[-1])
+    if last is not None:
+        text = f"{shown(last)} may take very long for a line; avoid a repetition within another one, and several .*"
+        raise ParameterError("metric", text)
+    return [f"metric: {len(known)} pattern{'s' if len(known) > 1 else ''} found quick"]
 
 
 def _profile_flags(params: models.Training) -> tuple[str, ...]:

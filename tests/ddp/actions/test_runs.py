@@ -13,7 +13,7 @@ from cluster import Cluster, Job
 from harness import ActionFailedError, Trainer
 from left_by_jobs import write_result
 
-from ddp.run import catalog
+from ddp.run import catalog, folder
 
 
 @pytest.fixture
@@ -370,3 +370,57 @@ def test_a_sweeps_runs_are_compared_with_what_differs(ready: Trainer, cluster: C
     both = [line.split() for line in ready.run("compare-runs", runs="s,night")["results"].splitlines()]
     assert both[-1][:3] == ["night", "COMPLETED", "9"]
     assert ready.fails("compare-runs", runs="s,nope").startswith("there is no run 'nope' in ")
+
+
+def leave_script(where: Trainer, name: str, losses: list[float], *, done: float | None = None, **more: object) -> None:
+    """Leave in the workspace what a script leaves that logs its loss: metrics.jsonl and an outcome, no summary."""
+    folder = where.workspace / "runs" / name
+    for part in ("control", "logs"):
+        (folder / part).mkdir(parents=True)
+    lines = [{"step": at, "loss": loss, "time": 100 + at / 4, **more} for at, loss in enumerate(losses, 1)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "job.json").write_text(json.dumps({"job_id": 7, "kind": "script"}))
+    (folder / "control" / "7.r0.outcome").write_text(json.dumps({"outcome": "done", "step": len(losses), "loss": done}))
+
+
+@pytest.mark.parametrize(
+    ("losses", "done", "more", "cells"),
+    [
+        ([3.0, 1.0, 2.0], None, {}, ["3", "2", "1", "4", "steps/s"]),
+        ([3.0, 1.0, 2.0], 0.25, {}, ["3", "0.25", "1", "4", "steps/s"]),
+        ([3.0, 2.0], None, {"val_loss": 1.5, "samples_per_second": 8.0}, ["2", "2", "1.5", "8", "samples/s"]),
+        ([2.0] * 5000 + [5.0], None, {"best": {"loss": [7, 0.5]}}, ["5001", "5", "0.5", "4", "steps/s"]),
+        ([], 0.75, {}, ["0", "0.75", "-", "-"]),
+    ],
+)
+def test_a_scripts_numbers_are_in_every_view(
+    ready: Trainer, losses: list[float], done: float | None, more: dict[str, object], cells: list[str]
+):
+    leave_script(ready, "own", losses, done=done, **more)
+    leave_script(ready, "worse", [9.0], done=9.0)
+    rows = {line.split()[0]: line.split() for line in ready.run("list-runs")["runs"].splitlines()}
+    assert rows["own"][4 : 4 + len(cells)] == cells
+    compared = ready.run("compare-runs", runs="own,worse")
+    assert compared["best-run"] == "own"
+    assert compared["results"].splitlines()[1].replace(" *", "").split()[-4:] == [*cells, "-"][:4]
+    shown = ready.run("show-run", run="own")
+    assert [shown[name] for name in ("steps", "loss")] == cells[:2]
+    assert ("curve-text" in shown) == bool(losses)
+    figures = folder.read(ready.workspace / "runs" / "own").figures
+    assert [f"{figures[name]:g}" for name in ("steps", "last_loss")] == cells[:2]
+
+
+def test_a_sweep_of_scripts_marks_the_run_with_the_lowest_last_loss(ready: Trainer):
+    for name, done in (("s-0", 0.5), ("s-1", 0.25)):
+        leave_script(ready, name, [0.1, 9.0], done=done)
+        record = {"kind": "script", "sweep": "s", "choice": '{"lr": 1}', "job_id": None}
+        (ready.workspace / "runs" / name / "job.json").write_text(json.dumps(record))
+        (ready.workspace / "runs" / name / "control" / "job").write_text("7\n")
+    (ready.workspace / "runs" / "s").mkdir()
+    (ready.workspace / "runs" / "s" / "job.json").write_text(json.dumps({"kind": "sweep", "count": 2, "job_id": 7}))
+    shown = ready.run("show-run", run="s")
+    assert (shown["best-run"], shown["best-loss"]) == ("s-1", "0.25")
+    assert [line.split()[3:6] for line in shown["runs"].splitlines()[1:]] == [
+        ["2", "0.5", '{"lr":'],
+        ["2", "0.25", "*"],
+    ]

@@ -16,6 +16,7 @@ from script_texts import MANIFEST, texts, wait_for
 from batch_host import Node
 from ddp.base import Settings
 from ddp.node import node as agent
+from ddp.run import metrics
 
 NODE_DRIVER = """
 import os, socket, sys, time
@@ -187,6 +188,19 @@ def test_under_srun_a_ranks_exit_code_is_kept(settings: Settings, node: Node):
     assert process.communicate(timeout=30)[0] == "last words\nslept 3\n"
     assert process.returncode == 9
     assert (node.run_dir / "control" / "12.r0.failed").exists()
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_quantities_are_read_from_rank_0_alone(settings: Settings, node: Node, *, is_first: bool):
+    agent = 'for n in 1 2 3; do echo "loss = 0.$n"; done; printf "lr=0.5" >&2'
+    given = {**BY_SRUN, "metric": "loss=loss = ([0-9.]+)\nlr=lr=(.*)"}
+    place = {"SLURM_NODEID": "0", "SLURM_LOCALID": "0", "SLURM_PROCID": "0"} if is_first else {}
+    process = run_node(settings, node, agent, given=given, **{**SLURM_RANK, **place})
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    found = metrics.Reader(node.run_dir / "metrics.jsonl").read()
+    wanted = ([(1, 0.1), (2, 0.2), (3, 0.3)], [(3, 0.5)]) if is_first else ([], [])
+    assert (found.points("loss", 9), found.points("lr", 9)) == wanted
 
 
 def test_in_a_container_the_images_python_runs_the_payload(settings: Settings, node: Node):
