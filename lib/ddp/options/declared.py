@@ -26,6 +26,7 @@ class Text:
     argument: str = ""
     many: bool = False
     is_path: bool = False
+    may_be_path: bool = False
     words: tuple[str, ...] = ()
     terminal: int | None = None
 

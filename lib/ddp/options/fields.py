@@ -22,7 +22,7 @@ MAX_PROFILED_STEPS = 1000  # a trace of more is too large to look at
 _RESERVED = re.compile(
     r"(SLURM|SBATCH|SRUN|RUN|JOB|TORCHELASTIC|PET|ENVIRONMENT|FABRIC|PROFILE)_.*|(MASTER|HEAD)_(ADDR|PORT|IP)"
     r"|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|NODE_RANK|STOP_FILE|OUTCOME|LAUNCHER|CONTAINER|PAYLOAD|PROFILE|FABRIC"
-    r"|PY|PYTHON.*|NPROC|LD_PRELOAD|BASH.*|ENV|IFS|PATH|HOME|USER|LOGNAME|SHELL|UID|EUID|PPID"
+    r"|PY|PYTHON(?!PATH$).*|NPROC|LD_PRELOAD|BASH.*|ENV|IFS|PATH|HOME|USER|LOGNAME|SHELL|UID|EUID|PPID"
 )
 # sbatch(1), long options: the job sets these and relies on them
 SBATCH_KEPT = tuple(
@@ -145,7 +145,12 @@ Name = typing.Annotated[str, matches(_WORD, 64, _NAME_RULE)]
 ShortName = typing.Annotated[str, matches(_WORD, 56, _NAME_RULE)]  # something is put before or behind it
 Names = typing.Annotated[str, matches(f"{_WORD}([, ] ?{_WORD})*", 600, "names, separated by commas or blanks")]
 Path = typing.Annotated[str, _path(), _checked_path]
-Workload = typing.Annotated[str, _path("gpt", "smoke"), _checked_path]
+_MODULE = r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*"  # gpt and smoke among them
+Workload = typing.Annotated[
+    str,
+    matches(f"{_MODULE}|{_PATH}", 1024, f"gpt, smoke or {_PATH_RULE}"),
+    _checked_path,
+]
 Source = typing.Annotated[str, _path("python-stdlib"), _checked_path]
 Dataset = typing.Annotated[
     str,

@@ -3,11 +3,12 @@
 import collections.abc
 import pathlib
 import re
+import shlex
 
-from ddp.base import ParameterError
+from ddp.base import ParameterError, one_line
 
 # torchrun's options that are ours by another name: https://docs.pytorch.org/docs/stable/elastic/run.html
-_OURS = {"nnodes": "nodes", "nproc-per-node": "gpus-per-node", "max-restarts": "max-restarts"}
+_OURS = {"nnodes": "nodes", "nproc-per-node": "ranks", "max-restarts": "max-restarts"}
 _RENDEZVOUS = re.compile(r"rdzv-.*|standalone|node-rank|master-(addr|port)|local-addr")
 _PYTHON = re.compile(r"python(3(\.[0-9]+)?)?")
 _QUIET = ("-u", "-B")  # of python: the ranks run unbuffered already, and in a copy
@@ -37,7 +38,7 @@ def unwrap(values: dict[str, object], arguments: tuple[str, ...]) -> tuple[dict[
     if _PYTHON.fullmatch(name):
         return _python(values, arguments)
     if name in _LAUNCHERS and not pathlib.Path(str(workload)).is_file():
-        raise ParameterError("workload", f"{name}: ddp starts the ranks itself; {_instead(arguments)}")
+        raise ParameterError("workload", f"{name}: ddp starts the ranks itself; {instead(arguments)}")
     return values, arguments
 
 
@@ -65,7 +66,7 @@ def _option(flag: str, name: str, value: str) -> dict[str, object]:
     if name == "nproc-per-node" and value in ("auto", "gpu"):
         return {}
     if name == "nproc-per-node" and value == "cpu":
-        value = "0"
+        return {"gpus-per-node": 0}
     low, _, high = value.partition(":")
     if not low.isdecimal() or (high and high != low):
         raise ParameterError("workload", f"torchrun's {flag} {value}: give one whole number")
@@ -75,7 +76,7 @@ def _option(flag: str, name: str, value: str) -> dict[str, object]:
 def _agreed(values: dict[str, object], found: dict[str, object]) -> dict[str, object]:
     """Return what torchrun was given. Raises ParameterError if the same option of ours was given another value."""
     for name, value in found.items():
-        if values.get(name, value) not in (value, str(value)):
+        if values.get(name, value) != value:
             raise ParameterError(name, f"{values[name]} and torchrun's {value} disagree; give one of them")
     return found
 
@@ -89,7 +90,7 @@ def _python(values: dict[str, object], arguments: tuple[str, ...]) -> tuple[dict
     if words[:1] == ["-m"]:
         return _program(values | {"module": True}, words[1:], "python")
     if words and words[0].startswith("-"):
-        raise ParameterError("workload", f"python's {words[0]} is not passed on; {_instead(tuple(words))}")
+        raise ParameterError("workload", f"python's {words[0]} is not passed on; {instead(tuple(words))}")
     return _program(values, words, "python")
 
 
@@ -101,11 +102,16 @@ def _program(
     return values | {"workload": words[0]}, tuple(words[1:])
 
 
-def _instead(words: tuple[str, ...]) -> str:
+def instead(words: collections.abc.Sequence[str]) -> str:
     """Return what to type for the program that a launcher's command seems to start."""
     for number, word in enumerate(words):
         if word == "-m" and words[number + 1 :]:
-            return f"write: ddp submit -m {' '.join(words[number + 1 :])}"
+            return f"write: ddp submit -m {_line(words[number + 1 :])}"
         if word.endswith(".py"):
-            return f"write: ddp submit {' '.join(words[number:])}"
+            return f"write: ddp submit {_line(words[number:])}"
     return "write the program alone: ddp submit train.py"
+
+
+def _line(words: collections.abc.Sequence[str]) -> str:
+    """Quote words as a shell's user types them, on one line of moderate length."""
+    return one_line(shlex.join(words), 200)

@@ -15,6 +15,7 @@ from script_texts import MANIFEST, texts, wait_for
 
 from batch_host import Node
 from ddp.base import Settings
+from ddp.node import node as node_part
 
 NODE_DRIVER = """
 import os, socket, sys, time
@@ -72,9 +73,8 @@ def test_the_agent_gets_its_place(settings: Settings, node: Node):
     assert output.splitlines() == [
         "[ENV] node=slurmd-0 address=127.0.0.1 fabric=auto gloo=lo nccl==lo",
         "2 lo =lo",
-        "-P",
-        "-m",
-        "torch.distributed.run",
+        "-c",
+        node_part._AGENT,
         "--nnodes=2",
         "--nproc-per-node=2",
         "--node-rank=1",
@@ -168,7 +168,7 @@ SLURM_RANK: dict[str, str] = {
 }
 
 
-BY_SRUN: dict[str, typing.Any] = {"launcher": "srun"}
+BY_SRUN: dict[str, typing.Any] = {"launcher": "srun", "outcome": False}
 
 
 def test_under_srun_a_rank_finds_what_torchrun_would_tell_it(settings: Settings, node: Node):
@@ -189,10 +189,10 @@ def test_under_srun_a_ranks_exit_code_is_kept(settings: Settings, node: Node):
 
 
 def test_in_a_container_the_images_python_runs_the_payload(settings: Settings, node: Node):
-    node.add("python3", 'echo "$PYTHONPATH $2"')
+    node.add("python3", 'echo "$PYTHONPATH $1"')
     given = {"container_image": "x:1"}
     process = run_node(settings, node, "exit 99", given=given, PYTHONPATH="/opt")
-    assert process.communicate(timeout=30)[0].splitlines()[-1] == "/mnt/payload:/opt torch.distributed.run"
+    assert process.communicate(timeout=30)[0].splitlines()[-1] == "/mnt/payload:/opt -c"
 
 
 def nsys(ranks: str) -> dict[str, typing.Any]:
