@@ -284,6 +284,28 @@ def read_states(folder: pathlib.Path) -> States | None:
         return None
 
 
+def find_module(
+    folder: pathlib.Path, record: collections.abc.Mapping[str, object], name: str
+) -> tuple[str, str] | None:
+    """Find a module in the project of a run: its path there, and its folder as seen from where the ranks started."""
+    about, code = record.get("code"), folder.with_name(str(record.get("sweep") or folder.name)) / FOLDER
+    start = pathlib.Path(str(record.get("workdir") or folder))
+    if not isinstance(about, dict):  # it runs where it lies
+        near = (start, start / "src", start.parent)
+        found = (place for place in near if (place / f"{name}.py").is_file() or any((place / name).glob("*.py")))
+        return next(((str(place / name), os.path.relpath(place, start)) for place in found), None)
+    above: set[str] = set()
+    for path in map(pathlib.PurePosixPath, read_states(code) or {}):
+        if path.suffix in (".py", ".so"):
+            parts = (*path.parts[:-1], path.name.partition(".")[0])
+            above |= {"/".join(parts[:number]) for number, part in enumerate(parts) if part == name}
+    if not above:
+        return None
+    nearest = min(above, key=lambda one: (len(one), one))
+    origin = pathlib.Path(str(typing.cast("dict[str, object]", about).get("origin")))
+    return str(origin / nearest / name), os.path.relpath(code / nearest, start)
+
+
 def written_by_run(folder: pathlib.Path) -> list[str]:
     """List the files below a run's copy that the run wrote or changed, without Python's caches."""
     former = read_states(folder) or {}

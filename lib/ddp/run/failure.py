@@ -2,6 +2,7 @@
 
 import re
 
+from ddp import copies
 from ddp.base import Results, Settings, TrainerError, one_line
 from ddp.problem import Command, Remedy, Step
 from ddp.run import folder
@@ -70,17 +71,24 @@ def explain(settings: Settings, run: Run, job_id: int | None) -> TrainerError | 
             words = f" ({run.job.reason})"
         if lines:
             words += f": {one_line(lines[-1], 300)}"
-            remedy = None if run.record.get("container") else _missing_module(settings, lines[-1])
+            remedy = None if run.record.get("container") else _missing_module(settings, run, lines[-1])
     if not run.record:
         words += f"; {run.folder}/job.json is missing or damaged, so other files of the run may be, too"
     return TrainerError(text + words, remedy=remedy, results=results)
 
 
-def _missing_module(settings: Settings, line: str) -> Remedy | None:
-    """Return how to install the module that a ModuleNotFoundError names; None for other lines."""
+def _missing_module(settings: Settings, run: Run, line: str) -> Remedy | None:
+    """Return how Python finds the module that a ModuleNotFoundError names; None for other lines.
+
+    A module of the project is never to be installed: a package index may have another one of its name.
+    """
     if not (found := _MISSING_MODULE.search(line)):
         return None
     module = found[1].partition(".")[0][:60]
+    if place := folders.call(settings, copies.find_module, folder=run.folder, record=run.record, name=module):
+        path, folder_ = (printable(text, 300) for text in place)
+        words = f"found at {path}, which is not on sys.path: --env PYTHONPATH={folder_}"
+        return Step("module-path", words, {"path": path, "folder": folder_})
     create = "ddp env create NAME --requirements requirements.txt"
     words = f"with {module} in requirements.txt: {create}, then: ddp submit -e NAME ..."
     return Step("install-module", words, {"module": module, "user": settings.user})

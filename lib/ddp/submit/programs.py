@@ -62,7 +62,7 @@ def _refuse_others(path: pathlib.Path, source: bytes) -> None:
         how = f"jupyter nbconvert --to script {name}, then: ddp submit {script}"
         raise ParameterError("workload", f"{path} is a notebook; type: {how}")
     if "python" not in first and (path.suffix in _SHELL or (first.startswith("#!") and path.suffix != ".py")):
-        what = first.removeprefix("#!").strip()[:60] or "a shell"
+        what = first[2:].strip()[:60] if first.startswith("#!") else "a shell"
         text = f"{path} is a script for {what if what.isprintable() else ascii(what)}, and ddp starts the ranks itself"
         raise ParameterError("workload", f"{text}; {_program_of(source)}")
     if path.suffix in _DATA or b"\0" in source[:4096]:

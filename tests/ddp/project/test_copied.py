@@ -112,7 +112,9 @@ def edit(folder: pathlib.Path, name: str, how: str, text: str) -> bool:
     return True
 
 
-@hypothesis.settings(max_examples=40, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
+@hypothesis.settings(
+    max_examples=40, deadline=None, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
+)
 @hypothesis.given(rounds=st.lists(EDITS, min_size=1, max_size=5))
 def test_what_a_run_wrote_is_never_lost_and_what_the_project_has_is_what_runs(
     settings: Settings, rounds: list[list[tuple[str, str, str]]]
@@ -136,7 +138,7 @@ def test_what_a_run_wrote_is_never_lost_and_what_the_project_has_is_what_runs(
                     if edit(folder, name, how, text) and who == "run":
                         written.add(text)
                     if (folder / name).is_file():
-                        os.utime(folder / name, ns=(next(clock) * 10**9,) * 2)
+                        os.utime(folder / name, ns=(0, next(clock) * 10**9))
             found = project_part.find(root / "train.py")
             before = contents(code)
             copy = copies.stage(settings, found, top / "partial", code)
