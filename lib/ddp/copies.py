@@ -24,8 +24,9 @@ from ddp.workspace import files, folders
 
 FOLDER, STATES = "code", "code.json"  # in the run's folder
 _COPY_S = 600.0
-_THREADS = 8  # most of a small file's way to a network filesystem is waiting
+_THREADS = 8
 
+T = typing.TypeVar("T")
 States = dict[str, tuple[str, str]]  # of each file, by its path: in the project, and in the copy
 
 
@@ -98,9 +99,8 @@ class Copy:
             self._apply()
         pathlib.Path(self.start.folder).mkdir(parents=True, exist_ok=True)
         copied = self.update.copied
-        with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
-            now = pool.map(lambda name: project.stamp(self.folder / name), copied)
-            states = self.update.known | dict(zip(copied, zip(copied.values(), now, strict=True), strict=True))
+        now = _each(lambda name: project.stamp(self.folder / name), copied)
+        states = self.update.known | {name: (source, now[name]) for name, source in copied.items()}
         files.replace(self.folder.with_name(STATES), json.dumps(states) + "\n")
 
     def _apply(self) -> None:
@@ -237,20 +237,16 @@ def compare(found: project.Project, folder: pathlib.Path) -> Update:
     former = before or {}
     gone = [name for name in former if name not in set(found.files)]
     parents = {str(above) for name in (*found.files, *former) for above in pathlib.PurePath(name).parents[:-1]}
+    links = {name for name, is_link in _each(lambda one: (folder / one).is_symlink(), parents).items() if is_link}
     removed: set[str] = set()
-    with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
-        sources = dict(zip(found.files, pool.map(found.stamp, found.files), strict=True))
-        states = pool.map(lambda one: project.stamp(folder / one), parents)
-        links = {name for name, state in zip(parents, states, strict=True) if state.startswith("link:")}
 
-        def present(name: str) -> str:
-            """Describe a file of the copy; what lies behind a link of the run's is not the copy's."""
-            behind = links & {str(parent) for parent in pathlib.PurePath(name).parents[:-1]}
-            return ("" if behind <= removed else "other") if behind else project.stamp(folder / name)
+    def present(name: str) -> str:
+        """Describe a file of the copy; what lies behind a link of the run's is not the copy's."""
+        behind = links & {str(parent) for parent in pathlib.PurePath(name).parents[:-1]}
+        return ("" if behind <= removed else "other") if behind else project.stamp(folder / name)
 
-        states = pool.map(present, gone)
-        removed |= {name for name, state in zip(gone, states, strict=True) if state and state == former[name][1]}
-        nows = dict(zip(sources, pool.map(present, sources), strict=True))
+    removed |= {name for name, state in _each(present, gone).items() if state and state == former[name][1]}
+    sources, nows = _each(found.stamp, found.files), _each(present, found.files)
     update = Update({}, set(), tuple(sorted(removed)), [], {})
     for name, source in sources.items():
         now, then = nows[name], former.get(name)
@@ -265,6 +261,13 @@ def compare(found: project.Project, folder: pathlib.Path) -> Update:
             if now and (then is None or now != then[1]):
                 update.aside.add(name)
     return update
+
+
+def _each(work: collections.abc.Callable[[str], T], names: collections.abc.Iterable[str]) -> dict[str, T]:
+    """Do work for each name, many at a time: most of a small file's way to a network filesystem is waiting."""
+    given = list(names)
+    with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
+        return dict(zip(given, pool.map(work, given), strict=True))
 
 
 def _time(stamp: str) -> int:

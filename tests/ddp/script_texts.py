@@ -7,6 +7,7 @@ import time
 import typing
 
 from batch_host import Node
+from ddp import copies
 from ddp.base import Settings
 from ddp.environment.environments import Environment
 from ddp.options import fields, models
@@ -28,7 +29,12 @@ REQUEST = resources.Request("main", 2, 1, 4, 8000, "02:00:00", 180)
 
 
 def texts(
-    settings: Settings, request: resources.Request = REQUEST, *, outcome: bool = True, **given: typing.Any
+    settings: Settings,
+    request: resources.Request = REQUEST,
+    *,
+    outcome: bool = True,
+    start: copies.Start | None = None,
+    **given: typing.Any,
 ) -> dict[str, str]:
     params = fields.parse(models.SubmitDdp, {k.replace("_", "-"): v for k, v in given.items()})
     archive = str(settings.environments / "abababababababab.tar.zst")
@@ -38,7 +44,7 @@ def texts(
         params,
         Environment(MANIFEST, archive),
         run="first",
-        program=scripts.Program(("--module", "ddptrain", "smoke", "--lr", "3e-3"), leaves_outcome=outcome),
+        program=scripts.Program(("--module", "ddptrain", "smoke", "--lr", "3e-3"), leaves_outcome=outcome, start=start),
     )
 
 
