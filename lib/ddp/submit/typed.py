@@ -76,8 +76,10 @@ def _option(flag: str, name: str, value: str) -> dict[str, object]:
 def _agreed(values: dict[str, object], found: dict[str, object]) -> dict[str, object]:
     """Return what torchrun was given. Raises ParameterError if the same option of ours was given another value."""
     for name, value in found.items():
-        if values.get(name, value) != value:
-            raise ParameterError(name, f"{values[name]} and torchrun's {value} disagree; give one of them")
+        ours = "gpus-per-node" if name == "ranks" else name
+        given = values.get(ours)
+        if given not in (None, value) and not (name == "ranks" and given == 0):
+            raise ParameterError(ours, f"{given} and torchrun's {value} disagree; give one of them")
     return found
 
 

@@ -192,6 +192,8 @@ def test_without_a_snapshot_the_ranks_start_where_it_is_typed_if_the_nodes_share
         ("torchrun --standalone train.py", "torchrun's --standalone: ddp sets the rendezvous itself; omit it"),
         ("torchrun --rdzv_backend=c10d train.py", "torchrun's --rdzv_backend: ddp sets the rendezvous itself; omit it"),
         ("torchrun --nnodes 1:4 train.py", "torchrun's --nnodes 1:4: give one whole number"),
+        ("--gpus-per-node 4 torchrun --nproc-per-node 2 train.py", "--gpus-per-node: 4 and torchrun's 2 disagree; "),
+        ("-N 2 torchrun --nnodes=1 train.py", "--nodes: 2 and torchrun's 1 disagree; give one of them"),
         ("torchrun --role x train.py", "torchrun's --role has no counterpart; omit it"),
         ("torchrun --nproc-per-node 2", "torchrun without a program; write: ddp submit train.py"),
         ("python -c print(1)", "python's -c is not passed on; "),
