@@ -341,7 +341,9 @@ def _about(found: project.Project) -> str:
     if found.is_alone:
         why = f"{found.root} is never copied as a whole; put it and what it imports into a folder below"
         return f"copying {found.script} alone: {why}"
-    return f"copying {len(found.files)} files, {found.size_bytes / 2**20:.1f} MiB, of {found.root}"
+    about = f"copying {len(found.files)} files, {found.size_bytes / 2**20:.1f} MiB, of {found.root}"
+    has_no_git = (found.root / ".git").exists() and shutil.which("git") is None
+    return about + ("; git is not installed here, so .gitignore does not count" if has_no_git else "")
 
 
 def _of_run(update: Update) -> str:

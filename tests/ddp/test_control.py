@@ -47,6 +47,13 @@ def test_a_missing_module_is_answered_with_what_to_type(
     assert line == f"job 40 FAILED, exit code 1: {MISSING}; {REMEDY}ddp submit -e NAME ..."
 
 
+def test_torch_compile_without_a_compiler_is_answered_with_the_package(
+    settings: Settings, cluster: Cluster, pip: Pip, script: pathlib.Path
+):
+    error = "torch._inductor.exc.InvalidCxxCompiler: No working C++ compiler found in torch._inductor.config.cpp.cxx"
+    assert fails(settings, cluster, script, error).endswith("an administrator types on the nodes: apt-get install g++")
+
+
 @pytest.mark.parametrize("last_line", ["ValueError: x", "ImportError: cannot import name 'a' from 'b'"])
 def test_other_failures_need_no_environment(
     settings: Settings, cluster: Cluster, pip: Pip, script: pathlib.Path, last_line: str

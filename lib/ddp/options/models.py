@@ -42,7 +42,7 @@ class Training(Nodes):
     """Options that describe a training, one or many."""
 
     module: bool = False
-    workload: fields.Workload = "gpt"
+    workload: fields.Workload = pydantic.Field("gpt", validate_default=True)
     cpus_per_task: fields.Cpus = None
     memory: typing.Annotated[fields.Memory | None, Directive("mem", is_computed=True)] = None
     exclusive: typing.Annotated[bool, Directive("exclusive")] = False

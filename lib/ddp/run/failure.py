@@ -12,6 +12,7 @@ from ddp.workspace import folders
 
 _LINES = 5
 _MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
+_NO_COMPILER = re.compile(r"InvalidCxxCompiler|Failed to find C compiler|No working C\+\+ compiler")
 _FIGURES = (
     "last_loss first_loss best_loss tokens_per_second samples_per_second steps nodes world_size checkpoint loss_png"
 ).split()
@@ -71,7 +72,8 @@ def explain(settings: Settings, run: Run, job_id: int | None) -> TrainerError | 
             words = f" ({run.job.reason})"
         if lines:
             words += f": {one_line(lines[-1], 300)}"
-            remedy = None if run.record.get("container") else _missing_module(settings, run, lines[-1])
+            has_own = run.record.get("container")
+            remedy = None if has_own else _missing_module(settings, run, lines[-1]) or _missing_compiler(lines)
     if not run.record:
         words += f"; {run.folder}/job.json is missing or damaged, so other files of the run may be, too"
     return TrainerError(text + words, remedy=remedy, results=results)
@@ -92,6 +94,14 @@ def _missing_module(settings: Settings, run: Run, line: str) -> Remedy | None:
     create = "ddp env create NAME --requirements requirements.txt"
     words = f"with {module} in requirements.txt: {create}, then: ddp submit -e NAME ..."
     return Step("install-module", words, {"module": module, "user": settings.user})
+
+
+def _missing_compiler(lines: list[str]) -> Remedy | None:
+    """Return how torch.compile finds a compiler, if its error is that the node has none."""
+    if not any(_NO_COMPILER.search(line) for line in lines):
+        return None
+    words = "torch.compile needs a C++ compiler: an administrator types on the nodes: apt-get install g++"
+    return Step("install-compiler", words)
 
 
 def _absent(failure: folder.FirstFailure) -> tuple[str, Remedy]:

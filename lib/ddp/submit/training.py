@@ -241,15 +241,17 @@ def _check_program(settings: Settings, params: models.Training) -> None:
     """Check that the nodes, or this host, can read a script, and that the ranks can start where it is wanted."""
     if params.module and not params.typed_in:
         raise ParameterError("module", "an action has no current folder; give the path of a script")
+    shared = str(settings.workspace)
+    for path in (
+        () if params.snapshot else (*(() if params.module else (params.workload,)), copies.in_place(params).folder)
+    ):
+        if path != shared and not folders.locate(settings, path).is_inside:
+            text = f"{path} is outside the workspace {shared}, and only that is known to be shared by the nodes"
+            raise ParameterError("snapshot", f"{text}; work in a folder below it, or omit --no-snapshot")
     if not params.module and params.snapshot and settings.takes_any_script:
         checks.check_readable("workload", params.workload, folders.locate(settings, params.workload), ("file",))
     elif not params.module:  # it runs where it lies, or an operator names another account's file
         checks.check_inside(settings, "workload", params.workload, kinds=("file",))
-    if not params.snapshot:
-        place = copies.in_place(params).folder
-        if place != str(settings.workspace) and not folders.locate(settings, place).is_inside:
-            text = f"the job would start in {place}, and only {settings.workspace} is known to be shared by the nodes"
-            raise ParameterError("snapshot", f"{text}; cd to a folder in it, or omit --no-snapshot")
 
 
 def _dataset(

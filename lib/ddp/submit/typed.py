@@ -46,6 +46,9 @@ def _torchrun(values: dict[str, object], arguments: tuple[str, ...]) -> tuple[di
     words = list(arguments)
     found: dict[str, object] = {}
     while words and words[0].startswith("-"):
+        if words[0] == "--":
+            words.pop(0)
+            break
         flag, separator, value = words.pop(0).partition("=")
         name = flag.lstrip("-").replace("_", "-")
         if name in ("m", "module"):

@@ -157,8 +157,8 @@ def test_without_a_snapshot_the_ranks_start_where_it_is_typed_if_the_nodes_share
     (settings.workspace / "mine" / "train.py").touch()
     script = str(settings.workspace / "mine" / "train.py")
     _, _, err = typed("submit", "--no-snapshot", script)
-    assert f"--snapshot: the job would start in {folder}, and only {settings.workspace} is known to be shared" in err
-    assert "outside the workspace" in typed("submit", "--no-snapshot", "train.py")[2]
+    assert f"--snapshot: {folder} is outside the workspace {settings.workspace}, and only that is known to be sh" in err
+    assert f"--snapshot: {folder}/train.py is outside the workspace" in typed("submit", "--no-snapshot", "train.py")[2]
     monkeypatch.chdir(settings.workspace / "mine" / "exp")
     job = started(settings, cluster, "--no-snapshot", "--env", "PYTHONPATH=..", script)
     assert (job.workdir, dict(job.variables)["PYTHONPATH"]) == (str(pathlib.Path.cwd()), str(pathlib.Path.cwd().parent))
@@ -196,6 +196,7 @@ def test_without_a_snapshot_the_ranks_start_where_it_is_typed_if_the_nodes_share
         ("-N 2 torchrun --nnodes=1 train.py", "--nodes: 2 and torchrun's 1 disagree; give one of them"),
         ("torchrun --role x train.py", "torchrun's --role has no counterpart; omit it"),
         ("torchrun --nproc-per-node 2", "torchrun without a program; write: ddp submit train.py"),
+        ("-m", "'gpt' is not allowed; with module the name of one, such as train.main"),
         ("python -c print(1)", "python's -c is not passed on; "),
         ("absent.py", "absent.py does not exist"),
     ],
