@@ -108,9 +108,9 @@ def submit(
             record["previous"] = folder.without_previous(before)
     texts = {**texts, folder.RECORD: folder.dump(record)}
     former = folders.call(settings, folder.create, path=path, texts=texts, again=again)
-    if kept is not None:
-        kept.place()
     try:
+        if kept is not None:
+            kept.place()
         if token:
             tokens.deliver(settings, run)
         job_id = send(settings, run, "job.sbatch", texts["job.sbatch"], mark)

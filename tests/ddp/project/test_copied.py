@@ -156,6 +156,24 @@ def test_what_a_run_wrote_is_never_lost_and_what_the_project_has_is_what_runs(
             assert all(name in contents(root) or text in written for name, text in now.items())
 
 
+@pytest.mark.parametrize("how", ["remove", "write", "leave"])
+def test_what_lies_behind_a_link_of_the_run_is_not_touched(
+    settings: Settings, cluster: Cluster, pip: Pip, project: pathlib.Path, how: str
+):
+    cluster.states = [("COMPLETED", 0)]
+    submit(settings, project / "train.py", run="night")
+    code, large = settings.runs / "night" / "code", settings.workspace / "large"
+    (code / "lib").rename(large)
+    (code / "lib").symlink_to(large)
+    if how != "leave":
+        edit(project, "lib/model.py", how, "SIZE = 2\n")
+    submit(settings, project / "train.py", run="night")
+    assert contents(large) == {"model.py": "SIZE = 1\n"}
+    links = {path.name for path in code.iterdir() if path.is_symlink()}
+    assert links == ({"lib.run-1"} if how == "write" else {"lib"})
+    assert (code / "lib" / "model.py").read_text() == ("SIZE = 2\n" if how == "write" else "SIZE = 1\n")
+
+
 @pytest.mark.parametrize("verb", ["submit-ddp", "submit-sweep"])
 def test_a_submission_that_slurm_refuses_leaves_nothing(
     settings: Settings, cluster: Cluster, pip: Pip, project: pathlib.Path, verb: str
