@@ -165,11 +165,10 @@ def _parsed(
             more |= {"ranks": values.pop("ranks", None), "typed_in": _here()}
         is_module = bool(values.get("module"))
         for option in (one for one in options if one.name in values and not (is_module and one.name == "workload")):
-            values[option.name] = _absolute(option, values[option.name])
-        script = values.get("workload")
-        if isinstance(script, str) and re.search(r"[^A-Za-z0-9._/+@=-]", script) and _is_program(script):
-            more["workload"] = script  # a path of this account's may have any letters; an action's may not
-            values["workload"] = "/script"
+            value = _absolute(option, values[option.name])
+            if option.text.is_path and _is_odd(value):  # a path of this account's; an action's is held to an alphabet
+                more[option.name.replace("-", "_")], value = value, "/path"
+            values[option.name] = value
         params = fields.parse(verb.options, values)
     except ParameterError as e:
         raise click.UsageError(_as_flag(verb, e)) from e
@@ -188,8 +187,9 @@ def _absolute(option: declared.Option, value: object) -> object:
     return str(path.resolve() if ".." in path.parts else path)
 
 
-def _is_program(script: str) -> bool:
-    return script.isprintable() and pathlib.Path(script).is_file()
+def _is_odd(path: object) -> bool:
+    """Return whether a path has blanks or letters that few others have, but nothing that a terminal would obey."""
+    return isinstance(path, str) and path.isprintable() and re.search(r"[^A-Za-z0-9._/+@=-]", path) is not None
 
 
 def _here() -> str:

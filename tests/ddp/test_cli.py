@@ -146,7 +146,7 @@ def test_help_names_every_command(words: tuple[str, ...]):
         (["submit", "--nodes", "0"], "ddp submit: --nodes: 0 is not allowed"),
         (["submit", "--run", "a\nb"], "ddp submit: --run: 'a\\nb' is not allowed"),
         (["submit", "--env", "one"], "ddp submit: --env: 'one' is not NAME=value"),
-        (["submit", "a b.py"], "ddp submit: workload: "),
+        (["submit", "a\tb.py"], "ddp submit: workload: "),
         (["env", "create"], "ddp env create: Missing argument 'NAME'"),
         (["env", "create", "x"], "ddp env create: Missing option '--requirements'"),
         (["list", "--no\npe\x1b[31m"], "ddp list: No such option"),

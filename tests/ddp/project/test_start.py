@@ -271,6 +271,8 @@ def test_fetch_copies_what_the_run_wrote_and_overwrites_nothing(
         (code / name).parent.mkdir(parents=True, exist_ok=True)
         (code / name).write_text(name)
     (code / "out" / "latest").symlink_to("deep")
+    status, _, err = typed("fetch", "night", "--to", "./g\u00f6t it")
+    assert (status, (folder / "g\u00f6t it" / "out" / "a b").read_text()) == (0, "out/a b"), err
     status, _, err = typed("fetch", "night", "--to", "got")
     assert status == 0, err
     assert [path.read_text() for path in (folder / "got" / "out" / "a b", folder / "got" / "out" / "latest" / "c")] == [
