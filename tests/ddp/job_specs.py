@@ -33,5 +33,6 @@ def make(folder: pathlib.Path, **more: typing.Any) -> spec.JobSpec:
         reservation="",
         is_sweep=False,
         token_path="",
+        workdir=str(folder),
     )
     return dataclasses.replace(job, **more)
