@@ -4,7 +4,9 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
+import typing
 
 import hypothesis
 import pytest
@@ -116,6 +118,20 @@ def test_a_command_in_a_project(
         json.loads((settings.runs / "night" / "job.json").read_text())["workdir"] == f"{settings.runs}/night/{workdir}"
     )
     assert re.search(rf"^workdir +{settings.runs}/night/{workdir}$", typed("show", "night")[1], re.MULTILINE)
+
+
+def test_without_git_a_remark_says_that_gitignore_does_not_count(
+    settings: Settings, cluster: Cluster, pip: Pip, folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    (folder / ".git").mkdir()
+    found = shutil.which
+
+    def which(name: str, **more: typing.Any) -> str | None:
+        return None if name == "git" else found(name, **more)
+
+    monkeypatch.setattr(shutil, "which", which)
+    err = typed("submit", "-N", "1", "train.py")[2]
+    assert f"MiB, of {folder}; git is not installed here, so .gitignore does not count" in err
 
 
 @pytest.mark.parametrize("is_flat", [True, False])
