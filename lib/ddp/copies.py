@@ -45,7 +45,7 @@ class Update:
     """The difference between a project and its copy."""
 
     copied: dict[str, str]  # files, with their states in the project
-    aside: set[str]  # those of `copied` that both the run and the person changed
+    aside: set[str]  # those of `copied` that both the run and its user changed
     removed: tuple[str, ...]
     written: list[str]  # by the run, later than the project's files of these names
     known: States  # of the files that stay
@@ -230,7 +230,7 @@ def importable(root: pathlib.Path) -> list[pathlib.Path]:
 def compare(found: project.Project, folder: pathlib.Path) -> Update:
     """Compare a project with its copy in a run's folder, which need not exist.
 
-    Where both the run and the person changed a file, the person's is copied and the run's set aside, except one that
+    Where both the run and its user changed a file, the user's is copied and the run's set aside, except one that
     the run made and that is newer: an output that was fetched before.
     """
     before = read_states(folder)
@@ -347,7 +347,7 @@ def _about(found: project.Project) -> str:
 
 
 def _of_run(update: Update) -> str:
-    """Describe the files at which the run's and the person's changes meet; empty without any."""
+    """Describe the files at which the run's and the user's changes meet; empty without any."""
     lines: list[str] = []
     if update.written:
         lines.append(

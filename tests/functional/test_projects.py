@@ -72,7 +72,7 @@ def someone(cluster: Cluster, request: pytest.FixtureRequest) -> typing.Iterator
 
 
 def bring(one: Person, files: collections.abc.Mapping[str, str], folder: str) -> None:
-    """Write files into a folder of the person's."""
+    """Write files into the user's folder."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as tar:
         for name, text in files.items():

@@ -91,7 +91,7 @@ class JobSpec:
     is_sweep: bool
     token_path: str  # file with a Hugging Face token; empty: the job gets none
     workdir: str  # the folder that the ranks start in
-    origin: str = ""  # the root of the person's project, of which `code` is a copy
+    origin: str = ""  # the root of the user's project, of which `code` is a copy
     code: str = ""  # the copy's root; empty: there is none
 
 

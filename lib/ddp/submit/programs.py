@@ -79,7 +79,7 @@ def _is_notebook(source: bytes) -> bool:
 
 
 def _program_of(source: bytes) -> str:
-    """Return what to type for the program that a batch script starts."""
+    """Return the line to type for the program that a batch script starts."""
     for line in source.decode(errors="replace").replace("\\\n", " ").splitlines():
         try:
             words = shlex.split(line, comments=True)

@@ -77,7 +77,7 @@ def _option(flag: str, name: str, value: str) -> dict[str, object]:
 
 
 def _agreed(values: dict[str, object], found: dict[str, object]) -> dict[str, object]:
-    """Return what torchrun was given. Raises ParameterError if the same option of ours was given another value."""
+    """Return the options found. Raises ParameterError if the same option of ours was given another value."""
     for name, value in found.items():
         ours = "gpus-per-node" if name == "ranks" else name
         given = values.get(ours)
@@ -108,7 +108,7 @@ def _program(
 
 
 def instead(words: collections.abc.Sequence[str]) -> str:
-    """Return what to type for the program that a launcher's command seems to start."""
+    """Return the line to type for the program that a launcher's command seems to start."""
     for number, word in enumerate(words):
         if word == "-m" and words[number + 1 :]:
             return f"write: ddp submit -m {_line(words[number + 1 :])}"

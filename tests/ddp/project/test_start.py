@@ -199,7 +199,7 @@ def test_without_a_snapshot_the_ranks_start_where_it_is_typed_if_the_nodes_share
         ("bad.py", "bad.py:2: SyntaxError: "),
         ("-m bad", "bad.py:2: SyntaxError: "),
         ("-m lib", "lib has no __main__.py"),
-        ("-m train.mian", "train has no such module"),
+        ("-m train.fit", "train has no such module"),
         (
             "accelerate launch --num_processes 2 train.py --lr 1",
             "accelerate: ddp starts the ranks itself; write: ddp submit train.py --lr 1",
