@@ -60,7 +60,8 @@ cp data/tiny/train.bin data/tiny/val.bin
 """
 TINY = (
     "--device=cpu --backend=gloo --dtype=float32 --compile=False --dataset=tiny --block_size=16 --batch_size=2 "
-    "--n_layer=1 --n_head=1 --n_embd=16 --gradient_accumulation_steps=2 --eval_iters=1 --eval_interval=1 --max_iters=2"
+    "--n_layer=1 --n_head=1 --n_embd=16 --gradient_accumulation_steps=2 --eval_iters=1 --eval_interval=1 --max_iters=2 "
+    "--always_save_checkpoint=True"
 )
 
 
