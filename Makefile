@@ -19,7 +19,7 @@ test:  ## every lane that needs no Juju: lint, docs, unit, payload, bundle, sand
 	@$(LANES)
 
 .PHONY: test-long
-test-long:  ## the long sets: every functional test, the emulated kernel, mutants, 10,000 random orders for each charm
+test-long:  ## the long sets: every functional test, the emulated kernel, mutants, random orders of events, the pages' commands
 	@$(LANES) long
 
 .PHONY: lint docs unit functional kernel orders bench pack integration upstream mutants

@@ -2,7 +2,6 @@
 
 import collections.abc
 import functools
-import itertools
 import json
 import pathlib
 import re
@@ -26,6 +25,7 @@ from sandbox.hosts import Hosts
 from sandbox.session import Session
 from sandbox.store import Model, SandboxError, Store
 
+LEVELS = ("TRACE", "DEBUG", "INFO", "ACTION", "WARNING", "ERROR", "CRITICAL")  # Juju's, and an action's own log
 _OVERLAY = pathlib.Path(__file__).parent / "overlay.yaml"
 
 
@@ -144,6 +144,9 @@ def demo(store: Store, bundle: pathlib.Path) -> None:
 @click.argument("action")
 @click.argument("params", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--format", "form", type=click.Choice(["plain", "json"]), default="plain", show_default=True)
+@click.option(
+    "--wait", expose_value=False, metavar="TIME", help="As in Juju; the sandbox waits for the end in any case."
+)
 @click.pass_obj
 def run(store: Store, unit: str, action: str, params: tuple[str, ...], form: str) -> None:
     """Run ACTION on UNIT (`trainer/0`, or `trainer/leader`) with key=value parameters, and show its results."""
@@ -168,15 +171,21 @@ def run(store: Store, unit: str, action: str, params: tuple[str, ...], form: str
 
 @cli.command()
 @click.argument("app")
-@click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
+@click.argument("settings", nargs=-1, metavar="[KEY | KEY=VALUE...]")
 @click.option("--format", "form", type=click.Choice(["yaml", "json"]), default="yaml")
 @click.option("--reset", default="", metavar="KEY[,KEY]", help="Set these options back to their defaults.")
 @_once_option
 @click.pass_obj
 def config(store: Store, app: str, settings: tuple[str, ...], *, form: str, reset: str, once: bool) -> None:
-    """Show the options of APP, or set some with key=value."""
-    if not (settings or reset):
+    """Show the options of APP or, with the name of one, its value; or set some with key=value."""
+    is_name = len(settings) == 1 and "=" not in settings[0]
+    if not reset and (is_name or not settings):
         data = view.options_as_data(store.load().application(app))
+        if is_name:
+            if settings[0] not in data["settings"]:
+                raise SandboxError(f'key "{settings[0]}" not found in "{app}" application config or charm settings.')
+            click.echo(data["settings"][settings[0]].get("value", ""))
+            return
         click.echo(json.dumps(data, indent=2) if form == "json" else _as_yaml(data).rstrip("\n"))
         return
     values = _assignments(settings)
@@ -319,16 +328,21 @@ def _secret_content(items: collections.abc.Iterable[str]) -> dict[str, str]:
 @click.option("-i", "--include", multiple=True, metavar="ENTITY", help="Only this unit or application; repeatable.")
 @click.option("-n", "--lines", "--limit", default=500, show_default=True, type=click.IntRange(1))
 @click.option("--replay", is_flag=True, help="All lines, from the beginning.")
+@click.option("--no-tail", is_flag=True, expose_value=False, help="As in Juju; the sandbox follows no log.")
+@click.option(
+    "-l", "--level", type=click.Choice(LEVELS, case_sensitive=False), default=LEVELS[0], help="The lowest level."
+)
 @click.pass_obj
-def debug_log(store: Store, *, include: tuple[str, ...], lines: int, replay: bool) -> None:
+def debug_log(store: Store, *, include: tuple[str, ...], lines: int, replay: bool, level: str) -> None:
     """Show the charms' log."""
     store.load()  # raises if the model does not exist
-    everything = store.log_lines()
-    if include:
-        units = [line.split(" ")[1] for line in everything]
-        named = [unit in include or unit.partition("/")[0] in include for unit in units]
-        everything = list(itertools.compress(everything, named))
-    for line in everything if replay else everything[-lines:]:
+    levels = LEVELS[LEVELS.index(level) :]
+    chosen = [
+        line
+        for line, who, severity in ((line, *line.split(" ")[1:3]) for line in store.log_lines())
+        if severity in levels and (not include or {who, who.partition("/")[0]} & {*include})
+    ]
+    for line in chosen if replay else chosen[-lines:]:
         click.echo(line)
 
 

@@ -42,18 +42,18 @@ UNIT = (  # the longest first
 FUNCTIONAL = ("functional-jobs", "functional-nodes")  # a deployment each
 FUNCTIONAL_ALL = tuple(f"{name}-all" for name in FUNCTIONAL)
 ORDERS = tuple(name.replace("unit-", "orders-") for name in UNIT if name.startswith("unit-"))
-LONG = (*FUNCTIONAL_ALL, "mutants", "kernel", *ORDERS)
+LONG = (*FUNCTIONAL_ALL, "docs-walk", "mutants", "kernel", *ORDERS)
 GROUPS = {"unit": UNIT, "functional": FUNCTIONAL, "long": LONG, "orders": ORDERS}
 # The longest first among those that share the machine
 ALL = (*FUNCTIONAL, "lint", "docs", "pack", "storage", *UNIT)
 WAITING = frozenset(FUNCTIONAL + FUNCTIONAL_ALL)  # they use a fraction of a core
-ALONE = frozenset({"functional", "integration", "bench"})  # they measure or are asked for by name
+ALONE = frozenset({"functional", "docs-walk", "integration", "bench"})  # they measure, or train as a reader does
 NICE = 10  # of what runs beside lanes that wait
 # Groups of scripts/setup.sh
 PACKAGES = {
     "pack": "pack",
     "sandbox": "demo",
-    **dict.fromkeys(("functional", *FUNCTIONAL, *FUNCTIONAL_ALL), "demo"),
+    **dict.fromkeys(("functional", *FUNCTIONAL, *FUNCTIONAL_ALL, "docs-walk"), "demo"),
     "bench": "demo",
     "storage": "storage",
     "kernel": "guest",

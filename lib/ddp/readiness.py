@@ -40,7 +40,7 @@ def check(settings: Settings) -> Readiness:
         which = "no environment of this release" if contents.environments else "no environment yet"
         install = settings.render(Command("env install"))
         return Readiness("active", f"{which}; the first job builds it, or: {install}")
-    return Readiness("active", f"ready; environment installed: torch {environment.manifest.torch}")
+    return Readiness("active", f"ready; environment installed: torch {environment.torch}")
 
 
 def require(settings: Settings, *, asks_nodes: bool = False) -> None:

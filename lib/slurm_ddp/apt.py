@@ -75,21 +75,15 @@ def installed(*patterns: str) -> dict[str, str]:
 
 def candidates(names: collections.abc.Iterable[str], pins: _Pins = None) -> dict[str, str]:
     """List the version of each package that apt would install; packages that no archive has are omitted."""
-    wanted = sorted(set(names))
-    if not wanted:
-        return {}
     with _preferences(pins) as options:
-        policy = run("/usr/bin/apt-cache", *options, "policy", *wanted, check=False).stdout
+        policy = run("/usr/bin/apt-cache", *options, "policy", *sorted(set(names)), check=False).stdout
     rows = re.findall(r"^(\S+):\n(?:  Installed: .*\n)?  Candidate: (\S+)$", policy, re.MULTILINE)
     return {name: number for name, number in rows if number != "(none)"}
 
 
 def depends(names: collections.abc.Iterable[str]) -> dict[str, str]:
     """List the field Depends of each package's candidate; packages that no archive has are omitted."""
-    wanted = sorted(set(names))
-    if not wanted:
-        return {}
-    shown = run("/usr/bin/apt-cache", "--no-all-versions", "show", *wanted, check=False).stdout
+    shown = run("/usr/bin/apt-cache", "--no-all-versions", "show", *sorted(set(names)), check=False).stdout
     stanzas = (dict(re.findall(r"^(Package|Depends): (.*)$", text, re.MULTILINE)) for text in shown.split("\n\n"))
     return {fields["Package"]: fields.get("Depends", "") for fields in stanzas if "Package" in fields}
 

@@ -15,11 +15,16 @@ _COMMANDS = {
 }
 
 
-def check(command: str, words: collections.abc.Sequence[str]) -> str | None:
+def parser_of(command: str, prog: str) -> config.Parser:
+    """Return the parser of a command, which names itself as the user types it."""
+    parser = config.Parser(prog=prog, allow_abbrev=False)
+    _COMMANDS[command][0](parser)
+    return parser
+
+
+def check(command: str, prog: str, words: collections.abc.Sequence[str]) -> str | None:
     """Return in one line why `python -m ddptrain COMMAND WORDS` would not begin; None where it would."""
-    declare, take = _COMMANDS[command]
-    parser = config.Parser(prog=f"python -m ddptrain {command}", allow_abbrev=False)
-    declare(parser)
+    parser, (_, take) = parser_of(command, prog), _COMMANDS[command]
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # of --help
             take(parser.parse_args(words))
@@ -31,11 +36,18 @@ def check(command: str, words: collections.abc.Sequence[str]) -> str | None:
 
 
 def main() -> None:
-    """Answer a request on standard input, `folder`, `command` and `lines`, with what is wrong with each line."""
+    """Answer a request on standard input, `folder`, `command`, `prog` and `lines`, with what is wrong with each line.
+
+    Without `lines` print the command's help.
+    """
     request = json.load(sys.stdin)
+    command, prog = request["command"], request["prog"]
+    if "lines" not in request:
+        print(parser_of(command, prog).format_help(), end="")
+        return
     with contextlib.suppress(OSError):  # the run's folder, where its ranks start; a new run has none yet
         os.chdir(request["folder"])
-    print(json.dumps([check(request["command"], words) for words in request["lines"]]))
+    print(json.dumps([check(command, prog, words) for words in request["lines"]]))
 
 
 if __name__ == "__main__":

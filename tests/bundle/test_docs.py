@@ -60,7 +60,7 @@ def test_commands_exist(page: pathlib.Path):
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_actions_and_their_parameters_exist(page: pathlib.Path):
     for application, action, rest in re.findall(
-        r"(?:juju|sandboxctl) run ([a-z-]+)/\d+(?: [a-z-]+/\d+)* ([a-z-]+)([^`\n|#]*)", page.read_text()
+        r"(?:juju|sandboxctl) run ([a-z-]+)/(?:\d+|leader)(?: [a-z-]+/\d+)* ([a-z-]+)([^`\n|#]*)", page.read_text()
     ):
         charm = declared(application)
         if charm is None:

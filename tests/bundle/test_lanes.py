@@ -29,9 +29,10 @@ def test_make_test_runs_every_lane_that_tox_lists():
     assert {f"unit-{charm}" for charm in CHARMS} < set(named)
 
 
-def test_the_long_sets_are_all_functional_tests_the_kernel_mutants_and_orders_of_each_charm():
+def test_the_long_sets_are_all_functional_tests_the_pages_the_kernel_mutants_and_orders_of_each_charm():
     orders = {f"orders-{charm}" for charm in CHARMS}
-    assert set(lanes.chosen(["long"])) == {"functional-jobs-all", "functional-nodes-all", "kernel", "mutants"} | orders
+    others = {"functional-jobs-all", "functional-nodes-all", "docs-walk", "kernel", "mutants"}
+    assert set(lanes.chosen(["long"])) == others | orders
     workflow = (rules.ROOT / ".github" / "workflows" / "nightly.yaml").read_text()
     assert "make test-long" in workflow
     assert "@$(LANES) long\n" in (rules.ROOT / "Makefile").read_text()

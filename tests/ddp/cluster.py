@@ -5,7 +5,6 @@ import dataclasses
 import pathlib
 import re
 
-from ddp.environment import driver
 from ddp.node import spec
 from slurm_ddp.run import CommandError, CommandTimeout, Completed
 
@@ -111,7 +110,6 @@ class Cluster:
         self.default = "YES"
         self.max_time, self.default_time = "UNLIMITED", "NONE"
         self.jobs: list[Job] = []
-        self.questions: list[Job] = []  # what asked a node for its driver
         self.states: list[tuple[str, int]] = [("PENDING", 0), ("RUNNING", 0), ("COMPLETED", 0)]
         self.refusal = ""  # what sbatch says instead of accepting
         self.submit_refusal = ""  # the same, only when it is submitted
@@ -120,9 +118,6 @@ class Cluster:
         self.hung = False
         self.forgets = False  # the controller knows no job any more
         self.accounting = ""  # what sacct prints
-        self.driver = "missing"  # on nodes with GPUs; "": the job that asks for it is refused
-        self.driver_states: list[tuple[str, int]] = []  # of that job; empty: as the driver is
-        self.driver_reason = ""
         self.enforces = "none"
         self.accounts: tuple[str, ...] = ("physics", "root")
         self.mine: tuple[str, ...] = ("physics|",)
@@ -231,8 +226,6 @@ class Cluster:
                 "",
                 "sbatch: Job 3 to start at 2026-11-20T18:48:42 using 2 processors on nodes slurmd-[0-1] in partition slurmd",
             )
-        if arguments == ("--parsable",):
-            return self._program(stdin or "")
         option, comment, path = arguments
         assert option == "--parsable"
         if self.submit_refusal:
@@ -256,31 +249,11 @@ class Cluster:
         self.submitted(job)
         return self.answers(job)
 
-    def _program(self, script: str) -> Completed:
-        """Take a script that asks a node for its driver."""
-        head, _, program = script.partition("exec /usr/bin/python3 -I - <<'PROGRAM'\n")
-        compile(program.removesuffix("PROGRAM\n"), "sbatch", "exec")
-        assert "#SBATCH --gpus-per-node=1\n" in head
-        if self.driver == "":
-            return Completed(1, "", "sbatch: error: Batch job submission failed: busy")
-        status = self.answer(script)
-        states = self.driver_states or [("PENDING", 0), ("FAILED" if status else "COMPLETED", status << 8)]
-        job = Job(900 + len(self.questions), self.user, "trainer-driver", pathlib.Path(), script, [*states])
-        job.reason, job.held = self.driver_reason, bool(self.driver_reason)
-        self.questions.append(job)
-        return Completed(0, f"{job.job_id}\n", "")
-
-    def answer(self, script: str) -> int:
-        """Return the exit status of a script that asks for the driver; tests with a real node replace this."""
-        assert script
-        return driver.MISSING if self.driver == "missing" else 0
-
     def _squeue(self, arguments: tuple[str, ...], _: str | None) -> Completed:
         match arguments:
             case ("-h", "-a", "-t", "all", "-j", number, "-O", form):
                 assert form == QUEUE_FORMAT
-                known = [*self.jobs, *self.questions]
-                found = [job for job in known if job.job_id == int(number) and not self.forgets]
+                found = [job for job in self.jobs if job.job_id == int(number) and not self.forgets]
                 return Completed(0, found[0].line(), "") if found else Completed(1, "", UNKNOWN_JOB)
             case ("-h", "-a", "-t", "all", "-u", self.user, "-n", name, "-O", form) if form.endswith("Comment:|"):
                 known = [job for job in self.jobs if job.name == name]
@@ -308,7 +281,7 @@ class Cluster:
     def _scancel(self, arguments: tuple[str, ...], _: str | None) -> Completed:
         for word in arguments:
             array, _, task = word.partition("_")
-            for job in [*self.jobs, *self.questions]:
+            for job in self.jobs:
                 is_meant = (str(job.array_id), job.task) == (array, task) if task else self._is_of(job, array)
                 if is_meant and job.states[0][0] in ("PENDING", "RUNNING"):
                     job.cancelled = True

@@ -27,6 +27,7 @@ class Pip:
         self.cpu_wheel = True  # whether an index has torch's CPU build
         self.failure = ""
         self.env: dict[str, str] = {}  # variables beside those of every command
+        self.torch = ""  # its version
 
     def run(
         self,
@@ -44,14 +45,13 @@ class Pip:
         self.calls.append(call)
         if call[:3] == ("/usr/bin/python3", "-m", "venv"):
             home = pathlib.Path(call[3])
-            (home / "lib" / "python3.12" / "site-packages" / "torch" / "test").mkdir(parents=True)
-            (home / "lib" / "python3.12" / "site-packages" / "torch" / "test" / "big").write_text("x")
-            (home / "lib" / "python3.12" / "site-packages" / "networkx" / "tests").mkdir(parents=True)
-            (home / "lib" / "python3.12" / "site-packages" / "torch" / "bin").mkdir()
-            for name in ("test_api", "torch_shm_manager"):
-                (home / "lib" / "python3.12" / "site-packages" / "torch" / "bin" / name).write_text("x")
-            (home / "bin").mkdir()
+            (home / "bin").mkdir(parents=True)
             (home / "bin" / "python").symlink_to("/usr/bin/python3")
+            site = home / "lib" / "python3.12" / "site-packages"
+            for name in ("torch/test/big", "torch/bin/test_api", "torch/bin/torch_shm_manager", "networkx/tests/one"):
+                (site / name).parent.mkdir(parents=True, exist_ok=True)
+                (site / name).write_text("x")
+            (site / "made").write_text(str(len(self.calls)))  # no two environments are alike
             return Completed(0, "", "")
         if call[1:3] == ("-m", "pip"):
             return Completed(0, "", "")
@@ -62,12 +62,10 @@ class Pip:
             if not self.cpu_wheel and call[-1].endswith("+cpu"):
                 output = "error: No solution found when resolving dependencies\n  cause: no version of torch"
                 raise CommandError("uv exited 1", returncode=1, stderr=output)
+            if call[-1].startswith("torch=="):
+                self.torch = call[-1].removeprefix("torch==").partition(",")[0]
             return Completed(0, "", "")
-        if call[1:3] == ("pip", "freeze"):
-            return Completed(0, "numpy==2.0\n", "")
         if call[1] == "-I" and call[3:5] == ("ddptrain", "torch.distributed.run"):
             assert pathlib.Path(call[2]).is_file()
-            torch = [word for asked in self.calls for word in asked if word.startswith("torch==")][-1]
-            version = torch.removeprefix("torch==").partition(",")[0]
-            return Completed(0, json.dumps({"torch": version}) + "\n", "")
+            return Completed(0, json.dumps({"torch": self.torch}) + "\n", "")
         raise AssertionError(f"{call} is not known")

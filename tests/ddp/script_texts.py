@@ -9,7 +9,6 @@ import typing
 from batch_host import Node
 from ddp import copies
 from ddp.base import Settings
-from ddp.environment.environments import Environment
 from ddp.options import fields, models
 from ddp.submit import resources, scripts
 from ddp.workspace import folders
@@ -37,12 +36,11 @@ def texts(
     **given: typing.Any,
 ) -> dict[str, str]:
     params = fields.parse(models.SubmitDdp, {k.replace("_", "-"): v for k, v in given.items()})
-    archive = str(settings.environments / "abababababababab.tar.zst")
     return scripts.training(
         settings,
         request,
         params,
-        Environment(MANIFEST, archive),
+        MANIFEST.model_copy(update={"folder": str(settings.environments)}),
         run="first",
         program=scripts.Program(("--module", "ddptrain", "smoke", "--lr", "3e-3"), leaves_outcome=outcome, start=start),
     )

@@ -185,6 +185,8 @@ def test_standard_output_carries_the_thing_asked_for(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(verbs.Verb, "do", lambda *_: Result(shown, {"lines": [1]}, shown["text"]))
     assert typed("log") == (0, "step 1\nstep 2\n", "run: night\njob: {}\n")
     assert json.loads(typed("log", "--json")[1]) == {"schema": 1, "lines": [1]}
+    monkeypatch.setattr(verbs.Verb, "do", lambda *_: Result(shown, {}, ""))
+    assert typed("log", "-f") == (0, "", "run: night\njob: {}\n"), "its lines have been printed as they came"
     monkeypatch.setattr(verbs.Verb, "do", lambda *_: Result(shown, {}))
     assert typed("submit")[1] == "run  night\ntext:\nstep 1\nstep 2\n", "without the job's specification"
 

@@ -1,5 +1,6 @@
 """Why a job failed, as its user reads it."""
 
+import json
 import pathlib
 import typing
 
@@ -10,6 +11,7 @@ from pip_double import Pip
 from ddp import verbs
 from ddp.base import Settings, TrainerError
 from ddp.options import fields, models
+from ddp.run import places
 from ddp.view.result import Result
 
 MISSING = "ModuleNotFoundError: No module named 'einops.layers'"
@@ -44,7 +46,7 @@ def test_a_missing_module_is_answered_with_what_to_type(
     settings: Settings, cluster: Cluster, pip: Pip, script: pathlib.Path
 ):
     line = fails(settings, cluster, script, MISSING)
-    assert line == f"job 40 FAILED, exit code 1: {MISSING}; {REMEDY}ddp submit -e NAME ..."
+    assert line == f"job 40 FAILED, exit code 1: {MISSING} (train.py:1); {REMEDY}ddp submit -e NAME ..."
 
 
 def test_torch_compile_without_a_compiler_is_answered_with_the_package(
@@ -54,13 +56,59 @@ def test_torch_compile_without_a_compiler_is_answered_with_the_package(
     assert fails(settings, cluster, script, error).endswith("an administrator types on the nodes: apt-get install g++")
 
 
-@pytest.mark.parametrize("last_line", ["ValueError: x", "ImportError: cannot import name 'a' from 'b'"])
+@pytest.mark.parametrize(
+    ("last_line", "remedy"),
+    [
+        ("ValueError: x", ""),
+        ("ImportError: cannot import name 'a' from 'b'", ""),
+        (
+            "OSError: [Errno 122] Disk quota exceeded",
+            "the quota is used up: quota -s, lfs quota or juicefs quota show it",
+        ),
+        ("OSError: [Errno 24] Too many open files", "see ulimit -n; use fewer workers, or close files"),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", "use a smaller batch"),
+    ],
+)
 def test_other_failures_need_no_environment(
-    settings: Settings, cluster: Cluster, pip: Pip, script: pathlib.Path, last_line: str
+    settings: Settings, cluster: Cluster, pip: Pip, script: pathlib.Path, last_line: str, remedy: str
 ):
-    assert fails(settings, cluster, script, last_line) == f"job 40 FAILED, exit code 1: {last_line}"
+    line = f"job 40 FAILED, exit code 1: {last_line} (train.py:1)"
+    assert fails(settings, cluster, script, last_line) == (f"{line}; {remedy}" if remedy else line)
 
 
 def test_a_container_brings_its_own(settings: Settings, cluster: Cluster, pip: Pip, script: pathlib.Path):
     line = fails(settings, cluster, script, MISSING, **{"container-image": "hf/pytorch:1"})
-    assert line == f"job 40 FAILED, exit code 1: {MISSING}"
+    assert line == f"job 40 FAILED, exit code 1: {MISSING} (train.py:1)"
+
+
+@pytest.mark.parametrize("origin", [None, "/home/ann"])
+def test_a_traceback_names_the_users_own_file(
+    settings: Settings, cluster: Cluster, pip: Pip, tmp_path: pathlib.Path, origin: str | None
+):
+    """The copy is what ran; a frame below it, in a library, says less than the last one of the user's code."""
+    project, run = tmp_path / "net-1", settings.runs / "night"
+    project.mkdir()
+    (project / "train.py").write_text("import net\n")
+
+    def leave(job: Job) -> None:
+        if origin:
+            path = run / "program" / "job.json"
+            path.write_text(json.dumps({**json.loads(path.read_text()), "origin": origin}))
+        frames = (f"{run}/code/train.py", f"{run}/code/net/model.py", "/opt/torch/nn.py", "<frozen x>")
+        text = "".join(f'0: [rank0]:   File "{path}", line {at}, in f\n' for at, path in enumerate(frames, 21))
+        lived_on = '0:   File "other.py", line 3, in g\n0: KeyError: lived on with\n'
+        text = f"{lived_on}0: Traceback (most recent call last):\n{text}0: ValueError: x\n"
+        (run / "logs" / f"{job.job_id}.out").write_text(text)
+
+    cluster.submitted, cluster.states = leave, [("FAILED", 256)]
+    given = {"workload": str(project / "train.py"), "run": "night", "nodes": 1, "wait": True}
+    with settings.claims, pytest.raises(TrainerError) as caught:
+        verbs.ALL["submit"].do(settings, fields.parse(models.SubmitDdp, given), lambda _: None)
+    assert str(caught.value) == "job 40 FAILED, exit code 1: ValueError: x (net/model.py:22)"
+    assert places.Places().find(['  File "other.py", line 3, in g', "[FATAL] no"]) == "other.py:3"
+    assert not places.Places().find(['  File "other.py", line 3, in g', "KeyError: lived on with", "[FATAL] no"])
+    assert f'File "{origin or project}/net/model.py", line 22' in caught.value.results["failure"]
+    shown = verbs.ALL["log"].do(settings, fields.parse(models.RunLog, {"run": "night"}), lambda _: None)
+    text = typing.cast(Result, shown).texts()["text"]
+    assert f'File "{origin or project}/train.py", line 21' in text
+    assert f"{run}/code/" not in text

@@ -89,15 +89,7 @@ def test_an_environment_on_a_node_gets_the_same_program(build: pathlib.Path):
         )
     printed: dict[str, typing.Any] = json.loads(done.stdout)
     assert printed.pop("seconds") >= 0
-    version = ".".join(map(str, sys.version_info[:3]))
-    assert printed == {
-        "torch": "2.13.0+cpu",
-        "numpy": "2.3.1",
-        "python": version,
-        "cuda": None,
-        "nccl": None,
-        "devices": 0,
-    }
+    assert printed == {"torch": "2.13.0+cpu", "cuda": None, "devices": 0}
 
 
 def test_the_version_of_the_nodes_python_is_that_of_the_interpreter():

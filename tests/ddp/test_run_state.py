@@ -40,7 +40,7 @@ def make(runs: pathlib.Path, name: str, outcome: str | None, summary: str | None
 
 @pytest.mark.parametrize("outcome", [None, "done", "preempted", "failed", "cancelled"])
 @pytest.mark.parametrize(
-    "word", [None, "PENDING", "RUNNING", "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"]
+    "word", [None, "PENDING", "RUNNING", "COMPLETED", "FAILED", "CANCELLED", "PREEMPTED", "TIMEOUT", "NODE_FAIL"]
 )
 def test_every_view_has_the_same_state(settings: Settings, cluster: Cluster, outcome: str | None, word: str | None):
     make(settings.runs, "run", outcome, summary="done")
@@ -58,10 +58,13 @@ def test_every_view_has_the_same_state(settings: Settings, cluster: Cluster, out
     assert f">{found}</span>" in html
     words = {"PREEMPTED": "cancelled", "TIMEOUT": "failed", "NODE_FAIL": "failed", "UNKNOWN": None}
     assert exported == words.get(found, found.lower())
+    if word == "PREEMPTED":
+        assert found == "PREEMPTED", "whatever the ranks' end looked like"
     if outcome == "preempted" and word in (None, "COMPLETED", "FAILED"):
         assert found == "PREEMPTED", "whether Slurm has forgotten the job or not"
 
 
+@hypothesis.settings(deadline=None)
 @hypothesis.given(
     word=st.none() | st.sampled_from(WORDS),
     restarts=st.integers(0, 1),
@@ -87,7 +90,7 @@ def test_a_state_is_derived_from_whatever_is_known(
         assert not run.state.is_active
     if word is None and not (outcomes and outcomes[-1] in ("done", "preempted", "failed", "cancelled")):
         assert run.state == State.UNKNOWN
-    if word in ("TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL", "CANCELLED"):
+    if word in ("TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL", "CANCELLED", "PREEMPTED"):
         assert run.state == State(word)
 
 

@@ -43,8 +43,9 @@ def test_a_rank_that_takes_more_memory_than_the_job_has_is_reported(drills: Clus
     small = ("gpus-per-node=0", "cpus-per-task=1", "memory=1G", "launcher=srun", "nodes=2", "wait=true")
     answer = drills.ctl("run", "trainer/0", "submit-ddp", f"workload={CODE}/greedy.py", *small, timeout=PATIENCE_S)
     assert answer.code == 1
-    words = "killed: it took more memory than the job has; submit it with a larger memory"
-    assert re.fullmatch(rf"submit-ddp: job \d+ FAILED, exit code \d+; rank 1 on slurmd-[01]: {words}", answer.error)
+    words = "killed: it took more memory than the job has: had 1024 MiB, reached it on slurmd-[01]: --memory 2G"
+    line = rf"submit-ddp: job \d+ FAILED, exit code \d+; rank 1 on slurmd-[01]: {words}; or use a smaller batch"
+    assert re.fullmatch(line, answer.error)
 
 
 def test_a_crash_ends_the_job_in_seconds_and_names_the_rank(drills: Cluster):

@@ -74,22 +74,6 @@ def right(at: pathlib.Path) -> typing.Any:
     return found, sorted(str(path.relative_to(at)) for path in at.rglob("*"))
 
 
-def peeled(at: pathlib.Path) -> typing.Any:
-    """The topmost mount goes under its users' feet, who keep what they have open."""
-    mount("below", at, "tmpfs")
-    mount("above", at, "tmpfs")
-    with (at / "file").open("w") as file:
-        mounts.detach(at)
-        file.write("still there")
-    found = [mount.source for mount in mounts.at(at)]
-    mounts.detach(at)
-    try:
-        mounts.detach(at)
-    except mounts.MountError as e:
-        return [found, str(e)]
-    return None
-
-
 def stacked(at: pathlib.Path) -> typing.Any:
     mount("x", at, "tmpfs")
     mount("x", at, "tmpfs")

@@ -11,7 +11,7 @@ from prometheus_client import core, exposition, registry
 
 from machine import Machine
 from slurm_ddp import exporter
-from slurm_ddp.exporter import Source, counter, gauge
+from slurm_ddp.exporter import Source, gauge
 from slurm_ddp.run import CommandError
 
 UNIT, NAME = "trainer/0", "slurm-ddp-exporter-trainer-0.service"
@@ -50,38 +50,33 @@ def test_the_service_runs_the_charms_program_with_its_settings(
     assert (services.did("enable", "--now", NAME), services.did("restart", NAME)) == (1, 0)
 
 
-@pytest.mark.parametrize("what", ["settings", "program"])
-def test_what_changes_restarts_it(services: Machine, program: pathlib.Path, what: str):
+@pytest.mark.parametrize(
+    ("text", "settings", "restarts"), [("first\n", {}, 0), ("first\n", {"a": 1}, 1), ("second\n", {}, 1)]
+)
+def test_only_what_changes_restarts_it(
+    services: Machine, program: pathlib.Path, text: str, settings: dict[str, int], restarts: int
+):
     port = exporter.ensure(UNIT, program, {})
-    if what == "program":
-        program.write_text("second\n")
-    assert exporter.ensure(UNIT, program, {"new": 1} if what == "settings" else {}) == port
-    assert (services.did("enable", "--now", NAME), services.did("restart", NAME)) == (1, 1)
-
-
-def test_a_second_run_does_nothing_while_the_service_runs(services: Machine, program: pathlib.Path):
-    assert exporter.ensure(UNIT, program, {}) == exporter.ensure(UNIT, program, {})
-    assert (services.did("enable", "--now", NAME), services.did("restart", NAME)) == (1, 0)
+    program.write_text(text)
+    assert exporter.ensure(UNIT, program, settings) == port
+    assert (services.did("enable", "--now", NAME), services.did("restart", NAME)) == (1, restarts)
     services.active.clear()
-    exporter.ensure(UNIT, program, {})
-    assert (services.did("enable", "--now", NAME), services.did("restart", NAME)) == (2, 0)
+    exporter.ensure(UNIT, program, settings)
+    assert (services.did("enable", "--now", NAME), services.did("restart", NAME)) == (2, restarts)
 
 
-def test_it_is_removed_whole_and_once(services: Machine, program: pathlib.Path, tmp_path: pathlib.Path):
-    exporter.ensure(UNIT, program, {})
-    exporter.ensure_none(UNIT)
-    exporter.ensure_none(UNIT)
-    assert services.did("disable", "--now", NAME) == 1
-    assert [path for path in (tmp_path / "units", tmp_path / "state") if any(path.iterdir())] == []
-
-
-def test_its_log_goes_with_it_and_another_units_stays(services: Machine, program: pathlib.Path):
+def test_it_is_removed_whole_and_another_units_log_stays(
+    services: Machine, program: pathlib.Path, tmp_path: pathlib.Path
+):
     exporter.ensure(UNIT, program, {})
     exporter.LOGS.mkdir()
     mine, other = exporter.log(UNIT), exporter.log("other/0")
     for path in (mine, mine.with_name(f"{mine.name}.1"), other):
         path.write_text("")
-    exporter.ensure_none(UNIT)
+    for _ in range(2):
+        exporter.ensure_none(UNIT)
+    assert services.did("disable", "--now", NAME) == 1
+    assert [path for path in (tmp_path / "units", tmp_path / "state") if any(path.iterdir())] == []
     assert list(exporter.LOGS.iterdir()) == [other]
     other.unlink()
     exporter.ensure(UNIT, program, {})
@@ -107,14 +102,6 @@ def test_a_port_that_another_program_has_is_left_alone(services: Machine, progra
         assert exporter.ensure(UNIT, program, {}) > taken
 
 
-def test_without_a_free_port_there_is_one_line(
-    services: Machine, program: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(exporter, "_is_free", lambda port: False)
-    with pytest.raises(CommandError, match=r"^no port from 9701 to 9900 is free$"):
-        exporter.ensure("trainer/0", program, {})
-
-
 def scraped(collector: exporter.Collector) -> list[str]:
     collected = registry.CollectorRegistry(auto_describe=False)
     collected.register(collector)
@@ -132,11 +119,6 @@ def failing(name: str, error: BaseException) -> Source:
         raise error
 
     return Source(name, read, {"volume": "shared"})
-
-
-def test_a_scrape_has_the_metrics_and_that_their_source_answers():
-    collector = exporter.Collector([reading("mount", 3)])
-    assert scraped(collector) == ['slurm_ddp_mount_value{at="/a"} 3.0', "slurm_ddp_mount_up 1.0"]
 
 
 @pytest.mark.parametrize("error", [OSError("no"), ValueError("odd"), CommandError("exited 1"), SystemExit(3)])
@@ -169,49 +151,3 @@ def test_a_source_that_hangs_is_down_and_holds_up_no_scrape_and_takes_one_thread
     free.set()
     collector = exporter.Collector([Source("mount", hang)])
     assert scraped(collector) == ["slurm_ddp_late 1.0", "slurm_ddp_mount_up 1.0"]
-
-
-def test_what_a_slow_source_returned_last_stands_for_a_while(monkeypatch: pytest.MonkeyPatch):
-    free = threading.Event()
-    free.set()
-
-    def slow() -> list[core.Metric]:
-        free.wait(30)
-        return [gauge("late", "Text.", [({}, 1)])]
-
-    collector = exporter.Collector([Source("mount", slow)], timeout_s=0.5)
-    assert scraped(collector)[-1] == "slurm_ddp_mount_up 1.0"
-    free.clear()
-    assert scraped(collector) == ["slurm_ddp_late 1.0", "slurm_ddp_mount_up 1.0"]
-    monkeypatch.setattr(exporter, "_FRESH_S", 0.0)
-    assert scraped(collector) == ["slurm_ddp_mount_up 0.0"]
-    free.set()
-
-
-def test_a_failure_that_came_too_late_shows_in_the_next_scrape():
-    late, never = threading.Event(), threading.Event()
-    reads = iter(range(9))
-
-    def slow() -> list[core.Metric]:
-        match next(reads):
-            case 0:
-                return [gauge("late", "Text.", [({}, 1)])]
-            case 1:
-                late.wait(30)
-                raise OSError("no answer")
-            case _:
-                never.wait(30)
-                return []
-
-    collector = exporter.Collector([Source("mount", slow)], timeout_s=0.2)
-    assert scraped(collector)[-1] == "slurm_ddp_mount_up 1.0"
-    assert scraped(collector)[-1] == "slurm_ddp_mount_up 1.0", "the second read is under way"
-    late.set()
-    scraped(collector)  # this one may see the second read fail, or begin the third
-    assert scraped(collector) == ["slurm_ddp_mount_up 0.0"]
-    never.set()
-
-
-def test_a_counter_ends_with_total():
-    made = counter("mount_heals_total", "Text.", [({}, 2)])
-    assert [sample.name for sample in made.samples] == ["slurm_ddp_mount_heals_total"]

@@ -70,23 +70,21 @@ def test_the_version_is_read(program: Program, printed: str, expected: tuple[int
     assert juicefs.version(program.path) == tuple(expected)
 
 
-def test_another_program_is_no_juicefs(program: Program):
-    program.answers("--version", out="GNU coreutils 9.1\n")
-    with pytest.raises(CommandError, match=r"^juicefs: cannot read its version from 'GNU coreutils 9.1'$"):
+@pytest.mark.parametrize(
+    ("printed", "error", "message"),
+    [
+        ("GNU coreutils 9.1\n", CommandError, "juicefs: cannot read its version from 'GNU coreutils 9.1'"),
+        (
+            "juicefs version 1.2.9 (2021-09-05 03f36d6)\n",
+            juicefs.OldProgramError,
+            "juicefs 1.2.9 is too old: attach 1.3 or newer",
+        ),
+    ],
+)
+def test_a_program_of_no_use_is_refused(program: Program, printed: str, error: type[Exception], message: str):
+    program.answers("--version", out=printed)
+    with pytest.raises(error, match=f"^{re.escape(message)}$"):
         juicefs.version(program.path)
-
-
-@pytest.mark.parametrize("version", ["0.14.2", "1.2.9"])
-def test_a_program_that_is_too_old_is_refused(program: Program, version: str):
-    program.answers("--version", out=f"juicefs version {version} (2021-09-05 03f36d6)\n")
-    with pytest.raises(juicefs.OldProgramError) as caught:
-        juicefs.version(program.path)
-    assert str(caught.value) == f"juicefs {version} is too old: attach 1.3 or newer"
-
-
-def test_flags_that_are_false_are_left_out():
-    wanted: dict[str, str | bool] = {"cache-size": "100", "readdir-cache": "0", "read-only": True, "subdir": False}
-    assert juicefs.flags(wanted) == ["--cache-size=100", "--readdir-cache=0", "--read-only"]
 
 
 def test_a_folder_is_removed_past_the_trash():
@@ -133,11 +131,10 @@ def test_the_volume_of_an_engine(program: Program):
 
 def test_a_volume_from_before_1_0_is_refused(program: Program):
     program.answers_status(out=STATUS.replace('"MetaVersion": 1,', ""))
-    with pytest.raises(juicefs.JuicefsError) as caught:
+    with pytest.raises(
+        juicefs.JuicefsError, match=r"^volume shared was made by a juicefs before 1\.0, too old: deploy"
+    ):
         juicefs.inspect(program.path, program.access)
-    assert str(caught.value).startswith(
-        "volume shared was made by a juicefs before 1.0, too old: deploy another application"
-    )
 
 
 def test_an_engine_without_a_volume(program: Program):
@@ -197,9 +194,10 @@ def test_an_engine_that_is_down_is_not_asked(tmp_path: pathlib.Path):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     silent = Program(tmp_path, port)  # its table is empty: running it would fail in another way
-    with pytest.raises(juicefs.UnreachableError) as caught:
+    with pytest.raises(
+        juicefs.UnreachableError, match=rf"^127\.0\.0\.1:{port} does not answer \(connection refused\)$"
+    ):
         juicefs.inspect(silent.path, silent.access)
-    assert str(caught.value) == f"127.0.0.1:{port} does not answer (connection refused)"
 
 
 def runs(path: pathlib.Path) -> bytes:
@@ -240,7 +238,6 @@ def test_a_resource_is_installed_once(tmp_path: pathlib.Path, packed: bool):
             b"#!/bin/sh\necho hello\n",
             "resource juicefs does not run here: .juicefs.new: cannot read its version from 'hello'",
         ),
-        (b"\x1f\x8bgarbage", "the juicefs tarball is damaged"),
         (gzip.compress(b"no tarball"), "the juicefs tarball is damaged"),
         (tarball(README=b"x"), "the juicefs tarball has no program named juicefs in it"),
     ],
@@ -291,7 +288,6 @@ def test_without_a_resource_the_pinned_release_is_fetched_once(
 
 
 def test_a_release_with_another_checksum_is_not_installed(release: list[str], tmp_path: pathlib.Path):
-    with pytest.raises(juicefs.DownloadError) as caught:
+    with pytest.raises(juicefs.DownloadError, match=r"^juicefs 1\.3\.1: what github\.com sent has another checksum"):
         juicefs.ensure_program(tmp_path / "juicefs", None)
-    assert str(caught.value) == "juicefs 1.3.1: what github.com sent has another checksum than the release"
     assert not (tmp_path / "juicefs").exists()

@@ -27,8 +27,7 @@ def boot(machine: pathlib.Path, name: str) -> None:
 
 
 def test_where_nobody_needs_anything_nothing_is_missing():
-    assert readiness.missing() == []
-    assert not readiness.withdraw(UNIT)
+    assert (readiness.missing(), readiness.withdraw(UNIT)) == ([], False)
 
 
 def test_what_was_not_seen_to_work_is_missing():

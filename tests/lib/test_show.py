@@ -26,16 +26,6 @@ def test_a_node_of_24_11():
     assert node["Extra"] == "foo"
 
 
-def test_a_node_of_25_11():
-    (node,) = show.records(NODE_25_11 + "\n")
-    assert node["NodeName"] == "gpu-7"
-    assert node["RealMemory"] == "2063937"
-    assert node["RestrictedCoresPerGPU"] == "2(0-3)"
-    assert node["State"] == "MIXED+DYNAMIC_NORM"
-    assert node["Reason"] == "late kernel NodeName=x [admin@2026-01-02T04:00:00]"
-    assert (node["InstanceId"], node["InstanceType"], node["ReservationName"]) == ("i-0", "p5en.48xlarge", "maint")
-
-
 @pytest.mark.parametrize(("text", "reason", "after"), CASES["what_stands_behind_the_reason_of_a_node"])
 def test_what_stands_behind_the_reason_of_a_node(text: str, reason: str, after: dict[str, str]):
     """src/api/node_info.c of 25.11 prints it there; a cluster with a topology has it on every node."""
@@ -75,9 +65,6 @@ def test_no_record(text: str):
 def test_absent_values(word: str):
     assert show.value({"Gres": word}, "Gres") is None
     assert show.value({}, "Gres") is None
-
-
-def test_a_value_is_kept_as_printed():
     assert show.value({"Gres": "gpu:h100:8(S:0-1)"}, "Gres") == "gpu:h100:8(S:0-1)"
 
 

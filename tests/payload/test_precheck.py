@@ -16,7 +16,12 @@ FOLDER = pathlib.Path(precheck.__file__).parents[1]
 def test_neither_torch_nor_numpy_is_needed():
     code = f"import sys; sys.path[:] = [{str(FOLDER)!r}, *(p for p in sys.path if 'site-packages' not in p)]\n"
     code += "from ddptrain import precheck; precheck.main()"
-    request = {"folder": "/nowhere", "command": "train", "lines": [["--steps", "3"], ["--run-dir", "r", "--data", "d"]]}
+    request = {
+        "folder": "/nowhere",
+        "command": "train",
+        "prog": "ddp submit gpt",
+        "lines": [["--steps", "3"], ["--run-dir", "r", "--data", "d"]],
+    }
     done = subprocess.run(
         [sys.executable, "-I", "-c", code], input=json.dumps(request), capture_output=True, text=True, check=True
     )
@@ -49,7 +54,7 @@ def test_a_mistake_is_one_line_on_all_ranks_and_known_before_they_start(tmp_path
     (fatal,) = result.fatal()
     assert words in fatal
     if command != "collectives":  # which no user submits with arguments
-        problem = precheck.check(command, rest)
+        problem = precheck.check(command, "ddp submit gpt", rest)
         assert problem is not None
         assert fatal.startswith(problem.partition("; see")[0])
 

@@ -7,6 +7,7 @@ import typing
 
 import click.testing
 import pytest
+import yaml
 from world import AGENT, CLIENT, SERVER, World
 
 from sandbox import cli, session
@@ -84,8 +85,18 @@ def test_status_as_data_has_the_shape_of_juju(prompt: Prompt):
     assert "machine" not in unit["subordinates"]["agent/1"]
 
 
+def test_config_shows_all_options_as_juju_does(prompt: Prompt):
+    data = yaml.safe_load(prompt.ok("config server"))
+    assert (data["application"], data["charm"]) == ("server", "server")
+    assert data["settings"]["port"] == {"default": 80, "source": "default", "type": "int", "value": 80}
+    assert data["settings"]["name"] == {"source": "unset", "type": "string"}
+    assert json.loads(prompt.ok("config server --format json")) == data
+    assert (prompt.ok("config server port"), prompt.ok("config server name")) == ("80\n", "\n")
+    assert prompt.run("config server ports").stderr.startswith('ERROR key "ports" not found in "server"')
+
+
 def test_run_prints_results_plainly_or_whole_and_fails_with_the_action(prompt: Prompt):
-    assert prompt.ok("run server/leader dump path=/x") == "path: /x\ntext: |-\n  a\n  b\n"
+    assert prompt.ok("run server/leader dump path=/x --wait 1h") == "path: /x\ntext: |-\n  a\n  b\n"
     assert prompt.acted == [("server/0", "dump", {"path": "/x"})]
     whole = {"id": "7", "unit": "server/0", "results": {"path": "/x", "text": "a\nb"}, "status": "completed"}
     assert json.loads(prompt.ok("run server/0 dump --format json")) == {"server/0": whole}
@@ -124,6 +135,7 @@ def test_the_log_is_chosen_by_unit_and_application(prompt: Prompt):
     assert texts("--include server") == ["one", "two"]
     assert texts("--include server/1 --include gone/0") == ["two", "four"], "a removed unit's lines stay"
     assert texts("-n 1") == ["four"]
+    assert texts("--replay --no-tail --level WARNING") == ["two", "three"]
 
 
 @pytest.mark.parametrize("once", [False, True])

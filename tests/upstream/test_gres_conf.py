@@ -58,7 +58,7 @@ def with_block() -> str:
     assert book is not None
     published = slurm_gres.NodeGres(node="slurmd-0", gres="gpu:nvidia_a100:2", lines=LINES, awaits=True)
     entry = gres_conf.Entry.of("slurm-gpu/0", published)
-    assert gres_conf.write(book.with_entries({entry.unit: entry}))
+    assert gres_conf.write(dataclasses.replace(book, entries={entry.unit: entry}))
     return gres_conf.PATH.read_text()
 
 
@@ -94,5 +94,5 @@ def test_the_block_goes_and_upstream_s_text_is_as_it_was(started: testing.Contex
     with_block()
     book = gres_conf.read()
     assert book is not None
-    gres_conf.write(book.with_entries({}))
+    gres_conf.write(dataclasses.replace(book, entries={}))
     assert gres_conf.PATH.read_text() == before

@@ -45,13 +45,6 @@ class _UpgradeDriver(Parameters, frozen=True):
     drain: bool = False
     wait: _Wait = 600
 
-    @pydantic.field_validator("version")
-    @classmethod
-    def _is_version(cls, value: str | None) -> str | None:
-        if value is not None and not plan.VERSION.fullmatch(value):
-            raise ValueError(f"{value!r:.60} is not a driver version such as 580.173.02")
-        return value
-
 
 class _ResetGpu(Parameters, frozen=True):
     gpu: str
@@ -87,7 +80,7 @@ def _accept_gpus(unit: Unit, _: Parameters, _log: Log) -> Results:
 
 def _upgrade_driver(unit: Unit, wanted: _UpgradeDriver, log: Log) -> Results:
     def run(node: str | None) -> Results:
-        spec = plan.narrowed(plan.spec(unit.config), wanted.branch, wanted.version, upgrade.present_branch())
+        spec = plan.narrowed(plan.spec(unit.config), wanted.branch, wanted.version, upgrade.facts().branch)
         return upgrade.upgrade(spec, node, wanted.wait, log, drain=wanted.drain)
 
     return _on_cards(unit, run)

@@ -2,6 +2,7 @@
 """Registers GPUs in Slurm. One charm, two roles: on compute nodes (slurmd) and on the controller (slurmctld)."""
 
 import functools
+import logging
 
 import ops
 
@@ -18,6 +19,9 @@ from relations.gres import COMPUTE, CONTROLLER, GRES, NODE_GRES
 from slurm_ddp import wake
 from slurm_ddp.charm import Level, Status, action_name, is_principal, run_action
 from slurm_ddp.interfaces import slurm_gres
+from slurm_ddp.run import CommandError
+
+logger = logging.getLogger(__name__)
 
 _AGAIN_S = 30  # until a unit looks again that waits for what Juju has no event for
 _NO_ROLE = Status(Level.BLOCKED, "integrate compute with slurmd:juju-info or controller with slurmctld:juju-info")
@@ -63,9 +67,9 @@ class SlurmGpuCharm(ops.CharmBase):
     def reconcile(self, event: ops.EventBase) -> None:
         """Move this unit to its desired state, whichever event woke it."""
         self._note_end(event)
-        if self._is_compute() and not endpoints.is_leaving(event, self.unit):
+        if self._has(COMPUTE) and not endpoints.is_leaving(event, self.unit):
             self._reconcile_compute()
-        if self._is_controller() and self.unit.is_leader():
+        if self._has(CONTROLLER) and self.unit.is_leader():
             self._reconcile_controller(event)
         if isinstance(event, ops.UpgradeCharmEvent):
             watch.renew()
@@ -103,11 +107,13 @@ class SlurmGpuCharm(ops.CharmBase):
             self._note_end(event)
             return
         self._left = True
-        with work.leaving():
-            if self._is_compute() or compute.OWNER.exists() or watch.is_set_up():
+        try:
+            if self._has(COMPUTE) or compute.OWNER.exists() or watch.is_set_up():
                 work.release()
             compute.release(owner=self.unit.name, config=self.load_config(settings.Config))
             gres_lines.release(owner=self.unit.name, last=self.app.planned_units() == 0)
+        except CommandError as e:  # a hook that fails keeps the unit from going, and the next one tries again
+            logger.warning("something of slurm-gpu is left on this machine: %s", e)
 
     def _note_end(self, event: ops.EventBase) -> None:
         """Take a unit that loses a relation and has no role any more for one that Juju is deleting.
@@ -115,20 +121,20 @@ class SlurmGpuCharm(ops.CharmBase):
         The relations of a unit that leaves end in any order.
         """
         if isinstance(event, ops.RelationDepartedEvent | ops.RelationBrokenEvent):
-            self._left = not self._is_compute() and not self._is_controller()
+            self._left = not self._has(COMPUTE) and not self._has(CONTROLLER)
 
     def _on_collect_unit_status(self, event: ops.CollectStatusEvent) -> None:
         if self._left:  # setting the status of a deleted unit is an error
             return
         found: list[Status] = []
-        if self._is_compute():
+        if self._has(COMPUTE):
             related = self._has(NODE_GRES)
             look = functools.partial(compute.status, self.machine, related=related, progress=self.progress)
             found.append(work.verdict(self.config, look))
             if found[-1].level == Level.WAITING or compute.awaits_drain(self.machine, self.progress):
                 watch.look()
                 wake.later(self.unit.name, self.charm_dir, _AGAIN_S)
-        if self._is_controller():
+        if self._has(CONTROLLER):
             view = self._view or gres_lines.view() if self.unit.is_leader() else None
             found.append(gres_lines.status(view, related=self._has(GRES)))
             if found[-1].level == Level.WAITING:
@@ -142,7 +148,7 @@ class SlurmGpuCharm(ops.CharmBase):
             self.reconcile(event)
             return self.progress
 
-        roles = self._is_compute(), self._is_controller()
+        roles = self._has(COMPUTE), self._has(CONTROLLER)
         unit = actions.Unit(*roles, self.config, lambda: self.machine, reconcile)
         run_action(actions.ACTIONS[action_name(event.handle.kind)], lambda: unit, event, failures=actions.FAILURES)
 
@@ -172,12 +178,6 @@ class SlurmGpuCharm(ops.CharmBase):
         if self._machine is None:
             self._machine = machines.look(self.load_config(settings.Config), self.answer(), self.published())
         return self._machine
-
-    def _is_compute(self) -> bool:
-        return self._has(COMPUTE)
-
-    def _is_controller(self) -> bool:
-        return self._has(CONTROLLER)
 
     def _has(self, endpoint: str) -> bool:
         return bool(self._relations(endpoint))

@@ -25,7 +25,6 @@ from slurm_ddp.slurm import nodes
 _LOG_S = 6.0
 # Why a node is held, by the kind of the hold, which its reason begins with
 _REASONS = {"gpu-health": "health", hold.DRIVER: "driver", hold.MIG: "mig", hold.RESET: "reset"}
-_OTHERS = ("mount-keeper ",)  # a drain of shared-filesystem-client's, which has its own metric
 
 
 def ensure(unit: str, topology: cos_agent.Topology, *, compute: bool, controller: bool, xids: str) -> dict[str, str]:
@@ -38,14 +37,13 @@ def ensure(unit: str, topology: cos_agent.Topology, *, compute: bool, controller
 
 def sources(settings: dict[str, typing.Any]) -> list[exporter.Source]:
     """List the sources of a scrape."""
-    found: list[exporter.Source] = []
-    if settings["compute"]:
-        found.append(exporter.Source("gpu", cards))
-        found.append(exporter.Source("gpu_log", lambda: xids(settings["xids"])))
-        found.append(exporter.Source("node", holds))
-    if settings["controller"]:
-        found.append(exporter.Source("controller", controller_lines))
-    return found
+    compute = (
+        exporter.Source("gpu", cards),
+        exporter.Source("gpu_log", lambda: xids(settings["xids"])),
+        exporter.Source("node", holds),
+    )
+    controller = (exporter.Source("controller", controller_lines),)
+    return [*(compute if settings["compute"] else ()), *(controller if settings["controller"] else ())]
 
 
 def cards() -> collections.abc.Iterator[core.Metric]:
@@ -117,7 +115,7 @@ def _why(node: nodes.Node) -> str:
     for kind, why in _REASONS.items():
         if reason.startswith(f"{kind}:"):
             return why
-    if reason.startswith(_OTHERS):
+    if reason.startswith("mount-keeper "):  # a drain of shared-filesystem-client's, which has its own metric
         return ""
     return "administrator" if registration.is_anothers(node, None) else "registration"
 

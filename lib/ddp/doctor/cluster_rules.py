@@ -15,17 +15,6 @@ from ddp.slurm import jobs
 _NO_CREDENTIAL = "Error generating job credential"
 _REQUEUE_DELAY_S, _LONG_DELAY_S = 120, 300
 _LEAST_KILL_WAIT_S = 10
-_LOST = {
-    "1": "a job that loses its node is queued again",
-    "0": "a job that loses its node comes back only if it asks for that, as runs do",
-}
-_PREEMPTED = {  # the first of these words that is in PreemptMode (slurm.conf(5))
-    "OFF": "no job is stopped for another one",
-    "REQUEUE": "a job that is stopped for another one saves, is queued again and resumes",
-    "CANCEL": "a job that is stopped for another one saves and ends",
-    "SUSPEND": "a job that is stopped for another one keeps its memory, and its ranks stand still",
-    "GANG": "jobs on the same cores take turns",
-}
 
 
 def judge(settings: Settings, facts: Facts, findings: Findings) -> None:
@@ -46,20 +35,6 @@ def judge(settings: Settings, facts: Facts, findings: Findings) -> None:
     elif not any(environments.is_current(settings, manifest) for manifest in facts.manifests):
         findings.add("old-environment", "environment")
     _absent(facts, findings)
-
-
-def describe_settings(config: collections.abc.Mapping[str, str], partition: jobs.Partition) -> list[str]:
-    """Explain Slurm's settings for a training job, a line for each; an empty list if they are not known."""
-    if not config:
-        return []
-    delay_s, setting = requeue_delay(config)
-    mode = preemption(config, partition)
-    return [
-        f"KillWait={config.get('KillWait', '?')}: between TERM and KILL; a run is warned before that, and saves",
-        f"JobRequeue={config.get('JobRequeue', '?')}: {_LOST.get(config.get('JobRequeue', ''), '?')}",
-        f"{setting}: a job that is queued again waits {delay_s} s before it may start",
-        f"PreemptMode={mode}: {next((text for word, text in _PREEMPTED.items() if word in mode), '?')}",
-    ]
 
 
 def describe_tracking(settings: Settings) -> str:

@@ -17,7 +17,7 @@ from ddp.base import Log, ParameterError, Results, Settings, TrainerError, with_
 from ddp.doctor import cluster_rules, node_rules, reporting
 from ddp.doctor.facts import Facts, Json, as_dict, leading_number
 from ddp.doctor.findings import Finding, Findings, first_few
-from ddp.environment import environments
+from ddp.environment import builder, environments
 from ddp.options import declared, models
 from ddp.run import telemetry
 from ddp.slurm import access, jobs
@@ -55,6 +55,7 @@ def gather(settings: Settings, params: models.Doctor, partitions: tuple[jobs.Par
     left_out = {name: why for name in asked if (why := _unfit(known.get(name), is_usable=name in usable))}
     fit = [name for name in asked if name not in left_out]
     contents = folders.look(settings)
+    installed = environments.installed(settings, contents)
     mount = mounts.find(settings.workspace)
     folder = folders.call(
         settings, operations.open_examination, workspace=str(settings.folder), nonce=secrets.token_hex(8)
@@ -71,16 +72,14 @@ def gather(settings: Settings, params: models.Doctor, partitions: tuple[jobs.Par
                 "cache": str(settings.node_cache),
                 "port": 0,
                 "tracking": _tracking_server(settings.mlflow_uri),
-                "environments": [
-                    {"hash": manifest.hash, "sha256": manifest.sha256}
-                    for manifest in contents.environments[:4]
-                    if environments.is_current(settings, manifest)
-                ],
-                "imports": environments.IMPORTS.read_text(),
+                "environments": [{"hash": installed.hash, "sha256": installed.sha256}] if installed else [],
+                "imports": builder.IMPORTS.read_text(),
             }
             gpus, cpus = (min(free(known[name]) for name in fit) for free in (_free_gpus, _free_cpus))
             options = _options(params, partition, fit, gpus=gpus, cpus=cpus)
             reports, trouble = _examine(spec, options, log, patience_s=params.wait_timeout)
+            for name in reports.keys() & known.keys():
+                reports[name]["versions"]["slurm"] = known[name].fields.get("Version", "")
     finally:
         folders.call(settings, shutil.rmtree, path=folder["folder"], ignore_errors=True)
     try:

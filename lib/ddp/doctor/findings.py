@@ -43,7 +43,6 @@ class Findings:
             "own_uid": settings.uid,
             "uid": settings.uid,
             "install": settings.render(Command("env install")),
-            "install_again": settings.render(Command("env install", {"force": "true"})),
             "submit": settings.render(Command("submit")),
             "resume": settings.render(Command("resume")),
         }

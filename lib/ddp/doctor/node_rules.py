@@ -9,13 +9,12 @@ from ddp.doctor.findings import Findings, grouped, spelled
 
 _CLOCK_S, _CLOCK_BREAKS_S = 1.0, 50.0  # auth/slurm: a credential is good for 60 s (slurm.conf(5), AuthInfo ttl)
 _SLOW_WRITE_MB_S, _SLOW_RENAME_MS, _SLOW_SEEN_MS = 20.0, 500.0, 3000.0
-_SLOW_IMPORT_S, _SLOW_UNPACK_S = 20.0, 300
+_SLOW_IMPORT_S = 20.0
 _LEAST_FREE, _SPARE, _LEAST_SHM = 2 << 30, 256 << 20, 64 << 20
 _LEAST_FILES, _LEAST_LOCKED = 1024, 64 << 20
 _LAST_PORT = 29999  # of the rendezvous, see ddp.node.supervisor
 _OLDEST_SLURM = (24, 11)
-_VERSIONS = ("python", "machine", "libc", "system", "slurm", "kernel")
-_OF_ENVIRONMENT = ("torch", "nccl", "numpy")
+_VERSIONS = ("python", "machine", "libc", "slurm")
 
 
 def judge(settings: Settings, facts: Facts, findings: Findings) -> None:
@@ -115,8 +114,6 @@ def _network(name: str, about: Json, facts: Facts, findings: Findings) -> None:
             findings.add("unreachable", name, peer=host, address=address, last=_LAST_PORT, error=error)
         elif "route" in peer:
             findings.add("no-route", name, peer=host, address=address, error=peer["route"])
-        elif "port" in peer and not peer.get("iface"):
-            findings.add("no-interface", name, peer=host, mine=peer.get("mine"))
         if peer.get("seen_ms", 0) is None:
             findings.add("unseen", name, peer=host)
         elif peer.get("seen_ms", 0) > _SLOW_SEEN_MS:
@@ -133,8 +130,6 @@ def _environment(name: str, about: Json, gpus: Json, findings: Findings) -> None
         findings.add("import-endless", name, seconds=about["endless_s"])
     elif about.get("seconds", 0) > _SLOW_IMPORT_S:
         findings.add("import-slow", name, seconds=about["seconds"])
-    if about.get("unpack_s", 0) > _SLOW_UNPACK_S:
-        findings.add("unpack-slow", name, seconds=about["unpack_s"], hash=about["hash"])
 
 
 def _processors(name: str, about: Json, facts: Facts, findings: Findings) -> None:
@@ -157,9 +152,6 @@ def _gpus(settings: Settings, name: str, about: Json, facts: Facts, findings: Fi
         findings.add("gpus-fewer", name, wanted=wanted, seen=seen)
     elif 0 < seen < promised:
         findings.add("gpus-hidden", name, promised=promised, seen=seen)
-    for index, card in enumerate(gpus["cards"]):
-        if card["ecc"]:
-            findings.add("ecc", name, index=index, kind=card["name"], ecc=card["ecc"])
 
 
 def _differences(facts: Facts, findings: Findings) -> None:
@@ -167,17 +159,13 @@ def _differences(facts: Facts, findings: Findings) -> None:
     for key in _VERSIONS:
         findings.compare(f"{key}-differs", {name: about["versions"].get(key) for name, about in reports.items()})
     on_gpus = {name: about["gpus"] for name, about in reports.items() if about["gpus"]["seen"]}
-    findings.compare("driver-differs", {name: gpus["driver"] for name, gpus in on_gpus.items()})
+    findings.compare("driver-differs", {name: gpus["cuda"] for name, gpus in on_gpus.items()})
     findings.compare("gpus-differ", {name: gpus["seen"] for name, gpus in on_gpus.items()})
     findings.compare("mtu-differs", {name: _mtu(about) for name, about in reports.items()})
     nodes = {name: capacity(facts, name) for name in reports}
     findings.compare("cpus-differ", {name: node.cpus for name, node in nodes.items()})
     bf16 = {name: "+".join(about["processors"]["bf16"]) or "none" for name, about in reports.items()}
     findings.compare("bf16-differs", {name: kind for name, kind in bf16.items() if not nodes[name].gpus})
-    for environment in {one["hash"] for about in reports.values() for one in about["environments"]}:
-        held = {name: _held(about, environment) for name, about in reports.items()}
-        for key in _OF_ENVIRONMENT:
-            findings.compare(f"{key}-differs", {name: one.get(key) for name, one in held.items()})
     addresses: dict[str, dict[str, str]] = collections.defaultdict(dict)
     for name, about in reports.items():
         for host, peer in about["network"]["peers"].items():
@@ -186,11 +174,6 @@ def _differences(facts: Facts, findings: Findings) -> None:
     for host, meanings in sorted(addresses.items()):
         if len(groups := grouped(meanings)) > 1:
             findings.add("address-differs", host, groups=spelled(groups))
-
-
-def _held(about: Json, environment: str) -> Json:
-    """Find an environment by its hash in a node's report."""
-    return next((as_dict(one) for one in about["environments"] if one["hash"] == environment), as_dict(None))
 
 
 def _mtu(about: Json) -> int | None:

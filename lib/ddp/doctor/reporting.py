@@ -9,7 +9,7 @@ from ddp.doctor.facts import Facts, as_dict, clock_offsets, mib
 from ddp.doctor.findings import ORDER, Finding
 from ddp.view import tables
 
-_COLUMNS: str = "NODE SLURM PYTHON CLOCK MOUNT MB/S RENAME SEEN NET TRIP NET-MB/S SHM GPUS TORCH UNPACK IMPORT VERDICT"
+_COLUMNS: str = "NODE SLURM PYTHON CLOCK MOUNT MB/S RENAME SEEN NET TRIP SHM GPUS TORCH IMPORT VERDICT"
 
 
 def report(settings: Settings, facts: Facts, findings: collections.abc.Sequence[Finding]) -> Results:
@@ -17,7 +17,6 @@ def report(settings: Settings, facts: Facts, findings: collections.abc.Sequence[
     counts = {level: sum(finding.level == level for finding in findings) for level in ORDER}
     return {
         "verdict": _verdict(facts, counts["error"], counts["warning"]),
-        "slurm": "\n".join(cluster_rules.describe_settings(facts.config, facts.partition)) or "no answer",
         "tracking": cluster_rules.describe_tracking(settings),
         "nodes": _table(facts, findings),
         "findings": "\n".join(str(finding) for finding in findings) or "none",
@@ -64,11 +63,9 @@ def _table(facts: Facts, findings: collections.abc.Sequence[Finding]) -> str:
             _number(next((p["seen_ms"] for p in peers if p.get("seen_ms") is not None), None), ".0f", "ms"),
             next((p["iface"] for p in peers if p.get("iface")), None),
             _number(min((p["trip_ms"] for p in peers if "trip_ms" in p), default=None), ".2f", "ms"),
-            _number(next((p["mb_s"] for p in peers if "mb_s" in p), None), ".0f"),
             f"{mib(about['limits'].get('shm'))}M",
             about["gpus"]["seen"],
             environment.get("torch"),
-            _number(environment.get("unpack_s"), "d", "s"),
             _number(environment.get("seconds"), ".1f", "s"),
         )
         rows.append([name, *(str(cell or "-") for cell in cells), verdict])

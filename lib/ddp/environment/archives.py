@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import pathlib
-import re
 import shutil
 import subprocess
 import tempfile
@@ -15,40 +14,32 @@ from ddp.node.explain import Json, read_object
 from ddp.workspace import files
 
 _OLD_S = 86400  # leftovers of killed commands
-_KEPT = 3  # of each build and name
 
 
 def open_build(base: str) -> str:
-    """Make a folder for a build below `base`, which is private to this account; remove leftovers of other builds.
-
-    Raises RefusedError.
-    """
+    """Make the folder of this host's only build below `base`, which is private to this account. Raises RefusedError."""
     pathlib.Path(base).mkdir(mode=0o700, exist_ok=True)
-    for path in files.private(pathlib.Path(base)).glob("build-*"):
-        if time.time() - path.lstat().st_mtime > _OLD_S:
-            shutil.rmtree(path, ignore_errors=True)
-    return tempfile.mkdtemp(prefix="build-", dir=base)
+    folder = files.private(pathlib.Path(base)) / "build"
+    shutil.rmtree(folder, ignore_errors=True)  # a killed command's
+    folder.mkdir()
+    return str(folder)
 
 
-def finish_environment(build: str, payload: str) -> Json:
-    """Add the payload to a built environment, remove what no run reads, compile the rest; return its size."""
+def finish_environment(build: str, payload: pathlib.Path) -> int:
+    """Add the payload to a built environment, remove what no run reads, compile the rest; return its bytes."""
     environment = pathlib.Path(build, "env")
     (site,) = environment.glob("lib/python3.*/site-packages")
-    unwanted = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(pathlib.Path(payload, "ddptrain"), site / "ddptrain", ignore=unwanted)
+    _copy_payload(payload, site)
     (site / "ddptrain.pth").write_text("import ddptrain.startup\n")
     tests = [path for path in site.rglob("tests") if path.relative_to(site).parts[0] not in ("torch", "ddptrain")]
     for folder in [pathlib.Path(build, "cache"), site / "torch" / "test", *tests]:
         shutil.rmtree(folder, ignore_errors=True)
-    for path in (site / "torch" / "bin").glob("*"):
-        if re.search(r"(^|_)[tT]est|Test$|^protoc", path.name):  # 50 MB
-            path.unlink()
+    binaries = site / "torch" / "bin"
+    for path in [*binaries.glob("*[tT]est*"), *binaries.glob("protoc*")]:  # 50 MB
+        path.unlink()
     argv = [str(environment / "bin" / "python"), "-m", "compileall", "-qq", "-j0", str(site)]
-    subprocess.run(
-        argv, check=False, timeout=1200, capture_output=True
-    )  # some packages ship templates that are no code
-    sizes = [path.lstat().st_size for path in environment.rglob("*") if path.is_file() and not path.is_symlink()]
-    return {"size_bytes": sum(sizes), "files": len(sizes)}
+    subprocess.run(argv, check=False, timeout=1200, capture_output=True)  # some packages' templates are no code
+    return sum(path.lstat().st_size for path in environment.rglob("*") if path.is_file() and not path.is_symlink())
 
 
 def store_environment(build: str, folder: str, manifest: Json) -> Json:
@@ -61,23 +52,22 @@ def store_environment(build: str, folder: str, manifest: Json) -> Json:
             file.flush()
             os.fsync(file.fileno())
         partial.chmod(0o644)
-        size = partial.stat().st_size
         partial.replace(pathlib.Path(folder, f"{digest[:16]}.tar.zst"))
     finally:
         partial.unlink(missing_ok=True)
+    size = sum(size for size, _ in parts)
     complete = {**manifest, "hash": digest[:16], "sha256": digest, "size_bytes": size, "parts": parts}
     files.replace(pathlib.Path(folder, f"{digest[:16]}.json"), json.dumps(complete, indent=1, sort_keys=True) + "\n")
     return complete
 
 
-def store_payload(source: str, target: str) -> None:
+def store_payload(source: pathlib.Path, target: str) -> None:
     """Copy the payload's package to a folder atomically."""
     if pathlib.Path(target).is_dir():
         return
     partial = pathlib.Path(tempfile.mkdtemp(prefix=".payload-", dir=pathlib.Path(target).parent))
     try:
-        unwanted = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(pathlib.Path(source, "ddptrain"), partial / "ddptrain", ignore=unwanted)
+        _copy_payload(source, partial)
         partial.chmod(0o755)
         with contextlib.suppress(OSError):  # another process was faster
             partial.rename(target)
@@ -85,41 +75,26 @@ def store_payload(source: str, target: str) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
+def _copy_payload(source: pathlib.Path, folder: pathlib.Path) -> None:
+    shutil.copytree(source / "ddptrain", folder / "ddptrain", ignore=shutil.ignore_patterns("__pycache__"))
+
+
 def remove_environments(folder: str, hashes: list[str]) -> None:
-    """Remove environments; the manifest first, so that nothing half removed is ever used."""
+    """Remove environments, the manifest first, so that nothing half removed is used; remove leftovers, too."""
+    place = pathlib.Path(folder)
     for name in hashes:
         for suffix in (".json", ".tar.zst"):
-            pathlib.Path(folder, f"{name}{suffix}").unlink(missing_ok=True)
+            (place / f"{name}{suffix}").unlink(missing_ok=True)
+    for path in place.glob(".environment-*.tmp"):
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - path.lstat().st_mtime > _OLD_S:
+                path.unlink()
 
 
-def environments_of(runs: list[str]) -> Json:
+def environments_of(runs: list[pathlib.Path]) -> dict[str, str]:
     """Return the hash of the environment of each run, by the run's folder."""
     found: dict[str, str] = {}
     for run in runs:
         with contextlib.suppress(OSError, ValueError):
-            found[run] = str(read_object(pathlib.Path(run, "job.json")).get("environment"))
+            found[str(run)] = str(read_object(run / "job.json").get("environment"))
     return found
-
-
-def prune_environments(workspace: str, keep: list[str], runs: list[str]) -> Json:
-    """Remove environments that are neither in `keep`, nor used by these runs, nor the newest of their build and name.
-
-    Remove leftovers, too.
-    """
-    folder = pathlib.Path(workspace, "environments")
-    used = {*keep, *environments_of(runs).values()}
-    found: dict[str, list[tuple[str, str]]] = {}
-    for path in folder.glob("*.json"):
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            manifest = read_object(path)
-            if manifest["hash"] == path.stem and re.fullmatch(r"[0-9a-f]{16}", path.stem):
-                kind = f"{manifest['build']} {manifest.get('name', '')}"
-                found.setdefault(kind, []).append((str(manifest["created"]), path.stem))
-    removed = [name for made in found.values() for _, name in sorted(made, reverse=True)[_KEPT:] if name not in used]
-    remove_environments(str(folder), removed)
-    for path in [*folder.glob(".environment-*.tmp"), *folder.glob("*.tar.zst")]:
-        with contextlib.suppress(OSError):
-            is_alone = path.name.startswith(".") or not (folder / path.name.replace(".tar.zst", ".json")).exists()
-            if is_alone and time.time() - path.lstat().st_mtime > _OLD_S:
-                path.unlink()
-    return {"removed": removed}

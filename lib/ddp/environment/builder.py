@@ -1,43 +1,28 @@
 """A new environment: the locked packages, torch, a user's requirements and the payload, stored as one archive."""
 
-import collections.abc
 import dataclasses
 import functools
 import json
 import pathlib
 import shutil
 import time
-import typing
 
-from ddp.base import Log, ParameterError, Settings, TrainerError, with_progress
+from ddp.base import Log, Settings, with_progress
 from ddp.environment import archives, uv, wheelhouse
-from ddp.environment.choice import Choice
-from ddp.environment.wheelhouse import Wheelhouse
 from ddp.workspace import folders
 
 IMPORTS = pathlib.Path(__file__).with_name("imports.py")
-EXTRAS = {"tracking": "the packages that track runs", "tuning": "transformers"}  # folders in the payload
-_BUILD_BYTES = {"cpu": 3 << 30, "cuda": 16 << 30}  # uv's cache and the environment
-_STORE_BYTES = {"cpu": 512 << 20, "cuda": 5 << 30}
-T = typing.TypeVar("T")
-
-
-@dataclasses.dataclass(frozen=True)
-class Own:
-    """A user's own requirements, which an environment has beside the locked packages."""
-
-    name: str
-    path: pathlib.Path  # a requirements.txt or pyproject.toml
-    sha256: str  # of its content
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
     """The inputs of an environment."""
 
-    choice: Choice
-    wheels: Wheelhouse | None = None
-    own: Own | None = None
+    build: str  # of torch: cpu or cuda
+    wheels: str = ""  # a folder or an archive, the only source of packages; empty: the package indexes
+    name: str = ""  # of a user's own environment
+    requirements: pathlib.Path | None = None  # the user's own, a requirements.txt or pyproject.toml
+    sha256: str = ""  # of the content of the requirements
 
 
 def make(settings: Settings, request: Request, key: str, log: Log) -> folders.Manifest:
@@ -45,78 +30,48 @@ def make(settings: Settings, request: Request, key: str, log: Log) -> folders.Ma
     store = str(settings.environments)
     folder = pathlib.Path(folders.call(settings, archives.open_build, base=str(settings.node_cache)))
 
-    def do(text: str, operation: collections.abc.Callable[..., T], **arguments: object) -> T:
-        return with_progress(log, text, lambda: folders.call(settings, operation, timeout_s=3600, **arguments))
-
+    call = functools.partial(folders.call, settings, timeout_s=3600, build=str(folder))
     try:
-        _check_room(settings, request.choice.build)
         _install(settings, request, folder, log)
-        size = do("compiling it", archives.finish_environment, build=str(folder), payload=str(settings.payload))
+        size = with_progress(log, "compiling it", lambda: call(archives.finish_environment, payload=settings.payload))
         manifest = {
             "torch": with_progress(log, "checking it", lambda: check(settings, folder)),
             "key": key,
-            "name": request.own.name if request.own else "",
-            "requirements": request.own.sha256 if request.own else "",
-            "wheelhouse": request.wheels.sha256 if request.wheels else "",
-            "unpacked_bytes": size["size_bytes"],
-            "files": size["files"],
+            "name": request.name,
+            "requirements": request.sha256,
+            "unpacked_bytes": size,
             "python": python_version(),
-            "build": request.choice.build,
-            "driverless": request.choice.driverless,
+            "build": request.build,
             "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
-        text = f"storing {size['size_bytes'] >> 20} MiB in {store}"
-        stored = do(text, archives.store_environment, build=str(folder), folder=store, manifest=manifest)
+        text = f"storing {size >> 20} MiB in {store}"
+        stored = with_progress(log, text, lambda: call(archives.store_environment, folder=store, manifest=manifest))
     finally:
         folders.call(settings, shutil.rmtree, timeout_s=300, path=folder, ignore_errors=True)
     return folders.Manifest.model_validate({**stored, "folder": store})
 
 
-def _check_room(settings: Settings, build: str) -> None:
-    needed = {settings.node_cache: _BUILD_BYTES[build], settings.environments: _STORE_BYTES[build]}
-    for place, size in needed.items():
-        free = folders.call(settings, shutil.disk_usage, path=place).free
-        if free < size:
-            raise TrainerError(f"{place} has {free >> 20} MiB free, and the environment needs {size >> 20}; make room")
-
-
 def _install(settings: Settings, request: Request, folder: pathlib.Path, log: Log) -> None:
     do = functools.partial(with_progress, log)
-    python, payload = folder / "env" / "bin" / "python", settings.payload
+    python, index = folder / "env" / "bin" / "python", settings.torch_index
     do("making a virtual environment", lambda: uv.call(folders.PYTHON, "-m", "venv", folder / "env"))
-    wheels: tuple[str, ...] = ()
-    if house := request.wheels:
-        unpack = functools.partial(wheelhouse.call, settings, wheelhouse.unpack)
-        wheels = (do(f"opening {house.path}", lambda: unpack(path=house.path, target=str(folder / "wheels"))),)
-    try:
-        cache = str(folder / "cache")
-        installer = do("installing uv", lambda: uv.bootstrap(python, folder / "uv", wheels, UV_CACHE_DIR=cache))
-        for extra in ("", *settings.extras):
-            locked = ("--require-hashes", "-r", payload / extra / "requirements.txt")
-            do(f"installing {EXTRAS.get(extra, 'the locked packages')}", functools.partial(installer.install, *locked))
-        index = settings.torch_index
-        if request.choice.build == "cuda":
-            torch = f"torch=={uv.TORCH},!={uv.TORCH}+cpu"
-            do(f"installing torch {uv.TORCH} for CUDA", lambda: installer.install(torch, also=index))
-        else:
-            uv.install_cpu_torch(installer, do, index=index, check_room=lambda: _check_room(settings, "cuda"))
-    except uv.InstallError as e:
-        if e.is_unsatisfiable and wheels:
-            raise ParameterError("wheelhouse", f"a wheel is missing: {e.what}") from e
-        raise
-    if request.own is not None:
-        install_own(installer, request.own, folder, log, also=settings.torch_index)
-
-
-def install_own(installer: uv.Uv, own: Own, folder: pathlib.Path, log: Log, *, also: str) -> None:
-    """Install a user's requirements beside what is installed, whose versions stay. Raises ParameterError."""
-    pins = folder / "pins.txt"
-    pins.write_text(installer.freeze())
-    text = f"installing the requirements of {own.name}"
-    try:
-        with_progress(log, text, lambda: installer.install("-r", own.path, "-c", pins, also=also))
-    except uv.InstallError as e:
-        raise ParameterError("requirements", e.what) from e
+    wheels: list[str] = []
+    if path := request.wheels:
+        unpack = functools.partial(folders.call, settings, wheelhouse.unpack, timeout_s=3600)
+        wheels = do(f"opening {path}", lambda: unpack(path=path, target=folder / "wheels"))
+    cache = str(folder / "cache")
+    installer = do("installing uv", lambda: uv.bootstrap(python, folder / "uv", wheels, UV_CACHE_DIR=cache))
+    locked = [settings.payload / extra / "requirements.txt" for extra in ("", *settings.extras)]
+    do("installing the locked packages", lambda: installer.install("--require-hashes", *(f"-r{one}" for one in locked)))
+    if request.build == "cuda":
+        torch = f"torch=={uv.TORCH},!={uv.TORCH}+cpu"
+        do(f"installing torch {uv.TORCH} for CUDA", lambda: installer.install(torch, also=index))
+    else:
+        uv.install_cpu_torch(installer, do, index=index)
+    if own := request.requirements:
+        pins = folder / "pins.txt"  # what is installed stays
+        pins.write_text(uv.call(python, "-m", "pip", "freeze"))
+        do(f"installing {own}", lambda: installer.install("-r", own, "-c", pins, also=index))
 
 
 def check(settings: Settings, build: pathlib.Path) -> str:
@@ -128,5 +83,4 @@ def check(settings: Settings, build: pathlib.Path) -> str:
 
 def python_version() -> str:
     """Return the version of the interpreter that the environment uses, here and on the nodes."""
-    version = uv.call(folders.PYTHON, "-V").split()[-1]  # Python 3.12.3
-    return ".".join(version.split(".")[:2])
+    return uv.call(folders.PYTHON, "-V").split()[-1].rpartition(".")[0]  # of Python 3.12.3

@@ -1,73 +1,48 @@
 """The Python environment of all jobs: made once on this host, stored as one archive in the workspace.
 
 Its key is a hash of its inputs: the interpreter's version, the machine, the build of torch, the payload and its locked
-requirements, a wheelhouse, a user's own requirements. An environment with the current key is used; else one is made.
+requirements, a user's own requirements. An environment with the current key is used; else one is made.
 """
 
+import collections
 import dataclasses
 import hashlib
 import json
 import pathlib
 import platform
-import time
 
 from ddp.base import USERS, Log, ParameterError, Results, Settings, TrainerError, with_progress
-from ddp.environment import archives, builder, choice, wheelhouse
+from ddp.environment import archives, builder, wheelhouse
 from ddp.environment.uv import TIMEOUT_S, TORCH
 from ddp.options import models
 from ddp.problem import Command
 from ddp.slurm import jobs
 from ddp.submit import checks
-from ddp.workspace import files, folders
+from ddp.workspace import folders
+from ddp.workspace.folders import Contents, Manifest
 
-IMPORTS = builder.IMPORTS
-_FORMAT = "2"  # goes into the key: raise it when the same inputs shall give another environment
+_FORMAT = "3"  # goes into the key: raise it when the same inputs shall give another environment
 _CLAIM = "environments"
-_BUILDS = {"auto": ("cuda", "cpu"), "cpu": ("cpu",), "cuda": ("cuda",)}  # by the option torch-build, the better first
-
-
-@dataclasses.dataclass(frozen=True)
-class Environment:
-    """An installed environment."""
-
-    manifest: folders.Manifest
-    archive: str  # path on the shared filesystem
-
-
+_NUM_STORED = 3  # of each build and name
 _IDENTITY = {"key": "0" * 16, "hash": "0" * 16, "sha256": "0" * 64, "size_bytes": 1, "unpacked_bytes": 1}
-_NOTHING = _IDENTITY | {"python": "3.0", "torch": "none", "build": "cpu", "created": "-"}
-NOT_INSTALLED = Environment(folders.Manifest.model_validate(_NOTHING), "/not-installed.tar.zst")
+_NOTHING = _IDENTITY | {"python": "3.0", "torch": "none", "build": "cpu", "created": "-", "folder": "/not-installed"}
+NOT_INSTALLED = Manifest.model_validate(_NOTHING)
 
 
 def install_environment(settings: Settings, params: models.InstallEnvironment, log: Log) -> Results:
     """Make the environment unless it is stored already, and return its figures."""
-    wheels = wheelhouse.find(settings, params.wheelhouse, log)
-    made = install(settings, checks.partitions(), log, build=params.torch, force=params.force, wheels=wheels)
-    return describe(made)
+    request = builder.Request(params.torch or settings.torch_build, wheelhouse.find(settings, params.wheelhouse))
+    return describe(install(settings, request, log, force=params.force))
 
 
-def find(
-    settings: Settings,
-    contents: folders.Contents,
-    build: str,
-    *,
-    wheels: wheelhouse.Wheelhouse | None = None,
-    own: builder.Own | None = None,
-) -> Environment | None:
-    """Return the newest stored environment with the current key for this build of torch.
-
-    Its packages may come from an index or any wheelhouse, unless `wheels` names one.
-    """
-    wanted = (build, own.name if own else "", own.sha256 if own else "")
-    for manifest in contents.environments:
-        is_wanted = (manifest.build, manifest.name, manifest.requirements) == wanted
-        is_wanted = is_wanted and (wheels is None or manifest.wheelhouse == wheels.sha256)
-        if is_wanted and is_current(settings, manifest):
-            return Environment(manifest, manifest.archive)
-    return None
+def find(settings: Settings, contents: Contents, build: str, name: str = "", requirements: str = "") -> Manifest | None:
+    """Return the newest stored environment with the current key for this build of torch."""
+    wanted = (build, name, requirements)
+    known = (one for one in contents.environments if (one.build, one.name, one.requirements) == wanted)
+    return next((one for one in known if is_current(settings, one)), None)
 
 
-def named(settings: Settings, contents: folders.Contents, name: str) -> Environment:
+def named(settings: Settings, contents: Contents, name: str) -> Manifest:
     """Return the newest environment of this name, the user's own before the trainer's. Raises ParameterError."""
     mine = [manifest for manifest in contents.environments if manifest.name == name]
     mine.sort(key=lambda manifest: manifest.folder != str(settings.environments))  # stable: the newest stays first
@@ -77,55 +52,37 @@ def named(settings: Settings, contents: folders.Contents, name: str) -> Environm
         raise ParameterError("environment", f"{name} does not exist; known: {known or 'none'}", remedy=remedy)
     if not is_current(settings, mine[0]):
         raise ParameterError("environment", f"{name} was made by another release of ddp", remedy=remedy)
-    return Environment(mine[0], mine[0].archive)
+    return mine[0]
 
 
-def installed(settings: Settings, contents: folders.Contents) -> Environment | None:
-    """Return the environment that jobs would use now, without a query of the nodes' drivers."""
-    return next((found for build in _BUILDS[settings.torch_build] if (found := find(settings, contents, build))), None)
+def installed(settings: Settings, contents: Contents) -> Manifest | None:
+    """Return the environment that jobs would use now."""
+    if settings.torch_build == "auto":
+        return find(settings, contents, "cuda") or find(settings, contents, "cpu")
+    return find(settings, contents, settings.torch_build)
 
 
-def is_current(settings: Settings, manifest: folders.Manifest) -> bool:
+def is_current(settings: Settings, manifest: Manifest) -> bool:
     """Return whether an environment has the current key."""
-    return manifest.key == _key(settings, manifest.build, manifest.wheelhouse, manifest.requirements)
+    return manifest.key == _key(settings, manifest.build, manifest.requirements)
 
 
-def ensure(
-    settings: Settings,
-    partitions: tuple[jobs.Partition, ...],
-    log: Log,
-    *,
-    gpus: bool | None = None,
-    contents: folders.Contents | None = None,
-    reservation: str | None = None,
-) -> Environment:
-    """Return the environment that fits the cluster, made now if it is missing. `gpus`: the job requests GPUs."""
+def ensure(settings: Settings, log: Log, contents: Contents | None = None) -> Manifest:
+    """Return the environment that jobs use, made now if it is missing. Raises TrainerError."""
     contents = contents or folders.look(settings)
     checks.trusted(contents)
-    found = installed(settings, contents)
-    asks = settings.torch_build == "auto" and gpus
-    if found and not (asks and found.manifest.build == "cpu" and not found.manifest.driverless):
-        return found
-    return install(settings, partitions, log, reservation=reservation)
+    request = builder.Request(settings.torch_build, wheelhouse.find(settings))
+    return installed(settings, contents) or install(settings, request, log)
 
 
-def install(
-    settings: Settings,
-    partitions: tuple[jobs.Partition, ...],
-    log: Log,
-    *,
-    build: str | None = None,
-    force: bool = False,
-    wheels: wheelhouse.Wheelhouse | None = None,
-    reservation: str | None = None,
-    own: builder.Own | None = None,
-) -> Environment:
-    """Make the environment and store its archive; if one is stored, only with `force`. Raises TrainerError."""
-    wanted = build or settings.torch_build
-    chosen = choice.Choice(wanted, False, "as configured")
-    if wanted == "auto":
-        chosen = choice.choose(settings, partitions, log, reservation=reservation)
-    request = builder.Request(chosen, wheels or wheelhouse.find(settings, None, log), own)
+def install(settings: Settings, request: builder.Request, log: Log, *, force: bool = False) -> Manifest:
+    """Make an environment and store its archive; if one is stored, only with `force`. Raises TrainerError.
+
+    The build `auto` is the one for CUDA if Slurm has a node with GPUs.
+    """
+    if request.build == "auto":
+        has_gpus = any(node.gpus for partition in checks.partitions() for node in partition.nodes)
+        request = dataclasses.replace(request, build="cuda" if has_gpus else "cpu")
     if not settings.claims.take(_CLAIM):
         text = "waiting for another command that makes an environment"
         if not with_progress(log, text, lambda: settings.claims.wait(_CLAIM, timeout_s=TIMEOUT_S)):
@@ -136,60 +93,47 @@ def install(
         settings.claims.drop(_CLAIM)
 
 
-def _install(settings: Settings, request: builder.Request, log: Log, *, force: bool) -> Environment:
+def _install(settings: Settings, request: builder.Request, log: Log, *, force: bool) -> Manifest:
     contents = folders.look(settings)
     checks.trusted(contents)
-    build, wheels, own = request.choice.build, request.wheels, request.own
-    found = find(settings, contents, build, wheels=wheels, own=own)
+    found = find(settings, contents, request.build, request.name, request.sha256)
     if found is not None and not force:
-        log(f"environment {found.manifest.hash} with torch {found.manifest.torch} exists already")
-        return _note_driverless(settings, found) if request.choice.driverless else found
-    began = time.monotonic()
-    log(f"making the environment: torch {TORCH} for {build.upper()} ({request.choice.why})")
-    key = _key(settings, build, wheels.sha256 if wheels else "", own.sha256 if own else "")
-    made = builder.make(settings, request, key, log)
-    prune(settings, log, keep=made.hash)
-    log(f"stored environment {made.hash}: {made.size_bytes >> 20} MiB, {time.monotonic() - began:.0f} s in all")
-    return Environment(made, made.archive)
+        log(f"environment {found.hash} with torch {found.torch} exists already")
+        return found
+    log(f"making the environment: torch {TORCH} for {request.build.upper()}")
+    made = builder.make(settings, request, _key(settings, request.build, request.sha256), log)
+    _prune(settings, log, keep=made.hash)
+    log(f"stored environment {made.hash}: {made.size_bytes >> 20} MiB")
+    return made
 
 
-def _note_driverless(settings: Settings, found: Environment) -> Environment:
-    """Note in a manifest that the nodes with GPUs have no driver, so that not each job asks one."""
-    manifest = found.manifest.model_copy(update={"driverless": True})
-    if manifest.folder == str(settings.environments):
-        path = settings.environments / f"{manifest.hash}.json"
-        folders.call(settings, files.replace, path=path, text=manifest.model_dump_json(indent=1) + "\n")
-    return Environment(manifest, manifest.archive)
-
-
-def used_by(settings: Settings, hashes: list[str]) -> list[str]:
-    """Return this user's runs that wait or run with one of these environments. Raises TrainerError."""
+def in_use(settings: Settings, user: str | None) -> dict[str, str]:
+    """Return the environment's hash of each run in the queue, by its folder. Raises TrainerError."""
+    homes = {settings.user: settings.folder}
     try:
-        runs = _queued(settings, settings.user)
+        active = [job for job in jobs.jobs(user=user) if job.is_active]
     except jobs.SlurmError as e:
         raise TrainerError(f"Slurm: {e}") from e
-    found = folders.call(settings, archives.environments_of, runs=runs)
-    return [pathlib.Path(run).name for run, used in found.items() if used in hashes]
+    runs = [homes.get(job.user, settings.workspace / USERS / job.user) / "runs" / job.name for job in active]
+    return folders.call(settings, archives.environments_of, runs=runs)
 
 
-def prune(settings: Settings, log: Log, *, keep: str) -> None:
+def _prune(settings: Settings, log: Log, *, keep: str) -> None:
     """Remove old archives that no job in the queue uses; those of the trainer's account serve all users' jobs."""
-    everybody = settings.folder == settings.workspace and bool(settings.account)
+    is_shared = settings.folder == settings.workspace and bool(settings.account)
     try:
-        runs = _queued(settings, None if everybody else settings.user)
-    except jobs.SlurmError:
+        used = in_use(settings, None if is_shared else settings.user).values()
+    except TrainerError:
         return  # the environments in use are not known
-    about = {"workspace": str(settings.folder), "keep": [keep], "runs": runs}
-    removed = folders.call(settings, archives.prune_environments, timeout_s=120, **about)["removed"]
-    if removed:
-        log(f"removed {len(removed)} older environments: {', '.join(removed[:5])}")
-
-
-def _queued(settings: Settings, user: str | None) -> list[str]:
-    """Return the folders of the runs in the queue, of a user or of all. Raises SlurmError."""
-    homes = {settings.user: settings.folder}
-    known = [job for job in jobs.jobs(user=user) if job.is_active]
-    return [str(homes.get(job.user, settings.workspace / USERS / job.user) / "runs" / job.name) for job in known]
+    folder = str(settings.environments)
+    stored = collections.defaultdict[tuple[str, str], list[str]](list)
+    for one in folders.look(settings).environments:  # the newest first
+        if one.folder == folder:
+            stored[one.build, one.name].append(one.hash)
+    old = [name for names in stored.values() for name in names[_NUM_STORED:] if name not in (keep, *used)]
+    folders.call(settings, archives.remove_environments, timeout_s=120, folder=folder, hashes=old)
+    if old:
+        log(f"removed {len(old)} older environments: {', '.join(old[:5])}")
 
 
 def payload_folder(settings: Settings) -> str:
@@ -199,37 +143,33 @@ def payload_folder(settings: Settings) -> str:
 
 def store_payload(settings: Settings) -> None:
     """Copy the payload to the workspace unless it exists there."""
-    folders.call(settings, archives.store_payload, source=str(settings.payload), target=payload_folder(settings))
+    folders.call(settings, archives.store_payload, source=settings.payload, target=payload_folder(settings))
 
 
-def describe(environment: Environment) -> dict[str, str]:
+def describe(environment: Manifest) -> dict[str, str]:
     """Return the environment's figures as an action's results."""
-    manifest = environment.manifest
     return {
         "environment": environment.archive,
-        "torch": manifest.torch,
-        "python": manifest.python,
-        "size-mb": str(manifest.size_bytes >> 20),
-        "unpacked-mb": str(manifest.unpacked_bytes >> 20),
-        **({"wheelhouse": manifest.wheelhouse[:16]} if manifest.wheelhouse else {}),
+        "torch": environment.torch,
+        "python": environment.python,
+        "size-mb": str(environment.size_bytes >> 20),
+        "unpacked-mb": str(environment.unpacked_bytes >> 20),
     }
 
 
-def _key(settings: Settings, build: str, wheelhouse: str = "", requirements: str = "") -> str:
+def _key(settings: Settings, build: str, requirements: str = "") -> str:
     """Return the hash of all inputs."""
     torch = TORCH if build == "cuda" else f"{TORCH}+cpu"
     inputs = [_FORMAT, builder.python_version(), platform.machine(), torch, _payload_digest(settings.payload)]
-    inputs += [*settings.extras, f"wheelhouse {wheelhouse}", f"requirements {requirements}"]
-    return hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps([*inputs, *settings.extras, requirements]).encode()).hexdigest()[:16]
 
 
 def _payload_digest(payload: pathlib.Path) -> str:
-    package = sorted(path for path in payload.glob("ddptrain/**/*") if "__pycache__" not in path.parts)
-    locked = [payload / folder / "requirements.txt" for folder in ("", *builder.EXTRAS)]
-    if not package or not all(path.is_file() for path in locked):
+    files = [path for path in sorted(payload.rglob("*")) if path.is_file() and "__pycache__" not in path.parts]
+    if not {payload / "requirements.txt", payload / "ddptrain" / "__init__.py"} <= {*files}:
         raise TrainerError(f"{payload} has no payload; install ddp again")
     digest = hashlib.sha256()
-    for path in filter(pathlib.Path.is_file, [*package, *locked]):
+    for path in files:
         data = path.read_bytes()
         digest.update(f"{path.relative_to(payload)}\0{len(data)}\0".encode() + data)
     return digest.hexdigest()

@@ -6,54 +6,49 @@ import pathlib
 import re
 
 from ddp.base import Log, ParameterError, Results, Settings
-from ddp.environment import archives, builder, environments
+from ddp.environment import archives, builder, environments, wheelhouse
 from ddp.options import models
 from ddp.problem import Command
-from ddp.submit import checks
 from ddp.view import tables
-from ddp.view.result import Result
 from ddp.workspace import folders
 
-MAX_BYTES = 1 << 20  # of a file with requirements
 _INCLUDED = re.compile(rb"^\s*(?:-[rc]|--requirement|--constraint)[ =]*([^\s:]+)\s*$", re.MULTILINE)
 
 
 def create(settings: Settings, params: models.CreateEnvironment, log: Log) -> Results:
     """Make an environment and store it, unless one of this name with these requirements is stored."""
-    own = read(params.name, pathlib.Path(params.requirements))
-    made = environments.install(settings, checks.partitions(), log, build=params.torch, force=params.force, own=own)
+    build, path = params.torch or settings.torch_build, pathlib.Path(params.requirements)
+    request = builder.Request(build, wheelhouse.find(settings), params.name, path, digest(path))
+    made = environments.install(settings, request, log, force=params.force)
     return {"name": params.name, **environments.describe(made)}
 
 
-def list_all(settings: Settings, _: models.Parsed, __: Log) -> Result:
+def list_all(settings: Settings, _: models.Parsed, __: Log) -> Results:
     """List the environments that this user's jobs can use, the newest first."""
     found = folders.look(settings).environments
-    rows = [["NAME", "HASH", "TORCH", "BUILD", "PYTHON", "SIZE", "OWNER", "CREATED"]]
+    rows = [["NAME", "HASH", "TORCH", "BUILD", "PYTHON", "MIB", "OWNER", "CREATED"]]
     for one in found:
         owner = settings.user if one.folder == str(settings.environments) else settings.account or "-"
         build = one.build if one.build == "cuda" or one.torch.endswith("+cpu") else "cpu (default build)"
-        size = f"{one.size_bytes >> 20} MiB"
-        rows.append([one.name or "-", one.hash, one.torch, build, one.python, size, owner, one.created])
-    values: list[object] = [{**one.model_dump(mode="json"), "archive": one.archive} for one in found]
-    return Result(
-        {"count": str(len(found)), "environments": tables.Table(rows)}, {"count": len(found), "environments": values}
-    )
+        rows.append(
+            [one.name or "-", one.hash, one.torch, build, one.python, str(one.size_bytes >> 20), owner, one.created]
+        )
+    return {"count": str(len(found)), "environments": tables.Table(rows)}
 
 
 def show(settings: Settings, params: models.OneEnvironment, _: Log) -> Results:
     """Return the figures of an environment."""
     found = _own(settings, params.name)[0]
-    return {"name": params.name, **environments.describe(environments.Environment(found, found.archive))}
+    return {"name": params.name, **environments.describe(found)}
 
 
-def remove(settings: Settings, params: models.OneEnvironment, log: Log) -> Results:
+def remove(settings: Settings, params: models.OneEnvironment, _: Log) -> Results:
     """Remove this user's environments of a name. Raises ParameterError while a job of the user's uses one."""
     hashes = [manifest.hash for manifest in _own(settings, params.name)]
-    if users := environments.used_by(settings, hashes):
-        remedy = Command("cancel", {}, (users[0],))
-        raise ParameterError("name", f"{params.name} is used by {users[0]}", remedy=remedy)
+    used = environments.in_use(settings, settings.user)
+    if runs := [pathlib.Path(run).name for run, name in used.items() if name in hashes]:
+        raise ParameterError("name", f"{params.name} is used by {runs[0]}", remedy=Command("cancel", {}, (runs[0],)))
     folders.call(settings, archives.remove_environments, folder=str(settings.environments), hashes=hashes)
-    log(f"removed {len(hashes)}")
     return {"name": params.name, "removed": " ".join(hashes)}
 
 
@@ -65,23 +60,18 @@ def _own(settings: Settings, name: str) -> list[folders.Manifest]:
     return mine
 
 
-def read(name: str, path: pathlib.Path) -> builder.Own:
-    """Return the requirements in a requirements.txt, with the files that it includes, or in a pyproject.toml.
+def digest(path: pathlib.Path) -> str:
+    """Hash a requirements.txt with the files that it includes, or a pyproject.toml.
 
     Raises ParameterError if a file cannot be read.
     """
     texts: dict[pathlib.Path, bytes] = {}
-    remaining = [path]
+    remaining = {path}
     while remaining:
         one = remaining.pop()
         try:
-            with one.open("rb") as file:
-                texts[one] = file.read(MAX_BYTES + 1)
+            texts[one] = one.read_bytes()
         except OSError as e:
             raise ParameterError("requirements", f"{one} cannot be read: {e.strerror}") from e
-        if sum(map(len, texts.values())) > MAX_BYTES:
-            raise ParameterError("requirements", f"{path} and what it includes have more than {MAX_BYTES} bytes")
-        included = {one.parent / os.fsdecode(found) for found in _INCLUDED.findall(texts[one])}
-        remaining += included - texts.keys()
-    content = b"\0".join(texts[one] for one in sorted(texts))
-    return builder.Own(name, path, hashlib.sha256(content).hexdigest())
+        remaining |= {one.parent / os.fsdecode(found) for found in _INCLUDED.findall(texts[one])} - texts.keys()
+    return hashlib.sha256(b"\0".join(texts[one] for one in sorted(texts))).hexdigest()

@@ -12,7 +12,7 @@ import pathlib
 import re
 
 from ddp.problem import Problem, Step
-from slurm_ddp.run import CommandError, CommandTimeout, run
+from slurm_ddp.run import CommandError, run
 
 TORCH = "2.13.0"
 PINNED = pathlib.Path(__file__).with_name("requirements.txt")  # uv itself, by its hashes
@@ -60,21 +60,11 @@ class Uv:
     variables: dict[str, str]  # the package indexes among them; in no command line, since a URL may hold a password
     options: tuple[str, ...] = ()
 
-    @property
-    def is_offline(self) -> bool:
-        """Whether no package index is used."""
-        return "--no-index" in self.options
-
     def install(self, *arguments: str | pathlib.Path, also: str = "", **variables: str) -> None:
         """Install packages; `also` is an additional index, `variables` replace others. Raises InstallError."""
         indexes = " ".join(filter(None, (also, self.variables.get("UV_INDEX"))))
         env = {**_OWN, **self.variables, **({"UV_INDEX": indexes} if indexes else {}), **variables}
         call(self.program, "pip", "install", "--quiet", f"--python={self.python}", *self.options, *arguments, env=env)
-
-    def freeze(self) -> str:
-        """List the installed packages, without pip and setuptools, as a requirements.txt. Raises InstallError."""
-        listed = call(self.program, "pip", "freeze", f"--python={self.python}", env={**_OWN, **self.variables})
-        return re.sub(r"(?m)^(pip|setuptools)==.*\n?", "", listed)
 
 
 def bootstrap(
@@ -97,19 +87,15 @@ def bootstrap(
 def site(pip: collections.abc.Sequence[str]) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return the package indexes of pip's files and PIP_* as uv's variables and options. Raises InstallError."""
     listed = call(*pip, "config", "list", env=pip_variables())
-    found: dict[str, str] = {}
-    bundle = os.environ.get("SSL_CERT_FILE") or os.environ.get("REQUESTS_CA_BUNDLE")
-    if bundle:
-        found["SSL_CERT_FILE"] = bundle
-    is_offline = False
+    known: dict[str, str] = {}
     for scope in ("global", "install", ":env:"):  # the last wins
         for key, literal in re.findall(rf"^{scope}\.([a-z-]+)=(.+)$", listed, re.MULTILINE):
-            words = str(ast.literal_eval(literal)).split()
-            value = ("," if key == "find-links" else " ").join(words)
-            if value:
-                found |= dict.fromkeys(_SITE.get(key, ()), value)
-            if key == "no-index":
-                is_offline = value.lower() in ("1", "true", "yes", "on")
+            if words := str(ast.literal_eval(literal)).split():
+                known[key] = ("," if key == "find-links" else " ").join(words)
+    bundle = os.environ.get("SSL_CERT_FILE") or os.environ.get("REQUESTS_CA_BUNDLE")
+    found = {"SSL_CERT_FILE": bundle} if bundle else {}
+    found |= {name: known[key] for key in _SITE.keys() & known.keys() for name in _SITE[key]}
+    is_offline = known.get("no-index", "").lower() in ("1", "true", "yes", "on")
     return found, ("--no-index",) if is_offline else ()
 
 
@@ -125,13 +111,11 @@ def install_cpu_torch(
     do: collections.abc.Callable[[str, collections.abc.Callable[[], None]], None],
     *,
     index: str = "",
-    check_room: collections.abc.Callable[[], None] = lambda: None,
 ) -> None:
     """Install torch for CPUs from the first source that has it. Raises InstallError.
 
     The order: the CPU build from the site's indexes and `index`; from PyTorch's own index; the default build from the
-    site's, which computes the same on CPUs. `do` reports a text while it calls a function; `check_room` raises an error
-    if the disk has no room for the default build.
+    site's, which computes the same on CPUs. `do` reports a text while it calls a function.
     """
     build = f"torch=={TORCH}+cpu"
     try:
@@ -139,13 +123,12 @@ def install_cpu_torch(
     except InstallError as e:
         if not e.is_unsatisfiable:
             raise
-    if not uv.is_offline:
+    if "--no-index" not in uv.options:
         alone = {"UV_DEFAULT_INDEX": PYTORCH_INDEX, "UV_INDEX": "", "UV_FIND_LINKS": "", "UV_HTTP_RETRIES": "0"}
         alone |= dict.fromkeys(("UV_HTTP_TIMEOUT", "UV_HTTP_CONNECT_TIMEOUT"), str(CONNECT_S))
         text = f"installing {build} from PyTorch's index, as no configured index has it"
         with contextlib.suppress(InstallError):
             return do(text, lambda: uv.install("--no-deps", build, **alone))
-    check_room()
     try:
         return do(DEFAULT_BUILD, lambda: uv.install(f"torch=={TORCH}", also=index))
     except InstallError as e:
@@ -157,8 +140,6 @@ def call(*argv: str | pathlib.Path, env: dict[str, str] | None = None, timeout: 
     """Run a command and return its output. Raises InstallError with the reason that it printed."""
     try:
         return run(*argv, cwd="/", timeout=timeout, env=env).stdout
-    except CommandTimeout as e:
-        raise InstallError(f"{e}; is the package index, or the wheelhouse's filesystem, slow?") from e
     except CommandError as e:
         found = re.search(r"(?ims)^error: (.*)", e.stderr)
         reason = re.sub(r"(?im)\s*^(\s*cause|error|warning): ", ": ", found[1]) if found else str(e)

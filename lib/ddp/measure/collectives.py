@@ -1,9 +1,11 @@
 """benchmark-collectives: measure collectives over the chosen nodes, and keep them as the cluster's baseline."""
 
 import dataclasses
+import functools
+import re
 import typing
 
-from ddp.base import Log, ParameterError, Results, Settings, TrainerError
+from ddp.base import Log, Results, Settings
 from ddp.environment import environments
 from ddp.options import fields, models
 from ddp.problem import Command
@@ -15,17 +17,7 @@ from ddp.workspace import folders, operations
 Json = dict[str, typing.Any]
 BASELINE = "collectives.json"
 KEEPS = 0.9  # a measurement below this share of the baseline does not replace it by itself
-_BEGINS, _ENDS = "# nThread", "# Collective test concluded"
-
-
-@dataclasses.dataclass(frozen=True)
-class Shape:
-    """The properties that two comparable measurements share."""
-
-    collective: str
-    backend: str  # nccl or gloo
-    nodes: int
-    world_size: int
+_TABLE = re.compile(r"^# nThread.*?^# Collective test concluded[^\n]*", re.DOTALL | re.MULTILINE)  # of nccl-tests
 
 
 def benchmark_collectives(settings: Settings, params: models.BenchmarkCollectives, log: Log) -> Results:
@@ -33,41 +25,29 @@ def benchmark_collectives(settings: Settings, params: models.BenchmarkCollective
 
     Raises TrainerError unless the job completes in time.
     """
-    _check_sizes(params)
     partitions = checks.partitions(params.reservation)
     asked = as_training(params)
     request = resources.training(asked, partitions)
     run = control.new_name(settings, "collectives")
-    program = scripts.Program(_command(params, run_dir=str(settings.runs / run)), leaves_outcome=True)
-
-    def texts(environment: environments.Environment) -> dict[str, str]:
-        return scripts.training(settings, request, asked, environment, run=run, program=program)
-
+    run_dir = settings.runs / run
+    files = ("--run-dir", run_dir, "--json", run_dir / "collectives.json", "--plot", run_dir / "collectives.png")
+    command = ("--module", "ddptrain", "collectives", *_flags(params), *map(str, files))
+    program = scripts.Program(command, leaves_outcome=True)
+    texts = functools.partial(scripts.training, settings, request, asked, run=run, program=program)
     checks.judge(texts(environments.NOT_INSTALLED)["job.sbatch"])
-    environment = environments.ensure(
-        settings, partitions, log, gpus=request.gpus_per_node > 0, reservation=params.reservation
-    )
+    environment = environments.ensure(settings, log)
     facts: dict[str, object] = {
         "kind": "collectives",
         "args": " ".join(_flags(params)),
         "ranks_per_node": request.ranks_per_node,
-        "environment": environment.manifest.hash,
-        "torch": environment.manifest.torch,
+        "environment": environment.hash,
+        "torch": environment.torch,
         "request": dataclasses.asdict(request),
     }
     submitted = control.submit(settings, run, texts(environment), facts, again=False)
     log(f"job {submitted.job_id} measures {params.collective} on {request.num_nodes} nodes")
     results = control.follow(settings, submitted, log, timeout_s=params.wait_timeout)
     return results | _conclude(settings, submitted, params.store, log)
-
-
-def _check_sizes(params: models.BenchmarkCollectives) -> None:
-    if params.min_bytes and params.max_bytes and _bytes(params.min_bytes) > _bytes(params.max_bytes):
-        raise ParameterError("min-bytes", f"{params.min_bytes} is more than max-bytes={params.max_bytes}; swap them")
-
-
-def _bytes(text: str) -> int:
-    return int(text.rstrip("KMG")) << {"K": 10, "M": 20, "G": 30}.get(text[-1], 0)
 
 
 def read_baseline(settings: Settings) -> list[Json]:
@@ -82,8 +62,6 @@ def read_baseline(settings: Settings) -> list[Json]:
 def entries(measured: Json, run: str) -> list[Json]:
     """Turn a measurement into the entries of a baseline, one for each collective."""
     about = {name: measured[name] for name in ("backend", "nodes", "world_size", "iface", "torch", "created")}
-    about["hosts"] = sorted({str(rank.get("host")) for rank in measured["ranks"]})
-    about["device"] = str(measured["ranks"][0].get("device")) if measured["ranks"] else ""
     found: list[Json] = []
     for one in measured["collectives"]:
         points: list[Json] = []
@@ -91,48 +69,40 @@ def entries(measured: Json, run: str) -> list[Json]:
             figures = row["in_place"] or row["out_of_place"]  # DDP reduces in place
             point = {"time_us": figures["time"], "algbw": figures["alg_bw"], "busbw": figures["bus_bw"]}
             points.append({"bytes": row["size"], **point})
-        average = one["average_bus_bandwidth"]["bandwidth"]
-        found.append({**about, "collective": one["collective"], "run": run, "average_busbw": average, "points": points})
+        figures = {"average_busbw": one["average_bus_bandwidth"]["bandwidth"], "points": points}
+        found.append(about | {"collective": one["collective"], "run": run} | figures)
     return found
 
 
-def shape(entry: Json) -> Shape:
+def _shape(entry: Json) -> tuple[object, ...]:
     """Return the properties that a comparable entry shares."""
-    return Shape(str(entry["collective"]), str(entry["backend"]), int(entry["nodes"]), int(entry["world_size"]))
+    return tuple(entry[name] for name in ("collective", "backend", "nodes", "world_size"))
 
 
 def _conclude(settings: Settings, submitted: control.Submitted, store: str, log: Log) -> Results:
-    path = f"{submitted.folder}/collectives.json"
-    measured = folders.call(settings, operations.read_json, path=path)
-    try:
-        fresh = entries(measured, submitted.run)
-    except (KeyError, TypeError, IndexError) as e:
-        raise TrainerError(f"{path} is not a measurement: {e!r}; run the benchmark again") from e
-    old = {shape(entry): entry for entry in read_baseline(settings)}
+    measured = folders.call(settings, operations.read_json, path=f"{submitted.folder}/collectives.json")
+    fresh = entries(measured, submitted.run)
+    old = {_shape(entry): entry for entry in read_baseline(settings)}
     comparison: list[str] = []
-    kept: list[Json] = []
+    stored: list[Json] = []
     for entry in fresh:
-        verdict = f"{entry['collective']}: {entry['average_busbw']:.4g} GB/s"
-        if before := old.get(shape(entry)):
+        verdict, ratio = f"{entry['collective']}: {entry['average_busbw']:.4g} GB/s", 1.0
+        if before := old.get(_shape(entry)):
             ratio = entry["average_busbw"] / before["average_busbw"] if before["average_busbw"] else 1.0
             of = f"the baseline of {before['created']} ({before['average_busbw']:.4g} GB/s)"
             verdict = f"{verdict}, {ratio:.2f} of {of}"
-            keep = store == "always" or (store == "auto" and ratio >= KEEPS)
-            if ratio < KEEPS:
-                log(f"{verdict}: slower; to find out why: {settings.render(Command('doctor'))}")
         else:
-            verdict, keep = f"{verdict}, the first of its kind", store != "never"
-        comparison.append(verdict + ("; stored" if keep else "; not stored"))
-        if keep:
-            kept.append(entry)
+            verdict = f"{verdict}, the first of its kind"
+        if ratio < KEEPS:
+            log(f"{verdict}: slower; to find out why: {settings.render(Command('doctor'))}")
+        if is_stored := store == "always" or (store == "auto" and ratio >= KEEPS):
+            stored.append(entry)
+        comparison.append(verdict + ("; stored" if is_stored else "; not stored"))
     path = str(settings.baselines / BASELINE)
-    if kept:
-        settings.claims.wait(BASELINE, timeout_s=60)  # storing reads and rewrites the file
-        folders.call(settings, operations.store_baseline, path=path, entries=kept)
-        settings.claims.drop(BASELINE)
-    table = tables.Table(_rows(fresh), _printed(settings, submitted))
+    if stored:
+        folders.call(settings, operations.store_baseline, path=path, entries=stored)
     return {
-        "table": table,
+        "table": tables.Table(_rows(fresh), _printed(settings, submitted)),
         "average-busbw": ", ".join(f"{entry['average_busbw']:.6g}" for entry in fresh),
         "backend": f"{measured['backend']} over {measured['iface'] or 'its own choice of interface'}",
         "comparison": "\n".join(comparison),
@@ -155,20 +125,8 @@ def _printed(settings: Settings, submitted: control.Submitted) -> str:
     """Read the table that rank 0 printed."""
     about: dict[str, typing.Any] = {"job_id": submitted.job_id, "lines": 2000, "rank": 0}
     printed = folders.call(settings, folder.read_log, path=settings.runs / submitted.run, **about)[1]
-    lines: list[str] = []
-    inside = False
-    for line in printed:
-        inside = inside or line.startswith(_BEGINS)
-        if inside and not line.startswith("["):
-            lines.append(control.printable(line).rstrip())
-        if line.startswith(_ENDS):
-            inside = False
-    return "\n".join(lines)
-
-
-def _command(params: models.BenchmarkCollectives, *, run_dir: str) -> tuple[str, ...]:
-    files = ("--run-dir", run_dir, "--json", f"{run_dir}/collectives.json", "--plot", f"{run_dir}/collectives.png")
-    return ("--module", "ddptrain", "collectives", *_flags(params), *files)
+    text = "\n".join(control.printable(line).rstrip() for line in printed if not line.startswith("["))
+    return "\n".join(_TABLE.findall(text))
 
 
 def _flags(params: models.BenchmarkCollectives) -> tuple[str, ...]:

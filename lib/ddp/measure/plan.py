@@ -19,7 +19,7 @@ import runpy
 import types
 import typing
 
-from ddp.base import Log, Results, Settings, TrainerError
+from ddp.base import Log, ParameterError, Results, Settings, TrainerError
 from ddp.measure import collectives
 from ddp.options import models
 from ddp.problem import Command
@@ -51,26 +51,6 @@ class Work:
     flops_per_token: float
 
 
-@dataclasses.dataclass(frozen=True)
-class Forecast:
-    """The time of a step, in seconds."""
-
-    compute_s: float
-    comm_s: float
-    exposed_s: float  # of comm_s, what no computation hides
-    buckets: int
-
-    @property
-    def step_s(self) -> float:
-        """The time of a step."""
-        return self.compute_s + self.exposed_s
-
-    @property
-    def efficiency(self) -> float:
-        """The share of a step in which the ranks compute."""
-        return self.compute_s / self.step_s
-
-
 def plan(settings: Settings, params: models.Plan, _: Log) -> Results:
     """Predict a step's memory and time, tokens per second and efficiency, for nodes that need not exist yet.
 
@@ -95,34 +75,38 @@ def plan(settings: Settings, params: models.Plan, _: Log) -> Results:
         return results | rest
     entry, about = _baseline(collectives.read_baseline(settings), request.num_nodes, world, on_gpu=on_gpu)
     if entry is None:
-        between = "several nodes" if request.num_nodes > 1 else "one node"
-        text = (
-            f"no baseline of all_reduce over {between} on {'GPUs' if on_gpu else 'CPUs'}: the network is not measured"
-        )
+        between, devices = "several nodes" if request.num_nodes > 1 else "one node", "GPUs" if on_gpu else "CPUs"
+        text = f"no baseline of all_reduce over {between} on {devices}: the network is not measured"
         measure = Command("bench", {"nodes": min(request.num_nodes, there.num_nodes), "partition": params.partition})
         raise TrainerError(text, remedy=measure, results=results)
-    forecast = predict(work, compute_s, world, entry["points"], overlap=_OVERLAP[on_gpu])
+    comm_s, exposed_s, buckets = predict(work, compute_s, world, entry["points"], overlap=_OVERLAP[on_gpu])
+    step_s = compute_s + exposed_s
     results |= {
-        "communication": f"{_seconds(forecast.comm_s)} a step in {forecast.buckets} buckets ({about})",
-        "exposed": _seconds(forecast.exposed_s),
-        "step": _seconds(forecast.step_s),
-        "tokens-per-second": f"{per_step / forecast.step_s:.0f}",
-        "efficiency": f"{forecast.efficiency:.0%}",
+        "communication": f"{_seconds(comm_s)} a step in {buckets} buckets ({about})",
+        "exposed": _seconds(exposed_s),
+        "step": _seconds(step_s),
+        "tokens-per-second": f"{per_step / step_s:.0f}",
+        "efficiency": f"{compute_s / step_s:.0%}",
     }
-    if forecast.efficiency < 0.9:
-        wanted = math.ceil(9 * forecast.exposed_s / (compute_s / work.accumulate))
+    if compute_s / step_s < 0.9:
+        wanted = math.ceil(9 * exposed_s / (compute_s / work.accumulate))
         results["advice"] = f"grad-accum={max(wanted, work.accumulate + 1)} raises the efficiency to 90 %"
     return results
 
 
-def predict(work: Work, compute_s: float, world: int, points: list[Json], *, overlap: float) -> Forecast:
-    """Predict a step from a baseline's sizes and their busbw; of what could be hidden, the share `overlap` is."""
+def predict(
+    work: Work, compute_s: float, world: int, points: list[Json], *, overlap: float
+) -> tuple[float, float, int]:
+    """Return the seconds of communication in a step, those that no computation hides, and the number of buckets.
+
+    They follow from a baseline's sizes and their busbw; of what could be hidden, the share `overlap` is.
+    """
     gradient = BYTES_PER_GRADIENT * work.parameters
     buckets = max(1, math.ceil(gradient / _BUCKET))
     last_s = reduce_seconds(gradient - (buckets - 1) * _BUCKET, world, points)
     comm_s = (buckets - 1) * reduce_seconds(_BUCKET, world, points) + last_s
     backward_s = BACKWARD_SHARE * compute_s / work.accumulate * (1 - 1 / buckets)
-    return Forecast(compute_s, comm_s, comm_s - overlap * min(comm_s - last_s, backward_s), buckets)
+    return comm_s, comm_s - overlap * min(comm_s - last_s, backward_s), buckets
 
 
 def reduce_seconds(size: int, world: int, points: list[Json]) -> float:
@@ -166,11 +150,9 @@ def _vocabulary(settings: Settings, dataset: str | None, *, on_gpu: bool) -> int
     if dataset is None:
         return 50257 if on_gpu else 257  # gpt2's and the byte tokenizer's
     path = dataset if "/" in dataset else folders.look(settings).datasets.get(dataset, str(settings.datasets / dataset))
-    if "/" in dataset:
-        checks.check_inside(settings, "dataset", path, kinds=("folder",))
+    checks.check_inside(settings, "dataset", path, kinds=("folder",))
     try:
-        found = folders.call(settings, operations.read_json, path=f"{path}/dataset.json")
-        return int(found["tokenizer"]["vocab"])
+        return int(folders.call(settings, operations.read_json, path=f"{path}/dataset.json")["tokenizer"]["vocab"])
     except (folders.MissingError, KeyError, TypeError, ValueError) as e:
         raise TrainerError(f"dataset: {path} has no dataset.json with a vocabulary", remedy=Command("prepare")) from e
 
@@ -184,30 +166,26 @@ def _rate(settings: Settings, params: models.Plan, work: Work, request: resource
     same = [run for run in found if (run["model"], run["seq_len"], run["on_gpu"]) == (work.model, work.seq_len, on_gpu)]
     if same:
         best = min(same, key=lambda run: (run["world_size"], -run["tokens_per_second"]))
-        ranks = "one rank" if best["world_size"] == 1 else f"{best['world_size']} ranks, communication included"
-        return best["tokens_per_second"] / best["world_size"], f"measured by the run {best['run']}, {ranks}"
+        world = best["world_size"]  # of several ranks the communication is included
+        return best["tokens_per_second"] / world, f"measured by the run {best['run']}, ranks: {world}"
     if not on_gpu:
-        speed = f"{request.cpus_per_task} cores of {CPU_FLOPS_PER_CORE / 1e9:.0f} GFLOP/s"
         rate = CPU_FLOPS_PER_CORE * request.cpus_per_task / work.flops_per_token
-        return rate, f"estimated within a factor of three: {speed}"
+        return rate, f"estimated within a factor of three: {request.cpus_per_task} cores of 40 GFLOP/s"
     kind = _gpu_kind(request.partition)
-    peak = _shapes(settings).peak_flops(kind)
-    if peak is None:
-        text = f"the peak of GPUs of the type {kind or 'unknown'} is not known, and no run has measured this model"
-        raise TrainerError(f"{text}; give tokens-per-second of one GPU")
+    if (peak := _shapes(settings).peak_flops(kind)) is None:
+        text = f"no run has measured this model, and the peak of GPUs of the type {kind or 'unknown'} is not known"
+        raise ParameterError("tokens-per-second", f"{text}; give that of one GPU")
     return GPU_UTILISATION * peak / work.flops_per_token, f"estimated: {GPU_UTILISATION:.0%} of the {kind}'s bf16 peak"
 
 
 def _gpu_kind(partition: str) -> str:
     """Return the type in the GRES of the partition's nodes, such as h200; empty if there is none."""
     try:
-        for node in nodes.show_all():
-            found = re.match(r"gpu:([A-Za-z][A-Za-z0-9_.-]*):", node.gres or "")
-            if found and partition in node.fields.get("Partitions", "").split(","):
-                return found[1].lower()
+        known = [node for node in nodes.show_all() if partition in node.fields.get("Partitions", "").split(",")]
     except nodes.NodeError as e:
         raise TrainerError(f"Slurm: {e}") from e
-    return ""
+    found = re.search(r"\bgpu:([A-Za-z][A-Za-z0-9_.-]*):", " ".join(node.gres or "" for node in known))
+    return found[1].lower() if found else ""
 
 
 def _baseline(entries: list[Json], num_nodes: int, world: int, *, on_gpu: bool) -> tuple[Json | None, str]:
@@ -216,9 +194,7 @@ def _baseline(entries: list[Json], num_nodes: int, world: int, *, on_gpu: bool) 
     busbw hardly depends on the number of ranks, but very much on whether a network lies between them.
     """
     wanted = ("all_reduce", "nccl" if on_gpu else "gloo", num_nodes > 1)
-    fitting = [
-        one for one in entries if (one["collective"], one["backend"], one["nodes"] > 1) == wanted and one["points"]
-    ]
+    fitting = [one for one in entries if (one["collective"], one["backend"], one["nodes"] > 1) == wanted]
     if not fitting:
         return None, ""
     entry = min(fitting, key=lambda one: (abs(math.log(one["world_size"] / world)), abs(one["nodes"] - num_nodes)))

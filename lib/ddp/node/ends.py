@@ -4,7 +4,10 @@ import dataclasses
 import re
 import signal
 
-NO_MEMORY = "killed: it took more memory than the job has; submit it with a larger memory"
+NO_MEMORY = "killed: it took more memory than the job has"
+SHORTAGE = ": a process was killed for memory: "  # between a node and the details of memory.py
+OF_NODE = " itself ran out of memory"  # behind a node's name: no fault of the job's
+_SHORT = re.compile(rf"(\d+): \[ENV\] [^\s:]+{SHORTAGE}(.*)")
 _RANK = re.compile(r"(\d+): .*\bfailed \(exitcode: (-?\d+)\) local_rank: (\d+)")  # an agent's
 _TASK = re.compile(
     r"srun: error: \S+: task (\d+): "
@@ -29,13 +32,14 @@ class End:
 
 def parse(log: list[str], per_node: int, *, by_rank: bool) -> list[End]:
     """Return how ranks ended, in order. Not `by_rank`, a task is a node's agent, and stands for its first rank."""
-    ran_out = {int(found[1] or found[2]) for line in log if (found := _RAN_OUT.match(line))}
+    ran_out = {int(found[1] or found[2]): "" for line in log if (found := _RAN_OUT.match(line))}
+    ran_out |= {int(found[1]): found[2] for line in log if (found := _SHORT.match(line))}
     ends: list[End] = []
     is_first = True
     for line in log:
         if found := _RANK.match(line):
             node, code, local = map(int, found.groups())
-            ends.append(End(node * per_node + local, node, code, _words(code, node in ran_out)))
+            ends.append(End(node * per_node + local, node, code, _words(code, ran_out.get(node))))
         elif found := _TASK.match(line):
             task, code = int(found[1]), -_SIGNALS[found[3]] if found[3] else int(found[2])
             prefix, was_first = "", is_first
@@ -45,14 +49,16 @@ def parse(log: list[str], per_node: int, *, by_rank: bool) -> list[End]:
                 code, prefix = 128 - code, "" if by_rank else "its torchrun was "
             if code < 0 or (by_rank and code < 128):  # an agent's own code says less than its report
                 rank, node = (task, task // per_node) if by_rank else (task * per_node, task)
-                ends.append(End(rank, node, code, prefix + _words(code, task in ran_out), is_task=True))
+                ends.append(End(rank, node, code, prefix + _words(code, ran_out.get(task)), is_task=True))
     return ends
 
 
-def _words(code: int, ran_out: bool) -> str:
+def _words(code: int, shortage: str | None) -> str:
     if code >= 0:
         return f"exited with code {code} and no error output"
-    if ran_out and code == -signal.SIGKILL:
-        return NO_MEMORY
+    if shortage is not None and code == -signal.SIGKILL:
+        if OF_NODE in shortage:
+            return f"killed: {shortage}"
+        return f"{NO_MEMORY}: {shortage}" if shortage else f"{NO_MEMORY}; submit it with a larger memory"
     names = {member.value: member.name for member in signal.Signals}
     return f"killed by signal {-code} ({names.get(-code, 'unknown')})"

@@ -18,7 +18,7 @@ import signal
 import stat
 import typing
 
-from ddp.node import ends
+from ddp.node import ends, evidence
 
 Json = dict[str, typing.Any]
 MAX_TAIL_BYTES = 256 * 1024
@@ -31,30 +31,6 @@ TELLING = re.compile(
     r"|^\s*what\(\): "
 )
 
-# What a rank's last lines prove. Each pattern is anchored to who prints the line: a word anywhere proves nothing.
-
-# Faults of the machine: the kernel's NVRM, CUDA (driver_types.h), NVML, SIGBUS as this module reports it.
-_BAD_NODE = re.compile(
-    r"NVRM: Xid \(|fallen off the bus|uncorrectable (ECC|NVLink) error|CUDA error: (device not ready|hardware)"
-    r"|no CUDA-capable device|CUDA-capable device\(s\) is/are busy|CUDA driver (version|initialization)"
-    r"|NVMLError|NVML: |Can't initialize NVML|killed by signal 7 "
-)
-_BAD_LINK = re.compile(r"ncclSystemError|unhandled system error")  # nccl.h, within torch's exceptions
-# A consequence of another rank's end, as torch, gloo and NCCL print it; a download's ConnectionResetError is none. Two
-# patterns, since one with a look-ahead takes the square of a long line's length.
-_COLLECTIVE = re.compile(
-    r"torch\.distributed|Dist\w+Error|gloo|nccl|c10d|TCPStore|ProcessGroup|\bRank \d", re.IGNORECASE
-)
-_PEER_LOST = re.compile(
-    r"connection (closed|reset|refused)|broken pipe|remote process exited|collective operation timeout|connect timeout"
-    r"|communicator was aborted|recvValue failed|heartbeat monitor",
-    re.IGNORECASE,
-)
-_PEER_LEFT = re.compile(r"rank \d+ leaves:|SharedError|Signal(Exception| \d+)")
-# Faults of the network, where no rank failed by itself: errors of gloo, NCCL and errno.h.
-_CUT = re.compile(
-    r"[Cc]onnection (closed|reset|timed out)|Broken pipe|remote process exited|No route to host|Network is unreachable"
-)
 # Faults of a filesystem (errno.h): its client died or was restarted, or its server is not available.
 _BAD_FILESYSTEM = re.compile(r"Stale file handle|Transport endpoint is not connected|Input/output error")
 _ANY_OSERROR = re.compile(r"\[Errno \d+\]|OSError|Bus error|SIGBUS|signal 7 ")
@@ -63,20 +39,6 @@ _GONE = re.compile(
     r"(?:\d+: )?\[ENV\] (\S+): (?:output cannot be written|\S+ does not respond) \(([^)]*)\)"
 )  # printed by spool.py and storage.py
 LOST = "Slurm lost the node"
-# Faults of the program with a known remedy: the exception (errno.h's numbers), whether it would come again, the remedy
-_KNOWN = tuple(
-    (re.compile(pattern), comes_again, remedy)
-    for pattern, comes_again, remedy in (
-        (r"\w+Error: \[Errno 122\]", True, "the quota is used up: quota -s, lfs quota or juicefs quota show it"),
-        (r"\w+Error: \[Errno 28\]", True, "remove files, or write to another filesystem"),
-        (r"\w+Error: \[Errno 24\]", True, "see ulimit -n; use fewer workers, or close files"),
-        (r"FileNotFoundError\b", True, "does the file exist on the nodes?"),
-        (re.escape(ends.NO_MEMORY), True, "or use a smaller batch"),
-        (r"RuntimeError: DataLoader worker .* Bus error", False, "use fewer workers, or a larger /dev/shm"),
-        (r"(requests|urllib3|httpx|aiohttp)\.[\w.]*Connect", False, "a download failed: do the nodes reach its host?"),
-    )
-)
-
 # What the launchers print
 
 _COMPLAINT = re.compile(r"(?:\d+: )?\[FATAL\] (\S+): (.*)")  # of node.py and what it starts, before any rank
@@ -88,8 +50,12 @@ _OF_LAUNCHER = (
     b"srun: error: ",
     b"failed (exitcode: ",
     b"Error waiting on exit ",
+    ends.SHORTAGE.encode(),
 )
-_NEVER_JOINED = re.compile(r"\d+ of \d+ ranks never joined within \d+ s: ([\d, ]*\d)")  # distributed.py
+_NEVER_JOINED = re.compile(
+    r"(?:.*(?:\[FATAL\]|SharedError:|leaves:) )?(?:\d+ of \d+ ranks never joined within \d+ s: ([\d, ]*\d)"
+    r"|rank 0 published no address in )"
+)  # distributed.py
 _TIMED_OUT = re.compile(
     r"[Tt]imed out after .* waiting for clients|wait timeout after|DistStoreError|the rendezvous at "
 )  # torch's TCPStore (2.0 to 2.13), and the payload around it
@@ -100,7 +66,6 @@ _OURS = re.compile(
 # Exceptions of Python, also within an exception group, and of C++, which end the process by SIGABRT, as NCCL's watchdog
 # does; it then prints where they were thrown.
 _REASON = re.compile(r"(\s*\| )?[\w.]*(Error|Exception|Interrupt|Exit)\b(?! raised from )|\s*what\(\): ")
-_RANK = re.compile(r"^\[rank\d+\]: ?")  # torch's prefix of an exception's lines within a process group
 _CRASH = "Fatal Python error: "  # of faulthandler, with the stack behind it, the innermost call first
 
 
@@ -127,12 +92,12 @@ def blame(run_dir: str, job_id: str, attempt: str, hosts: list[str]) -> tuple[st
         outcome = read_object(folder / "control" / f"{attempt}.outcome")
         if outcome.get("retry") is False:
             return "mistake", "-", str(outcome.get("error", ""))
-    log = _log(folder, int(job_id))
+    log = _without_output(folder, int(job_id), _log(folder, int(job_id)))
     complaints = {found[1]: found[2] for line in log if (found := _COMPLAINT.match(line)) and found[1] in hosts}
     if complaints:
         host, words = next(iter(complaints.items()))
         return ("mistake", "-", words) if len(complaints) == len(hosts) > 1 else ("node", host, words)
-    lost = [found[1] for line in log if (found := re.search(r"srun: error: Node failure on (\S+)", line))]
+    lost = [found[1] for line in log if (found := re.match(r"srun: error: Node failure on (\S+)", line))]
     if lost and lost[0] in hosts:
         return "node", lost[0], LOST
     failure = first_failure(folder, int(job_id), 20)
@@ -145,28 +110,18 @@ def blame(run_dir: str, job_id: str, attempt: str, hosts: list[str]) -> tuple[st
     if found := _filesystem_fault(folder, log, failure):
         host, reason = found
         return "filesystem", host if host in hosts else node, reason
-    if any(map(_is_of_node, failure.lines)) and node != "-":
+    if evidence.proves_node(failure.lines) and node != "-":
         return "node", node, words
     if failure.is_peers:
         missing = [host for number, host in enumerate(hosts) if number not in failure.reporting]
         if len(missing) == 1 and len(hosts) > 1:
             return "node", missing[0], f"it stopped responding; the others report: {words}"
-        if not missing and len(hosts) > 1 and _CUT.search(words):
+        if not missing and len(hosts) > 1 and evidence.is_cut(words):
             return "network", "-", f"the nodes lost their connections, and no rank failed by itself: {words}"
-    for pattern, comes_again, remedy in _KNOWN:
-        if pattern.match(_RANK.sub("", words)):
-            return "mistake" if comes_again else "program", node, f"{words[:200]}; {remedy}"
+    if found := evidence.known(words):
+        comes_again, remedy = found
+        return "mistake" if comes_again else "program", node, f"{words[:200]}; {remedy}"
     return "program", node, words
-
-
-def _is_peers(line: str) -> bool:
-    """Return whether a line reports the loss of another rank."""
-    return bool(_PEER_LEFT.search(line) or (_PEER_LOST.search(line) and _COLLECTIVE.search(line)))
-
-
-def _is_of_node(line: str) -> bool:
-    """Return whether a line proves a fault of the machine."""
-    return bool(_BAD_NODE.search(line) or (_BAD_LINK.search(line) and _COLLECTIVE.search(line)))
 
 
 def _filesystem_fault(folder: pathlib.Path, log: list[str], failure: Failure) -> tuple[str, str] | None:
@@ -207,6 +162,11 @@ def first_failure(folder: pathlib.Path, job_id: int, lines: int) -> Failure:
     known = failed_ranks | quiet.keys()
     left = [end for end in ended if end.code >= 0 and (not end.is_task or end.rank in known)]
     is_clear = any(end.rank in own for end in left)
+    aborted = [
+        end for end in ended if end.code == -signal.SIGABRT and evidence.was_not_destroyed(quiet.get(end.rank, []))
+    ]
+    if aborted and not is_clear:
+        return found(aborted[0].rank, aborted[0].node, [evidence.NOT_DESTROYED])
     # The agent ends the others by TERM; a rank that aborts has printed the reason before, if any.
     own_end = (-signal.SIGTERM, -signal.SIGABRT) if suspects else (-signal.SIGTERM,)
     killed = next((end for end in ended if end.code < 0 and end.code not in own_end), None)
@@ -257,14 +217,14 @@ def _suspects(folder: pathlib.Path, job_id: int, lines: int) -> tuple[list[Failu
             text = text if any(line.strip() for line in text) else [message or "an error without a message"]
             gist = _gist(text, lines)
             at = float(more.get("timestamp") or path.lstat().st_mtime)
-            suspects.append(Failure(rank, node, gist, at, _is_peers(gist[-1]) or _is_peers(message)))
+            suspects.append(Failure(rank, node, gist, at, any(map(evidence.reports_peer, (gist[-1], message)))))
     recorded = {suspect.rank for suspect in suspects}
     logs = [log for log in rank_logs(folder, job_id)[:MAX_RANK_LOGS] if log["rank"] not in recorded]
     for log in sorted(logs, key=lambda log: log["path"].endswith("/stderr.log")):  # sys.exit("why") writes there
         text = [line for line in tail(pathlib.Path(log["path"]), 32768) if line.strip()]
         if any(TELLING.search(line) for line in text):
             gist = _gist(text, lines)
-            lost_a_peer = _is_peers(gist[-1]) or _is_peers(text[-1])
+            lost_a_peer = evidence.reports_peer(gist[-1]) or evidence.has_left(text[-1])
             suspects.append(Failure(log["rank"], log["node"], gist, log["written"], lost_a_peer))
         else:
             quiet.setdefault(log["rank"], []).extend(text)
@@ -277,13 +237,11 @@ def absentees(folder: pathlib.Path, job_id: int, lines: list[str], hosts: list[s
     The payload names the ranks. torch's rendezvous only reports a timeout: then they are those of the nodes that
     started no rank.
     """
-    text = "\n".join(lines)
+    text = lines[-1] if lines else ""
     per_node = _per_node(folder)
     ranks: list[int] = []
-    if found := _NEVER_JOINED.search(text):
-        ranks = [int(number) for number in re.findall(r"\d+", found[1])]
-    elif "rank 0 published no address" in text:
-        ranks = [0]
+    if found := _NEVER_JOINED.match(text):
+        ranks = [int(number) for number in re.findall(r"\d+", found[1] or "0")]
     elif _TIMED_OUT.search(text):
         log = _log(folder, job_id)
         started = {found[1] for line in log if (found := re.match(r"(?:\d+: )?\[ENV\] node=(\S+) ", line))}
@@ -313,13 +271,27 @@ def _log(folder: pathlib.Path, job_id: int) -> list[str]:
     return lines[begins[-1] :] if begins else lines
 
 
+def _without_output(folder: pathlib.Path, job_id: int, log: list[str]) -> list[str]:
+    """Return a log without the lines that look like a node's complaint and were printed by a rank.
+
+    Under srun a rank's output has its task's number before it, as a node's has; torchrun adds a prefix of its own.
+    """
+    if _about(folder).get("launcher") != "srun":
+        return log
+    doubtful = {line for line in log if _COMPLAINT.match(line) or _GONE.match(line)}
+    ranks = {line.partition(":")[0] for line in doubtful}
+    own = [one for one in rank_logs(folder, job_id) if str(one["rank"]) in ranks]
+    printed = {f"{one['rank']}: {line}" for one in own for line in tail(pathlib.Path(one["path"]), MAX_TAIL_BYTES)}
+    return [line for line in log if line not in doubtful & printed]
+
+
 def _gist(text: list[str], lines: int) -> list[str]:
     """Return the lines up to the last `[FATAL]`, exception or crash, without those after it.
 
     The last line holds the whole message: with the indented lines below it, or the place of a crash.
     """
-    text = [line for line in text if _RANK.sub("", line, count=1).strip()]
-    bare = [_RANK.sub("", line, count=1) for line in text]
+    text = [line for line in text if evidence.RANK.sub("", line, count=1).strip()]
+    bare = [evidence.RANK.sub("", line, count=1) for line in text]
     reason = crash = -1
     is_raising = False
     for index, line in enumerate(bare):

@@ -13,14 +13,24 @@ import threading
 import time
 import typing
 
-from ddp.node import caches, ending, environment, network, spec, spool, storage
+from ddp.node import caches, ending, ends, environment, memory, network, spec, spool, storage
 
 _SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"  # torchrun forwards them, so that the ranks save
 _NOT_OURS = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-# The agent's imports do not look into the folder that the ranks start in
-_AGENT = "import sys; sys.path[:] = filter(None, sys.path); from torch.distributed.run import main; main()"
 LAST_LINES_S = 3.0  # srun ends all tasks when one exits: the others get this long to print their errors
 SAVING_S = 5.0  # for a task to exit after another one has failed
+# torchrun, which ends without a traceback when Slurm's TERM reaches it: a cancellation is no error of the program's.
+# Its imports do not look into the folder that the ranks start in
+AGENT = """\
+import sys
+sys.path[:] = filter(None, sys.path)
+from torch.distributed import run
+from torch.distributed.elastic.multiprocessing.api import SignalException
+try:
+    run.main()
+except SignalException:
+    sys.exit(1)
+"""
 
 
 class Node:
@@ -59,6 +69,8 @@ class Node:
         for pump in self._pumps:
             pump.join()
         if code:
+            if shortage := memory.shortage(self.host):
+                spool.write(f"[ENV] {self.host}{ends.SHORTAGE}{shortage}")
             with contextlib.suppress(OSError):
                 storage.within(self._mark_failed, storage.CALL_S)
         self._end_logs(logs)
@@ -135,7 +147,7 @@ class Node:
         argv = [
             python,
             "-c",
-            _AGENT,
+            AGENT,
             f"--nnodes={self.env['SLURM_STEP_NUM_NODES']}",
             f"--nproc-per-node={self.job.ranks_per_node}",
             f"--node-rank={self.number}",

@@ -38,7 +38,7 @@ def hostnames(nodelist: str) -> list[str]:
 
 
 def show_nodes(nodelist: str, hosts: list[str]) -> str:
-    """Return the present output of `scontrol -o show node`. Raises FatalError."""
+    """Return the output of `scontrol -o show node`. Raises FatalError."""
     reason = ""
     for pause_s in ASKING_S:
         shown = call("scontrol", "-o", "show", "node", nodelist)

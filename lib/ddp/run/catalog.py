@@ -213,7 +213,9 @@ def whole(states: collections.Counter[str]) -> str:
         return "PENDING" if active == {"PENDING"} and len(states) == 1 else "RUNNING"
     if len(states) < 2:
         return next(iter(states), "UNKNOWN")
-    return "FAILED" if set(states) - {"COMPLETED", "CANCELLED"} else "CANCELLED"
+    if set(states) - {"COMPLETED", "CANCELLED", "PREEMPTED"}:
+        return "FAILED"
+    return "PREEMPTED" if "PREEMPTED" in states else "CANCELLED"
 
 
 def aligned(rows: collections.abc.Sequence[collections.abc.Sequence[str]]) -> str:

@@ -4,6 +4,7 @@ import re
 
 from ddp import copies
 from ddp.base import Results, Settings, TrainerError, one_line
+from ddp.node import evidence
 from ddp.problem import Command, Remedy, Step
 from ddp.run import folder
 from ddp.run.model import Run, State
@@ -71,12 +72,20 @@ def explain(settings: Settings, run: Run, job_id: int | None) -> TrainerError | 
         elif run.job is not None and run.job.reason not in ("None", "NonZeroExitCode", ""):
             words = f" ({run.job.reason})"
         if lines:
-            words += f": {one_line(lines[-1], 300)}"
-            has_own = run.record.get("container")
-            remedy = None if has_own else _missing_module(settings, run, lines[-1]) or _missing_compiler(lines)
+            words += f": {one_line(lines[-1], 300)}" + (f" ({printable(failure.place, 200)})" if failure.place else "")
+            remedy = _remedy(settings, run, lines)
     if not run.record:
         words += f"; {run.folder}/job.json is missing or damaged, so other files of the run may be, too"
     return TrainerError(text + words, remedy=remedy, results=results)
+
+
+def _remedy(settings: Settings, run: Run, lines: list[str]) -> Remedy | None:
+    """Return what helps against the error in a log's last lines; None if nothing is known."""
+    has_own = run.record.get("container")
+    found = None if has_own else _missing_module(settings, run, lines[-1]) or _missing_compiler(lines)
+    if found is None and (known := evidence.known(lines[-1])):
+        return Step("known-fault", known[1])
+    return found
 
 
 def _missing_module(settings: Settings, run: Run, line: str) -> Remedy | None:

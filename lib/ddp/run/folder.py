@@ -14,7 +14,7 @@ import shutil
 import time
 
 from ddp.node import explain
-from ddp.run import metrics, reading, state
+from ddp.run import metrics, places, reading, state
 from ddp.run.model import Attempt, Checkpoint, Failure, Run
 from ddp.run.reading import Json
 from ddp.workspace.files import MAX_LISTED, RefusedError, replace
@@ -26,6 +26,7 @@ _BRIEF_BYTES = 1 << 16  # of a metrics.jsonl that is looked at briefly
 _LOG_BYTES = 256 * 1024
 _MAX_ROWS = 200  # attempts or failures
 _MAX_CHECKPOINTS = 20
+_MAX_FRAMES = 200  # lines of a traceback
 _SUBMISSION_S = 600.0  # an intent this old belongs to no submission that is still under way
 
 
@@ -136,6 +137,13 @@ def _write_all(path: pathlib.Path, texts: dict[str, str]) -> None:
 def read_record(path: pathlib.Path) -> Json:
     """Read a run's job.json; empty if there is none."""
     return reading.json_object(path / RECORD)
+
+
+def read_places(path: pathlib.Path) -> places.Places:
+    """Read where a run's code came from, and which copy it ran."""
+    code = reading.as_object(read_record(path).get("code"))
+    own = reading.json_object(path / "program" / RECORD).get("origin") or code.get("origin") or ""
+    return places.Places(str(own).rstrip("/"), str(path / str(code.get("folder") or "code")))
 
 
 def summarised(path: pathlib.Path) -> float:
@@ -320,12 +328,13 @@ def _outputs(path: pathlib.Path, job_id: int, rank: int | None) -> list[pathlib.
 
 
 def read_log(path: pathlib.Path, job_id: int, *, lines: int, rank: int | None) -> tuple[str, list[str]]:
-    """Return where a job's output is, or one rank's in its last attempt, and its last lines."""
-    places = _outputs(path, job_id, rank)
-    if not places:
+    """Return where a job's output is, or one rank's in its last attempt, and its last lines with the user's paths."""
+    found = _outputs(path, job_id, rank)
+    if not found:
         raise FileNotFoundError(errno.ENOENT, f"no output of rank {rank}", str(path / "logs" / f"{job_id}.r*"))
-    text = [line for place in places for line in explain.tail(place, explain.MAX_TAIL_BYTES)]
-    return str(places[0] if rank is None else places[0].parent), text[-lines:]
+    text = [line for place in found for line in explain.tail(place, explain.MAX_TAIL_BYTES)]
+    where = found[0] if rank is None else found[0].parent
+    return str(where), list(map(read_places(path).translate, text[-lines:]))
 
 
 def follow_log(
@@ -337,7 +346,7 @@ def follow_log(
     for place in _outputs(path, job_id, rank):
         new, after[str(place)] = new_lines(place, offsets.get(str(place)))
         lines += new
-    return lines, after
+    return list(map(read_places(path).translate, lines)), after
 
 
 def new_lines(path: pathlib.Path, begin: int | None, limit: int = explain.MAX_TAIL_BYTES) -> tuple[list[str], int]:
@@ -371,18 +380,21 @@ class FirstFailure:
     rank: int | None
     host: str
     lines: list[str]
+    place: str  # in the user's code, such as train.py:21
     absent_ranks: list[int]
     absent_nodes: list[str]
 
 
 def find_failure(path: pathlib.Path, job_id: int, lines: int) -> FirstFailure:
-    """Find why a job failed."""
-    failure = explain.first_failure(path, job_id, lines)
+    """Find why a job failed, with the user's own paths."""
+    failure = explain.first_failure(path, job_id, _MAX_FRAMES)
     hosts = " ".join(reading.tail(path / "control" / f"{int(job_id)}.hosts", 1 << 20)).split()  # in the ranks' order
     node: int | None = failure.node
     ranks, nodes = explain.absentees(path, int(job_id), failure.lines, hosts)
     host = hosts[node] if node is not None and node < len(hosts) else ""
-    return FirstFailure(failure.rank, host, failure.lines, ranks, nodes)
+    known = read_places(path)
+    last = list(map(known.translate, failure.lines[-lines:]))
+    return FirstFailure(failure.rank, host, last, known.find(failure.lines), ranks, nodes)
 
 
 def find_failed_elements(path: pathlib.Path, array: int) -> list[tuple[int, str]]:

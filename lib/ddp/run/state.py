@@ -14,7 +14,15 @@ _OUTCOMES = {
 }
 # Ends that only Slurm knows; an attempt's outcome cannot contradict them
 _OF_SLURM = frozenset(
-    {State.CANCELLED, State.TIMEOUT, State.OUT_OF_MEMORY, State.NODE_FAIL, State.DEADLINE, State.BOOT_FAIL}
+    {
+        State.CANCELLED,
+        State.PREEMPTED,
+        State.TIMEOUT,
+        State.OUT_OF_MEMORY,
+        State.NODE_FAIL,
+        State.DEADLINE,
+        State.BOOT_FAIL,
+    }
 )
 _BACK = ("SPECIAL_EXIT", "EXPEDITING")  # as REQUEUED, REQUEUE_HOLD and REQUEUE_FED
 

@@ -1,8 +1,10 @@
 """Checks of a request before anything is written; each error names the option."""
 
 import concurrent.futures
+import re
 
 from ddp.base import ParameterError, Settings, TrainerError, ahead
+from ddp.problem import Step
 from ddp.slurm import access, jobs
 from ddp.workspace import folders, operations
 
@@ -60,9 +62,8 @@ def judge(script: str) -> str:
 
 
 _CULPRITS = {
-    "ccount": "account",
+    "nvalid account": "account",
     "artition": "partition",
-    "QOS": "qos",
     "qos": "qos",
     "eservation": "reservation",
     "eature": "constraint",
@@ -70,11 +71,29 @@ _CULPRITS = {
     "emory": "memory",
     "ependency": "dependency",
 }  # in sbatch's words, and the option that each points to
+# A reason such as QOSMaxGRESPerUser (job_reason_str in slurm_protocol_defs.c): whose limit it is, and of what
+_LIMIT = re.compile(r"\b(QOS|Assoc)(?:Max|Min|Grp)\w*?(GRES|Node|Mem|Wall|Cpu|CPU|Job)?\w*")
+_LIMITED = {"GRES": "gpus-per-node", "Node": "nodes", "Mem": "memory", "Wall": "time-limit"}
+_POLICY = "violates accounting/QOS policy"
+_SHOW_QOS, _SHOW_ASSOC = "sacctmgr show qos", "sacctmgr show assoc where user=$USER"
 
 
 def refused(stderr: str) -> TrainerError:
-    """Turn sbatch's error into ours, with the option's name if Slurm's words identify it."""
+    """Turn sbatch's error into ours, with the option's name if Slurm's words identify it.
+
+    A limit is one of the QOS or of the account; that the account is missing is what Slurm calls an invalid one.
+    """
     text = f"Slurm rejects the job: {stderr}"
+    if found := _LIMIT.search(stderr):
+        is_qos = found[1] == "QOS"
+        text += f"; {found[0]} is a limit of the {'QOS' if is_qos else 'account'}, not a missing account"
+        remedy = Step("show-limits", f"ask for less, or see it: {_SHOW_QOS if is_qos else _SHOW_ASSOC}")
+        name = _LIMITED.get(found[2], "qos" if is_qos else None)
+        return ParameterError(name, text, remedy=remedy) if name else TrainerError(text, remedy=remedy)
+    if _POLICY in stderr:
+        text += "; it exceeds a limit of the QOS, the account or the partition"
+        see = f"see them: {_SHOW_QOS}; {_SHOW_ASSOC}; scontrol show partition"
+        return TrainerError(text, remedy=Step("show-limits", see))
     name = next((name for word, name in _CULPRITS.items() if word in stderr), None)
     return TrainerError(text) if name is None else ParameterError(name, text)
 

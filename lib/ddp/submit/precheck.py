@@ -38,18 +38,27 @@ def check(
     for flag, option in _TAKEN.items():
         if flag in flags:
             raise ParameterError("args", f"{flag} is set by ddp; use the option {option}")
-    command, given = _COMMANDS[kind]
-    lines = [[*given, *args, *words(choice)] for choice in choices or ({},)]
-    request = json.dumps({"folder": str(settings.runs / run_name), "command": command, "lines": lines})
+    lines = [[*_COMMANDS[kind][1], *args, *words(choice)] for choice in choices or ({},)]
+    answer = _ask(settings, kind, folder=str(settings.runs / run_name), lines=lines)
+    for number, trouble in enumerate(json.loads(answer)):
+        if trouble:
+            raise ParameterError(f"options of run {number}" if choices else "args", trouble)
+    return ["args: accepted by the payload" + (f", with the options of each of {len(choices)} runs" if choices else "")]
+
+
+def help_of(settings: Settings, kind: str, args: collections.abc.Sequence[str]) -> str | None:
+    """Return the help of a built-in workload if `args` ask for it, else None."""
+    is_asked = kind in _COMMANDS and not {"-h", "--help"}.isdisjoint(args)
+    return _ask(settings, kind, folder="/") if is_asked else None
+
+
+def _ask(settings: Settings, kind: str, **about: object) -> str:
+    request = json.dumps({"command": _COMMANDS[kind][0], "prog": f"ddp submit {kind}", **about})
     argv = (folders.PYTHON, "-s", "-m", "ddptrain.precheck")
     try:
-        done = run(*argv, stdin=request, cwd=settings.payload, timeout=_LIMIT_S)
+        return run(*argv, stdin=request, cwd=settings.payload, timeout=_LIMIT_S).stdout
     except CommandTimeout as e:
         text = f"args: {e}; a file that they name is on the shared filesystem"
         raise TrainerError(text, remedy=remedies.check_filesystem()) from e
     except CommandError as e:
         raise TrainerError(f"args: the payload could not check them: {e}") from e
-    for number, trouble in enumerate(json.loads(done.stdout)):
-        if trouble:
-            raise ParameterError(f"options of run {number}" if choices else "args", trouble)
-    return ["args: accepted by the payload" + (f", with the options of each of {len(choices)} runs" if choices else "")]

@@ -41,7 +41,7 @@ class _Work:
         """The dataset's folder."""
         return str(self.settings.datasets / self.dataset)
 
-    def texts(self, environment: environments.Environment) -> dict[str, str]:
+    def texts(self, environment: folders.Manifest) -> dict[str, str]:
         """Render the run's files: with several elements `parts.sbatch`, an array, and `job.sbatch`, which ends it."""
         given = ("--source", self.params.source, "--output", self.output, "--tokenizer", self.params.tokenizer)
         prepare = ("ddptrain", "prepare", *given)
@@ -72,7 +72,7 @@ def prepare_dataset(
     drafts = work.texts(environments.NOT_INSTALLED)
     for script in sorted(name for name in drafts if name.endswith(".sbatch")):
         checks.judge(drafts[script])
-    environment = environments.ensure(settings, partitions, log, reservation=params.reservation)
+    environment = environments.ensure(settings, log)
     texts = work.texts(environment)
     path = settings.runs / work.run
     again = folders.locate(settings, str(path)).kind != "absent"
@@ -82,7 +82,7 @@ def prepare_dataset(
         "dataset": name,
         "source": params.source,
         "elements": work.elements,
-        "environment": environment.manifest.hash,
+        "environment": environment.hash,
         "automatic": is_automatic,
         "array_job_id": array,
     }

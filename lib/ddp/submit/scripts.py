@@ -10,7 +10,6 @@ import shlex
 import ddp.node
 from ddp import copies
 from ddp.base import Settings
-from ddp.environment.environments import Environment
 from ddp.node import spec
 from ddp.options import declared, fields, models
 from ddp.problem import Command
@@ -52,7 +51,7 @@ def training(
     settings: Settings,
     request: Request,
     params: models.Training,
-    environment: Environment,
+    environment: folders.Manifest,
     *,
     run: str,
     program: Program,
@@ -122,7 +121,7 @@ def preparation(
     settings: Settings,
     request: Request,
     params: models.PrepareDataset,
-    environment: Environment,
+    environment: folders.Manifest,
     *,
     run: str,
     dataset: str,
@@ -165,17 +164,16 @@ def _program() -> dict[str, str]:
     return texts
 
 
-def _environment(settings: Settings, environment: Environment) -> spec.Environment:
-    about = environment.manifest
+def _environment(settings: Settings, environment: folders.Manifest) -> spec.Environment:
     return spec.Environment(
         archive=environment.archive,
         cache=str(settings.node_cache),
-        sha256=about.sha256,
-        unpacked_bytes=about.unpacked_bytes,
-        python=about.python,
+        sha256=environment.sha256,
+        unpacked_bytes=environment.unpacked_bytes,
+        python=environment.python,
         trusted_uids=tuple(folders.trusted(settings)),
         remedy=settings.render(Command("env install")),
-        parts=about.parts,
+        parts=environment.parts,
     )
 
 

@@ -10,7 +10,6 @@ from ddp.environment import environments
 from ddp.options import fields, models
 from ddp.problem import Command
 from ddp.run import catalog, control
-from ddp.slurm import jobs
 from ddp.submit import checks, fabrics, precheck, preparation, programs, resources, scripts, tuning
 from ddp.view.result import Result
 from ddp.workspace import folders, tokens
@@ -55,13 +54,12 @@ class Checked:
     request: resources.Request
     workload: Workload
     contents: folders.Contents
-    partitions: tuple[jobs.Partition, ...]
     sweep: scripts.Array | None
     passed: tuple[str, ...] = ()  # the checks, in words
     remarks: tuple[str, ...] = ()  # on what may fail
     verdict: str = ""  # Slurm's
 
-    def texts(self, environment: environments.Environment, kept: copies.Copy | None = None) -> dict[str, str]:
+    def texts(self, environment: folders.Manifest, kept: copies.Copy | None = None) -> dict[str, str]:
         """Render the run's files by name."""
         program = self.program(kept)
         about = (self.settings, self.request, self.params, environment)
@@ -71,7 +69,7 @@ class Checked:
         """Build the command of the ranks."""
         return self.workload.program(self.settings, self.params, kept)
 
-    def facts(self, environment: environments.Environment, kept: copies.Copy | None) -> dict[str, object]:
+    def facts(self, environment: folders.Manifest, kept: copies.Copy | None) -> dict[str, object]:
         """Describe the run for job.json."""
         image = self.params.container_image
         return {
@@ -85,14 +83,16 @@ class Checked:
             "launcher": self.params.launcher,
             "fabric": self.params.fabric,
             "container": image,
-            "environment": None if image else environment.manifest.hash,
-            "torch": None if image else environment.manifest.torch,
+            "environment": None if image else environment.hash,
+            "torch": None if image else environment.torch,
             "request": dataclasses.asdict(self.request),
         }
 
 
 def submit_ddp(settings: Settings, params: models.SubmitDdp, log: Log) -> Answer:
     """Submit a training; with `wait` follow it to its end, with `dry-run` only show what would be submitted."""
+    if text := precheck.help_of(settings, params.workload, params.words):
+        return Result({"text": text}, {"text": text}, text)
     checked = check(settings, params, run=params.run, resume=params.resume)
     workload = checked.workload
     if params.dry_run:
@@ -136,14 +136,14 @@ def check(
     _check_profile(params, workload.kind, request)
     passed += precheck.check(settings, workload.kind, workload.run, params.words, choices)
     passed += _check_environment(settings, params, contents)
-    checked = Checked(settings, params, request, workload, contents, partitions, sweep, tuple(passed), tuple(remarks))
+    checked = Checked(settings, params, request, workload, contents, sweep, tuple(passed), tuple(remarks))
     # sbatch --test-only finds no start time for a job that waits for another
     draft = dataclasses.replace(checked, params=params.model_copy(update={"dependency": None}))
     verdict = checks.judge(draft.texts(environments.NOT_INSTALLED)["job.sbatch"])
     return dataclasses.replace(checked, verdict=verdict)
 
 
-def provide(checked: Checked, log: Log) -> environments.Environment:
+def provide(checked: Checked, log: Log) -> folders.Manifest:
     """Provide the environment and the default dataset, made now if missing."""
     settings, params = checked.settings, checked.params
     for remark in checked.remarks:
@@ -154,11 +154,8 @@ def provide(checked: Checked, log: Log) -> environments.Environment:
     elif params.environment:
         environment = environments.named(settings, checked.contents, params.environment)
     else:
-        gpus = checked.request.gpus_per_node > 0
-        environment = environments.ensure(
-            settings, checked.partitions, log, gpus=gpus, contents=checked.contents, reservation=params.reservation
-        )
-        if gpus and environment.manifest.build == "cpu":
+        environment = environments.ensure(settings, log, checked.contents)
+        if checked.request.gpus_per_node and environment.build == "cpu":
             install = settings.render(Command("env install", {"torch": "cuda"}))
             log(f"the environment has torch for CPUs, so this job trains on them; for GPUs: {install}")
     if checked.workload.prepare:
@@ -200,7 +197,8 @@ def describe(request: resources.Request) -> str:
     """Describe a request in words."""
     nodes = f"{request.num_nodes} node{'s' if request.num_nodes > 1 else ''} of {request.partition}"
     gpus = f"{request.gpus_per_node} GPU{'s' if request.gpus_per_node > 1 else ''}, " if request.gpus_per_node else ""
-    return f"{nodes}, each {gpus}{request.cpus_per_task} cores, {request.memory_mb} MiB"
+    cores = f"{request.cpus_per_task} core{'s' if request.cpus_per_task > 1 else ''}"
+    return f"{nodes}, each {gpus}{cores}, {request.memory_mb} MiB"
 
 
 def _workload(

@@ -48,8 +48,6 @@ class Manifest(pydantic.BaseModel, frozen=True):
     python: typing.Annotated[str, pydantic.Field(pattern=r"^3\.[0-9]{1,2}$")]
     torch: typing.Annotated[str, pydantic.Field(pattern=r"^[0-9A-Za-z.+_-]{1,64}$")]
     build: typing.Literal["cpu", "cuda"]
-    driverless: bool = False  # a node with GPUs was queried and has no CUDA driver, so `cpu` is right for it
-    wheelhouse: typing.Annotated[str, pydantic.Field(pattern=r"^([0-9a-f]{64})?$")] = ""  # of its wheels
     created: typing.Annotated[str, pydantic.Field(pattern=r"^[0-9TZ:-]{1,32}$")]
     name: typing.Annotated[str, pydantic.Field(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63})?$")] = ""  # a user's own
     requirements: typing.Annotated[str, pydantic.Field(pattern=r"^([0-9a-f]{64})?$")] = ""  # hash of the user's own

@@ -4,7 +4,6 @@ import pytest
 from cluster import Cluster
 from harness import Trainer
 from node_reports import answering, healthy
-from pip_double import Pip
 from resource_requests import node, partition, refusal, training
 
 
@@ -69,15 +68,6 @@ def test_a_node_in_maintenance_takes_its_own_reservations_jobs_only(
     line = "partition: slurmd has no usable node (slurmd-0 is "
     assert ready.fails("submit-ddp", workload="smoke", **how).startswith(line)
     assert "not examined: " in ready.fails("doctor", **how)
-
-
-def test_the_driver_is_asked_on_a_node_of_the_reservation(trainer: Trainer, cluster: Cluster, pip: Pip):
-    cluster.reservations = reservation(flags=MAINTENANCE)
-    cluster.machines[0].state, cluster.machines[0].gres = "IDLE+MAINTENANCE", "gpu:h200:8"
-    trainer.run("submit-ddp", workload="smoke", reservation="spring", gpus_per_node=1)
-    (question,) = cluster.questions
-    assert "#SBATCH --reservation=spring\n" in question.text
-    assert pip.calls
 
 
 # -- nodes and other jobs ----------------------------------------------------------------------------------------------

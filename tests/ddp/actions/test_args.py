@@ -18,7 +18,7 @@ def refused(settings: Settings, args: str, *choices: collections.abc.Mapping[str
 @pytest.mark.parametrize(
     ("args", "reason"),
     [
-        ("--bogus 3", "unrecognized arguments: --bogus 3; see `python -m ddptrain train --help`"),
+        ("--bogus 3", "unrecognized arguments: --bogus 3; see `ddp submit gpt --help`"),
         ("--batch 0", "--batch 0: must be at least 1"),
         ("--steps 3 --epochs 2", "--steps and --epochs exclude each other; give one"),
         ("--config /mnt/none.toml", "--config /mnt/none.toml: No such file or directory"),
@@ -29,6 +29,15 @@ def refused(settings: Settings, args: str, *choices: collections.abc.Mapping[str
 )
 def test_what_the_payload_would_refuse_is_refused_before_the_job(settings: Settings, args: str, reason: str):
     assert refused(settings, args) == f"args: {reason}"
+
+
+@pytest.mark.parametrize(("kind", "option"), [("gpt", "--grad-accum"), ("smoke", "--classes")])
+def test_a_built_in_workload_lists_its_options(settings: Settings, kind: str, option: str):
+    text = precheck.help_of(settings, kind, ["--lr", "1", "--help"])
+    assert text is not None
+    assert text.startswith(f"usage: ddp submit {kind} ")
+    assert option in text
+    assert precheck.help_of(settings, kind, ["--lr", "1"]) is precheck.help_of(settings, "script", ["--help"]) is None
 
 
 def test_the_smoke_test_has_options_of_its_own(settings: Settings):

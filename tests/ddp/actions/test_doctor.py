@@ -1,12 +1,10 @@
 """doctor: what the nodes' program finds for real, what the facts mean, and the action around both."""
 
-import collections.abc
 import copy
 import dataclasses
 import json
 import os
 import pathlib
-import platform
 import socket
 import subprocess
 import sys
@@ -19,9 +17,9 @@ from node_reports import NAMES, Json, answering, healthy
 from pip_double import Pip
 
 from ddp.base import Settings
-from ddp.doctor import cluster_rules, examine, findings, probe, reporting
+from ddp.doctor import examine, findings, probe, reporting
 from ddp.doctor.facts import Facts
-from ddp.environment import environments
+from ddp.environment import builder
 from ddp.run import telemetry
 from ddp.slurm import access, jobs
 from slurm_ddp.run import Completed
@@ -51,15 +49,11 @@ def test_a_workspace_in_which_others_can_replace_folders_is_an_error(settings: S
     assert found[0] == findings.Finding("error", "workspace", message, "chmod +t /mnt/shared")
 
 
+PEER = "network/peers/slurmd-0"
 CASES = [
     ("error", "filesystem/mount/mountpoint", "/", "nothing is mounted at"),
     ("error", "filesystem/hung", "written", "gave no answer within"),
-    (
-        "error",
-        "filesystem/error",
-        "/mnt/shared: Permission denied",
-        "the workspace cannot be used: /mnt/shared: Permission",
-    ),
+    ("error", "filesystem/error", "/mnt/shared: denied", "the workspace cannot be used: /mnt/shared: denied"),
     ("error", "filesystem/read_only", True, "mounted read-only"),
     ("error", "filesystem/free", 1 << 20, "1 MiB free"),
     ("warning", "filesystem/free", 1 << 30, "1024 MiB free"),
@@ -73,48 +67,26 @@ CASES = [
     ("warning", "limits/shm", 1 << 20, "/dev/shm has 1 MiB"),
     ("warning", "limits/ports", [15000, 61000], "from 15000 on"),
     ("error", "disk", {"error": "/var/tmp: Read-only file system"}, "cannot be unpacked"),
-    (
-        "error",
-        "network/peers/slurmd-0",
-        {"given": "gpu7", "unresolved": "Name or service not known"},
-        "the address of slurmd-0 in Slurm (NodeAddr) is no IPv4 address and does not resolve here: gpu7 (Name or service",
-    ),
-    ("error", "network/peers/slurmd-0/address", "127.0.1.1", "(NodeAddr) is 127.0.1.1, a loopback address"),
-    ("error", "network/peers/slurmd-0/unreachable", "Connection timed out", "cannot reach slurmd-0 (10.0.0.0)"),
-    ("error", "network/peers/slurmd-0/seen_ms", None, "does not see within 10 s what slurmd-0 wrote"),
-    ("warning", "network/peers/slurmd-0/seen_ms", 9000.0, "only after 9.0 s"),
-    ("warning", "network/peers/slurmd-0/mtu", 9000, "MTU) differs: 1500 on slurmd-0; 9000 on slurmd-1"),
+    ("error", PEER, {"given": "gpu7", "unresolved": "not known"}, "does not resolve here: gpu7 (not known)"),
+    ("error", f"{PEER}/address", "127.0.1.1", "(NodeAddr) is 127.0.1.1, a loopback address"),
+    ("error", f"{PEER}/unreachable", "Connection timed out", "cannot reach slurmd-0 (10.0.0.0)"),
+    ("error", f"{PEER}/seen_ms", None, "does not see within 10 s what slurmd-0 wrote"),
+    ("warning", f"{PEER}/seen_ms", 9000.0, "only after 9.0 s"),
+    ("warning", f"{PEER}/mtu", 9000, "MTU) differs: 1500 on slurmd-0; 9000 on slurmd-1"),
+    ("error", f"{PEER}/route", "RTNETLINK answers: Network is unreachable", "has no route to slurmd-0: RTNETLINK"),
     ("error", "versions/python", "3.10", "python differs: 3.12 on slurmd-0; 3.10 on slurmd-1"),
     ("error", "versions/machine", "aarch64", "machine differs"),
     ("warning", "versions/slurm", "24.11.2", "slurm differs"),
     ("error", "versions/slurm", "22.05.8", "older than 24.11"),
     ("error", "versions/slurm", "25.11.1", "newer than the controller's 24.11.5"),
-    ("error", "gpus/cards", [{"name": "H200", "ecc": 3, "mib": "1"}], "3 uncorrected memory errors"),
     ("warning", "processors/cpus", 1, "Slurm gives 2 CPUs of it to jobs, and it has 1"),
     ("note", "processors/cpus", 5, "Slurm gives 2 of its 5 CPUs to jobs"),
     ("warning", "processors/affinity", 1, "a task that asked for 2 CPUs may run on 1 only"),
-    (
-        "warning",
-        "processors/bf16",
-        [],
-        "bf16 differs: amx_bf16+avx512_bf16 on slurmd-0; none on slurmd-1: all ranks compute as the slowest does",
-    ),
-    ("warning", "processors/bf16", ["avx512_bf16"], "avx512_bf16 on slurmd-1: all ranks compute"),
-    (
-        "warning",
-        "infiniband",
-        [{"device": "mlx5_0:1", "state": "DOWN", "kind": "InfiniBand"}],
-        "mlx5_0:1 (InfiniBand) is DOWN",
-    ),
+    ("warning", "processors/bf16", [], "bf16 differs: amx_bf16+avx512_bf16 on slurmd-0; none on slurmd-1: all ranks"),
+    ("warning", "infiniband", [{"device": "mlx5_0:1", "state": "DOWN", "kind": "IB"}], "mlx5_0:1 (IB) is DOWN"),
     ("error", "environments", [{"hash": "ab", "error": "ModuleNotFoundError: numpy"}], "import torch fails"),
     ("warning", "environments", [{"hash": "ab", "seconds": 60.0, "torch": "2"}], "import torch takes 60 s"),
     ("warning", "environments", [{"hash": "ab", "endless_s": 55.0}], "had not ended after 55 s"),
-    (
-        "warning",
-        "environments",
-        [{"hash": "ab", "unpack_s": 400, "seconds": 2.0}],
-        "took 400 s to unpack the environment ab",
-    ),
 ]
 
 
@@ -149,12 +121,7 @@ CONFIGS = [
     ("PreemptMode", "GANG,SUSPEND", "warning", "keeps its GPUs' memory"),
     ("JobRequeue", "0", "note", "is not queued again"),
     ("AuthInfo", "use_client_ids,cred_expire=1200", "note", "waits 1200 s before it may start"),
-    (
-        "SchedulerParameters",
-        "batch_sched_delay=3,requeue_delay=900",
-        "note",
-        "SchedulerParameters=requeue_delay=900: a job",
-    ),
+    ("SchedulerParameters", "bf_continue,requeue_delay=900", "note", "SchedulerParameters=requeue_delay=900: a job"),
     ("AccountingStorageType", "accounting_storage/none", "note", "without slurmdbd"),
 ]
 
@@ -168,30 +135,6 @@ def test_what_slurms_configuration_means_is_reported(settings: Settings, facts: 
     assert found.remedy
 
 
-PARTITION = jobs.Partition("slurmd", True, True, None, None, ())
-
-
-def test_slurms_settings_are_reported_with_what_they_mean():
-    config = {"KillWait": "30 sec", "JobRequeue": "1", "PreemptMode": "OFF", "ProctrackType": "proctrack/cgroup"}
-    assert cluster_rules.describe_settings(config, PARTITION) == [
-        "KillWait=30 sec: between TERM and KILL; a run is warned before that, and saves",
-        "JobRequeue=1: a job that loses its node is queued again",
-        "AuthInfo without cred_expire: a job that is queued again waits 120 s before it may start",
-        "PreemptMode=OFF: no job is stopped for another one",
-    ]
-    more = {"JobRequeue": "0", "PreemptMode": "GANG,SUSPEND"}
-    more |= {"AuthInfo": "cred_expire=600", "SchedulerParameters": "bf_continue,requeue_delay=15"}
-    _, lost, delay, preempted = cluster_rules.describe_settings({**config, **more}, PARTITION)
-    assert lost.endswith("comes back only if it asks for that, as runs do")
-    assert delay.startswith("SchedulerParameters=requeue_delay=15: a job that is queued again waits 15 s")
-    assert preempted.endswith("keeps its memory, and its ranks stand still")
-    for mode, words in (("REQUEUE", "and resumes"), ("CANCEL", "saves and ends"), ("GANG", "take turns")):
-        assert cluster_rules.describe_settings({"PreemptMode": mode}, PARTITION)[3].endswith(words)
-    without = {"PreemptType": "preempt/none", "PreemptMode": "CANCEL"}
-    assert cluster_rules.describe_settings(without, PARTITION)[3].startswith("PreemptMode=OFF: ")
-    assert cluster_rules.describe_settings({}, PARTITION) == []
-
-
 def test_preemption_is_that_of_the_partition_where_it_has_one_of_its_own(settings: Settings, facts: Facts):
     facts.config.update({"PreemptType": "preempt/partition_prio", "PreemptMode": "CANCEL"})
     facts = dataclasses.replace(facts, partition=dataclasses.replace(facts.partition, preempt_mode="REQUEUE"))
@@ -201,55 +144,29 @@ def test_preemption_is_that_of_the_partition_where_it_has_one_of_its_own(setting
 
 
 @pytest.mark.parametrize(
-    ("uri", "shown", "warns"),
+    ("uri", "server", "described", "finding"),
     [
-        ("", "none: mlflow-tracking-uri is empty; each run's metrics.jsonl is its record", False),
-        ("http://mlflow.example:5000", "the MLflow server http://mlflow.example:5000", False),
-        (
-            "{workspace}/mlruns/",
-            "the SQLite file {workspace}/mlruns/mlflow.db, written by one run at a time; for many",
-            False,
-        ),
-        ("/srv/mlruns", "the SQLite file /srv/mlruns/mlflow.db", True),
+        ("", None, "none: mlflow-tracking-uri is empty", ""),
+        ("http://mlflow:5000/x", ["mlflow", 5000], "the MLflow server http://mlflow:5000/x", "cannot reach the MLflow"),
+        ("https://mlflow", ["mlflow", 443], "the MLflow server https://mlflow", "cannot reach the MLflow server"),
+        ("http://mlflow:x", None, "the MLflow server http://mlflow:x", ""),
+        ("{top}/mlruns/", None, "the SQLite file {top}/mlruns/mlflow.db, written by one run at a time", ""),
+        ("/srv/mlruns", None, "the SQLite file /srv/mlruns/mlflow.db", "=/srv/mlruns is outside the workspace"),
     ],
 )
-def test_the_kind_of_tracking_is_reported(trainer: Trainer, cluster: Cluster, uri: str, shown: str, warns: bool):
-    place = str(trainer.workspace)
-    trainer.config["mlflow-tracking-uri"] = uri.replace("{workspace}", place)
-    answering(cluster, *map(healthy, NAMES))
-    results = trainer.run("doctor")
-    assert results["tracking"].startswith(shown.replace("{workspace}", place))
-    assert (
-        "WARNING tracking: mlflow-tracking-uri=/srv/mlruns is outside the workspace" in results["findings"]
-    ) is warns
-    assert results["slurm"].startswith("KillWait=30 sec: between TERM and KILL")
-    kept = json.loads((trainer.workspace / "baselines" / telemetry.DOCTOR).read_text())  # for the metrics
-    assert (str(kept["error"]), str(kept["warning"])) == (results["errors"], results["warnings"])
-
-
-@pytest.mark.parametrize(
-    ("uri", "server"),
-    [
-        ("http://mlflow.example:5000/x", ["mlflow.example", 5000]),
-        ("https://mlflow.example", ["mlflow.example", 443]),
-        ("http://mlflow.example", ["mlflow.example", 80]),
-        ("http://mlflow.example:x", None),
-        ("/mnt/shared/mlruns", None),
-        ("", None),
-    ],
-)
-def test_a_tracking_server_that_cannot_be_reached_is_reported(
-    trainer: Trainer,
-    cluster: Cluster,
-    uri: str,
-    server: object,
+def test_where_runs_are_tracked_is_reported(
+    trainer: Trainer, cluster: Cluster, uri: str, server: object, described: str, finding: str
 ):
-    trainer.config["mlflow-tracking-uri"] = uri
-    asked = answering(cluster, {**healthy("slurmd-0"), "tracking": "Connection refused"}, healthy("slurmd-1"))
-    results = trainer.run("doctor")["findings"]
+    trainer.config["mlflow-tracking-uri"] = uri.format(top=trainer.workspace)
+    unreachable = "Connection refused" if server else ""
+    asked = answering(cluster, {**healthy("slurmd-0"), "tracking": unreachable}, healthy("slurmd-1"))
+    results = trainer.run("doctor")
     assert json.loads(asked[0][-1])["tracking"] == server
-    line = f"WARNING slurmd-0: cannot reach the MLflow server {uri} (Connection refused): runs train on, untracked"
-    assert f"{line}\n    -> " in results
+    assert results["tracking"].startswith(described.format(top=trainer.workspace))
+    assert finding in results["findings"]
+    assert results["warnings"] == ("2" if finding else "1"), "no environment is installed"
+    stored = json.loads((trainer.workspace / "baselines" / telemetry.DOCTOR).read_text())  # for the metrics
+    assert (str(stored["error"]), str(stored["warning"])) == (results["errors"], results["warnings"])
 
 
 def test_an_account_that_slurmctld_lacks_is_reported_once(settings: Settings, facts: Facts):
@@ -266,46 +183,37 @@ def test_memory_that_may_not_be_locked_breaks_rdma_only(settings: Settings, fact
     change(facts.reports["slurmd-1"], "limits/memlock", 65536)
     assert len(examine.judge(settings, facts)) == 1
     port = {"device": "mlx5_0:1", "state": "ACTIVE", "kind": "InfiniBand"}
-    change(facts.reports["slurmd-1"], "infiniband", [port])
-    assert "64 KiB" in examine.judge(settings, facts)[0].text
-
-
-FITTING = [("processors/cpus", 4), ("processors/affinity", 64), ("processors/wanted", None)]
-
-
-@pytest.mark.parametrize(("path", "value"), FITTING)
-def test_processors_that_fit_are_not_reported(settings: Settings, facts: Facts, path: str, value: object):
-    change(facts.reports["slurmd-1"], path, value)
-    assert len(examine.judge(settings, facts)) == 1
-
-
-def with_gpus(facts: Facts, *links: tuple[int | None, ...]) -> Facts:
-    """Return the facts of nodes of 8 CPUs with GPUs, which have so many NVLinks up."""
-    nodes = tuple(
-        jobs.Capacity(name, 8, 16000, len(own), "IDLE", is_usable=True) for name, own in zip(NAMES, links, strict=True)
+    for name in NAMES:
+        change(facts.reports[name], "limits/memlock", 65536)
+        change(facts.reports[name], "infiniband", [port])
+    found = examine.judge(settings, facts)[0]
+    assert ("64 KiB" in found.text, found.where) == (True, "slurmd-0, slurmd-1"), (
+        "the same on many nodes is one finding"
     )
-    for name, own in zip(NAMES, links, strict=True):
-        cards = [{"name": "NVIDIA H100", "ecc": 0, "mib": "81559", "links": number} for number in own]
-        gpus = {"seen": len(own), "wanted": len(own), "cuda": "12.4", "driver": "550", "cards": cards}
-        facts.reports[name]["gpus"] |= gpus
+
+
+def with_gpus(facts: Facts, number: int = 1) -> Facts:
+    """Return the facts of nodes of 8 CPUs with so many GPUs each."""
+    nodes = tuple(jobs.Capacity(name, 8, 16000, number, "IDLE", is_usable=True) for name in NAMES)
+    for name in NAMES:
+        facts.reports[name]["gpus"] |= {"seen": number, "wanted": number, "cuda": "12.4"}
         facts.reports[name]["processors"] |= {"cpus": 8, "bf16": []}
     return dataclasses.replace(facts, partition=dataclasses.replace(facts.partition, nodes=nodes))
 
 
 def test_cpus_that_differ_matter_and_their_bf16_only_where_they_compute(settings: Settings, facts: Facts):
-    change(facts.reports["slurmd-0"], "processors/bf16", [])
-    alike, unlike = with_gpus(facts, (18,), (18,)), with_gpus(facts, (18,), (18,))
-    change(alike.reports["slurmd-1"], "processors/bf16", ["avx512_bf16"])
-    assert len(examine.judge(settings, alike)) == 1, "GPUs compute, all in bf16"
-    nodes = (dataclasses.replace(unlike.partition.nodes[0], cpus=6), unlike.partition.nodes[1])
-    unlike = dataclasses.replace(unlike, partition=dataclasses.replace(unlike.partition, nodes=nodes))
-    found = [str(f) for f in examine.judge(settings, unlike) if "CPUs that Slurm gives" in f.text]
-    words = "to jobs differ: 6 on slurmd-0; 8 on slurmd-1: a job takes as many everywhere as on the smallest node"
-    assert found == [f"NOTE nodes: the CPUs that Slurm gives {words}\n    -> choose nodes with --nodelist or --exclude"]
+    facts = with_gpus(facts)
+    change(facts.reports["slurmd-1"], "processors/bf16", ["avx512_bf16"])
+    assert len(examine.judge(settings, facts)) == 1, "GPUs compute, all in bf16"
+    nodes = (dataclasses.replace(facts.partition.nodes[0], cpus=6), facts.partition.nodes[1])
+    facts = dataclasses.replace(facts, partition=dataclasses.replace(facts.partition, nodes=nodes))
+    (found,) = [f for f in examine.judge(settings, facts) if "CPUs that Slurm gives" in f.text]
+    assert (found.level, found.where) == ("note", "nodes")
+    assert "to jobs differ: 6 on slurmd-0; 8 on slurmd-1: a job takes as many" in found.text
 
 
 def test_a_rank_without_a_gpu_of_its_own_is_reported(settings: Settings, facts: Facts):
-    facts = with_gpus(facts, (18, 18), (18, 18))
+    facts = with_gpus(facts, 2)
     sees = {"hash": "ab", "torch": "2.13.0+cu128", "cuda": "12.8", "devices": 2}
     change(facts.reports["slurmd-0"], "environments", [sees])
     change(facts.reports["slurmd-1"], "environments", [{**sees, "devices": 0}])
@@ -317,28 +225,6 @@ def test_a_rank_without_a_gpu_of_its_own_is_reported(settings: Settings, facts: 
     ]
     assert "CUDA 12.4: it may be too old" in errors[0]
     assert "MIG" in errors[1]
-
-
-@pytest.mark.parametrize(("key", "level"), [("torch", "error"), ("nccl", "error"), ("numpy", "warning")])
-def test_an_environment_that_is_not_the_same_everywhere_is_reported(
-    settings: Settings, facts: Facts, key: str, level: str
-):
-    here: Json = {"hash": "ab", "torch": "2.13.0", "nccl": "2.27.3", "numpy": "2.3.1", "python": "3.12.3"}
-    facts.reports["slurmd-0"]["environments"] = [here]
-    facts.reports["slurmd-1"]["environments"] = [{**here, key: "1.26"}]
-    (found,) = [finding for finding in examine.judge(settings, facts) if "differs" in finding.text]
-    assert found.level == level
-    assert found.text == f"the environment's {key} differs: {here[key]} on slurmd-0; 1.26 on slurmd-1"
-    assert found.remedy
-    facts.reports["slurmd-1"]["environments"][0]["hash"] = "cd"
-    assert not [finding for finding in examine.judge(settings, facts) if "differs" in finding.text]
-
-
-def test_the_same_on_many_nodes_is_reported_once(settings: Settings, facts: Facts):
-    for name in NAMES:
-        change(facts.reports[name], "limits/shm", 1 << 20)
-    (found,) = [finding for finding in examine.judge(settings, facts) if "/dev/shm" in finding.text]
-    assert found.where == "slurmd-0, slurmd-1"
 
 
 # -- the program on the nodes -----------------------------------------------------------------------------------------
@@ -382,31 +268,12 @@ def test_the_nodes_meet_measure_and_see_each_others_files(tmp_path: pathlib.Path
             other: address for other, address in hosts.items() if other != name
         }
         assert all(abs(peer["clock_s"]) <= peer["trip_ms"] / 2e3 + 0.01 for peer in peers.values())
-        assert all(peer["seen_ms"] >= 0 and peer["mb_s"] > 0 for peer in peers.values()), "the next one is the only one"
+        assert all(peer["seen_ms"] >= 0 for peer in peers.values()), "the next one is the only one"
+        assert all(peer["iface"] == "lo" and peer["mtu"] > 1500 for peer in peers.values())
         assert about["filesystem"]["write_mb_s"] > 0
         assert about["filesystem"]["rename_ms"] > 0
         assert about["versions"]["python"] == f"{sys.version_info[0]}.{sys.version_info[1]}"
     assert len({about["network"]["port"] for about in found.values()}) == 2, "a taken port is stepped over"
-
-
-def test_a_port_that_another_takes_at_the_same_moment_is_stepped_over(monkeypatch: pytest.MonkeyPatch):
-    """Two may bind a port with SO_REUSEADDR as long as none listens; the second one is refused only then (socket(7))."""
-    first = 26000 + os.getpid() % 5000
-    with socket.socket() as rival:
-
-        class Late(socket.socket):
-            def bind(self, address: typing.Any) -> None:
-                super().bind(address)
-                if address[1] == first:
-                    rival.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                    rival.bind(address)
-                    rival.listen()
-
-        monkeypatch.setattr(probe.socket, "socket", Late)
-        spec = {"nonce": "n0nce", "hosts": {"a": "127.0.0.1"}, "port": first}
-        met = probe.Meeting("a", spec, typing.cast(probe.Filesystem, None))
-    assert met.facts["taken"] == [[first, "Address already in use"]]
-    assert met.facts["port"] == first + 1
 
 
 def test_a_node_that_is_not_there_and_a_folder_that_cannot_be_written_are_reported(
@@ -426,96 +293,47 @@ def test_a_node_that_is_not_there_and_a_folder_that_cannot_be_written_are_report
     assert found["slurmd-0"]["filesystem"]["error"].startswith("/nowhere/at/all/big-slurmd-0: No such file")
 
 
-def test_a_task_tells_the_processors_that_a_rank_would_get(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
-    all_of_them = os.sched_getaffinity(0)
+def test_a_task_reports_the_processors_that_a_rank_would_get(monkeypatch: pytest.MonkeyPatch):
+    everything = os.sched_getaffinity(0)
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "2")
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    os.sched_setaffinity(0, {min(all_of_them)})  # the program inherits it
+    os.sched_setaffinity(0, {min(everything)})
     try:
-        found = run_probe(tmp_path, {"slurmd-0": "127.0.0.1"}, ("slurmd-0",))["slurmd-0"]["processors"]
+        found = probe.processors()
     finally:
-        os.sched_setaffinity(0, all_of_them)
+        os.sched_setaffinity(0, everything)
     flags = pathlib.Path("/proc/cpuinfo").read_text()
     known = [flag for flag in ("amx_bf16", "avx512_bf16") if f" {flag}" in flags]
-    assert found == {"cpus": os.cpu_count(), "wanted": 2, "affinity": 1, "omp": 3, "bf16": known}
-    monkeypatch.setenv("OMP_NUM_THREADS", "4,2")
-    monkeypatch.delenv("SLURM_CPUS_PER_TASK")
-    assert {key: probe.processors()[key] for key in ("wanted", "omp")} == {"wanted": None, "omp": None}
+    assert found == {"cpus": os.cpu_count(), "wanted": 2, "affinity": 1, "bf16": known}
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "4,2")
+    assert probe.processors()["wanted"] is None
 
 
-PYTHON = """#!/bin/sh
-{more}
-n=$(cat {count} 2>/dev/null || echo 0); echo $((n + 1)) > {count}
-echo '{{"seconds": '$((10 - n))'.5, "torch": "2.13.0+cpu"}}'
-"""
-
-
-@pytest.fixture
-def unpacked(tmp_path: pathlib.Path) -> collections.abc.Callable[..., list[Json]]:
-    """Probe two environments, of which `aa` is unpacked, with this printed before the answer."""
-    cache = tmp_path / "cache"
-    (cache / "aa" / "bin").mkdir(parents=True)
-    (cache / "aa" / "lib").mkdir()
-    (cache / "aa" / "lib" / "libtorch.so").write_bytes(os.urandom(4 << 20))
+def test_an_environment_is_tried_where_it_is_unpacked(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    python = tmp_path / "aa" / "bin" / "python"
+    python.parent.mkdir(parents=True)
     boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    (cache / "aa.complete").write_text(f"s {boot}\n")
+    (tmp_path / "aa.complete").write_text(f"s {boot}\n")
 
-    def ask(more: str = "") -> list[Json]:
-        python = cache / "aa" / "bin" / "python"
-        python.write_text(PYTHON.format(more=more, count=tmp_path / "count"))
+    def ask(script: str) -> list[Json]:
+        python.write_text(f"#!/bin/sh\n{script}\n")
         python.chmod(0o755)
         wanted = [{"hash": "aa", "sha256": "s"}, {"hash": "bb", "sha256": "s"}]
-        return probe.environments(str(cache), wanted, environments.IMPORTS.read_text())
+        return probe.environments(str(tmp_path), wanted, builder.IMPORTS.read_text())
 
-    return ask
-
-
-def test_an_environment_is_tried_where_it_is_unpacked(
-    unpacked: collections.abc.Callable[..., list[Json]], tmp_path: pathlib.Path
-):
-    first, second = unpacked()
-    assert (first["unpacked"], first["torch"], first["seconds"]) == (True, "2.13.0+cpu", 10.5)
-    assert "unpack_s" not in first
-    assert second == {"hash": "bb", "unpacked": False}
-    (tmp_path / "cache" / "aa" / "unpacked-in-s").write_text("17\n")
-    assert unpacked()[0]["unpack_s"] == 17
-    assert unpacked("echo 'ImportError: libgomp' >&2; exit 1")[0]["error"] == "ImportError: libgomp"
-
-
-def test_what_is_in_an_environment_is_reported_by_its_own_python(
-    unpacked: collections.abc.Callable[..., list[Json]], tmp_path: pathlib.Path
-):
-    packages = tmp_path / "packages"
-    packages.mkdir()
-    (packages / "numpy.py").write_text("__version__ = '2.3.1'\n")
-    (packages / "torch.py").write_text(
+    (tmp_path / "numpy.py").touch()
+    (tmp_path / "torch.py").write_text(
         "import types\n__version__ = '2.13.0+cpu'\nversion = types.SimpleNamespace(cuda=None)\n"
         "cuda = types.SimpleNamespace(is_available=lambda: False)\n"
     )
-    first, _ = unpacked(f'PYTHONPATH={packages} exec {sys.executable} "$@"')
-    shown = {key: first[key] for key in ("torch", "numpy", "python", "cuda", "nccl", "devices")}
-    assert shown == {
-        "torch": "2.13.0+cpu",
-        "numpy": "2.3.1",
-        "python": platform.python_version(),
-        "cuda": None,
-        "nccl": None,
-        "devices": 0,
-    }
-    (packages / "numpy.py").write_text("raise ImportError('libopenblas.so')\n")
-    assert unpacked(f'PYTHONPATH={packages} exec {sys.executable} "$@"')[0]["error"] == "ImportError: libopenblas.so"
-
-
-def test_an_import_without_end_is_left(
-    unpacked: collections.abc.Callable[..., list[Json]], monkeypatch: pytest.MonkeyPatch
-):
+    itself = f'PYTHONPATH={tmp_path} exec {sys.executable} "$@"'
+    first, second = ask(itself)
+    assert first.pop("seconds") >= 0
+    assert first == {"hash": "aa", "unpacked": True, "torch": "2.13.0+cpu", "cuda": None, "devices": 0}
+    assert second == {"hash": "bb", "unpacked": False}
+    (tmp_path / "numpy.py").write_text("raise ImportError('libopenblas.so')\n")
+    assert ask(itself)[0]["error"] == "ImportError: libopenblas.so"
     monkeypatch.setattr(probe, "IMPORT_S", 0.5)
-    first, _ = unpacked("exec sleep 600")
-    assert first["endless_s"] == 0.5
-    assert "seconds" not in first
-    monkeypatch.setattr(probe, "IMPORTS_S", 0.0)
-    first, _ = unpacked()
-    assert not {"endless_s", "seconds", "error"} & set(first), "those before took all the time"
+    assert ask("exec sleep 600")[0] == {"hash": "aa", "unpacked": True, "endless_s": 0.5}
 
 
 def test_a_server_is_tried_from_the_node(tmp_path: pathlib.Path):
@@ -530,7 +348,7 @@ def test_a_server_is_tried_from_the_node(tmp_path: pathlib.Path):
 # -- the action -------------------------------------------------------------------------------------------------------
 
 
-def test_it_says_that_a_run_can_start_without_any_environment(trainer: Trainer, cluster: Cluster):
+def test_a_run_can_start_without_any_environment(trainer: Trainer, cluster: Cluster):
     asked = answering(cluster, *map(healthy, NAMES))
     results = trainer.run("doctor")
     assert results["verdict"] == "a run can start; 1 warning"
@@ -540,35 +358,26 @@ def test_it_says_that_a_run_can_start_without_any_environment(trainer: Trainer, 
     assert not list((trainer.workspace / "runs").iterdir()), "nothing stays behind"
 
 
-@pytest.mark.parametrize(
-    ("cpus", "used", "asked_for"), [((2, 2), (0, 0), 2), ((1, 8), (0, 0), 1), ((8, 8), (0, 0), 2), ((4, 4), (3, 2), 1)]
-)
-def test_two_cpus_are_asked_for_where_every_node_has_them_free(
-    trainer: Trainer,
-    cluster: Cluster,
-    cpus: tuple[int, ...],
-    used: tuple[int, ...],
-    asked_for: int,
+@pytest.mark.parametrize(("cpus", "used", "requested"), [((2, 2), (0, 0), 2), ((1, 8), (0, 0), 1), ((4, 4), (3, 2), 1)])
+def test_two_cpus_are_requested_where_every_node_has_them_free(
+    trainer: Trainer, cluster: Cluster, cpus: tuple[int, ...], used: tuple[int, ...], requested: int
 ):
-    for machine, there, taken in zip(cluster.machines, cpus, used, strict=True):
-        machine.cpus, machine.used_cpus = there, taken
+    for machine, number, taken in zip(cluster.machines, cpus, used, strict=True):
+        machine.cpus, machine.used_cpus = number, taken
     asked = answering(cluster, *map(healthy, NAMES))
     trainer.run("doctor")
-    assert {f"--cpus-per-task={asked_for}", "--cpu-bind=none"} <= set(asked[0])
+    assert {f"--cpus-per-task={requested}", "--cpu-bind=none"} <= set(asked[0])
 
 
 def test_a_node_without_a_free_cpu_is_left_out(trainer: Trainer, cluster: Cluster):
     cluster.machines[1].used_cpus = 2
-    asked = answering(cluster, healthy("slurmd-0", ("slurmd-0",)))
+    answering(cluster, healthy("slurmd-0", ("slurmd-0",)))
     results = trainer.run("doctor")
     assert "NOTE slurmd-1: not examined: busy: jobs use all its cores" in results["findings"]
-    assert (
-        results["verdict"]
-        == "a run can start on the 1 nodes that were examined; 1 warning; 1 of 2 nodes were not examined"
-    )
+    verdict = "a run can start on the 1 nodes that were examined; 1 warning; 1 of 2 nodes were not examined"
+    assert results["verdict"] == verdict
     cluster.machines[0].state = "ALLOCATED"
     assert trainer.run("doctor")["verdict"] == "no node was examined: all are busy"
-    assert "--nodelist=slurmd-0" in asked[0]
 
 
 def test_it_fails_with_everything_it_found(ready: Trainer, cluster: Cluster):
@@ -581,14 +390,6 @@ def test_it_fails_with_everything_it_found(ready: Trainer, cluster: Cluster):
     assert ready.results["nodes"].splitlines()[2].endswith("ERROR")
 
 
-def test_nodes_that_give_no_answer_are_reported(trainer: Trainer, cluster: Cluster):
-    cluster.examination = lambda arguments: Completed(
-        1, "", "srun: error: Task launch failed on node slurmd-1: Communication failure"
-    )
-    line = trainer.fails("doctor")
-    assert "Slurm could not examine it: Task launch failed on node slurmd-1" in line
-
-
 def test_busy_nodes_are_no_failure(trainer: Trainer, cluster: Cluster):
     assert "the nodes were not free in time" in trainer.run("doctor")["findings"]
     answering(cluster, healthy("slurmd-0", ("slurmd-0",)))
@@ -599,6 +400,12 @@ def test_busy_nodes_are_no_failure(trainer: Trainer, cluster: Cluster):
     for machine in cluster.machines:
         machine.state = "DOWN"
     assert "not examined: DOWN" in trainer.fails("doctor")
+
+
+def test_nodes_that_give_no_answer_are_reported(trainer: Trainer, cluster: Cluster):
+    trouble = "Task launch failed on node slurmd-1: Communication failure"
+    cluster.examination = lambda arguments: Completed(1, "", f"srun: error: {trouble}")
+    assert f"Slurm could not examine it: {trouble}" in trainer.fails("doctor")
 
 
 def test_gpus_are_asked_for_where_every_node_has_some(trainer: Trainer, cluster: Cluster):

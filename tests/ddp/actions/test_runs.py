@@ -340,6 +340,7 @@ def test_a_sweeps_run_is_known_by_what_it_wrote_once_slurm_has_forgotten_it(read
         ({"RUNNING": 1, "FAILED": 3}, "RUNNING"),
         ({"COMPLETED": 4}, "COMPLETED"),
         ({"COMPLETED": 3, "CANCELLED": 1}, "CANCELLED"),
+        ({"COMPLETED": 2, "CANCELLED": 1, "PREEMPTED": 1}, "PREEMPTED"),
         ({"COMPLETED": 3, "TIMEOUT": 1}, "FAILED"),
         ({"CANCELLED": 4}, "CANCELLED"),
         ({"UNKNOWN": 4}, "UNKNOWN"),

@@ -54,7 +54,7 @@ def test_one_command_from_nothing_to_a_result(trainer: Trainer, cluster: Cluster
     assert [job.name for job in cluster.jobs] == ["prepare-python-stdlib", "first"]
     words = "\n".join(trainer.log)
     for step in (
-        "making the environment: torch 2.13.0 for CPU (Slurm has no node with GPUs)",
+        "making the environment: torch 2.13.0 for CPU",
         "the dataset python-stdlib does not exist yet",
         "job 40 prepares the dataset python-stdlib",
         "job 41: first on 2 nodes of slurmd, each 2 cores, 8000 MiB",
@@ -249,6 +249,7 @@ def test_what_cannot_be_is_refused_by_name_and_leaves_no_trace(ready: Trainer, c
             "time-limit: Slurm rejects the job: ",
         ),
         ("allocation failure: Requested node configuration is not available", "Slurm rejects the job: "),
+        ("allocation failure: Invalid qos specification", "qos: Slurm rejects the job: "),
     ],
 )
 def test_what_slurm_refuses_is_quoted(ready: Trainer, cluster: Cluster, stderr: str, line: str):
@@ -259,12 +260,35 @@ def test_what_slurm_refuses_is_quoted(ready: Trainer, cluster: Cluster, stderr: 
     assert ready.files() == before
 
 
+POLICY = (
+    "Batch job submission failed: Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
+)
+
+
+@pytest.mark.parametrize(
+    ("reason", "option", "whose"),
+    [
+        ("QOSMaxGRESPerUser", "gpus-per-node: ", "QOSMaxGRESPerUser is a limit of the QOS, not a missing account"),
+        ("QOSMaxSubmitJobPerUserLimit", "qos: ", "QOSMaxSubmitJobPerUserLimit is a limit of the QOS"),
+        ("AssocMaxWallDurationPerJobLimit", "time-limit: ", "is a limit of the account, not a missing account"),
+        ("AssocMaxSubmitJobLimit", "", "AssocMaxSubmitJobLimit is a limit of the account, not a missing account"),
+        ("", "", "it exceeds a limit of the QOS, the account or the partition"),
+    ],
+)
+def test_a_limit_is_never_taken_for_a_missing_account(
+    ready: Trainer, cluster: Cluster, reason: str, option: str, whose: str
+):
+    cluster.refusal = f"sbatch: error: {reason}\nsbatch: error: {POLICY}" if reason else f"sbatch: error: {POLICY}"
+    line = ready.fails("submit-ddp", workload="smoke")
+    assert line.startswith(f"{option}Slurm rejects the job: ")
+    assert whose in line
+    assert "sacctmgr show " in line
+
+
 def test_a_job_that_slurm_refuses_at_last_leaves_no_run(ready: Trainer, cluster: Cluster):
     cluster.submit_refusal = "sbatch: error: QOSMaxSubmitJobPerUserLimit"
-    assert (
-        ready.fails("submit-ddp", workload="smoke", run="x")
-        == "qos: Slurm rejects the job: QOSMaxSubmitJobPerUserLimit"
-    )
+    line = ready.fails("submit-ddp", workload="smoke", run="x")
+    assert line.startswith("qos: Slurm rejects the job: QOSMaxSubmitJobPerUserLimit; ")
     assert not (ready.workspace / "runs" / "x").exists()
 
 

@@ -6,7 +6,6 @@ import pytest
 from cluster import Cluster
 from harness import Trainer
 from pip_double import Pip
-from wheelhouses import make
 
 TUNING = "tuning/requirements.txt"
 
@@ -24,17 +23,10 @@ def test_the_option_makes_another_environment_with_the_locked_packages(trainer: 
     assert with_it != without
     (call,) = extras(pip)
     assert "--require-hashes" in call
-    assert pathlib.Path(call[-1]).read_text().startswith("transformers==")
+    assert pathlib.Path(call[-1].removeprefix("-r")).read_text().startswith("transformers==")
     assert "transformers" in pip.calls[-1], "it is imported before the environment counts as made"
     trainer.config["tensorboard"] = True
     assert trainer.run("install-environment")["environment"] not in (with_it, without)
-
-
-def test_a_wheel_that_the_wheelhouse_lacks_is_named(trainer: Trainer, cluster: Cluster, pip: Pip):
-    trainer.config["transformers"] = True
-    pip.failure = "ERROR: No matching distribution found for tokenizers==0.23.3"
-    error = trainer.fails("install-environment", wheelhouse=make(trainer.workspace, ".tar"))
-    assert error.startswith("wheelhouse: a wheel is missing: uv: No matching distribution found for tokenizers==0.23.3")
 
 
 @pytest.mark.parametrize("data", ["chat.jsonl", "chat"])

@@ -30,46 +30,37 @@ def wanted(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def test_a_file_is_known_by_its_content_and_by_what_it_includes(wanted: pathlib.Path):
-    first = named.read("mine", wanted)
-    assert named.read("mine", wanted) == first
+    first = named.digest(wanted)
+    assert named.digest(wanted) == first
     for changed in (wanted.with_name("more.txt"), wanted):
         changed.write_text(f"{changed.read_text()}# another\n")
-        assert named.read("mine", wanted).sha256 != first.sha256
-        first = named.read("mine", wanted)
+        assert named.digest(wanted) != first
+        first = named.digest(wanted)
 
 
-@pytest.mark.parametrize(
-    ("name", "why"),
-    [
-        ("x.txt", "x.txt cannot be read: No such file or directory"),
-        (".", " cannot be read: Is a directory"),
-        ("/dev/zero", f"/dev/zero and what it includes have more than {named.MAX_BYTES} bytes"),
-        ("dangling.txt", "gone.txt cannot be read: No such file or directory"),
-    ],
-)
-def test_a_file_that_cannot_be_used(tmp_path: pathlib.Path, name: str, why: str):
+@pytest.mark.parametrize("name", ["x.txt", ".", "dangling.txt"])
+def test_a_file_that_cannot_be_read(tmp_path: pathlib.Path, name: str):
     (tmp_path / "dangling.txt").write_text("-rgone.txt\n")
-    with pytest.raises(ParameterError, match=r"^requirements: ") as caught:
-        named.read("mine", tmp_path / name)
-    assert str(caught.value).endswith(why)
+    with pytest.raises(ParameterError, match=r"^requirements: .* cannot be read: "):
+        named.digest(tmp_path / name)
 
 
 def test_an_environment_is_made_once_unless_forced_or_changed(
     settings: Settings, cluster: Cluster, pip: Pip, wanted: pathlib.Path
 ):
-    do(settings, "env create", name="mine", requirements=str(wanted))
+    def create(**more: object) -> int:
+        pip.calls.clear()
+        do(settings, "env create", **{"name": "mine", "requirements": str(wanted), **more})
+        return len(pip.calls)
+
+    assert create()
     (call,) = (call for call in pip.calls if "-c" in call)
     assert call[call.index("-r") + 1] == str(wanted)
-    made = len(pip.calls)
-    do(settings, "env create", name="mine", requirements=str(wanted))
-    assert len(pip.calls) == made
-    do(settings, "env create", name="mine", requirements=str(wanted), force=True)
-    assert len(pip.calls) == 2 * made
+    assert create() == 0
+    assert create(force=True)
     wanted.write_text("einops>=0.9\n")
-    do(settings, "env create", name="mine", requirements=str(wanted))
-    assert len(pip.calls) == 3 * made
-    do(settings, "env create", name="other", requirements=str(wanted))
-    assert len(pip.calls) == 4 * made
+    assert create()
+    assert create(name="other")
 
 
 def manifest(folder: pathlib.Path, letter: str, *, key: str, name: str = "mine", **more: str) -> folders.Manifest:
@@ -85,8 +76,8 @@ def test_the_users_own_goes_before_the_trainers_and_the_newest_first(settings: S
     alone = manifest(settings.workspace / "trainers", "d", key=key, name="shared")
     stale = manifest(settings.environments, "e", key="0" * 16, name="stale")
     contents = folders.Contents((theirs, alone, *own, stale), {}, is_writable=True)
-    assert environments.named(settings, contents, "mine").manifest is own[0]
-    assert environments.named(settings, contents, "shared").manifest is alone
+    assert environments.named(settings, contents, "mine") is own[0]
+    assert environments.named(settings, contents, "shared") is alone
     for name, what in {
         "x": "x does not exist; known: mine, shared, stale",
         "stale": "stale was made by another release of ddp",
@@ -105,7 +96,7 @@ def test_environments_are_listed_shown_and_removed(
     listed = do(settings, "env list")
     assert listed["count"] == "1"
     heads, row = listed["environments"].splitlines()
-    assert heads.split() == ["NAME", "HASH", "TORCH", "BUILD", "PYTHON", "SIZE", "OWNER", "CREATED"]
+    assert heads.split() == ["NAME", "HASH", "TORCH", "BUILD", "PYTHON", "MIB", "OWNER", "CREATED"]
     assert (row.split()[0], row.split()[-2]) == ("mine", settings.user)
     assert (" 2.13.0+cpu  cpu  " if has_cpu_build else " 2.13.0  cpu (default build)  ") in row
     archive = pathlib.Path(do(settings, "env show", name="mine")["environment"])

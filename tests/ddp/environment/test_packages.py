@@ -3,7 +3,6 @@
 import collections.abc
 import dataclasses
 import hashlib
-import json
 import os
 import pathlib
 import shutil
@@ -15,8 +14,8 @@ import pytest
 from cluster import Cluster
 from indexes import make_wheel
 
-from ddp.base import ParameterError, Settings
-from ddp.environment import builder, choice, named, uv, wheelhouse
+from ddp.base import Settings
+from ddp.environment import builder, uv
 from ddp.workspace import folders
 
 ROOT = pathlib.Path(__file__).parents[3]
@@ -77,29 +76,35 @@ def install(installer: uv.Uv, index: str = "") -> list[str]:
         reported.append(text)
         work()
 
-    uv.install_cpu_torch(installer, do, index=index, check_room=lambda: reported.append("checked the room"))
+    uv.install_cpu_torch(installer, do, index=index)
     return reported
+
+
+def freeze(python: str | pathlib.Path) -> list[str]:
+    """List what is installed for a Python."""
+    argv = [PROGRAM, "pip", "freeze", "-q", f"--python={python}"]
+    return subprocess.run(argv, check=True, capture_output=True, text=True).stdout.split()
 
 
 FIRST = f"installing torch=={CPU}"
 SECOND = f"{FIRST} from PyTorch's index, as no configured index has it"
-LAST = [FIRST, SECOND, "checked the room", uv.DEFAULT_BUILD]
+LAST = [FIRST, SECOND, uv.DEFAULT_BUILD]
 
 
 def test_the_configured_indexes_are_first(installer: uv.Uv, packages: pathlib.Path):
     make_wheel(packages / "site", "torch", CPU)
     assert install(installer) == [FIRST]
-    assert installer.freeze().split() == [f"torch=={CPU}"]
+    assert freeze(installer.python) == [f"torch=={CPU}"]
 
 
 def test_the_additional_index_is_one_of_them(installer: uv.Uv, url: str):
     assert install(installer, f"{url}/more") == [FIRST]
-    assert installer.freeze().split() == [f"torch=={CPU}"]
+    assert freeze(installer.python) == [f"torch=={CPU}"]
 
 
 def test_pytorchs_own_index_is_second_and_gives_torch_alone(installer: uv.Uv):
     assert install(installer) == [FIRST, SECOND]
-    assert installer.freeze().split() == [f"torch=={CPU}"]
+    assert freeze(installer.python) == [f"torch=={CPU}"]
 
 
 @pytest.mark.parametrize("pytorch", ["refuses", "hangs", "is empty"])
@@ -108,7 +113,7 @@ def test_the_default_build_is_last(installer: uv.Uv, pytorch: str, url: str, mon
         elsewhere = {"refuses": indexes.unused(), "hangs": hanging, "is empty": f"{url}/none"}[pytorch]
         monkeypatch.setattr(uv, "PYTORCH_INDEX", elsewhere)
         assert install(installer) == LAST
-    assert installer.freeze().split() == ["cudalib==1", f"torch=={DEFAULT}"]
+    assert freeze(installer.python) == ["cudalib==1", f"torch=={DEFAULT}"]
 
 
 def test_without_any_torch_the_option_that_helps_is_named(installer: uv.Uv, packages: pathlib.Path):
@@ -147,9 +152,9 @@ def test_uv_searches_what_pip_is_configured_with(
     (tmp_path / "pip.conf").write_text(f"[global]\n{settings}")
     monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
     installer: uv.Uv = request.getfixturevalue("installer")
-    assert installer.is_offline == (way == "no-index")
+    assert ("--no-index" in installer.options) == (way == "no-index")
     assert install(installer) == [FIRST]
-    assert installer.freeze().split() == [f"torch=={CPU}"]
+    assert freeze(installer.python) == [f"torch=={CPU}"]
 
 
 def test_variables_replace_files_and_an_empty_one_does_not(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
@@ -180,37 +185,31 @@ def request_(
     digest = hashlib.sha256((packages / "site/numpy/numpy-2.0-py3-none-any.whl").read_bytes()).hexdigest()
     (settings.payload / "requirements.txt").write_text(f"numpy==2.0 --hash=sha256:{digest}\n")
     monkeypatch.setattr(Settings, "node_cache", property(lambda _: tmp_path / "nodes"))
-    return builder.Request(choice.Choice("cpu", False, "as configured"))
+    return builder.Request("cpu")
 
 
 def make(settings: Settings, request: builder.Request) -> folders.Manifest:
     return builder.make(settings, request, "0" * 16, lambda _: None)
 
 
-def test_an_environment_is_made_of_the_site_alone(
+def test_an_environment_is_made_of_the_site_and_a_users_requirements_change_no_locked_package(
     settings: Settings, request_: builder.Request, pinned: pathlib.Path, cluster: Cluster, tmp_path: pathlib.Path
 ):
-    """With pip, uv, tar and zstd themselves."""
-    made = make(settings, request_)
-    assert (made.torch, made.build) == (CPU, "cpu")
-    listed = subprocess.run(
-        ["tar", "--zstd", "-ti", "-f", made.archive], check=True, capture_output=True, text=True
-    ).stdout
-    assert {"numpy.py", "__init__.py"} <= {pathlib.PurePath(name).name for name in listed.splitlines()}
-    assert not [name for name in listed.splitlines() if "/bin/uv" in name], "nodes need none"
-    assert not list((tmp_path / "nodes").iterdir()), "neither the build's folder nor uv's cache stays"
-
-
-def test_a_users_requirements_change_no_package_that_is_installed(installer: uv.Uv, tmp_path: pathlib.Path):
-    installer.install("numpy==2.0")
     (tmp_path / "more.txt").write_text("cudalib\n")
-    (tmp_path / "wanted.txt").write_text("numpy; python_version > '3'\n-r more.txt\n")
-    wanted = named.read("mine", tmp_path / "wanted.txt")
-    builder.install_own(installer, wanted, tmp_path, lambda _: None, also="")
-    assert installer.freeze().split() == ["cudalib==1", "numpy==2.0"]
-    (tmp_path / "wanted.txt").write_text("numpy<2\n")
-    with pytest.raises(ParameterError, match=r"^requirements: uv: .*numpy.*2\.0.* your requirements are unsatisfiable"):
-        builder.install_own(installer, wanted, tmp_path, lambda _: None, also="")
+    own = tmp_path / "own.txt"
+    own.write_text("numpy; python_version > '3'\n-r more.txt\n")
+    mine = dataclasses.replace(request_, name="mine", requirements=own, sha256="0" * 64)
+    made = make(settings, mine)
+    assert (made.torch, made.build, made.name) == (CPU, "cpu", "mine")
+    argv = ["tar", "--zstd", "-ti", "-f", made.archive]
+    listed = subprocess.run(argv, check=True, capture_output=True, text=True).stdout
+    names = {part for name in listed.splitlines() for part in pathlib.PurePath(name).parts}
+    assert {"numpy-2.0.dist-info", "cudalib-1.dist-info", "torch", "ddptrain"} <= names
+    assert "uv" not in names, "nodes need none"
+    assert not list((tmp_path / "nodes").iterdir()), "neither the build's folder nor uv's cache stays"
+    own.write_text("numpy<2\n")
+    with pytest.raises(uv.InstallError, match=r"^uv: .*numpy.*2\.0.* your requirements are unsatisfiable"):
+        make(settings, mine)
 
 
 def test_a_wheelhouse_is_the_only_source_and_brings_uv(
@@ -225,7 +224,7 @@ def test_a_wheelhouse_is_the_only_source_and_brings_uv(
     house.mkdir()
     for wheel in [pinned, *packages.glob("more/*/*.whl"), *packages.glob("site/numpy/*-2.0-*.whl")]:
         shutil.copy(wheel, house)
-    request = dataclasses.replace(request_, wheels=wheelhouse.Wheelhouse(str(house), "0" * 64))
+    request = dataclasses.replace(request_, wheels=str(house))
     assert make(settings, request).torch == CPU
     (house / pinned.name).unlink()
     with pytest.raises(uv.InstallError, match=r"^pip: .*No matching distribution found for uv==") as caught:
@@ -245,9 +244,6 @@ def test_the_lanes_get_torch_in_the_same_order(
     environ = {**os.environ, "PYTHONPATH": "", "HOME": str(tmp_path)}
     done = subprocess.run([python, "-"], input=program, env=environ, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[:3] == [f"torch: {text}" for text in (FIRST, SECOND, uv.DEFAULT_BUILD)]
-    listed = subprocess.run(
-        [python, "-m", "pip", "list", "--format=json"], capture_output=True, text=True, check=True
-    ).stdout
-    assert {"name": "torch", "version": DEFAULT} in json.loads(listed)
+    assert f"torch=={DEFAULT}" in freeze(python)
     again = subprocess.run([python, script], env=environ, capture_output=True, text=True, check=True)
     assert again.stdout == ""

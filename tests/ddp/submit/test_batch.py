@@ -9,7 +9,6 @@ from script_texts import ENDS, MANIFEST, REQUEST, WAITS, stop, texts
 
 from batch_host import Node
 from ddp.base import Settings
-from ddp.environment.environments import Environment
 from ddp.options import fields, models
 from ddp.submit import scripts
 
@@ -176,8 +175,8 @@ def test_what_the_run_has_saved_goes_before_what_it_began_from(settings: Setting
     node.add("srun", 'echo "${!#}"; ' + ENDS % "done")
     program = scripts.Program(("x", scripts.RESUME), leaves_outcome=True, resume="/mnt/runs/base")
     params = fields.parse(models.SubmitDdp, {})
-    archive = str(settings.environments / "abababababababab.tar.zst")
-    files = scripts.training(settings, REQUEST, params, Environment(MANIFEST, archive), run="first", program=program)
+    made = MANIFEST.model_copy(update={"folder": str(settings.environments)})
+    files = scripts.training(settings, REQUEST, params, made, run="first", program=program)
     assert "/mnt/runs/base" in node.run(files)[1].splitlines()
     (node.run_dir / "latest").symlink_to("epoch-1")
     (node.run_dir / "epoch-1").mkdir()

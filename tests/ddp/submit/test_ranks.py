@@ -16,7 +16,7 @@ from script_texts import MANIFEST, texts, wait_for
 from batch_host import Node
 from ddp import copies
 from ddp.base import Settings
-from ddp.node import node as node_part
+from ddp.node import node as agent
 
 NODE_DRIVER = """
 import os, socket, sys, time
@@ -75,7 +75,7 @@ def test_the_agent_gets_its_place(settings: Settings, node: Node):
         "[ENV] node=slurmd-0 address=127.0.0.1 fabric=auto gloo=lo nccl==lo",
         "2 lo =lo",
         "-c",
-        node_part._AGENT,
+        *agent.AGENT.split("\n"),
         "--nnodes=2",
         "--nproc-per-node=2",
         "--node-rank=1",

@@ -10,7 +10,6 @@ from script_texts import ENDS, MANIFEST, REQUEST, texts
 
 from batch_host import Node
 from ddp.base import ParameterError, Settings
-from ddp.environment.environments import Environment
 from ddp.node import spec
 from ddp.options import fields, models
 from ddp.submit import resources, scripts
@@ -103,7 +102,7 @@ def test_a_value_that_slipped_through_would_still_be_quoted(settings: Settings, 
         settings,
         REQUEST,
         params,
-        Environment(MANIFEST, evil),
+        MANIFEST.model_copy(update={"folder": evil}),
         run="first",
         program=scripts.Program(("x", evil), leaves_outcome=True),
     )
@@ -112,7 +111,7 @@ def test_a_value_that_slipped_through_would_still_be_quoted(settings: Settings, 
     assert code == 0, output
     assert output.splitlines()[1] == evil
     assert (job := spec.load(spec.JobSpec, str(node.run_dir / "program" / "job.json"))).environment is not None
-    assert job.environment.archive == evil
+    assert job.environment.archive == f"{evil}/{MANIFEST.hash}.tar.zst"
     assert not (tmp_path / "pwned").exists()
 
 

@@ -15,7 +15,6 @@ from trainer_fixtures import charm_dir, claims, node, settings, workspace
 
 from batch_host import Node
 from ddp.base import Settings, TrainerError
-from ddp.environment.environments import Environment
 from ddp.options import fields, models
 from ddp.submit import scripts
 from ddp.workspace import folders, operations, tokens
@@ -116,7 +115,7 @@ def test_the_last_run_of_a_sweep_removes_the_file(
         settings,
         REQUEST,
         fields.parse(models.SubmitDdp, {}),
-        Environment(MANIFEST, "/x.tar.zst"),
+        MANIFEST,
         run="first",
         program=program,
         sweep=scripts.Array(2, 2),

@@ -2,10 +2,12 @@
 
 import pathlib
 
+import machines
 import pytest
+import roles
 from machine_double import MachineDouble
 from ops import testing
-from slurm_double import SlurmDouble
+from slurm_double import Record, SlurmDouble
 
 import charm
 from controller import gres_lines
@@ -15,9 +17,8 @@ from gpu import detect as gpu_detect
 from gpu import gres_check, gres_conf
 from gpu import pci as gpu_pci
 from maintenance import mig, reset, services, upgrade
-from node import compute, health_check, node_state, slurmd_options, slurmd_unit
+from node import compute, health_check, machine, node_state, resume, slurmd_options, slurmd_unit
 from node import hold as node_hold
-from node import machine as machines
 from node import watch as node_watch
 from scripts import health as gpu_health
 from scripts import mig as gpu_mig
@@ -75,7 +76,6 @@ def paths(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
         mig: {"PROGRAM": "usr/local/sbin/gpu-mig"},
         node_hold: {"DIRECTORY": "var/slurm-gpu/holds"},
         node_watch: {
-            "STATE_DIR": "var/slurm-gpu",
             "CONFIG": "var/slurm-gpu/node.json",
             "PCI": "sys/bus/pci/devices",
             "PROC_GPUS": "proc/driver/nvidia/gpus",
@@ -90,9 +90,9 @@ def paths(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
     for module, names in moved.items():
         for name, path in names.items():
             monkeypatch.setattr(module, name, tmp_path / path)
-    monkeypatch.setattr(machines, "PLUGIN_DIRS", (tmp_path / "plugins",))
+    monkeypatch.setattr(machine, "PLUGIN_DIRS", (tmp_path / "plugins",))
     roots = gpu_detect.Roots(proc=tmp_path / "proc", sys=tmp_path / "sys", dev=tmp_path / "dev")
-    for module in (machines, reset, upgrade):
+    for module in (machine, reset, upgrade):
         monkeypatch.setattr(module, "ROOTS", roots)
     monkeypatch.setattr(driver_state, "LIBRARY_DIRS", (tmp_path / "lib",))
     owner = tmp_path.owner()
@@ -160,3 +160,26 @@ def node(paths: pathlib.Path, slurm: SlurmDouble, monkeypatch: pytest.MonkeyPatc
 @pytest.fixture
 def ctx() -> testing.Context[charm.SlurmGpuCharm]:
     return testing.Context(charm.SlurmGpuCharm, charm_root=ROOT)
+
+
+@pytest.fixture
+def two_cards(slurm: SlurmDouble, paths: pathlib.Path) -> SlurmDouble:
+    """Return the Slurm of a node in service with two cards."""
+    slurm.devices = 2
+    machines.add_driver(paths, machines.H200S)
+    for minor in range(2):
+        (paths / f"dev/nvidia{minor}").touch()
+    slurmd_options.PATH.write_text(OPTIONS)
+    slurm.register()
+    roles.hook()
+    assert slurm.record == Record("gpu:nvidia_h200:2")
+    slurm.log.clear()
+    return slurm
+
+
+@pytest.fixture
+def uptime(paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """Return the file from which the charm learns for how long the machine runs: a day."""
+    monkeypatch.setattr(resume, "UPTIME", paths / "proc/uptime")
+    resume.UPTIME.write_text("86400.00 100.00\n")
+    return resume.UPTIME

@@ -249,7 +249,6 @@ class MachineDouble:
             self._show_library()
 
     def _modinfo(self, kernel: str, name: str) -> Completed:
-        assert name in driver_state._MODULES
         version = self.module_version(kernel)
         if version is None or name != "nvidia":
             return Completed(1, "", f"modinfo: ERROR: Module {name} not found.\n")
@@ -298,15 +297,12 @@ class MachineDouble:
         self.loaded = version
         module = self.root / "sys/module/nvidia"
         modules = self.root / "proc/modules"
-        version_file = self.root / "proc/driver/nvidia/version"
         shutil.rmtree(self.root / "proc/driver/nvidia/gpus", ignore_errors=True)
         if version is None:
-            for path in (module / "version", version_file):
-                path.unlink(missing_ok=True)
+            (module / "version").unlink(missing_ok=True)
             modules.write_text("")
             return
         module.mkdir(parents=True, exist_ok=True)
-        version_file.parent.mkdir(parents=True, exist_ok=True)
         (module / "version").write_text(f"{version}\n")
         (self.root / "dev").mkdir(exist_ok=True)
         cards = [path for path in sorted((self.root / "sys/bus/pci/devices").glob("*")) if _is_gpu(path)]
@@ -318,12 +314,6 @@ class MachineDouble:
             (directory / "information").write_text(f"Model: \t NVIDIA H100 80GB HBM3\nDevice Minor: \t {minor}\n")
             (self.root / f"dev/nvidia{minor}").touch()
         modules.write_text("nvidia_uvm 1 0 - Live 0x0\nnvidia 1 1 nvidia_uvm, Live 0x0\n")
-        kind = (
-            "Open Kernel Module for x86_64"
-            if any("-open" in name for name in self.installed)
-            else "x86_64 Kernel Module"
-        )
-        version_file.write_text(f"NVRM version: NVIDIA UNIX {kind}  {version}  Release Build\n")
 
     def _show_library(self) -> None:
         directory = self.root / "lib"

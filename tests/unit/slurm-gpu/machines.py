@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import shutil
 
 from gpu import detect as gpu_detect
 from gpu import gres
@@ -38,10 +39,23 @@ def add_driver(root: pathlib.Path, cards: list[Card], minors: list[int] | None =
             f"Video BIOS: \t 96.00.30.00.01\nBus Type: \t PCIe\nDMA Size: \t 52 bits\nDMA Mask: \t 0xfffffffffffff\n"
             f"Bus Location: \t {card.bus_id}\nDevice Minor: \t {minor}\nGPU Firmware: \t 580.159.04\nGPU Excluded:\t No\n"
         )
-    (root / "proc/driver/nvidia/version").write_text(
-        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (dvs-builder@x)\n"
-        "GCC version:  gcc version 13.3.0\n"
-    )
+    (root / "sys/module/nvidia").mkdir(parents=True, exist_ok=True)
+    (root / "sys/module/nvidia/version").write_text("580.159.04\n")
+
+
+H200S = [Card("NVIDIA H200", "0000:1b:00.0"), Card("NVIDIA H200", "0000:9d:00.0")]
+
+
+def lose(root: pathlib.Path, *cards: int) -> None:
+    """Take these of two cards away."""
+    for i in cards:
+        shutil.rmtree(root / "proc/driver/nvidia/gpus" / H200S[i].bus_id)
+
+
+def bring_back(root: pathlib.Path) -> None:
+    """Show both cards again."""
+    shutil.rmtree(root / "proc/driver/nvidia/gpus")
+    add_driver(root, H200S)
 
 
 def add_topology(root: pathlib.Path, sockets: int, cores: int, threads: int) -> None:

@@ -1,8 +1,10 @@
 """What one hook of the compute role runs, without Juju."""
 
 import dataclasses
+import time
 
 import settings
+from maintenance import work
 from node import compute, registration
 from node import machine as machines
 from slurm_ddp.charm import Status
@@ -62,3 +64,16 @@ def live(answer: ControllerGres = OFF, config: settings.Config | None = None) ->
 def summary(machine: machines.Machine, answer: ControllerGres | None = UPSTREAM) -> dict[str, str]:
     """Run the action show-gres: its results."""
     return compute.summary(dataclasses.replace(machine, answer=answer))
+
+
+def maintain(stage: registration.Stage = registration.Stage.REGISTERED) -> bool:
+    """Run a hook of the maintenance that registers the node as far as this; return whether it may be registered."""
+    may_register = work.prepare({})
+    if may_register:
+        work.complete(machines.look(), {}, registration.Progress(stage))
+    return may_register
+
+
+def stamp(seconds: float) -> str:
+    """Write a time as Slurm does, from now on."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + seconds))

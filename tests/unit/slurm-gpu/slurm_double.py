@@ -232,15 +232,15 @@ class SlurmDouble:
         return self._update("idle", "")
 
     def _print_gres(self, conf: pathlib.Path) -> str:
-        """What `slurmd -G` prints: the lines of this node, and with detection the driver's cards."""
+        """What `slurmd -G` prints: the lines of this node; with detection alone nothing, which counts as agreement."""
         if self.printed is not None:
             return self.printed
         rows = (conf.parent / "gres.conf").read_text().splitlines()
-        wanted = re.findall(r" Gres=(\S+)", conf.read_text())[0]
         prefix = f"NodeName={self.name} "
         lines = [dict(word.split("=", 1) for word in row.split()) for row in rows if row.startswith(prefix)]
-        types = [item.split(":")[1] for item in wanted.split(",") if item.startswith("gpu:")]
-        found = {} if lines or rows[0] == "AutoDetect=off" else self._detected(types)
+        if not lines and rows[0] != "AutoDetect=off":
+            return ""
+        found: dict[str, dict[str, str]] = {}
         shares: list[dict[str, str]] = []
         for line in lines:
             files = line.get("File", line.get("MultipleFiles", ""))
@@ -257,23 +257,6 @@ class SlurmDouble:
                     f"Index={i} ID=7696487 File={file}{cores} CoreCnt=2 Links={fields.get('Links', '(null)')}\n"
                 )
         return text or "slurmd: warning: Ignoring file-less GPU gpu from final GRES list\n"
-
-    def _detected(self, types: list[str]) -> dict[str, dict[str, str]]:
-        """What AutoDetect=nvidia finds in the driver's files, and AutoDetect=nvml on the same machine, by file."""
-        root = self.options.parents[2]
-        found: dict[str, dict[str, str]] = {}
-        for i, folder in enumerate(sorted((root / "proc/driver/nvidia/gpus").glob("*"))):
-            fields = dict(re.findall(r"^(.+?):\s*(.*?)\s*$", (folder / "information").read_text(), re.MULTILINE))
-            name = fields["Model"].lower().replace(" ", "_")
-            kind = next((kind for kind in sorted(types, key=len, reverse=True) if kind in name), None)
-            if kind is None:
-                continue
-            file = str(root / f"dev/nvidia{fields.get('Device Minor', i)}")
-            found[file] = {"Name": "gpu", "Type": kind, "File": file}
-            near = root / "sys/bus/pci/devices" / folder.name / "local_cpulist"
-            if near.exists():  # processors of one thread each
-                found[file]["Cores"] = near.read_text().strip()
-        return dict(sorted(found.items()))
 
     def _systemctl(self, command: str) -> Completed:
         if command == "is-active --quiet slurmd.service":

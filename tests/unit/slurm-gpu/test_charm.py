@@ -7,18 +7,19 @@ import typing
 
 import ops
 import pytest
+import yaml
 from conftest import COMPUTE, CONTROLLER, OPTIONS, ROOT, WITH_GPU
+from machine_double import MachineDouble
 from ops import testing
 from slurm_double import Record, SlurmDouble
 
+import actions
 import charm
 from controller import gres_lines
 from gpu import gres_conf
 from node import compute, slurmd_options, slurmd_unit
 from node import hold as node_hold
-from slurm_ddp import systemd
 from slurm_ddp.interfaces.slurm_gres import NodeGres
-from slurm_ddp.run import Completed
 from slurm_ddp.slurm import nodes
 
 ACTIVE = ops.ActiveStatus("gpu:mock_gpu:1 on slurmd-0 (from /proc/driver/nvidia; lines in the controller's gres.conf)")
@@ -192,28 +193,6 @@ def test_relations_of_another_machines_principal_are_ignored(
     assert compute.OWNER.exists()
 
 
-@pytest.mark.parametrize("event", LIFECYCLE)
-@pytest.mark.parametrize("role", [COMPUTE, CONTROLLER], ids=["compute", "controller"])
-def test_an_upgraded_charm_restarts_its_service_which_has_the_code_of_before(
-    ctx: testing.Context[charm.SlurmGpuCharm],
-    registered: SlurmDouble,
-    monkeypatch: pytest.MonkeyPatch,
-    event: str,
-    role: testing.SubordinateRelation,
-):
-    restarts: list[tuple[object, ...]] = []
-
-    def run(*argv: str, **more: typing.Any) -> Completed:
-        if "restart" in argv[1]:
-            restarts.append(argv)
-        return registered.run(*argv, **more)
-
-    monkeypatch.setattr(systemd, "run", run)
-    ctx.run(getattr(ctx.on, event)(), testing.State(leader=True, relations=[role]))
-    restart = ("/usr/bin/systemctl", "try-restart", "--no-block", "slurm-gpu-node.service")
-    assert [argv for argv in restarts if argv[-1] == restart[-1]] == ([restart] if event == "upgrade_charm" else [])
-
-
 def test_a_unit_without_a_role(ctx: testing.Context[charm.SlurmGpuCharm], slurm: SlurmDouble):
     out = ctx.run(ctx.on.install(), testing.State())
     assert out.unit_status == ops.BlockedStatus(
@@ -297,3 +276,35 @@ def test_show_gres_on_the_controller(controller: testing.Context[charm.SlurmGpuC
         "autodetect": "off",
         "gres-conf": gres_conf.PATH.read_text(),
     }
+
+
+def test_upgrade_driver_with_a_reboot(ctx: testing.Context[charm.SlurmGpuCharm], node: MachineDouble):
+    """The machine is left to the operator to reboot; a second card that is found then is registered, too."""
+    slurmd_options.PATH.write_text(OPTIONS)
+    node.install_driver("535", "535.288.01")
+    node.slurm.register()
+    state = testing.State(relations=[COMPUTE])
+    ctx.run(ctx.on.update_status(), state)
+    node.in_use = True
+    out = ctx.run(ctx.on.action("upgrade-driver", params={"branch": "580"}), state)
+    results = ctx.action_results or {}
+    assert results["result"] == "reboot"
+    assert results["detail"].startswith("reboot this machine: driver 580.173.02 is installed")
+    blocked = ops.BlockedStatus("slurmd-0 is drained for gpu-driver: reboot this machine")
+    assert out.unit_status == ctx.run(ctx.on.update_status(), state).unit_status == blocked
+    assert "DRAIN" in node.slurm.state()
+    node.add_card("0000:9d:00.0")
+    node.slurm.devices = 2
+    node.reboot()
+    assert isinstance(ctx.run(ctx.on.start(), state).unit_status, ops.ActiveStatus)
+    assert node.slurm.record == Record("gpu:nvidia_h100_80gb_hbm3:2")
+
+
+@pytest.mark.parametrize("name", actions.ACTIONS)
+def test_parameters_are_those_of_charmcraft_yaml(name: str):
+    declared = yaml.safe_load((ROOT / "charmcraft.yaml").read_text())["actions"][name]
+    params, fields = declared.get("params", {}), actions.ACTIONS[name].parameters.model_fields
+    assert {field.alias for field in fields.values()} == set(params)
+    for field in fields.values():
+        assert field.is_required() == (field.alias in declared.get("required", []))
+        assert field.is_required() or field.default == params[str(field.alias)].get("default")

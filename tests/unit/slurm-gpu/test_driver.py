@@ -4,8 +4,10 @@ import dataclasses
 import itertools
 import pathlib
 import typing
+import unittest.mock
 
 import pytest
+import roles
 from conftest import OPTIONS
 from machine_double import MachineDouble
 from slurm_double import Killed, Record, SlurmDouble
@@ -14,9 +16,8 @@ from driver import install, plan, state
 from driver.plan import Spec, narrowed, resolve, spec
 from driver.state import PROBLEMS, DriverError, Facts, Module, diagnose
 from gpu.pci import Card
-from maintenance import hold, reset, services, upgrade, work
+from maintenance import hold, reset, services, upgrade
 from node import hold as node_hold
-from node import machine as machines
 from node import registration, slurmd_options
 from slurm_ddp.charm import ActionError
 from slurm_ddp.run import CommandError
@@ -43,7 +44,6 @@ def of_ids(*devices: int) -> Facts:
     ("facts", "problem", "words"),
     [
         (WORKS, None, ""),
-        (Facts(), None, ""),
         (but(WORKS, library=None), None, ""),  # the kernel's word is enough
         (but(WORKS, cards=(Card("0000:9d:00.0", 0x2330, lost=True),)), "off-bus", "GPU 0000:9d:00.0 fell off the bus"),
         (but(WORKS, unfinished="nvidia-x"), "unfinished", "the installation of nvidia-x was interrupted"),
@@ -53,9 +53,7 @@ def of_ids(*devices: int) -> Facts:
         (but(WORKS, switches=4, fabric="580.173.02", fabric_state="failed"), "fabric-down", "manager is failed"),
         (but(WORKS, switches=4, fabric="580.173.02"), "fabric-down", "not running: systemctl enable --now"),
         (but(WORKS, switches=4, fabric="580.173.02", fabric_state="activating"), None, ""),
-        (but(WORKS, fabric="580.65.06"), None, ""),  # not needed here
         (BARE, "no-driver", "1 NVIDIA GPU has no driver: set driver=580"),
-        (but(BARE, cards=(CARD, CARD), nouveau=True), "no-driver", "2 NVIDIA GPUs have no driver"),
         (but(WORKS, loaded=None, nouveau=True), "nouveau", "nouveau has the GPUs instead of the installed driver"),
         (
             but(WORKS, loaded=None, module=None),
@@ -66,7 +64,6 @@ def of_ids(*devices: int) -> Facts:
         (but(WORKS, loaded=None, secure_boot=True), "not-loaded", "driver 580.173.02 is installed and not loaded"),
         (but(BARE, cards=(Card("0000:1b:00.0", 0x2330, "vfio-pci"),)), None, ""),  # given to a virtual machine
         (but(WORKS, next_kernel=NEXT, next_module=None), "next-kernel", f"kernel {NEXT}, which boots next, has no"),
-        (but(WORKS, next_kernel=NEXT), None, ""),
         (but(WORKS, next_kernel=NEXT, next_module=None, module=None), None, ""),  # a container
     ],
 )
@@ -86,7 +83,7 @@ def test_facts_are_read_from_the_machine(paths: pathlib.Path, node: MachineDoubl
     (paths / "sys" / state._SECURE_BOOT).write_bytes(b"\6\0\0\0\1")
     node.add_kernel("6.8.0-99-generic")
     node.broken = True
-    found = upgrade._facts()
+    found = upgrade.facts()
     assert (found.release, found.kernel, found.next_kernel) == ("ubuntu 24.04", KERNEL, KERNEL)
     assert (found.lost, found.switches, found.secure_boot) == ("0000:9d:00.0", 1, True)
     assert (found.loaded, found.library, found.module) == (
@@ -96,10 +93,7 @@ def test_facts_are_read_from_the_machine(paths: pathlib.Path, node: MachineDoubl
     )
     assert SMI_535.replace("535", "580") in found.unfinished
     node.hanging = {"modinfo"}
-    assert upgrade._facts().module is None
-
-
-# Which packages.
+    assert upgrade.facts().module is None
 
 
 def test_ubuntu_gets_signed_modules_of_exactly_the_version(node: MachineDouble):
@@ -140,25 +134,14 @@ def test_modules_without_a_signature_are_built_here(node: MachineDouble):
 @pytest.mark.parametrize(
     ("facts", "wanted", "words"),
     [
-        (
-            but(NOBLE, release="fedora 42"),
-            Spec(branch="580"),
-            "driver=580: this machine has fedora 42, not one of ubuntu",
-        ),
-        (but(NOBLE, release=""), Spec(branch="580"), "an unknown system"),
-        (
-            but(NOBLE, runfile=True),
-            Spec(branch="580"),
-            "driver: NVIDIA's own installer put one here: run nvidia-uninst",
-        ),
+        (but(NOBLE, release="fedora 42"), Spec(branch="580"), "driver=580: this machine has fedora 42, not one of"),
+        (but(NOBLE, runfile=True), Spec(branch="580"), "driver: NVIDIA's own installer put one here: run nvidia-un"),
         (of_ids(0x2901), Spec(branch="535"), r"GPU 0000:01:00.0 \(Blackwell\) needs branch 570 or later, not 535"),
         (of_ids(0x1DB6), Spec(branch="595"), r"\(Volta\) needs branch 580 or earlier, not 595"),
         (of_ids(0x2901), Spec(branch="580", module="proprietary"), "needs the open module"),
-        (of_ids(0x1DB6), Spec(branch="580", module="open"), "needs the proprietary module"),
         (of_ids(0x1DB6, 0x2901), Spec(branch="580"), r"GPU 0000:02:00.0 \(Blackwell\) needs the open module"),
         (NOBLE, Spec(branch="590"), "only leads on to branch 595 now: set driver=595"),
         (NOBLE, Spec(branch="550"), "nvidia-headless-no-dkms-550-server-open.* archives: check that restricted"),
-        (NOBLE, Spec(branch="580", version="580.1.1"), "the archives have no 580.1.1 as a whole"),
         (but(NOBLE, switches=4), Spec(branch="570"), "no 570.211.01 as a whole: .*fabricmanager-570 is 570.195.03"),
         (
             but(NOBLE, secure_boot=True),
@@ -188,14 +171,10 @@ def test_nothing_but_the_other_driver_is_removed(node: MachineDouble):
     ("devices", "module"),
     [
         ((0x2330,), "open"),
-        ((0x1EB8,), "open"),
-        ((0x2901,), "open"),
-        ((0x2342,), "open"),
         ((0x1DB6,), "proprietary"),
         ((0x1DB6, 0x1EB8), "proprietary"),
         ((0x2330, 0x2901), "open"),
         ((0xFFF0,), "open"),
-        ((), "open"),
     ],
 )
 def test_the_kernel_module_follows_the_cards(devices: tuple[int, ...], module: str):
@@ -212,9 +191,6 @@ def test_the_table_of_devices_has_no_overlaps():
     ("options", "words"),
     [
         ({"driver": "581"}, "driver: input should be 'keep', '535', '550'"),
-        ({"driver": "580; rm -rf /"}, "driver: "),
-        ({"kernel-module": "Open"}, "kernel-module: input should be 'auto', 'open' or 'proprietary'"),
-        ({"fabric-manager": "yes"}, "fabric-manager: input should be 'auto', 'on' or 'off'"),
         ({"fabric-manager": "on"}, "fabric-manager: on contradicts driver=keep"),
         ({"kernel-module": "open"}, "kernel-module: open contradicts driver=keep"),
     ],
@@ -229,7 +205,6 @@ def test_options_are_refused_by_name(options: dict[str, object], words: str):
     ("wanted", "branch", "version", "present", "answer"),
     [
         (Spec(branch="580"), None, None, "535", Spec(branch="580")),
-        (Spec(), "580", None, "535", Spec(branch="580")),
         (Spec(), None, None, "535", Spec(branch="535")),
         (Spec(), None, "580.65.06", "535", Spec(branch="580", version="580.65.06")),
         (Spec(), None, None, "", "branch: driver=keep names none; give branch=580"),
@@ -248,15 +223,12 @@ def test_parameters(wanted: Spec, branch: plan.Branch | None, version: str | Non
     assert str(caught.value).startswith(answer)
 
 
-# On the machine.
-
-
 def without_smi(node: MachineDouble) -> Facts:
     """Upstream's driver: nvidia-headless-no-dkms, which brings no nvidia-smi."""
     node.install_driver("535", "535.288.01")
     del node.installed[SMI_535]
     node._show_library()
-    return upgrade._facts()
+    return upgrade.facts()
 
 
 def test_nvidia_smi_of_exactly_the_drivers_version_is_added(node: MachineDouble):
@@ -318,7 +290,7 @@ def test_the_option_installs_on_a_bare_machine_and_changes_no_driver(node: Machi
 def test_nouveau_gives_way_with_a_reboot(node: MachineDouble):
     node.add_nouveau()
     upgrade.ensure_wanted(Spec(branch="580"))
-    assert diagnose(upgrade._facts()) == "nouveau"
+    assert diagnose(upgrade.facts()) == "nouveau"
     assert "reboot this machine" in PROBLEMS["nouveau"]
     node.reboot()
     assert node.loaded == "580.173.02"
@@ -327,18 +299,15 @@ def test_nouveau_gives_way_with_a_reboot(node: MachineDouble):
 def test_a_refusal_is_remembered_for_an_hour(node: MachineDouble, monkeypatch: pytest.MonkeyPatch):
     now = [1000.0]
     monkeypatch.setattr(upgrade.time, "time", lambda: now[0])
-    asked: list[str] = []
-    real = plan.resolve
-    monkeypatch.setattr(plan, "resolve", lambda facts, wanted: asked.append(wanted.branch) or real(facts, wanted))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType, reportUnknownMemberType]
+    resolve = unittest.mock.Mock(wraps=plan.resolve)
+    monkeypatch.setattr(plan, "resolve", resolve)
     for _ in range(2):
         upgrade.ensure_wanted(Spec(branch="550"))
+    assert resolve.call_count == 1
     assert "not in this machine's archives" in (upgrade.note(Spec(branch="550")) or "")
     now[0] += 3601
     upgrade.ensure_wanted(Spec(branch="550"))
-    assert asked == ["550", "550"]
-
-
-# upgrade-driver.
+    assert resolve.call_count == 2
 
 
 @pytest.fixture
@@ -355,14 +324,6 @@ def run(*, drain: bool = False, log: list[str] | None = None, version: str | Non
     return upgrade.upgrade(Spec(branch="580", version=version), NODE, 60, words.append, drain=drain)
 
 
-def hook(stage: registration.Stage = registration.Stage.REGISTERED) -> bool:
-    """Run a hook that registers the node as far as this."""
-    may_register = work.prepare({})
-    if may_register:
-        work.complete(machines.look(), {}, registration.Progress(stage))
-    return may_register
-
-
 def test_a_free_node(in_service: MachineDouble, slurm: SlurmDouble):
     log: list[str] = []
     assert run(log=log) == {"result": "done", "driver": "580.173.02"}
@@ -370,7 +331,7 @@ def test_a_free_node(in_service: MachineDouble, slurm: SlurmDouble):
     assert slurm.record is not None
     assert slurm.record.reason == "gpu-driver: driver 580.173.02"  # until it is registered
     assert not [name for name in in_service.installed if "535" in name and "firmware" not in name]
-    assert hook()
+    assert roles.maintain()
     assert slurm.record == Record("")
     assert hold.Hold.load() is None
     assert run() == {"result": "up-to-date", "driver": "580.173.02"}
@@ -387,14 +348,10 @@ def test_jobs_are_never_ended(in_service: MachineDouble, slurm: SlurmDouble):
 
 
 def test_drain_waits_for_the_jobs(in_service: MachineDouble, slurm: SlurmDouble, monkeypatch: pytest.MonkeyPatch):
-    slurm.jobs = ["7"]
-    slept = reset.time.sleep
+    slurm.jobs, slurm.waiting = ["7"], ["8"]
 
-    def sleep(seconds: float) -> None:
-        slept(seconds)
-        assert slurm.record is not None
-        assert "DRAIN" in slurm.record.flags
-        slurm.waiting = ["8"]
+    def sleep(_: float) -> None:
+        assert "DRAIN" in slurm.state()
         slurm.end_jobs()
 
     monkeypatch.setattr(reset.time, "sleep", sleep)
@@ -402,7 +359,7 @@ def test_drain_waits_for_the_jobs(in_service: MachineDouble, slurm: SlurmDouble,
     assert run(drain=True, log=log)["result"] == "done"
     assert log == ["slurmd-0 is drained: waiting for 1 job", "installing driver 580.173.02"]
     assert slurm.jobs == []
-    hook()
+    roles.maintain()
     assert (slurm.jobs, slurm.ended) == (["8"], [])
 
 
@@ -419,7 +376,7 @@ def test_a_driver_that_does_not_work_keeps_the_node_drained(
     (paths / "sys/bus/pci/devices/0000:1b:00.0/config").write_text("lost")
     with pytest.raises(ActionError, match=r"driver 580\.173\.02 is installed, but GPU 0000:1b:00\.0 fell off the bus"):
         run()
-    hook(registration.Stage.LOST)
+    roles.maintain(registration.Stage.LOST)
     assert "DRAIN" in slurm.state()
 
 
@@ -459,27 +416,24 @@ def test_an_upgrade_that_dies_after_any_command_is_finished_by_the_next(in_servi
     """The action dies before the n-th command, for every n; hooks and a second action finish, and no job suffers."""
     outcomes: set[str] = set()
     lives = 0
-    for lives in range(200):
-        slurm.record, in_service.log = Record("", "IDLE", {"DYNAMIC_NORM"}), []
+    for lives in itertools.count():
+        slurm.record, slurm.maintained, in_service.log = Record(""), [], []
         in_service.installed, in_service.held, in_service.broken = {}, set(), False
         in_service.install_driver("535", "535.288.01")
-        slurm.waiting, slurm.lives = ["8"], lives
-        slurm.maintained = []
-        slurm.jobs, slurm.waiting = [], []
+        slurm.lives = lives
         try:
             run()
         except Killed:
             slurm.lives = None
         else:
             break
-        assert slurm.jobs == []
-        works = state.explain(upgrade._facts()) is None
-        hook(registration.Stage.REGISTERED if works else registration.Stage.FAILED)
+        works = state.explain(upgrade.facts()) is None
+        roles.maintain(registration.Stage.REGISTERED if works else registration.Stage.FAILED)
         held = hold.Hold.load() is not None
         assert works != held, "a node whose driver does not work is not given out"
-        outcomes.add(str(diagnose(upgrade._facts())))
+        outcomes.add(str(diagnose(upgrade.facts())))
         run()
-        hook()
+        roles.maintain()
         node_hold.keep()  # as the service does within seconds
         assert in_service.loaded == in_service.library_version() == "580.173.02"
         assert (slurm.record, slurm.maintained, in_service.broken) == (Record(""), [], False)

@@ -101,13 +101,6 @@ def test_links_are_left_out_when_they_do_not_cover_the_nodes_cards():
     assert not any("Links=" in line for line in gres.plan(detection(*gpus), {}, None).lines)
 
 
-def test_two_models_in_one_machine():
-    gpus = [
-        Gpu(name, f"0000:0{i}:00.0", i) for i, name in enumerate(["NVIDIA L40S", "NVIDIA H100 PCIe", "NVIDIA L40S"])
-    ]
-    assert gres.plan(detection(*gpus), {}, None).gres == "gpu:nvidia_l40s:2,gpu:nvidia_h100_pcie:1"
-
-
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
@@ -197,12 +190,6 @@ def test_a_card_without_a_model_is_refused_in_words():
     with pytest.raises(gres.GresError) as caught:
         gres.plan(gpu_detect.Detection("proc", (Gpu(None, "0000:1b:00.0", 0),)), {}, None)
     assert str(caught.value) == "GPU 0000:1b:00.0: /proc/driver/nvidia gives no model"
-
-
-def test_lines_are_for_one_node_and_instead_of_detection():
-    assert gres.node_lines("slurmd-0", ["Name=gpu File=/dev/nvidia0"]) == [
-        "NodeName=slurmd-0 AutoDetect=off Name=gpu File=/dev/nvidia0"
-    ]
 
 
 def test_reading_the_topology(paths: pathlib.Path):

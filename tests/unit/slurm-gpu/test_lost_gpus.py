@@ -5,55 +5,35 @@ import shutil
 
 import ops
 import pytest
-from conftest import OPTIONS, ROOT
-from machines import Card, add_driver
+from conftest import COMPUTE
+from machines import H200S, Card, add_driver, bring_back, lose
 from ops import testing
+from registering import GRES, drained
 from roles import hook, offer
-from slurm_double import SlurmDouble
+from slurm_double import SHORT_OF_GPUS, Record, SlurmDouble
 
 import charm
 from gpu import detect as gpu_detect
 from gpu.detect import NvmlAnswer
-from node import node_state, slurmd_options
+from node import hold, node_state, registration, slurmd_options
+from node.registration import Progress, Stage
 from slurm_ddp.charm import Level, Status
 from slurm_ddp.interfaces.slurm_gres import NodeGres
 
-CARDS = [Card("NVIDIA H200", "0000:1b:00.0"), Card("NVIDIA H200", "0000:9d:00.0")]
 LOSS = "1 of 2 GPUs found, 0000:9d:00.0 missing"
 STATUS = Status(Level.BLOCKED, f"{LOSS}: bring back what is missing, or run accept-gpus")
 DRAIN = f"/usr/bin/scontrol update nodename=slurmd-0 state=drain 'reason=slurm-gpu: {LOSS}'"
 RESUME = "/usr/bin/scontrol update nodename=slurmd-0 state=resume"
 
 
-def lose(paths: pathlib.Path, *cards: int) -> None:
-    for i in cards:
-        shutil.rmtree(paths / "proc/driver/nvidia/gpus" / CARDS[i].bus_id)
+@pytest.fixture
+def node(two_cards: SlurmDouble) -> SlurmDouble:
+    return two_cards
 
 
 def orders(node: SlurmDouble) -> list[str]:
     """Record the commands about the node; slurmd's drop-in, which names the cards that it waits for, follows them."""
     return [order for order in node.log if order != "daemon-reload" and "reservation" not in order]
-
-
-def bring_back(paths: pathlib.Path) -> None:
-    shutil.rmtree(paths / "proc/driver/nvidia/gpus")
-    add_driver(paths, CARDS)
-
-
-@pytest.fixture
-def node(slurm: SlurmDouble, paths: pathlib.Path) -> SlurmDouble:
-    """A node in service with two cards."""
-    slurm.devices = 2
-    add_driver(paths, CARDS)
-    for minor in range(2):
-        (paths / f"dev/nvidia{minor}").touch()
-    slurmd_options.PATH.write_text(OPTIONS)
-    slurm.register()
-    hook()
-    assert slurm.record is not None
-    assert (slurm.record.gres, slurm.state()) == ("gpu:nvidia_h200:2", "IDLE+DYNAMIC_NORM")
-    slurm.log.clear()
-    return slurm
 
 
 def test_a_lost_card_drains_the_node_and_its_return_resumes_it(node: SlurmDouble, paths: pathlib.Path):
@@ -86,41 +66,74 @@ def test_a_driver_that_broke(node: SlurmDouble, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_card_that_moved_or_was_added_is_not_lost(node: SlurmDouble, paths: pathlib.Path):
     shutil.rmtree(paths / "proc/driver/nvidia/gpus")
-    add_driver(paths, [CARDS[0], Card("NVIDIA H200", "0000:c1:00.0")])
+    add_driver(paths, [H200S[0], Card("NVIDIA H200", "0000:c1:00.0")])
     assert hook().level == Level.ACTIVE
     assert orders(node) == []
     shutil.rmtree(paths / "proc/driver/nvidia/gpus")
     node.devices = 3
     (paths / "dev/nvidia2").touch()
-    add_driver(paths, [CARDS[0], Card("NVIDIA H200", "0000:c1:00.0"), Card("NVIDIA H200", "0000:c2:00.0")])
+    add_driver(paths, [H200S[0], Card("NVIDIA H200", "0000:c1:00.0"), Card("NVIDIA H200", "0000:c2:00.0")])
     assert hook().level == Level.ACTIVE
     assert node.record is not None
     assert node.record.gres == "gpu:nvidia_h200:3"
 
 
-def run_event(name: str) -> object:
-    relation = testing.SubordinateRelation("compute", interface="juju-info", remote_app_name="slurmd")
-    ctx = testing.Context(charm.SlurmGpuCharm, charm_root=ROOT)
-    event = ctx.on.action(name) if "-" in name else getattr(ctx.on, name)()
-    return ctx.run(event, testing.State(relations=[relation])).unit_status
+def accept(ctx: testing.Context[charm.SlurmGpuCharm]) -> object:
+    return ctx.run(ctx.on.action("accept-gpus"), testing.State(relations=[COMPUTE])).unit_status
 
 
-def run_accept() -> None:
-    assert isinstance(run_event("accept-gpus"), ops.ActiveStatus)
-
-
-def test_a_card_taken_out_for_good_is_accepted(node: SlurmDouble, paths: pathlib.Path):
+def test_a_card_taken_out_for_good_is_accepted(
+    ctx: testing.Context[charm.SlurmGpuCharm], node: SlurmDouble, paths: pathlib.Path
+):
     lose(paths, 1)
     assert hook() == STATUS
-    run_accept()
+    assert isinstance(accept(ctx), ops.ActiveStatus)
     assert node.record is not None
     assert (node.record.gres, node.state()) == ("gpu:nvidia_h200:1", "IDLE+DYNAMIC_NORM")
     assert hook().level == Level.ACTIVE
 
 
-def test_accepting_nothing_is_refused(node: SlurmDouble, paths: pathlib.Path):
+def test_accepting_nothing_is_refused(
+    ctx: testing.Context[charm.SlurmGpuCharm], node: SlurmDouble, paths: pathlib.Path
+):
     lose(paths, 0, 1)
-    with pytest.raises(testing.ActionFailed) as caught:
-        run_accept()
-    assert caught.value.message == "no NVIDIA GPU on this machine"
+    with pytest.raises(testing.ActionFailed, match=r"^no NVIDIA GPU on this machine$"):
+        accept(ctx)
     assert (node_state.STATE_DIR / node_state.CARDS).exists()
+
+
+def test_a_loss_drains_a_node_in_service_once(slurm: SlurmDouble):
+    """Also one whose last reason is still shown after its resume, as by 25.11."""
+    slurm.record = Record(GRES, reason="bad fan")
+    for _ in range(2):
+        assert registration.drain_for_loss("slurmd-0", LOSS) == Progress(Stage.LOST, LOSS)
+    assert slurm.record.reason == f"slurm-gpu: {LOSS}"
+    assert "DRAIN" in slurm.record.flags
+    assert [order for order in slurm.log if "state=drain" in order] == slurm.log[:1]
+    assert [one.reason for one in hold.held()] == [slurm.record.reason]
+
+
+@pytest.mark.parametrize("state", ["drain", "fail", "down"])
+def test_a_loss_leaves_what_an_administrator_ordered(slurm: SlurmDouble, state: str):
+    slurm.record = Record(GRES)
+    slurm.run("/usr/bin/scontrol", "update", "nodename=slurmd-0", f"state={state}", "reason=bad fan")
+    slurm.log.clear()
+    assert registration.drain_for_loss("slurmd-0", LOSS).stage is Stage.LOST
+    assert (slurm.record.reason, slurm.log, hold.held()) == ("bad fan", [], [])
+
+
+def test_a_loss_leaves_an_order_behind_slurms_own_reason(slurm: SlurmDouble):
+    """Slurm's reason replaced the administrator's, whose order is in the journal; another node's order counts not."""
+    slurm.record = drained("bad fan")
+    registration.drain_for_loss("slurmd-0", LOSS)
+    slurm.record.reason = SHORT_OF_GPUS.format(found=1, wanted=2)
+    registration.drain_for_loss("slurmd-0", LOSS)
+    assert slurm.log == []
+    node_state.NodeSnapshot("slurmd-1", ("drain",), "bad fan").save(node_state.ORDER)
+    registration.drain_for_loss("slurmd-0", LOSS)
+    assert slurm.record.reason == f"slurm-gpu: {LOSS}"
+
+
+def test_a_loss_on_a_node_that_slurm_does_not_know(slurm: SlurmDouble):
+    assert registration.drain_for_loss("slurmd-0", LOSS) == Progress(Stage.LOST, LOSS)
+    assert slurm.log == []

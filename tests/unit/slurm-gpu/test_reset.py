@@ -3,15 +3,14 @@
 import pathlib
 
 import pytest
+import roles
 from machine_double import MachineDouble, MigCard
-from slurm_double import Killed, Record
+from slurm_double import Record
 
 from driver import state as driver_state
 from maintenance import hold as gpu_hold
 from maintenance import reset as maintenance_reset
-from maintenance import services, work
-from node import health_check, registration
-from node import machine as machines
+from node import health_check
 from scripts import health as gpu_health
 from scripts import mig as gpu_mig
 from slurm_ddp import systemd
@@ -22,7 +21,6 @@ from slurm_ddp.slurm import nodes
 BUS = "0000:1b:00.0"
 NAME = "slurmd-0"
 DCGM = {"snap.dcgm.nv-hostengine.service", "snap.dcgm.dcgm-exporter.service"}  # as upstream's slurmd brings it
-DONE = registration.Progress(registration.Stage.REGISTERED)
 
 
 @pytest.fixture(autouse=True)
@@ -58,8 +56,7 @@ def test_a_card_is_reset_and_the_node_put_back(node: MachineDouble, found: Recor
     assert log == [f"resetting GPU {BUS}"]
     assert node.slurm.record.reason == f"gpu-reset: {BUS}"
     assert node.active >= {"nvidia-persistenced.service", *DCGM}
-    assert work.prepare({})
-    work.complete(machines.look(), {}, DONE)
+    assert roles.maintain()
     assert node.slurm.record == found
 
 
@@ -86,26 +83,8 @@ def test_what_the_driver_refuses(node: MachineDouble):
     with pytest.raises(ActionError, match=rf"GPU {BUS} could not be reset: .*in use by another process"):
         reset()
     assert "nvidia-persistenced.service" in node.active  # everything runs again
-    work.prepare({})
-    work.complete(machines.look(), {}, DONE)
+    roles.maintain()
     assert node.slurm.record == Record("")
-
-
-@pytest.mark.parametrize("lives", range(24))
-def test_an_interruption_puts_the_node_back(node: MachineDouble, lives: int):
-    node.slurm.lives = lives
-    try:
-        reset()
-    except Killed:
-        node.slurm.lives = None
-    node.slurm.lives = None
-    for _ in range(2):
-        work.prepare({})
-        work.complete(machines.look(), {}, DONE)
-    assert node.slurm.record == Record("")
-    assert node.active >= {"nvidia-persistenced.service", *DCGM}
-    assert gpu_hold.Hold.load() is None
-    assert not services.STOPPED.exists()
 
 
 def test_a_node_that_another_resumes_while_its_jobs_are_waited_for(

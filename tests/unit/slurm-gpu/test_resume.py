@@ -2,11 +2,11 @@
 
 import dataclasses
 import pathlib
-import time
 
 import pytest
 import roles
 from conftest import OPTIONS, WITH_GPU
+from roles import stamp
 from slurm_double import SlurmDouble
 
 import settings
@@ -17,15 +17,7 @@ from slurm_ddp.charm import Level, Status
 
 ACTIVE = Status(Level.ACTIVE, "gpu:mock_gpu:1 on slurmd-0 (from /proc/driver/nvidia; found by AutoDetect=nvidia)")
 CLIENT = "shared-filesystem-client/0"
-
-
-@pytest.fixture(autouse=True)
-def uptime(paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    """This machine was booted a day ago."""
-    file = paths / "proc/uptime"
-    file.write_text("86400.00 100.00\n")
-    monkeypatch.setattr(resume, "UPTIME", file)
-    return file
+pytestmark = pytest.mark.usefixtures("uptime")
 
 
 @pytest.fixture
@@ -37,10 +29,6 @@ def node(slurm: SlurmDouble, mock_gpu: pathlib.Path) -> SlurmDouble:
     assert hook() == ACTIVE
     slurm.log.clear()
     return slurm
-
-
-def stamp(seconds: float) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + seconds))
 
 
 def reboot(node: SlurmDouble) -> None:
@@ -57,17 +45,6 @@ def hook(**options: object) -> Status:
     roles.hook(config=config)
     node_watch.Watch().step()
     return roles.hook(config=config)
-
-
-def test_a_rebooted_node_takes_jobs_again(node: SlurmDouble):
-    reboot(node)
-    assert node.state() == "DOWN+DYNAMIC_NORM"
-    assert hook() == ACTIVE
-    assert node.state() == "IDLE+DYNAMIC_NORM"
-    assert node.log == ["/usr/bin/scontrol update nodename=slurmd-0 state=resume"]
-    node.log.clear()
-    assert hook() == ACTIVE
-    assert node.log == []
 
 
 @pytest.mark.parametrize(
@@ -101,15 +78,6 @@ def test_a_node_that_was_cut_off_and_not_rebooted_stays_down(node: SlurmDouble):
     node.set_down("Not responding", f"slurm@{stamp(-200)}")
     hook()
     assert node.state() == "DOWN+DYNAMIC_NORM"
-
-
-def test_the_controller_learns_of_a_reboot_only_when_slurmd_registers(node: SlurmDouble):
-    resume.UPTIME.write_text("60.00 100.00\n")
-    text = "slurmd-0 was rebooted and takes no jobs yet: waiting for slurmd to register it"
-    assert hook() == Status(Level.WAITING, text)  # the machine is up for a minute, the controller thinks a day
-    assert node.log == []
-    reboot(node)
-    assert hook() == ACTIVE
 
 
 def test_a_new_node_is_resumed_only_where_that_is_asked_for(node: SlurmDouble):

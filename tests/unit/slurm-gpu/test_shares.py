@@ -5,7 +5,7 @@ import typing
 
 import pytest
 import roles
-from conftest import OPTIONS, WITH_GPU
+from conftest import OPTIONS
 from slurm_double import SlurmDouble
 
 import settings
@@ -50,20 +50,6 @@ def test_mig_instances_have_no_shares():
     card = gpu_detect.Gpu("A", "0000:01:00.0", 0, mig=True, instances=(gpu_detect.Instance("1g.5gb", (1, 2)),))
     with pytest.raises(gres.GresError, match=r"^no shards are available: GPU 0000:01:00.0 is cut into MIG instances"):
         gres.plan(gpu_detect.Detection("nvml", (card,)), {}, None, shards=4)
-
-
-def test_a_node_registers_its_shares_and_loses_them_with_the_option(node: SlurmDouble):
-    assert hook(live(shards_per_gpu=4), shards_per_gpu=4).level == Level.ACTIVE
-    assert node.record is not None
-    assert node.record.gres == SHARDED
-    node.record.gres = "gpu:mock_gpu:1,shard:mock_gpu:4"  # as the controller prints it
-    node.log.clear()
-    assert hook(live(shards_per_gpu=4), shards_per_gpu=4).level == Level.ACTIVE
-    assert node.log == []
-    assert hook(live()).level == Level.ACTIVE
-    assert node.record.gres == "gpu:mock_gpu:1"
-    assert slurmd_options.PATH.read_text() == WITH_GPU
-    assert hook(live()).level == Level.ACTIVE
 
 
 def test_nothing_is_touched_before_slurm_knows_the_name(node: SlurmDouble):

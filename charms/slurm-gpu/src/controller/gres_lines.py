@@ -27,10 +27,6 @@ _LOOKAHEAD = 8  # units without changes in a row before no more are read
 _ALL_AT_ONCE = 64
 _ROTATE_S = 300  # Juju's interval between two update-status
 
-_CLASH = "{units} both claim node {node}: remove one"
-_STANDBY = Status(Level.ACTIVE, "standby: the leader keeps gres.conf")
-_NOT_SET_UP = Status(Level.WAITING, "waiting for slurmctld to be set up")
-_NOT_RELATED = Status(Level.BLOCKED, "integrate gres with node-gres of the slurm-gpu on slurmd")
 
 Read = collections.abc.Callable[[str], slurm_gres.NodeGres | None]
 
@@ -64,21 +60,16 @@ def sync(units: collections.abc.Collection[str], first: str | None, read: Read, 
     entries = {unit: entry for unit, entry in conf.entries.items() if unit in units and not entry.left}
     entries |= dict(_changes(units, first, entries, read))
     entries |= _left(conf, entries, running=now.running)
-    conf = conf.with_entries(entries)
+    conf = dataclasses.replace(conf, entries=entries)
     if entries:
         files.ensure_file(OWNER, owner + "\n")
     gres_conf.write(conf)
     return _view(conf, running=now.running, silent=_reload(conf) if now.running else now.silent)
 
 
-def is_keeper(unit: str) -> bool:
-    """Whether this unit wrote the block of gres.conf on this machine."""
-    return OWNER.exists() and OWNER.read_text().strip() == unit
-
-
 def release(*, owner: str, last: bool) -> None:
     """Leave gres.conf, where this unit writes it, to the application's other units; the last removes the block."""
-    if not is_keeper(owner):
+    if files.read(OWNER) != owner:
         return
     if last:
         try:
@@ -106,13 +97,13 @@ def summary() -> dict[str, str]:
 def status(now: View | None, *, related: bool) -> Status:
     """Return the controller's status; `now` is None on a unit that does not lead."""
     if now is None:
-        return _STANDBY
+        return Status(Level.ACTIVE, "standby: the leader keeps gres.conf")
     if not now.configured:
-        return _NOT_SET_UP
+        return Status(Level.WAITING, "waiting for slurmctld to be set up")
     if now.problem:
         return Status(Level.BLOCKED, now.problem)
     if not related:
-        return _NOT_RELATED
+        return Status(Level.BLOCKED, "integrate gres with node-gres of the slurm-gpu on slurmd")
     if not now.live:
         why = f" ({now.silent})" if now.silent else ""
         return Status(Level.WAITING, f"waiting for slurmctld to read gres.conf{why}")
@@ -173,14 +164,8 @@ def _view(conf: gres_conf.GresConf, *, running: bool, silent: str | None = None)
     # Upstream writes gres.conf only if none exists, so none may be made here before it has set the controller up.
     configured = SLURM_CONF.exists() and (gres_conf.PATH.exists() or running)
     live = running and _is_live(conf)
-    return View(configured, running, live=live, conf=conf, problem=_problem(conf), silent=silent)
-
-
-def _problem(conf: gres_conf.GresConf) -> str | None:
-    if not conf.clashes:
-        return None
-    node, units = min(conf.clashes.items())
-    return _CLASH.format(units=" and ".join(units), node=node)
+    clashes = [f"{' and '.join(units)} both claim node {node}: remove one" for node, units in conf.clashes.items()]
+    return View(configured, running, live=live, conf=conf, problem=min(clashes, default=None), silent=silent)
 
 
 def _changes(

@@ -19,7 +19,7 @@ from slurm_ddp.run import CommandError
 
 Branch = typing.Literal["535", "550", "570", "575", "580", "590", "595"]  # that Ubuntu ever had
 BRANCHES: tuple[Branch, ...] = typing.get_args(Branch)
-VERSION = re.compile(r"[0-9]{3}(\.[0-9]{1,4}){1,3}")
+_VERSION = re.compile(r"[0-9]{3}(\.[0-9]{1,4}){1,3}")
 RELEASES = ("ubuntu 22.04", "ubuntu 24.04")
 
 GENERATIONS: list[dict[str, typing.Any]] = tomllib.loads(
@@ -78,6 +78,8 @@ def narrowed(wanted: Spec, branch: Branch | None, version: str | None, present: 
     """Return the specification with the parameters of `upgrade-driver`; `present` is the branch of the driver here."""
     if branch and not wanted.keeps and branch != wanted.branch:
         raise DriverError(f"branch={branch} contradicts the option driver={wanted.branch}: set driver={branch} first")
+    if version is not None and not _VERSION.fullmatch(version):
+        raise DriverError(f"version: {version!r:.60} is not a driver version such as 580.173.02")
     of_version = (version or "").partition(".")[0]
     chosen = branch or (None if wanted.keeps else wanted.branch) or of_version or present
     if not chosen:

@@ -16,13 +16,12 @@ from slurm_ddp.run import CommandError, run
 _TIMEOUT_S = 10.0
 _KERNEL = re.compile(r"\d+\.\d+[A-Za-z0-9.+~-]*")
 _LIBRARY = re.compile(r"libnvidia-ml\.so\.(\d+(?:\.\d+)+)")
-_MODULES = ("nvidia", "nvidia-current", "nvidia-current-open")  # Ubuntu's and NVIDIA's name, then Debian's
-PACKAGES = ("nvidia-", "libnvidia-", "linux-modules-nvidia-", "libcuda1", "cuda-drivers", "firmware-nvidia-")
+PACKAGES = ("nvidia-", "libnvidia-", "linux-modules-nvidia-", "libcuda1", "cuda-drivers")
 _DPKG_ROW = "${db:Status-Status} ${Package}\\n"
 _UNFINISHED = re.compile(r"^(?:half-installed|unpacked|half-configured) (\S+)$", re.MULTILINE)
-# Who signs modules that Secure Boot loads without a key enrolled at the console: the archives' own builds. DKMS signs
+# Who signs modules that Secure Boot loads without a key enrolled at the console: the archive's own builds. DKMS signs
 # with a key of this machine, if at all (wiki.ubuntu.com/UEFI/SecureBoot, "MOK").
-_TRUSTED_SIGNERS = ("Canonical Ltd.", "Debian Secure Boot")
+_TRUSTED_SIGNER = "Canonical Ltd."
 _SECURE_BOOT = "firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"  # UEFI 2.10, 3.3
 LIBRARY_DIRS = tuple(
     pathlib.Path("/usr", name) for name in ("lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu", "lib64", "lib/wsl/lib")
@@ -104,13 +103,6 @@ class Facts:
         """The branch of that driver."""
         return self.version.partition(".")[0]
 
-    @property
-    def next_kernel_lacks_driver(self) -> bool:
-        """Whether a reboot now would come up without the driver that runs."""
-        if self.loaded is None or self.next_kernel == self.kernel or self.next_module is not None:
-            return False
-        return self.module is not None  # else a container: the modules are the host's
-
 
 def diagnose(facts: Facts) -> str | None:
     """Return the name in PROBLEMS of the worst problem, None when the driver works as far as can be determined."""
@@ -118,6 +110,7 @@ def diagnose(facts: Facts) -> str | None:
     # vfio-pci: the card is a virtual machine's
     unloaded = not loaded and any(card.bound_to in {None, "nvidia", "nouveau"} for card in facts.cards)
     signer = facts.module.signer if facts.module else ""
+    has_module = facts.module is not None  # else a container: the modules are the host's
     needs_fabric = loaded and facts.switches > 0
     worst_first = (
         ("off-bus", bool(facts.lost)),
@@ -125,12 +118,12 @@ def diagnose(facts: Facts) -> str | None:
         ("no-driver", unloaded and not facts.version),
         ("nouveau", unloaded and facts.nouveau),
         ("no-module", unloaded and facts.module is None),
-        ("secure-boot", unloaded and facts.secure_boot and not signer.startswith(_TRUSTED_SIGNERS)),
+        ("secure-boot", unloaded and facts.secure_boot and not signer.startswith(_TRUSTED_SIGNER)),
         ("not-loaded", unloaded),
         ("mismatch", loaded and facts.library not in {None, facts.loaded}),
         ("no-fabric", needs_fabric and facts.fabric != facts.loaded),
         ("fabric-down", needs_fabric and facts.fabric_state not in {"active", "activating", "reloading"}),
-        ("next-kernel", facts.next_kernel_lacks_driver),
+        ("next-kernel", loaded and facts.next_kernel != facts.kernel and has_module and facts.next_module is None),
     )
     return next((name for name, is_so in worst_first if is_so), None)
 
@@ -189,12 +182,9 @@ def _newest_kernel(running: str) -> str:
 
 def _on_disk(kernel: str) -> Module | None:
     """Return the driver's module in the tree of this kernel, None when it has none."""
-    for name in _MODULES if _KERNEL.fullmatch(kernel) else ():
-        printed = _ask("/usr/sbin/modinfo", "-k", kernel, name)
-        fields = dict(re.findall(r"^(version|signer):\s+(.*)$", printed, re.MULTILINE))
-        if fields.get("version"):
-            return Module(fields["version"], fields.get("signer", ""))
-    return None
+    printed = _ask("/usr/sbin/modinfo", "-k", kernel, "nvidia") if _KERNEL.fullmatch(kernel) else ""
+    fields = dict(re.findall(r"^(version|signer):\s+(.*)$", printed, re.MULTILINE))
+    return Module(fields["version"], fields.get("signer", "")) if fields.get("version") else None
 
 
 def _is_secure_boot(sys: pathlib.Path) -> bool:

@@ -21,7 +21,6 @@ from slurm_ddp.run import CommandError, run
 _PROBE_TIMEOUT_S = 60.0  # a driver with a dead GSP answers after about 45 s or never
 _PROGRAM = str(pathlib.Path(__file__).parents[1] / "scripts/nvml.py")
 _FIELD = re.compile(r"^\s*([^:\n]+?)\s*:[ \t]*(.*?)\s*$", re.MULTILINE)
-_CAP = "nvidia-cap"
 NVIDIA_MODPROBE = pathlib.Path("/usr/bin/nvidia-modprobe")
 
 SOURCES = {
@@ -62,7 +61,6 @@ class Gpu:
     uuid: str | None = None
     cpus: frozenset[int] | None = None  # numbers of the kernel's CPUs beside it
     links: tuple[int, ...] | None = None  # NVLinks to each GPU of this machine in order, -1 at its own place
-    memory_bytes: int | None = None
     mig: bool = False  # whether the card is cut into MIG instances
     instances: tuple[Instance, ...] = ()  # those that NVML reported
 
@@ -92,31 +90,33 @@ class NvmlAnswer(pydantic.BaseModel, frozen=True):
     broken: bool = False  # a loaded driver fails
 
 
-Probe = collections.abc.Callable[[], NvmlAnswer]
-
-
-def detect(roots: Roots | None = None, probe: Probe | None = None) -> Detection:
+def detect(roots: Roots) -> Detection:
     """Return the GPUs of this machine. Never hangs: NVML gets `_PROBE_TIMEOUT_S` seconds."""
-    roots = roots or Roots()
     on_bus = _from_pci(roots)
     listed = _from_proc(roots)
     if not on_bus and not listed:
         return Detection("none")
-    found = _ask(roots, on_bus, listed, probe)
-    wrong = driver_state.explain(driver_state.look(roots.proc, roots.sys), answers=found.source != "pci")
-    return dataclasses.replace(found, problem=wrong) if wrong else found
+    found = _ask(roots, on_bus, listed)
+    driver = driver_state.look(roots.proc, roots.sys)
+    problem = driver_state.explain(driver, answers=found.source != "pci") or found.problem
+    return dataclasses.replace(found, problem=problem, driver=found.driver or driver.loaded)
 
 
-def _ask(roots: Roots, on_bus: tuple[Gpu, ...], listed: tuple[Gpu, ...], probe: Probe | None) -> Detection:
-    answer = (probe or run_probe)()
+def _ask(roots: Roots, on_bus: tuple[Gpu, ...], listed: tuple[Gpu, ...]) -> Detection:
+    answer = run_probe()
     if answer.gpus is not None:
-        return _as_nvml_reported(answer, answer.gpus, roots)
+        minors = _mig_minors(roots.proc)
+        try:
+            return Detection("nvml", tuple(_from_nvml(gpu, roots, minors) for gpu in answer.gpus), driver=answer.driver)
+        except KeyError as e:
+            problem = f"the driver gives no device file for MIG instance {e.args[0]}: reboot this machine"
+            return Detection("nvml", problem=problem, driver=answer.driver)
     problem = f"NVML: {answer.error}; reboot this machine" if answer.broken else None
     if listed:
-        return Detection("proc", listed, problem, answer.error, _driver_version(roots))
+        return Detection("proc", listed, problem, answer.error)
     count = "1 NVIDIA GPU has" if len(on_bus) == 1 else f"{len(on_bus)} NVIDIA GPUs have"
     problem = problem or f"{count} no driver: install one and reboot this machine"
-    return Detection("pci", on_bus, problem, answer.error, _driver_version(roots))
+    return Detection("pci", on_bus, problem, answer.error)
 
 
 def run_probe() -> NvmlAnswer:
@@ -143,7 +143,7 @@ def ensure_device_files(
         for file in devices:
             number = re.sub(r"\D", "", file.name) or "0"
             words = ("-u", "-c", number)
-            if file.name.startswith(_CAP):
+            if file.name.startswith("nvidia-cap"):
                 if int(number) not in caps:
                     continue
                 name = caps[int(number)].replace("/", "/mig/", 1)  # gpu0/gi1/access -> gpu0/mig/gi1/access
@@ -153,16 +153,6 @@ def ensure_device_files(
             except CommandError:  # a driver that hangs: what is missing is reported
                 break
     return [file for file in devices if not file.exists()]
-
-
-def _as_nvml_reported(answer: NvmlAnswer, gpus: tuple[Gpu, ...], roots: Roots) -> Detection:
-    minors = _mig_minors(roots.proc)
-    try:
-        found = tuple(_from_nvml(gpu, roots, minors) for gpu in gpus)
-    except KeyError as e:
-        problem = f"the driver gives no device file for MIG instance {e.args[0]}: reboot this machine"
-        return Detection("nvml", problem=problem, driver=answer.driver)
-    return Detection("nvml", found, driver=answer.driver)
 
 
 def _mig_minors(proc: pathlib.Path) -> dict[str, int]:
@@ -212,11 +202,6 @@ def _from_pci(roots: Roots) -> tuple[Gpu, ...]:
         Gpu(name=None, bus_id=card.bus_id, minor=None, cpus=_local_cpus(roots, card.bus_id))
         for card in gpu_pci.cards(roots.sys)
     )
-
-
-def _driver_version(roots: Roots) -> str | None:
-    match = re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", files.read(roots.proc / "driver/nvidia/version"))
-    return match[1] if match else None
 
 
 def _local_cpus(roots: Roots, bus_id: str | None) -> frozenset[int] | None:

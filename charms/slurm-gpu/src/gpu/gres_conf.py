@@ -4,7 +4,6 @@ A header records which unit published its node, and a digest of what, so that an
 Text outside the markers never changes. slurmutils' models would drop the comments, and parse no `NodeName=` records.
 """
 
-import collections.abc
 import dataclasses
 import functools
 import hashlib
@@ -95,10 +94,6 @@ class GresConf:
             rows.append(" ".join(header))
             rows += [f"#{line}" if clash else line for line in gres.node_lines(entry.node, entry.lines)]
         return rows
-
-    def with_entries(self, entries: collections.abc.Mapping[str, Entry]) -> "GresConf":
-        """Return the same file with other entries."""
-        return dataclasses.replace(self, entries=dict(entries))
 
 
 def read(path: pathlib.Path | None = None) -> GresConf:

@@ -12,7 +12,6 @@ from slurm_ddp.slurm import nodes
 
 DRIVER, RESET, MIG = "gpu-driver", "gpu-reset", "gpu-mig"
 _KINDS = tuple(f"{kind}:" for kind in (DRIVER, RESET, MIG))
-_MOST_REASON = 200
 
 
 class HoldError(Exception):
@@ -47,7 +46,7 @@ def take(kind: str, name: str, why: str) -> nodes.Node | None:
     elif node.is_drained and registration.is_anothers(node, hold.reason) and not (node.reason or "").startswith(_KINDS):
         # drained by another meanwhile, which is now what to restore
         dataclasses.replace(hold, states=found.states, reason=found.reason).save()
-    reason = f"{kind}: {why}"[:_MOST_REASON]
+    reason = f"{kind}: {why}"[: node_hold.MOST_REASON]
     if not node.is_drained or node.reason != reason:
         nodes.drain(name, reason)
     node_hold.begin(kind, name, reason)
@@ -66,22 +65,20 @@ def jobs_on(node: nodes.Node | None) -> str | None:
     return registration.count_jobs(node.name) if node is not None and node.is_busy else None
 
 
-def release() -> bool:
-    """Restore the state in which the node was found; return whether that is done.
+def release() -> None:
+    """Restore the state in which the node was found, if no job keeps that from being restored.
 
     What another did to it meanwhile counts: a drain or a state that is not the hold's is left alone.
     """
     hold = Hold.load()
     if hold is None:
-        return True
+        return
     node = nodes.show(hold.node)
     if node is not None and is_ours(node, hold.kind):
         node_hold.end(hold.kind)
-        restored = registration.put_back(node, hold)
-        if restored.stage is not registration.Stage.REGISTERED:  # to be marked down again, and jobs run
-            return False
+        if registration.put_back(node, hold).stage is not registration.Stage.REGISTERED:
+            return  # to be marked down again, and jobs run
     forget()
-    return True
 
 
 def until_reboot(boot_id: str) -> None:

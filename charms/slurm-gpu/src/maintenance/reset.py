@@ -4,7 +4,6 @@
 What cannot be done raises `ActionError`, a node that cannot be held `NodeError` or `HoldError`.
 """
 
-import re
 import time
 
 from driver import install
@@ -22,7 +21,6 @@ _RESET_S = 180.0
 # NVLink are reset together; from the H100 on, each by itself).
 _FIRST_SWITCH = 0x1AF1
 _POLL_S = 10.0
-_BUS_ID = re.compile(r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]")
 
 
 def reset(gpu: str, node: str | None, wait_s: float, log: Log) -> Results:
@@ -49,10 +47,10 @@ def reset(gpu: str, node: str | None, wait_s: float, log: Log) -> Results:
 
 def known(gpu: str, cards: tuple[str, ...]) -> str:
     """Return the bus id of a card, in sysfs' spelling."""
-    if not _BUS_ID.fullmatch(gpu):
-        raise ActionError(f"gpu: {gpu!r:.60} is not a bus id such as 0000:1b:00.0; the action detect shows them")
     bus_id = pci.bus_id(gpu)
-    if bus_id is None or bus_id not in cards:
+    if bus_id is None or gpu != gpu.strip():
+        raise ActionError(f"gpu: {gpu!r:.60} is not a bus id such as 0000:1b:00.0; the action detect shows them")
+    if bus_id not in cards:
         raise ActionError(f"gpu: no card at {bus_id}; there is {', '.join(cards) or 'none'}")
     return bus_id
 

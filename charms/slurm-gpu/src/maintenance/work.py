@@ -53,15 +53,6 @@ def complete(machine: Machine, options: Options, progress: registration.Progress
             hold.release()
 
 
-@contextlib.contextmanager
-def leaving() -> collections.abc.Generator[None]:
-    """Log a command that fails inside: a hook that fails keeps the unit from going, and the next one tries again."""
-    try:
-        yield
-    except CommandError as e:
-        logger.warning("something of slurm-gpu is left on this machine: %s", e)
-
-
 def release() -> None:
     """Leave the machine to Slurm and its administrators; the driver stays."""
     try:

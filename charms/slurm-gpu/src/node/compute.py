@@ -9,10 +9,11 @@ import re
 
 import settings
 from gpu import detect, gres
-from node import health_check, node_state, registration, slurmd_options, slurmd_unit
+from node import health_check, hold, node_state, registration, slurmd_options, slurmd_unit
 from node import machine as machines
 from node.machine import Machine, lost
 from node.registration import Progress, Stage
+from scripts import health
 from slurm_ddp import files
 from slurm_ddp.charm import ActionError, Level, Status
 from slurm_ddp.interfaces import slurm_gres
@@ -45,16 +46,10 @@ _DIFFERS_WITHOUT_GPUS = (
     Level.BLOCKED,
     "{node} has Gres={detail}, slurmd's options {gres}: scontrol delete nodename={node}, then systemctl restart slurmd",
 )
-_LOST = "{loss}: bring back what is missing, or run accept-gpus"
 _NO_GPU = "no NVIDIA GPU on this machine"
-_NO_GPU_ANY_MORE = "{node} registers {gres}, but this machine shows no NVIDIA GPU"
-_NOT_SET_UP = Status(Level.WAITING, "waiting for slurmd to be set up")
-_NO_DEVICE_FILES = "waiting for the driver to make {files}"
 _NO_CONTROLLER = Status(
     Level.BLOCKED, "slurmd does not find these GPUs by itself: integrate node-gres with slurm-gpu on slurmctld"
 )
-_UNFIT = "{node} is unfit: {complaint}"
-_MOST_REASON = 200
 
 
 def offer(machine: Machine) -> slurm_gres.NodeGres | None:
@@ -120,9 +115,7 @@ def ensure(machine: Machine, *, owner: str) -> Progress | None:
             with contextlib.suppress(CommandError):
                 slurmd_unit.ensure_dropin(plan.device_files)
         return registration.drain_for_loss(node, loss)
-    if machine.problem or machine.options is None or node is None:
-        return None
-    if plan is None:
+    if machine.problem or machine.options is None or node is None or plan is None:
         return None
     files.ensure_file(OWNER, owner + "\n")
     try:
@@ -207,22 +200,22 @@ def status(machine: Machine, *, related: bool, progress: Progress | None) -> Sta
     """Return the status of the node, asking the controller again unless this hook's `progress` is an obstacle."""
     node, plan, loss = machine.node, machine.plan, lost(machine)
     if machine.problem or loss:
-        return Status(Level.BLOCKED, machine.problem or _LOST.format(loss=loss))
+        return Status(Level.BLOCKED, machine.problem or f"{loss}: bring back what is missing, or run accept-gpus")
     if plan is None:
         return _status_without_gpus(machine, progress)
     if node is None:
-        return _NOT_SET_UP
+        return Status(Level.WAITING, "waiting for slurmd to be set up")
     missing = [str(file) for file in plan.device_files if not file.exists()]
     if missing:
-        return Status(Level.WAITING, _NO_DEVICE_FILES.format(files=", ".join(missing)))
+        return Status(Level.WAITING, f"waiting for the driver to make {', '.join(missing)}")
     if progress is None or progress.stage is Stage.REGISTERED:
         progress = registration.inspect(node, machine.wanted, machine.config.policy)
     stage = progress.stage
     if stage is Stage.KEPT_AWAY and node_state.read(node_state.HOLD) is not None:
         stage = Stage.REGISTERED  # `maintenance.work` reports its own hold
-    complaint = health_check.complaint()
+    complaint = health.State.load().reason
     if complaint and stage in {Stage.REGISTERED, Stage.KEPT_AWAY}:
-        return Status(Level.BLOCKED, _UNFIT.format(node=node, complaint=complaint))
+        return Status(Level.BLOCKED, f"{node} is unfit: {complaint}")
     needs_lines = stage is Stage.AWAITS_LINES or not lines_live(machine)
     if needs_lines and stage not in {Stage.REGISTERED, Stage.KEPT}:
         if not related:
@@ -237,8 +230,9 @@ def _status_without_gpus(machine: Machine, progress: Progress | None) -> Status:
     node = machine.node
     if machine.registers_gpus:
         had = nodes.plain_gres(machine.configured)
-        return Status(Level.BLOCKED, _NO_GPU_ANY_MORE.format(node=node, gres=had))
-    if (progress is None or progress.stage is Stage.REGISTERED) and node is not None and machine.has_joined:
+        return Status(Level.BLOCKED, f"{node} registers {had}, but this machine shows no NVIDIA GPU")
+    has_joined = machine.options is not None and machine.options.conf_server is not None
+    if (progress is None or progress.stage is Stage.REGISTERED) and node is not None and has_joined:
         progress = registration.inspect(node, machine.configured, machine.config.policy)
     if progress is None or progress.stage in {Stage.REGISTERED, Stage.UNREGISTERED}:
         return Status(Level.ACTIVE, _NO_GPU)
@@ -317,13 +311,13 @@ def _end_drain(machine: Machine) -> None:
         node = nodes.show(machine.node)
         if node is None:
             return
-        by_health = health_check.is_ours(node.reason)
+        by_health = (node.reason or "").startswith(health.REASON)
         is_ours = node.is_drained and (by_health or registration.is_ours(node.reason))
         wrong = lost(machine) if nodes.count_gres(node.gres, "gpu") else None
         if is_ours and node.is_valid and wrong is None and not by_health:
             nodes.resume(node.name)
         elif wrong is not None and not registration.is_kept_away(node):
-            nodes.drain(node.name, f"slurm-gpu: {wrong}"[:_MOST_REASON])
+            nodes.drain(node.name, f"slurm-gpu: {wrong}"[: hold.MOST_REASON])
     except nodes.NodeError as e:
         logger.warning("%s may stay drained, see sinfo -R: %s", machine.node, e)
 

@@ -25,14 +25,7 @@ class MonitorError(Exception):
 
 
 def ensure(node: str | None, setting: str, *, has_gpus: bool, xids: str = "") -> None:
-    """Set up the timer if the option asks for it: with `auto`, if there are GPUs and nvidia-smi.
-
-    Args:
-        node: the node's name, None while it has none.
-        setting: the option health-check.
-        has_gpus: whether the timer has something to look at.
-        xids: the option health-xids.
-    """
+    """Set up the timer if the option health-check asks for it: with `auto`, if there are GPUs and nvidia-smi."""
     if node is None or not has_gpus or setting == "off" or not can_look():
         ensure_absent()
         return
@@ -70,16 +63,6 @@ def problem(setting: str) -> str | None:
     return f"health-check=on cannot ask the driver: {NO_SMI}" if setting == "on" and not can_look() else None
 
 
-def is_ours(reason: str | None) -> bool:
-    """Report whether the health check drained with this reason."""
-    return (reason or "").startswith(health.REASON)
-
-
-def complaint() -> str | None:
-    """Read the last check's reason to keep jobs away, None without one."""
-    return health.State.load().reason or None
-
-
 def unfit(node: str | None, *, xids: str = "") -> list[str]:
     """Check now; return the findings to drain for, none without nvidia-smi."""
     if not can_look():
@@ -100,7 +83,7 @@ def check(node: str | None, *, xids: str = "") -> dict[str, str]:
     """
     if not can_look():
         raise MonitorError(NO_SMI)
-    arguments = ["check", "--json", *(("--node", node) if node else ()), *_arguments(xids)]
+    arguments = [*(("--node", node) if node else ()), *_arguments(xids)]
     with tempfile.TemporaryDirectory() as folder:
         program = pathlib.Path(folder, PROGRAM.name)
         _install(program)

@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 DIRECTORY = node_state.STATE_DIR / "holds"
 WATCH = "slurm-gpu-node.service"  # which runs node.watch
+MOST_REASON = 200  # characters of a drain's reason
 LASTS_S = 3600  # the reservation, unless it is prolonged: longer than a boot takes
 _SHOWS_S = 30.0  # a node shows its reservation only after some seconds
 _OBEYED_S = 600  # an end of the reservation alone: Juju's next update-status comes within five minutes

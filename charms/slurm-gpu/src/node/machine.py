@@ -17,11 +17,6 @@ logger = logging.getLogger(__name__)
 PLUGIN_DIRS = (pathlib.Path("/usr/lib/x86_64-linux-gnu/slurm-wlm"), pathlib.Path("/usr/lib/x86_64-linux-gnu/slurm"))
 ROOTS = detect.Roots()
 
-_BAD_NODE = "{path}: no node can have the name {node!r:.60}"
-_BAD_NAMES = "Slurm cannot hold the names of these GPUs: {gres!r:.80}"
-_NO_GRES_TYPE = "{option}slurm.conf has no {name} among its GresTypes: {typed}"
-_MISSING = "{found} of {had} GPUs found, {missing} missing"
-
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
@@ -52,11 +47,6 @@ class Machine:
     def registers_gpus(self) -> bool:
         """Whether slurmd's options have GPUs."""
         return "gpu" in slurmd_options.gres_names(self.configured)
-
-    @property
-    def has_joined(self) -> bool:
-        """Whether slurmd can reach its controller."""
-        return self.options is not None and self.options.conf_server is not None
 
     @property
     def published(self) -> slurm_gres.NodeGres | None:
@@ -96,7 +86,7 @@ def lost(machine: Machine) -> str | None:
     missing = sorted(had - set(cards))
     if len(cards) >= len(had) or not missing:  # a card in another slot is not lost
         return None
-    return _MISSING.format(found=len(cards), had=len(had), missing=", ".join(missing))
+    return f"{len(cards)} of {len(had)} GPUs found, {', '.join(missing)} missing"
 
 
 def pushed_lines(node: str | None) -> list[str]:
@@ -110,7 +100,7 @@ def _with_node(machine: Machine) -> Machine:
     if node is None and options is not None and options.conf_server:
         node = socket.gethostname().partition(".")[0]
     if node is not None and not slurm_gres.is_node_name(node):
-        raise ValueError(_BAD_NODE.format(path=slurmd_options.PATH, node=node))
+        raise ValueError(f"{slurmd_options.PATH}: no node can have the name {node!r:.60}")
     return dataclasses.replace(machine, options=options, node=node)
 
 
@@ -124,7 +114,7 @@ def _plan(machine: Machine) -> gres.Plan:
     try:
         slurm_gres.NodeGres(gres=plan.gres, lines=plan.lines)
     except ValueError as e:  # what the controller would refuse is refused here
-        raise ValueError(_BAD_NAMES.format(gres=plan.gres)) from e
+        raise ValueError(f"Slurm cannot hold the names of these GPUs: {plan.gres!r:.80}") from e
     return plan
 
 
@@ -159,7 +149,7 @@ def _check_gres_types(wanted: dict[str, str]) -> None:
     for name, option in wanted.items():
         if name not in types:
             typed = advice.slurm_conf({"GresTypes": ",".join(sorted({*wanted, *types}))})
-            raise ValueError(_NO_GRES_TYPE.format(option=option, name=name, typed=typed))
+            raise ValueError(f"{option}slurm.conf has no {name} among its GresTypes: {typed}")
 
 
 def _autodetect(answer: slurm_gres.ControllerGres | None) -> str:

@@ -23,7 +23,6 @@ REASON = "slurm-gpu: registering GPUs"
 _OUR_REASON = "slurm-gpu:"
 _LOSS = "slurm-gpu"  # the kind of hold of a node that lost GPUs
 _RESTORED = "put back by slurm-gpu"  # of a state that had no reason
-_MOST_REASON = 200
 _REGISTER_S = 30.0
 _SETTLE_S = 10.0
 
@@ -112,7 +111,7 @@ def drain_for_loss(name: str, loss: str) -> Progress:
 
     After a reboot it is DOWN as well, with Slurm's reason. `advance` ends this drain once the GPUs are back.
     """
-    reason = f"{_OUR_REASON} {loss}"[:_MOST_REASON]
+    reason = f"{_OUR_REASON} {loss}"[: hold.MOST_REASON]
     try:
         hold.keep()  # before an end of the drain that upstream ordered is taken for an administrator's
         node = nodes.show(name)

@@ -27,8 +27,6 @@ _TIMEOUT_S = 900.0  # between a node's last response and the reason for it: Slur
 _CLOCKS_S = 60.0
 _TO_REGISTER = ("slurmd to register it",)
 
-Checks = collections.abc.Callable[[], list[str]]
-
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
@@ -63,7 +61,7 @@ def held(node: nodes.Node | None, policy: Policy) -> Held | None:
     return None
 
 
-def ensure(name: str, policy: Policy, checks: Checks) -> Held | None:
+def ensure(name: str, policy: Policy, checks: collections.abc.Callable[[], list[str]]) -> Held | None:
     """Resume the node if only its newness or its reboot keeps it down; return why it still is. Raises `NodeError`.
 
     `checks` returns what jobs would miss; it is called only when that matters, since it may take a minute.

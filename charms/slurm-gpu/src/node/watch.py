@@ -24,8 +24,7 @@ from slurm_ddp.slurm import nodes
 logger = logging.getLogger(__name__)
 
 UNIT, PATH_UNIT = node_hold.WATCH, "slurm-gpu-node.path"
-STATE_DIR = node_state.STATE_DIR
-CONFIG = STATE_DIR / "node.json"
+CONFIG = node_state.STATE_DIR / "node.json"
 JOURNALS = (node_state.REGISTRATION, node_state.HOLD)  # of what only hooks finish
 PCI, PROC_GPUS = pathlib.Path("/sys/bus/pci/devices"), pathlib.Path("/proc/driver/nvidia/gpus")
 
@@ -114,7 +113,7 @@ class Watch:
         config = records.load(Config(), CONFIG)
         if not config.node or not (config.rebooted or config.new):  # none before the first hook that knew the node
             return None
-        if node_hold.held() or any((STATE_DIR / name).exists() for name in JOURNALS):
+        if node_hold.held() or any((node_state.STATE_DIR / name).exists() for name in JOURNALS):
             return None  # a hook or the hold's end goes on from here
         now = time.monotonic()
         if now < self._next_resume:

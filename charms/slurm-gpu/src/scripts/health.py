@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """gpu-health: check once, within a minute, whether this machine's NVIDIA GPUs are fit for jobs.
 
-    gpu-health check [--json] [--act] [--node NAME] [--xids "+109 -74"]
+    gpu-health [--act] [--node NAME] [--xids "+109 -74"]
 
-It exits 0 without a finding, 2 with warnings only, 1 when jobs must stay away. --act drains the node with a reason that
-begins with `gpu-health: `, and resumes a node with such a reason after two passes without a finding to drain for.
---xids names Xids to drain for (+) besides those of the table, and Xids to ignore (-). A value that a card does not
-support is no fault; a query that fails or hangs is one. Standard library only: the charm packs it with its imports.
+It prints one JSON object, and exits 0 without a finding, 2 with warnings only, 1 when jobs must stay away. --act drains
+the node with a reason that begins with `gpu-health: `, and resumes a node with such a reason after two passes without a
+finding to drain for. --xids names Xids to drain for (+) besides those of the table, and Xids to ignore (-). A value
+that a card does not support is no fault; a query that fails or hangs is one. Standard library only: the charm packs it
+with its imports.
 """
 
 import argparse
@@ -216,22 +217,17 @@ def main(arguments: collections.abc.Sequence[str] | None = None) -> int:
     if options.act:
         did = act(options.node, node, findings, state, started)
     level = max((finding.level for finding in findings), key=LEVELS.index, default="ok")
-    if options.json:
-        listed = [dataclasses.asdict(finding) for finding in findings]
-        answer = {"result": level, "findings": listed, "did": did, "seconds": round(time.time() - started, 1)}
-        print(json.dumps(answer | ({"slurm": silent} if silent else {})))
-    else:
-        print("\n".join([level, *(f"{finding.level}: {finding}" for finding in findings)]))
+    listed = [dataclasses.asdict(finding) for finding in findings]
+    answer = {"result": level, "findings": listed, "did": did, "seconds": round(time.time() - started, 1)}
+    print(json.dumps(answer | ({"slurm": silent} if silent else {})))
     return EXIT_STATUS[level]
 
 
 def _parse(words: list[str]) -> tuple[argparse.Namespace, Scope]:
     parser = argparse.ArgumentParser(prog="gpu-health", description="Check this machine's NVIDIA GPUs.")
-    check = parser.add_subparsers(required=True).add_parser("check", help="check once, and print what is wrong")
-    check.add_argument("--json", action="store_true", help="print one JSON object")
-    check.add_argument("--act", action="store_true", help="drain or resume the node")
-    check.add_argument("--node", help="this machine's node name in Slurm")
-    check.add_argument("--xids", default="", help="Xids to drain for and to ignore besides the table: '+109 -74'")
+    parser.add_argument("--act", action="store_true", help="drain or resume the node")
+    parser.add_argument("--node", help="this machine's node name in Slurm")
+    parser.add_argument("--xids", default="", help="Xids to drain for and to ignore besides the table: '+109 -74'")
     options = parser.parse_args(words)
     try:
         return options, Scope(*parse_xids(options.xids))
@@ -369,7 +365,8 @@ def _ask_driver() -> tuple[ET.Element, Finding | None]:
     done = _run(NVIDIA_SMI, "-q", "-x", limit=_SMI_S)
     trouble: Finding | None = None
     if done.returncode != 0:
-        level, text = SMI_EXITS.get(done.returncode, (DRAIN, _last_words(done)))
+        printed = last_line(done.stderr, 120) or last_line(done.stdout, 120) or "no output"
+        level, text = SMI_EXITS.get(done.returncode, (DRAIN, printed))
         trouble = Finding(level, "query", f"nvidia-smi exited {done.returncode}: {text}")
         if level == DRAIN:
             raise CommandError(trouble.text)
@@ -424,10 +421,6 @@ def _is_settling() -> bool:
     """Report whether a fabric manager may still be at work since the boot."""
     words = files.read(UPTIME).split()
     return bool(words) and float(words[0]) <= _FABRIC_SETTLES_S
-
-
-def _last_words(done: Completed) -> str:
-    return last_line(done.stderr, 120) or last_line(done.stdout, 120) or "no output"
 
 
 def _run(*argv: str, limit: float) -> Completed:

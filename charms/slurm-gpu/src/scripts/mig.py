@@ -50,11 +50,6 @@ class Card:
         wanted = sorted(layout)
         return bool(self.enabled) == bool(self.pending) == bool(wanted) and sorted(self.instances) == wanted
 
-    @property
-    def shown(self) -> str:
-        """The card's instances, or its mode if it has none."""
-        return ", ".join(self.instances) or {None: "no MIG", True: "no instances", False: "whole"}[self.enabled]
-
 
 def parse(text: str) -> tuple[str, ...]:
     """Return the layout in `text`: profiles with commas, `x7` behind one for seven of it, "off" for a whole card."""
@@ -92,14 +87,24 @@ def card_at(bus_id: str) -> Card:
     raise MigError(f"no card at {bus_id}")
 
 
-def apply(card: Card, layout: collections.abc.Sequence[str]) -> bool:
-    """Give the card this layout; return whether anything had to change. Nothing may use the card."""
+def apply(card: Card, layout: collections.abc.Sequence[str]) -> None:
+    """Give the card this layout, if it has another one. Nothing may use the card."""
     if card.enabled is None and layout:
         raise MigError(f"{card.name} at {card.bus_id} has no MIG")
     if card.enabled is None or card.has(layout):
-        return False
-    _make(card, layout)
-    return True
+        return
+    if card.instances:
+        _smi("mig", "-i", card.bus_id, "-dci", empty_ok=True)  # an interrupted one did that already
+        _smi("mig", "-i", card.bus_id, "-dgi")
+    if card.enabled is not bool(layout) or card.pending is not bool(layout):
+        _switch(card, on=bool(layout))
+    if layout:
+        largest_first = sorted(layout, key=lambda profile: -int(profile[0]))  # the driver places them in this order
+        _smi("mig", "-i", card.bus_id, "-cgi", ",".join(largest_first), "-C")
+    after = card_at(card.bus_id)
+    if not after.has(layout):
+        found, wanted = (", ".join(names) or "no instances" for names in (after.instances, layout))
+        raise MigError(f"{card.bus_id} has {found} instead of {wanted}")
 
 
 def load() -> dict[str, tuple[str, ...]]:
@@ -113,47 +118,30 @@ def load() -> dict[str, tuple[str, ...]]:
         raise MigError(f"{LAYOUTS}: not an object of layouts: {e}") from e
 
 
-def apply_all() -> list[str]:
-    """Make every layout of the file; return what was done. One that cannot be made keeps no other from it."""
+def apply_all() -> None:
+    """Make every layout of the file. One that cannot be made keeps no other from it."""
     wanted = load()
     present = {card.bus_id: card for card in cards()} if wanted else {}
-    done: list[str] = []
     errors: list[MigError] = []
     for bus_id, layout in sorted(wanted.items()):
         try:
             if bus_id not in present:
                 raise MigError(f"no card at {bus_id}")
-            if apply(present[bus_id], layout):
-                done.append(f"{bus_id}: {', '.join(layout) or 'whole'}")
+            apply(present[bus_id], layout)
         except MigError as e:
             errors.append(e)
     if errors:
         raise type(errors[0])("; ".join(map(str, errors))) from errors[0]
-    return done
 
 
 def main() -> int:
     """Make every layout; return the exit status."""
     try:
-        print("\n".join(apply_all()))
+        apply_all()
     except MigError as e:
         print(f"gpu-mig: {e}", file=sys.stderr)
         return 1
     return 0
-
-
-def _make(card: Card, layout: collections.abc.Sequence[str]) -> None:
-    if card.instances:
-        _smi("mig", "-i", card.bus_id, "-dci", empty_ok=True)  # an interrupted one did that already
-        _smi("mig", "-i", card.bus_id, "-dgi")
-    if card.enabled is not bool(layout) or card.pending is not bool(layout):
-        _switch(card, on=bool(layout))
-    if layout:
-        largest_first = sorted(layout, key=lambda profile: -int(profile[0]))  # the driver places them in this order
-        _smi("mig", "-i", card.bus_id, "-cgi", ",".join(largest_first), "-C")
-    after = card_at(card.bus_id)
-    if not after.has(layout):
-        raise MigError(f"{card.bus_id} has {after.shown} instead of {', '.join(layout) or 'no MIG'}")
 
 
 def _switch(card: Card, *, on: bool) -> None:

@@ -58,7 +58,6 @@ def probe() -> dict[str, typing.Any]:
 
 
 def _gpu(device: object) -> dict[str, typing.Any]:
-    memory = _ask(pynvml.nvmlDeviceGetMemoryInfo, device)
     words = _ask(pynvml.nvmlDeviceGetCpuAffinity, device, _CPU_WORDS)
     has_mig = (_ask(pynvml.nvmlDeviceGetMigMode, device) or [0])[0] == pynvml.NVML_DEVICE_MIG_ENABLE
     return {
@@ -67,7 +66,6 @@ def _gpu(device: object) -> dict[str, typing.Any]:
         "bus_id": _text(pynvml.nvmlDeviceGetPciInfo(device).busId),
         "uuid": _ask(pynvml.nvmlDeviceGetUUID, device),
         "cpus": words and [64 * i + bit for i, word in enumerate(words) for bit in range(64) if word >> bit & 1],
-        "memory_bytes": memory and memory.total,
         "mig": has_mig,
         "instances": list(_instances(device)) if has_mig else [],
     }

@@ -1,0 +1,119 @@
+"""What the lines of a failure prove.
+
+Each pattern is anchored to who writes the line: the kernel, NCCL, or torch by an exception's type and the begin of its
+text. A word anywhere in a message, or in what a program prints, proves nothing.
+"""
+
+import itertools
+import re
+
+from ddp.node import ends
+
+RANK = re.compile(r"^\[rank\d+\]: ?")  # torch's prefix of an exception's lines within a process group
+_MODULES = r"(?:[A-Za-z_]\w*\.)*"  # before an exception's name
+_CHAINED = (
+    "During handling of the above exception, another exception occurred:",
+    "The above exception was the direct cause of the following exception:",
+)
+# Faults of the machine: the kernel's NVRM, CUDA (driver_types.h) within torch's exceptions, NVML (nvml.h), nvidia-smi
+_BAD_NODE = re.compile(
+    r"NVRM: Xid \(PCI:[\da-f:.]+\): \d+, "
+    rf"|(?:{_MODULES}(?:RuntimeError|AcceleratorError|CudaError|DeferredCudaCallError): |\s*what\(\):  )"
+    r"(?:\[PG [^\]]*\] [^:]*: |CUDA call failed lazily at initialization with error: )?CUDA (?:error: (?:"
+    r"(?:an )?uncorrectable (?:ECC|NVLink) error |device not ready|hardware stack error|no CUDA-capable device is |"
+    r"(?:all )?CUDA-capable device(?:s|\(s\) is/are) (?:are )?busy|CUDA driver version is )"
+    r"|driver (?:version is |initialization failed))"
+    rf"|{_MODULES}NVMLError_(?:GpuIsLost|DriverNotLoaded|ResetRequired|IRQIssue|LibRmVersionMismatch|CorruptedInforom)\b"
+    r"|Failed to initialize NVML: "
+)
+# nccl.h, in torch's exception and in the line that NCCL adds below it
+_BAD_LINK = re.compile(
+    rf"(?:{_MODULES}(?:DistBackendError|RuntimeError): |\s*what\(\):  .*)NCCL error in: .*"
+    r"(?:ncclSystemError|unhandled system error)|ncclSystemError: System call "
+)
+# Consequences of another rank's end, as torch, gloo and NCCL report them; a download's ConnectionResetError is none.
+# Three patterns, since one with a look-ahead takes the square of a long line's length.
+_OF_TORCH = re.compile(
+    rf"{_MODULES}(?:Dist\w*Error: |RuntimeError: (?:\[|Gloo |NCCL |Rank \d))|\s*what\(\): |\[[IWEF]\d{{4}} [\d:.]+ "
+)
+_COLLECTIVE = re.compile(r"Dist\w+Error|gloo|nccl|c10d|TCPStore|ProcessGroup|\bRank \d", re.IGNORECASE)
+_PEER_LOST = re.compile(
+    r"connection (closed|reset|refused)|broken pipe|remote process exited|collective operation timeout|connect timeout"
+    r"|communicator was aborted|recvValue failed|heartbeat monitor",
+    re.IGNORECASE,
+)
+_PEER_LEFT = re.compile(rf"rank \d+ leaves:|{_MODULES}(?:SharedError|SignalException)\b|Signal \d+ ")
+# Faults of the network, where no rank failed by itself: errors of gloo, NCCL and errno.h
+_CUT = re.compile(
+    r"[Cc]onnection (closed|reset|timed out)|Broken pipe|remote process exited|No route to host|Network is unreachable"
+)
+# Faults of the program with a known remedy: the exception (errno.h's numbers), whether it would come again, the remedy
+_KNOWN = tuple(
+    (re.compile(pattern), comes_again, remedy)
+    for pattern, comes_again, remedy in (
+        (r"\w+Error: \[Errno 122\]", True, "the quota is used up: quota -s, lfs quota or juicefs quota show it"),
+        (
+            r"\w+Error: \[Errno 28\]",
+            True,
+            "remove files, or write to another filesystem; quota -s shows your own limit",
+        ),
+        (r"\w+Error: \[Errno 24\]", True, "see ulimit -n; use fewer workers, or close files"),
+        (r"FileNotFoundError\b", True, "does the file exist on the nodes?"),
+        (re.escape(ends.NO_MEMORY), True, "or use a smaller batch"),
+        (r"(torch\.(cuda\.)?)?OutOfMemoryError: ", False, "use a smaller batch"),
+        (r"(its torchrun was )?killed by signal 7 ", False, "a mapped file was cut, or /dev/shm is full"),
+        (r"RuntimeError: DataLoader worker .* Bus error", False, "use fewer workers, or a larger /dev/shm"),
+        (r"(requests|urllib3|httpx|aiohttp)\.[\w.]*Connect", False, "a download failed: do the nodes reach its host?"),
+    )
+)
+# libstdc++'s words as a thread of gloo's releases the last tensor while Python shuts down: asking for the GIL ends the
+# thread, inside of a destructor (~AsyncWork). No thread has a Python frame then. Python 3.14 lets it wait;
+# in our environments ddptrain.startup waits for it.
+_TERMINATED = "terminate called without an active exception"
+_NO_FRAME = "<no Python frame>"
+NOT_DESTROYED = (  # the first alone is not enough where a model of DDP still holds the group
+    "aborted by torch after the program's last line, since its process group still existed: "
+    "end it with torch.distributed.destroy_process_group() and os._exit(0)"
+)
+
+
+def proves_node(lines: list[str]) -> bool:
+    """Return whether a rank's last line, or an exception that led to it, proves a fault of the machine."""
+    bare = [RANK.sub("", line, count=1) for line in lines]
+    proofs, raised = bare[-1:], ""
+    for before, line in itertools.pairwise(bare):
+        if before[:1].isspace() and not line[:1].isspace():
+            raised = line  # the first line behind a traceback's frames
+        if line in _CHAINED:
+            proofs.append(raised)
+    return any(_BAD_NODE.match(line) or _BAD_LINK.match(line) for line in proofs)
+
+
+def reports_peer(line: str) -> bool:
+    """Return whether a line reports the loss of another rank."""
+    line = RANK.sub("", line, count=1)
+    return has_left(line) or bool(_OF_TORCH.match(line) and _PEER_LOST.search(line) and _COLLECTIVE.search(line))
+
+
+def has_left(line: str) -> bool:
+    """Return whether a rank reports that it ends because of another one."""
+    return bool(_PEER_LEFT.match(line))
+
+
+def is_cut(line: str) -> bool:
+    """Return whether a report of a lost rank is one of a lost connection."""
+    return bool(_CUT.search(line))
+
+
+def known(line: str) -> tuple[bool, str] | None:
+    """Return whether a fault of the program would come again, and its remedy; None for an unknown one."""
+    line = RANK.sub("", line, count=1)
+    return next(((comes_again, remedy) for pattern, comes_again, remedy in _KNOWN if pattern.match(line)), None)
+
+
+def was_not_destroyed(lines: list[str]) -> bool:
+    """Return whether torch aborted a rank whose program had ended without `destroy_process_group`."""
+    if _TERMINATED not in lines:
+        return False
+    after = lines[lines.index(_TERMINATED) :]
+    return any(_NO_FRAME in line for line in after) or not any(line.startswith("  File ") for line in after)
