@@ -272,7 +272,6 @@ def test_ranks_of_torchrun_are_gpus_or_share_the_cores(
     assert (job.ranks_per_node, job.gpus_per_node) == (2, 0)
     for machine in cluster.machines:
         machine.gres = "gpu:a100:4"
-    cluster.driver = ""
     code, out, err = typed("submit", "-N", "1", "--dry-run", "--json", "torchrun", "--nproc-per-node", "2", "train.py")
     assert code == 0, err
     assert (json.loads(out)["job"]["ranks_per_node"], json.loads(out)["job"]["gpus_per_node"]) == (2, 2)
