@@ -80,7 +80,7 @@ def explain(settings: Settings, run: Run, job_id: int | None) -> TrainerError | 
 
 
 def _remedy(settings: Settings, run: Run, lines: list[str]) -> Remedy | None:
-    """Return what helps against the error in a log's last lines; None if nothing is known."""
+    """Return the remedy for the error in a log's last lines; None if nothing is known."""
     has_own = run.record.get("container")
     found = None if has_own else _missing_module(settings, run, lines[-1]) or _missing_compiler(lines)
     if found is None and (known := evidence.known(lines[-1])):
