@@ -149,19 +149,32 @@ def _parsed(
 ) -> fields.Parsed:
     """Parse a verb's options. Raises click.UsageError."""
     values: dict[str, object] = {}
-    for option in declared.options(verb.options):
+    options = declared.options(verb.options)
+    for option in options:
         value = given.get(option.name.replace("-", "_"))
         if isinstance(value, tuple):
             value = _joined(option, typing.cast("tuple[str, ...]", value)) or None
         value = option.text.terminal if value is None else value
         if value is not None:
-            values[option.name] = _absolute(option, value)
+            values[option.name] = value
+    more: dict[str, object] = {"is_json": session.is_json}
     try:
+        if "workload" in values:
+            from ddp.submit import typed  # noqa: PLC0415 - the other commands start without it
+
+            values, arguments = typed.unwrap(values, arguments)
+            more |= {"ranks": values.pop("ranks", None), "typed_in": _here()}
+        is_module = bool(values.get("module"))
+        for option in (one for one in options if one.name in values and not (is_module and one.name == "workload")):
+            value = _absolute(option, values[option.name])
+            if option.text.is_path and _is_odd(value):  # a path of this account's; an action's is held to an alphabet
+                more[option.name.replace("-", "_")], value = value, "/path"
+            values[option.name] = value
         params = fields.parse(verb.options, values)
     except ParameterError as e:
         raise click.UsageError(_as_flag(verb, e)) from e
     known = type(params).model_fields
-    more: dict[str, object] = {"arguments": arguments, "is_json": session.is_json}
+    more["arguments"] = arguments
     return params.model_copy(update={name: value for name, value in more.items() if name in known and value})
 
 
@@ -174,10 +187,24 @@ def _joined(option: declared.Option, words: tuple[str, ...]) -> str:
 
 def _absolute(option: declared.Option, value: object) -> object:
     """Resolve a relative path against the current folder."""
-    if not (option.text.is_path and isinstance(value, str)) or value in ("", *option.text.words) or value[0] == "/":
+    if not isinstance(value, str) or value in ("", *option.text.words) or value[0] == "/":
         return value
-    path = pathlib.Path.cwd() / value
+    if not option.text.is_path and not (option.text.may_be_path and value.startswith(("./", "../"))):
+        return value
+    path = pathlib.Path(_here()) / value
     return str(path.resolve() if ".." in path.parts else path)
+
+
+def _is_odd(path: object) -> bool:
+    """Return whether a path has blanks or letters that few others have, but nothing that a terminal would obey."""
+    return isinstance(path, str) and path.isprintable() and re.search(r"[^A-Za-z0-9._/+@=-]", path) is not None
+
+
+def _here() -> str:
+    try:
+        return str(pathlib.Path.cwd())
+    except FileNotFoundError:
+        raise click.UsageError("the current folder was removed; change to another one") from None
 
 
 def _as_flag(verb: verbs.Verb, e: TrainerError) -> str:
@@ -188,13 +215,21 @@ def _as_flag(verb: verbs.Verb, e: TrainerError) -> str:
 
 def _command(verb: verbs.Verb) -> click.Command:
     takes_arguments = "arguments" in verb.options.model_fields
+    starts_program = "workload" in verb.options.model_fields  # whose own flags are not ours
     groups: dict[str, cloup.OptionGroup] = {}
     parameters: list[click.Parameter] = []
     for option in sorted(declared.options(verb.options), key=lambda option: _GROUPS.index(option.text.group)):
         group = groups.setdefault(option.text.group, cloup.OptionGroup(option.text.group or "Options"))
         parameters.append(_argument(option) if option.text.argument else _flag(option, group))
     if takes_arguments:
-        parameters.append(click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENTS]..."))
+        parameters.append(
+            click.Argument(
+                ["arguments"],
+                nargs=-1,
+                type=click.UNPROCESSED,
+                metavar="[ARGUMENTS]..." if starts_program else "[PATH]...",
+            )
+        )
     parameters.append(cloup.Option(["--json", "is_json"], is_flag=True, help="Write results as one JSON object."))
 
     @click.pass_context
@@ -206,7 +241,7 @@ def _command(verb: verbs.Verb) -> click.Command:
     examples = "\n".join(("\b", "Examples:", *(f"  {example}" for example in verb.examples)))
     return cloup.Command(
         verb.name.split()[-1],
-        context_settings={**_CONTEXT, "allow_interspersed_args": not takes_arguments},
+        context_settings={**_CONTEXT, "allow_interspersed_args": not starts_program},
         callback=run,
         params=parameters,
         help=verb.help,

@@ -87,6 +87,7 @@ class Run(pydantic.BaseModel):
     lead_s: _Count = 180  # for saving, before the limit and when a pod is evicted
     workspace: _Path  # the filesystem's mountpoint on Slurm's nodes
     run_dir: _Path
+    workdir: str = ""  # that the ranks start in
     python_path: tuple[_Path, ...] = ()
     claim: _DnsLabel
     namespace: _DnsLabel = "default"
@@ -194,6 +195,7 @@ def _pod(run: Run, name: str, labels: dict[str, str]) -> Manifest:
                 "image": run.image,
                 "command": ["/bin/sh", "-c", _literal(_START), "ddp"],
                 "args": [_literal(word) for word in run.command],
+                **({"workingDir": run.workdir} if run.workdir else {}),
                 "env": [
                     {"name": "RUN_ATTEMPT_ID", "valueFrom": attempt},
                     {"name": "STOP_FILE", "value": f"{_literal(run.run_dir)}/control/$(RUN_ATTEMPT_ID).stop"},

@@ -1,9 +1,10 @@
-"""The folder of a user's code, copied into the run's folder when a run is submitted: later edits change nothing.
+"""The project of a user's program: which folder it is, and which of its files a run takes along.
 
-The project is the git repository of the script, with uncommitted edits and new files; else the nearest folder with a
-pyproject.toml or .ddpignore; else the script's folder. A home folder is never copied as a whole: there, as in the
-workspace's own folders, the project is the script alone. `.ddpignore` at the project's root, in gitignore's syntax,
-leaves out more, and takes in with `!` what git ignores.
+The project is the git repository of the program, with uncommitted edits and new files; else the nearest folder with a
+pyproject.toml or .ddpignore; else the folder where the command was typed, if the script lies below it; else the
+script's folder. A home folder is never copied as a whole: there, as in the workspace's own folders and in a folder of
+others in /tmp, the project is the script alone. `.ddpignore` at the project's root, in gitignore's syntax, leaves out
+more, and takes in with `!` what git ignores.
 """
 
 import collections
@@ -11,6 +12,7 @@ import collections.abc
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import itertools
 import os
 import pathlib
@@ -19,11 +21,8 @@ import shutil
 import stat
 import subprocess
 
-from ddp.base import Log, ParameterError, Settings
-from ddp.options import models
-from ddp.workspace import folders
+from ddp.base import ParameterError
 
-FOLDER = "code"  # in the run's folder; of later submissions of the run: code-2, code-3 ...
 LIMIT_BYTES = 256 * 2**20
 LIMIT_FILES = 10_000
 _IGNORE = ".ddpignore"
@@ -31,7 +30,6 @@ _MARKERS = ("pyproject.toml", _IGNORE)
 _IMPORTABLE = (".py", ".so")
 # A folder with one of these is generated: a virtual environment (PEP 405), a cache (https://bford.info/cachedir), conda
 _GENERATED = ("pyvenv.cfg", "CACHEDIR.TAG", "conda-meta")
-_COPY_S = 600.0
 _GIT_S = 60.0
 _COPIES = 8  # at a time: most of a small file's way to a network filesystem is waiting
 # Git's hooks set them, and git would read another repository: git-rev-parse(1), --local-env-vars
@@ -49,124 +47,122 @@ class Project:
     commit: str = ""  # with "-dirty" if tracked files differ from it; empty outside of git, and before the first commit
     is_alone: bool = False  # `root` is never copied: the script, without what lies beside it
 
+    @functools.cached_property
+    def _paths(self) -> frozenset[str]:
+        return frozenset({*self.files, *(name.rpartition("/")[0] for name in self.files)})
 
-@dataclasses.dataclass(frozen=True)
-class Copy:
-    """The copy of a project, beside the run's folder until it is placed."""
+    def link(self, name: str) -> str:
+        """Return the target of a link's copy: relative within the project, else absolute."""
+        source = self.root / name
+        real = pathlib.Path(os.path.realpath(source))
+        if real.is_relative_to(self.root) and real.relative_to(self.root).as_posix() in self._paths:
+            return os.path.relpath(real, source.parent)
+        return str(real) if real.exists() else str(source.readlink())
 
-    settings: Settings
-    project: Project
-    partial: pathlib.Path
-    folder: pathlib.Path  # where it goes
-
-    @property
-    def script(self) -> str:
-        """Return the script's path in the run's folder."""
-        return str(self.folder / self.project.script)
-
-    def place(self) -> None:
-        """Move the copy into the run's folder, which exists by now. Raises WorkspaceError."""
-        folders.call(self.settings, self.partial.rename, target=self.folder)
-
-    def remove(self) -> None:
-        """Remove the copy from the run's folder: its submission failed."""
-        folders.call(self.settings, shutil.rmtree, path=self.folder, ignore_errors=True)
-
-    def facts(self) -> dict[str, object]:
-        """Describe the copy for job.json."""
-        found = self.project
-        about = {"folder": self.folder.name, "script": found.script, "origin": str(found.root)}
-        return {**about, "files": len(found.files), "commit": found.commit or None}
+    def stamp(self, name: str) -> str:
+        """Describe the state of a file as that of its copy: its size, time and mode, or a link's target."""
+        path = self.root / name
+        return f"link:{self.link(name)}" if path.is_symlink() else stamp(path)
 
 
-@contextlib.contextmanager
-def copied(settings: Settings, params: models.Training, run: str, log: Log) -> collections.abc.Generator[Copy | None]:
-    """Copy the script's project and yield the copy; None for what is no script, or runs from where it lies.
-
-    Raises:
-        ParameterError: the project cannot be copied.
-        WorkspaceError: the filesystem gave no answer in time.
-    """
-    if params.workload in ("gpt", "smoke") or not params.snapshot:
-        yield None
-        return
-    partial = settings.runs / f".{FOLDER}-{run}-{os.getpid()}"
-
-    def work() -> tuple[Project, pathlib.Path]:
-        found = find(pathlib.Path(params.workload), own=[*settings.folders, settings.runs, settings.datasets])
-        if found.is_alone:
-            why = f"{found.root} is never copied as a whole; put it and what it imports into a folder below"
-            log(f"copying {found.script} alone: {why}")
-        else:
-            log(f"copying {len(found.files)} files, {found.size_bytes / 2**20:.1f} MiB, of {found.root}")
-        copy(found, partial)
-        names = (FOLDER if number == 1 else f"{FOLDER}-{number}" for number in range(1, LIMIT_FILES))
-        return found, next(path for name in names if not (path := settings.runs / run / name).exists())
-
+def stamp(path: pathlib.Path) -> str:
+    """Describe the state of a path: a file's size, time and mode, or a link's target; empty if it does not exist."""
     try:
-        found, folder = folders.call(settings, work, timeout_s=_COPY_S)
-        yield Copy(settings, found, partial, folder)
-    finally:
-        with contextlib.suppress(folders.WorkspaceError):  # the filesystem hangs
-            folders.call(settings, shutil.rmtree, path=partial, ignore_errors=True)
+        about = path.lstat()
+        if stat.S_ISLNK(about.st_mode):
+            return f"link:{path.readlink()}"
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    if not stat.S_ISREG(about.st_mode):
+        return "folder" if stat.S_ISDIR(about.st_mode) else "other"
+    return f"{about.st_size}:{about.st_mtime_ns}:{mode_of(about):o}"
 
 
-def find(script: pathlib.Path, *, own: collections.abc.Collection[pathlib.Path] = ()) -> Project:
-    """Find the project of a script, and its files.
+def mode_of(about: os.stat_result) -> int:
+    """Return the mode of a file's copy."""
+    return about.st_mode & 0o777 | 0o400
+
+
+def find(
+    script: pathlib.Path | None,
+    *,
+    own: collections.abc.Collection[pathlib.Path] = (),
+    typed_in: pathlib.Path | None = None,
+) -> Project:
+    """Find the project of a script, or of a module, and its files.
 
     Args:
-        script: a program; a link to one is followed, as Python does.
+        script: a program; a link to one is followed, as Python does. None for a module, which needs `typed_in`.
         own: folders of the workspace, which are no projects.
+        typed_in: the folder where the command was typed.
 
     Raises:
         ParameterError: the script is no file, git fails, a folder cannot be read, or a limit is exceeded.
     """
-    script = pathlib.Path(os.path.realpath(script))
-    if not script.is_file():
-        raise _refusal(script, "is not a file")
-    homes = (pathlib.Path.home(), pathlib.Path(pwd.getpwuid(os.getuid()).pw_dir))
-    never = {path.resolve() for path in (*own, *homes)}
-    top = _git_top(script.parent)
-    if top is not None and top not in never:
+    here = None if typed_in is None else pathlib.Path(os.path.realpath(typed_in))
+    if script is not None:
+        script = pathlib.Path(os.path.realpath(script))
+        if not script.is_file():
+            raise _refusal(script, "is not a file")
+    folder = here if script is None else script.parent
+    assert folder is not None
+    own = {path.resolve() for path in own}
+    top = _git_top(folder)
+    if top is not None and not _is_never(top, own):
         return _measured(_of_git(script, top))
-    near = (path for path in script.parents if any((path / name).is_file() for name in _MARKERS))
-    root = next((path for path in near if path not in never), script.parent)
-    is_alone = root in never or os.path.ismount(root)
+    near = (path for path in (folder, *folder.parents) if any((path / name).is_file() for name in _MARKERS))
+    root = next((path for path in near if not _is_never(path, own)), None)
+    if root is None:
+        takes_here = here is not None and folder.is_relative_to(here) and not _is_never(here, own)
+        root = here if here is not None and takes_here and not os.path.ismount(here) else folder
+    is_alone = _is_never(root, own) or os.path.ismount(root)
+    if is_alone and script is None:
+        raise _refusal(root, "is never copied as a whole", "put the module into a folder below, and cd there")
     files = () if is_alone else itertools.islice(_walk(root, _spec(root)), 10 * LIMIT_FILES)
-    name = script.relative_to(root).as_posix()
-    return _measured(Project(root, name, (name, *files), is_alone=is_alone))
+    name = "" if script is None else script.relative_to(root).as_posix()
+    return _measured(Project(root, name, (name, *files) if name else tuple(files), is_alone=is_alone))
 
 
-def copy(project: Project, target: pathlib.Path) -> None:
-    """Copy a project's files to `target`, a new folder. Raises ParameterError; what was copied is then left behind.
+def _is_never(path: pathlib.Path, own: collections.abc.Collection[pathlib.Path]) -> bool:
+    """Return whether a folder is never copied as a whole: homes are in it, others write to it, or all runs are."""
+    homes = (pathlib.Path.home(), pathlib.Path(pwd.getpwuid(os.getuid()).pw_dir))
+    if path in own or any(home.resolve().is_relative_to(path) for home in homes):
+        return True
+    if path.stat().st_uid == os.geteuid() or any(path.is_relative_to(folder) for folder in own):
+        return False
+    return any(above.stat().st_mode & stat.S_ISVTX for above in (path, *path.parents))  # as /tmp has
+
+
+def copy(project: Project, target: pathlib.Path, names: collections.abc.Collection[str] | None = None) -> None:
+    """Copy a project's files, or some, to `target`, a new folder. Raises ParameterError, and leaves the copied behind.
 
     Links to files of the project stay relative, others lead to where they led: their content is not copied, since
     others may read a run's folder. Modes and times are kept, setuid bits are not.
     """
+    names = project.files if names is None else names
     target.mkdir(mode=0o755)
-    for folder in {str(pathlib.PurePath(name).parent) for name in project.files}:
+    for folder in {str(pathlib.PurePath(name).parent) for name in names}:
         (target / folder).mkdir(parents=True, exist_ok=True)
-    kept = {*project.files, *(name.rpartition("/")[0] for name in project.files)}
 
     def copy_one(name: str) -> None:
         source = project.root / name
         with contextlib.suppress(FileNotFoundError):  # removed meanwhile
             if source.is_symlink():
-                (target / name).symlink_to(_link(project.root, source, kept))
+                (target / name).symlink_to(project.link(name))
             elif stat.S_ISREG(source.stat().st_mode):  # else it was replaced meanwhile
                 shutil.copy2(source, target / name)
-                (target / name).chmod(source.stat().st_mode & 0o777 | 0o400)
+                (target / name).chmod(mode_of(source.stat()))
 
     try:
         with concurrent.futures.ThreadPoolExecutor(_COPIES) as pool:
-            collections.deque(pool.map(copy_one, project.files), maxlen=0)
+            collections.deque(pool.map(copy_one, names), maxlen=0)
     except OSError as e:
         raise _refusal(e.filename, f"cannot be copied: {e.strerror}", _leave_out(project.root)) from e
-    if not (target / project.script).is_file():
+    if project.script in names and not (target / project.script).is_file():
         raise _refusal(project.script, "was removed while it was copied", "submit again")
 
 
-def _of_git(script: pathlib.Path, top: pathlib.Path) -> Project:
+def _of_git(script: pathlib.Path | None, top: pathlib.Path) -> Project:
     """List what git tracks or does not ignore, what a build made beside it, and what .ddpignore takes in."""
     spec = _spec(top)
     names = _ls_files(top, "--cached", "--recurse-submodules")
@@ -181,8 +177,8 @@ def _of_git(script: pathlib.Path, top: pathlib.Path) -> Project:
     names += [name for name in ignored if name.endswith(_IMPORTABLE) and name.rpartition("/")[0] in parents]
     if (top / _IGNORE).is_file():
         names += [name for name in _walk(top, spec) if spec(name) is True]
-    name = script.relative_to(top).as_posix()
-    files = (name, *(path for path in names if spec(path) is not False))
+    name = "" if script is None else script.relative_to(top).as_posix()
+    files = (*([name] if name else []), *(path for path in names if spec(path) is not False))
     commit = _git(top, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*").stdout.strip()
     return Project(top, name, files, commit=commit)
 
@@ -239,14 +235,6 @@ def _measured(project: Project) -> Project:
 def _is_generated(path: pathlib.Path) -> bool:
     """Return whether a path is a cache, a virtual environment, or git's own folder."""
     return path.name in (".git", "__pycache__") or any((path / marker).exists() for marker in _GENERATED)
-
-
-def _link(root: pathlib.Path, source: pathlib.Path, kept: set[str]) -> str:
-    """Return the target of a link's copy: relative within the project, else absolute."""
-    real = pathlib.Path(os.path.realpath(source))
-    if real.is_relative_to(root) and real.relative_to(root).as_posix() in kept:
-        return os.path.relpath(real, source.parent)
-    return str(real) if real.exists() else str(source.readlink())
 
 
 def _git_top(folder: pathlib.Path) -> pathlib.Path | None:

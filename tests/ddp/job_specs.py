@@ -34,5 +34,6 @@ def make(folder: pathlib.Path, **more: typing.Any) -> spec.JobSpec:
         is_sweep=False,
         token_path="",
         metrics=(),
+        workdir=str(folder),
     )
     return dataclasses.replace(job, **more)

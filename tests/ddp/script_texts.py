@@ -7,6 +7,7 @@ import time
 import typing
 
 from batch_host import Node
+from ddp import copies
 from ddp.base import Settings
 from ddp.options import fields, models
 from ddp.submit import resources, scripts
@@ -27,7 +28,12 @@ REQUEST = resources.Request("main", 2, 1, 4, 8000, "02:00:00", 180)
 
 
 def texts(
-    settings: Settings, request: resources.Request = REQUEST, *, outcome: bool = True, **given: typing.Any
+    settings: Settings,
+    request: resources.Request = REQUEST,
+    *,
+    outcome: bool = True,
+    start: copies.Start | None = None,
+    **given: typing.Any,
 ) -> dict[str, str]:
     params = fields.parse(models.SubmitDdp, {k.replace("_", "-"): v for k, v in given.items()})
     return scripts.training(
@@ -36,7 +42,7 @@ def texts(
         params,
         MANIFEST.model_copy(update={"folder": str(settings.environments)}),
         run="first",
-        program=scripts.Program(("--module", "ddptrain", "smoke", "--lr", "3e-3"), leaves_outcome=outcome),
+        program=scripts.Program(("--module", "ddptrain", "smoke", "--lr", "3e-3"), leaves_outcome=outcome, start=start),
     )
 
 

@@ -75,7 +75,7 @@ def one(asked: Asked) -> typing.Any:
     return params
 
 
-NAMED = ("env create", "env show", "env remove")  # need a name
+NAMED = ("env create", "env show", "env remove", "fetch")  # need a name
 
 
 @pytest.mark.parametrize("verb", verbs.ALL.values(), ids=lambda verb: verb.name)
@@ -147,7 +147,7 @@ def test_help_names_every_command(words: tuple[str, ...]):
         (["submit", "--run", "a\nb"], "ddp submit: --run: 'a\\nb' is not allowed"),
         (["submit", "--env", "one"], "ddp submit: --env: one has no value; write one=value"),
         (["submit", "--env", "a b=c"], "ddp submit: --env: 'a b=c' is not NAME=value"),
-        (["submit", "a b.py"], "ddp submit: workload: "),
+        (["submit", "a\tb.py"], "ddp submit: workload: "),
         (["env", "create"], "ddp env create: Missing argument 'NAME'"),
         (["env", "create", "x"], "ddp env create: Missing option '--requirements'"),
         (["list", "--no\npe\x1b[31m"], "ddp list: No such option"),

@@ -49,6 +49,13 @@ def test_a_missing_module_is_answered_with_what_to_type(
     assert line == f"job 40 FAILED, exit code 1: {MISSING} (train.py:1); {REMEDY}ddp submit -e NAME ..."
 
 
+def test_torch_compile_without_a_compiler_is_answered_with_the_package(
+    settings: Settings, cluster: Cluster, pip: Pip, script: pathlib.Path
+):
+    error = "torch._inductor.exc.InvalidCxxCompiler: No working C++ compiler found in torch._inductor.config.cpp.cxx"
+    assert fails(settings, cluster, script, error).endswith("an administrator types on the nodes: apt-get install g++")
+
+
 @pytest.mark.parametrize(
     ("last_line", "remedy"),
     [

@@ -50,7 +50,7 @@ def test_a_script_s_run(settings: Settings, cluster: Cluster, pip: Pip, tmp_path
     cluster.submit_refusal = ""
     do(settings, "submit-ddp", workload=str(script), run="night", nodes=2, args="--lr 1")
     after = json.loads((settings.runs / "night" / "job.json").read_text())
-    assert (after["job_id"], after["code"]["folder"]) == (41, "code-2")
+    assert (after["job_id"], after["code"]["folder"]) == (41, "code")
 
 
 def record(settings: Settings, run: str = "first") -> dict[str, typing.Any]:

@@ -4,7 +4,7 @@ import dataclasses
 
 import pydantic
 
-from ddp import kubernetes, project
+from ddp import copies, kubernetes
 from ddp.base import Answer, Log, ParameterError, Settings
 from ddp.environment import environments
 from ddp.options import fields, models
@@ -37,7 +37,9 @@ def render_kubernetes(settings: Settings, params: models.Render, log: Log) -> Re
         checks.check_inside(settings, "workload", params.workload, kinds=("file",))
     folders.ensure_folders(settings)
     run = params.run or control.new_name(settings, "run")
-    with project.copied(settings, params, run, log) as kept:
+    with copies.copied(settings, params, run, log) as kept:
+        if kept is not None and not kept.is_new and (kept.update.copied or kept.update.removed):
+            raise ParameterError("run", f"pods of {run} may run its code, which differs by now; choose another name")
         text = _manifests(settings, params, kind, run, kept)
         environments.store_payload(settings)
         if kept is not None:
@@ -53,19 +55,24 @@ def _manifests(
     params: models.Render,
     kind: str,
     run: str,
-    kept: project.Copy | None,
+    kept: copies.Copy | None,
 ) -> str:
     gpus = params.gpus_per_node or 0
     run_dir = settings.runs / run
     dataset = str(settings.datasets / (params.dataset or "python-stdlib"))
     program = training.Workload(kind, run, dataset, resume=params.resume).program(settings, params, kept)
     named = {scripts.RUN_DIR: str(run_dir), scripts.RESUME: program.resume}
+    start = program.start
+    variables = dict(fields.variables(params.env))
+    if start is not None and start.python_path:
+        variables["PYTHONPATH"] = ":".join(filter(None, (program.payload, start.python_path)))
     try:
         wanted = kubernetes.Run(
             name=run,
             image=params.container_image or "",
             command=tuple(word if isinstance(word, str) else named[word] for word in program.command),
-            env=dict(fields.variables(params.env)),
+            env=variables,
+            workdir=start.folder if start is not None else "",
             nodes=params.nodes or 1,
             gpus_per_node=gpus,
             ranks_per_node=max(gpus, 1),

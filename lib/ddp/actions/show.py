@@ -26,6 +26,7 @@ def show_run(settings: Settings, params: models.OneRun, _: Log) -> Result:
     results: Results = {
         "run": name,
         "run-dir": str(run.folder),
+        "workdir": str(run.record.get("workdir") or ""),
         "state": str(run.state),
         "reason": held.text(settings.render) if held else run.why,
         "kind": run.kind,

@@ -13,15 +13,17 @@ import threading
 import time
 import typing
 
-from ddp.node import ending, ends, environment, memory, network, quantities, spec, spool, storage
+from ddp.node import caches, ending, ends, environment, memory, network, quantities, spec, spool, storage
 
 _SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"  # torchrun forwards them, so that the ranks save
 _NOT_OURS = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 LAST_LINES_S = 3.0  # srun ends all tasks when one exits: the others get this long to print their errors
 SAVING_S = 5.0  # for a task to exit after another one has failed
-# torchrun, which ends without a traceback when Slurm's TERM reaches it: a cancellation is no error of the program's
+# torchrun, which ends without a traceback when Slurm's TERM reaches it: a cancellation is no error of the program's.
+# Its imports do not look into the folder that the ranks start in
 AGENT = """\
 import sys
+sys.path[:] = filter(None, sys.path)
 from torch.distributed import run
 from torch.distributed.elastic.multiprocessing.api import SignalException
 try:
@@ -91,6 +93,7 @@ class Node:
             self.env["PYTHONPATH"] = f"{payload}:{old}" if old else payload
         else:
             assert self.job.environment is not None
+            caches.keep_local(self.env, self.job.cache)
             found, self._lock = environment.use(self.job.environment, self.host)
         self.env["PY"] = found
         return found
@@ -144,9 +147,7 @@ class Node:
                     above = os.path.dirname(above)
 
     def _start_agent(self, python: str, words: list[str], logs: str) -> None:
-        safe = ["-P"] if _knows_safe_path(self.job) else []  # an import would look into the run's folder first
-        if words[0] == "--module":
-            self.env["PYTHONSAFEPATH"] = "1"  # in the ranks; a script's own folder must stay where Python looks
+        self._protect_payload()
         share = int(self.env["SLURM_CPUS_PER_TASK"]) // self.job.ranks_per_node
         self.env["OMP_NUM_THREADS"] = self.env.get("OMP_NUM_THREADS") or str(max(1, share))
         if self.job.profile is not None and self.job.profile.kind == "nsys":
@@ -155,7 +156,6 @@ class Node:
             words = ["--no-python", interpreter, "-I", "-S", "-B", program, "rank", self.spec_path, *words]
         argv = [
             python,
-            *safe,
             "-c",
             AGENT,
             f"--nnodes={self.env['SLURM_STEP_NUM_NODES']}",
@@ -179,9 +179,8 @@ class Node:
     def _start_rank(self, python: str, words: list[str], logs: str) -> None:
         env = self.env
         env["OMP_NUM_THREADS"] = env.get("OMP_NUM_THREADS") or env["SLURM_CPUS_PER_TASK"]
-        if words[0] == "--module":
-            env["PYTHONSAFEPATH"] = "1"  # an import would look into the run's folder first
-        else:  # a user's script gets torchrun's variables; the payload reads Slurm's
+        self._protect_payload()
+        if not self.job.leaves_outcome:  # a user's program gets torchrun's variables; the payload reads Slurm's
             env |= {
                 "RANK": env["SLURM_PROCID"],
                 "WORLD_SIZE": env["SLURM_NTASKS"],
@@ -204,6 +203,11 @@ class Node:
             pump.start()
             self._pumps.append(pump)
 
+    def _protect_payload(self) -> None:
+        """Let the payload's imports not look into the run's folder; a user's program finds its own files there."""
+        if self.job.leaves_outcome:
+            self.env["PYTHONSAFEPATH"] = "1"
+
     def _kept(self) -> tuple[int, ...]:
         return () if self._lock is None else (self._lock,)
 
@@ -225,11 +229,6 @@ class Node:
         if is_lost:
             time.sleep(SAVING_S)
             child.kill()
-
-
-def _knows_safe_path(job: spec.JobSpec) -> bool:
-    """Return whether the interpreter has the option -P, which is new in Python 3.11."""
-    return job.environment is not None and int(job.environment.python.partition(".")[2]) >= 11
 
 
 def rank_command(job: spec.JobSpec, env: collections.abc.Mapping[str, str], python: str, words: list[str]) -> list[str]:
@@ -273,13 +272,21 @@ def main(spec_path: str, words: list[str]) -> int:
     """Run a task of the step and return its exit code."""
     job = spec.load(spec.JobSpec, spec_path)
     node = Node(job, spec_path, dict(os.environ))
-    if job.container is None:
-        with contextlib.suppress(OSError):
-            os.chdir(job.job_dir)
     try:
+        if job.container is None:
+            _enter(job.workdir)
         return node.run(words)
     except ending.FatalError as e:
         return _fail(node.host, e)
+
+
+def _enter(folder: str) -> None:
+    """Change to the folder that the ranks start in. Raises FatalError."""
+    try:
+        os.chdir(folder)
+    except OSError as e:
+        hint = "is the shared filesystem mounted here?"
+        raise ending.FatalError(f"{folder} cannot be entered ({e.strerror}); {hint}") from e
 
 
 def main_rank(spec_path: str, words: list[str]) -> int:

@@ -91,6 +91,9 @@ class JobSpec:
     is_sweep: bool
     token_path: str  # file with a Hugging Face token; empty: the job gets none
     metrics: tuple[tuple[str, str], ...]  # quantities that rank 0's output has, and the pattern of each
+    workdir: str  # the folder that the ranks start in
+    origin: str = ""  # the root of the user's project, of which `code` is a copy
+    code: str = ""  # the copy's root; empty: there is none
 
 
 @dataclasses.dataclass(frozen=True)

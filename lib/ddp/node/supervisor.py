@@ -249,7 +249,7 @@ class Supervisor:
         mounts = ",".join([f"{self.job.workspace}:{self.job.workspace}", *found])
         if "--container-image" in slurm.call("srun", "--help").stdout:  # pyxis
             options = [f"--container-image={container.image}", f"--container-mounts={mounts}"]
-            options += [f"--container-workdir={self.run_dir}", f"--container-env={container.variables}"]
+            options += [f"--container-workdir={self.job.workdir}", f"--container-env={container.variables}"]
             return options, launch
         import shutil
 
@@ -261,7 +261,7 @@ class Supervisor:
         if not image.startswith("/") and "://" not in image:
             image = "docker://" + image.replace("#", "/")
         gpus = ["--nv"] if self.job.gpus_per_node else []
-        return [], [tool, "exec", *gpus, "--bind", mounts, "--pwd", self.run_dir, image, *launch]
+        return [], [tool, "exec", *gpus, "--bind", mounts, "--pwd", self.job.workdir, image, *launch]
 
     # -- after a failure -----------------------------------------------------------------------------------------------
 

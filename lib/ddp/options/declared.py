@@ -27,6 +27,7 @@ class Text:
     many: bool = False
     separator: str = " "
     is_path: bool = False
+    may_be_path: bool = False
     words: tuple[str, ...] = ()
     terminal: int | None = None
 

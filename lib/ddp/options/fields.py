@@ -183,7 +183,12 @@ Name = typing.Annotated[str, matches(_WORD, 64, _NAME_RULE)]
 ShortName = typing.Annotated[str, matches(_WORD, 56, _NAME_RULE)]  # something is put before or behind it
 Names = typing.Annotated[str, matches(f"{_WORD}([, ] ?{_WORD})*", 600, "names, separated by commas or blanks")]
 Path = typing.Annotated[str, _path(), _checked_path]
-Workload = typing.Annotated[str, _path("gpt", "smoke"), _checked_path]
+_MODULE = r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*"  # gpt and smoke among them
+Workload = typing.Annotated[
+    str,
+    matches(f"{_MODULE}|{_PATH}", 1024, f"gpt, smoke or {_PATH_RULE}"),
+    _checked_path,
+]
 Source = typing.Annotated[str, _path("python-stdlib"), _checked_path]
 Dataset = typing.Annotated[
     str,

@@ -5,6 +5,7 @@ import typing
 
 import pydantic
 
+from ddp.base import shown
 from ddp.options import fields
 from ddp.options.fields import Directive, Parsed, among, between
 
@@ -41,7 +42,8 @@ class Nodes(Resources):
 class Training(Nodes):
     """Options that describe a training, one or many."""
 
-    workload: fields.Workload = "gpt"
+    module: bool = False
+    workload: fields.Workload = pydantic.Field("gpt", validate_default=True)
     cpus_per_task: fields.Cpus = None
     memory: typing.Annotated[fields.Memory | None, Directive("mem", is_computed=True)] = None
     exclusive: typing.Annotated[bool, Directive("exclusive")] = False
@@ -64,6 +66,8 @@ class Training(Nodes):
     environment: fields.Name | None = None
     snapshot: bool = True
     arguments: tuple[str, ...] = pydantic.Field((), exclude=True)  # of the command line, behind the workload
+    ranks: int | None = pydantic.Field(None, exclude=True)  # on each node, as torchrun's command line asks for them
+    typed_in: str = pydantic.Field("", exclude=True)  # the folder; an action has none
 
     @pydantic.field_validator("sbatch")
     @classmethod
@@ -76,6 +80,16 @@ class Training(Nodes):
                 raise ValueError(f"--{name} has its own option; use {ours}")
             if kept := next((theirs for theirs in fields.SBATCH_KEPT if theirs.startswith(name)), None):
                 raise ValueError(f"--{kept} is set by the job itself, which relies on it; omit it")
+        return value
+
+    @pydantic.field_validator("workload")
+    @classmethod
+    def _check_workload(cls, value: str, info: pydantic.ValidationInfo) -> str:
+        is_module = value not in ("gpt", "smoke") and not value.startswith("/")
+        if info.data.get("module") and not is_module:
+            raise ValueError(f"{shown(value)} is not allowed; with module the name of one, such as train.main")
+        if is_module and not info.data.get("module"):
+            raise ValueError(f"{shown(value)} is not allowed; gpt, smoke or an absolute path")
         return value
 
     @property
@@ -155,6 +169,14 @@ class WatchRun(OneRun):
     """Options of watch."""
 
     is_json: bool = pydantic.Field(False, exclude=True)  # of the command line
+
+
+class Fetch(Parsed):
+    """Options of fetch."""
+
+    run: fields.Name
+    to: fields.Path | None = None
+    arguments: tuple[str, ...] = pydantic.Field((), exclude=True)  # paths
 
 
 class CancelRun(Parsed):

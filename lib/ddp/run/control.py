@@ -9,7 +9,7 @@ import re
 import time
 import uuid
 
-from ddp import project, remedies
+from ddp import copies, remedies
 from ddp.base import REPORT_S, Log, ParameterError, Results, Settings, TrainerError
 from ddp.problem import Command, Step
 from ddp.run import catalog, failure, folder, state
@@ -93,7 +93,7 @@ def submit(
     *,
     again: bool,
     token: bool = False,
-    kept: project.Copy | None = None,
+    kept: copies.Copy | None = None,
 ) -> Submitted:
     """Write a run's files and submit its script; with `token`, deliver Hugging Face's. Raises TrainerError.
 
@@ -108,9 +108,9 @@ def submit(
             record["previous"] = folder.without_previous(before)
     texts = {**texts, folder.RECORD: folder.dump(record)}
     former = folders.call(settings, folder.create, path=path, texts=texts, again=again)
-    if kept is not None:
-        kept.place()
     try:
+        if kept is not None:
+            kept.place()
         if token:
             tokens.deliver(settings, run)
         job_id = send(settings, run, "job.sbatch", texts["job.sbatch"], mark)
@@ -119,7 +119,7 @@ def submit(
             raise TrainerError(f"{run}: {e}", remedy=catalog.LIST) from e
         tokens.drop(settings, run)
         if kept is not None:
-            kept.remove()
+            kept.undo()
         folders.call(settings, folder.undo, path=path, former=former)
         raise checks.refused(str(e)) if isinstance(e, jobs.SlurmError) else e from e
     note_job(settings, run, record, job_id)

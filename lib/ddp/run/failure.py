@@ -2,6 +2,7 @@
 
 import re
 
+from ddp import copies
 from ddp.base import Results, Settings, TrainerError, one_line
 from ddp.node import evidence
 from ddp.problem import Command, Remedy, Step
@@ -12,6 +13,7 @@ from ddp.workspace import folders
 
 _LINES = 5
 _MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
+_NO_COMPILER = re.compile(r"InvalidCxxCompiler|Failed to find C compiler|No working C\+\+ compiler")
 _FIGURES = (
     "last_loss first_loss best_loss tokens_per_second samples_per_second steps nodes world_size checkpoint loss_png"
 ).split()
@@ -72,22 +74,44 @@ def explain(settings: Settings, run: Run, job_id: int | None) -> TrainerError | 
             words = f" ({run.job.reason})"
         if lines:
             words += f": {one_line(lines[-1], 300)}" + (f" ({printable(failure.place, 200)})" if failure.place else "")
-            remedy = None if run.record.get("container") else _missing_module(settings, lines[-1])
-            if remedy is None and (known := evidence.known(lines[-1])):
-                remedy = Step("known-fault", known[1])
+            remedy = _remedy(settings, run, lines)
     if not run.record:
         words += f"; {run.folder}/job.json is missing or damaged, so other files of the run may be, too"
     return TrainerError(text + words, remedy=remedy, results=results)
 
 
-def _missing_module(settings: Settings, line: str) -> Remedy | None:
-    """Return how to install the module that a ModuleNotFoundError names; None for other lines."""
+def _remedy(settings: Settings, run: Run, lines: list[str]) -> Remedy | None:
+    """Return the remedy for the error in a log's last lines; None if nothing is known."""
+    has_own = run.record.get("container")
+    found = None if has_own else _missing_module(settings, run, lines[-1]) or _missing_compiler(lines)
+    if found is None and (known := evidence.known(lines[-1])):
+        return Step("known-fault", known[1])
+    return found
+
+
+def _missing_module(settings: Settings, run: Run, line: str) -> Remedy | None:
+    """Return how Python finds the module that a ModuleNotFoundError names; None for other lines.
+
+    A module of the project is never to be installed: a package index may have another one of its name.
+    """
     if not (found := _MISSING_MODULE.search(line)):
         return None
     module = found[1].partition(".")[0][:60]
+    if place := folders.call(settings, copies.find_module, folder=run.folder, record=run.record, name=module):
+        path, folder_ = (printable(text, 300) for text in place)
+        words = f"found at {path}, which is not on sys.path: --env PYTHONPATH={folder_}"
+        return Step("module-path", words, {"path": path, "folder": folder_})
     create = "ddp env create NAME --requirements requirements.txt"
     words = f"with {module} in requirements.txt: {create}, then: ddp submit -e NAME ..."
     return Step("install-module", words, {"module": module, "user": settings.user})
+
+
+def _missing_compiler(lines: list[str]) -> Remedy | None:
+    """Return how torch.compile finds a compiler, if its error is that the node has none."""
+    if not any(_NO_COMPILER.search(line) for line in lines):
+        return None
+    words = "torch.compile needs a C++ compiler: an administrator types on the nodes: apt-get install g++"
+    return Step("install-compiler", words)
 
 
 def _absent(failure: folder.FirstFailure) -> tuple[str, Remedy]:

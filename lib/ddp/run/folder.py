@@ -20,7 +20,7 @@ from ddp.run.reading import Json
 from ddp.workspace.files import MAX_LISTED, RefusedError, replace
 
 RECORD, METRICS = "job.json", "metrics.jsonl"
-RUN_FILES = frozenset("logs control job.sbatch parts.sbatch job.json program sweep.jsonl args code".split())
+RUN_FILES = frozenset("logs control job.sbatch parts.sbatch job.json program sweep.jsonl args code code.json".split())
 _WRITERS = 8
 _BRIEF_BYTES = 1 << 16  # of a metrics.jsonl that is looked at briefly
 _LOG_BYTES = 256 * 1024

@@ -26,11 +26,12 @@ class Request:
     lead_s: int  # how long before the time limit the job is warned
     nodelist: tuple[str, ...] = ()  # nodes that must be among them
     exclude: tuple[str, ...] = ()  # nodes that must not
+    ranks: int = 1  # on each node without GPUs
 
     @property
     def ranks_per_node(self) -> int:
-        """The ranks on each node: one for each GPU, or one that uses all cores."""
-        return self.gpus_per_node or 1
+        """The ranks on each node: one for each GPU; without GPUs they share the cores."""
+        return self.gpus_per_node or self.ranks
 
 
 def training(params: models.Training, partitions: tuple[jobs.Partition, ...]) -> Request:
@@ -54,6 +55,8 @@ def training(params: models.Training, partitions: tuple[jobs.Partition, ...]) ->
     if not candidates:
         rest = _describe_unusable(partition)
         raise ParameterError("exclude", f"leaves no usable node of partition {partition.name}{rest}")
+    if params.gpus_per_node is None and params.ranks and any(node.gpus for node in candidates):
+        params = params.model_copy(update={"gpus_per_node": params.ranks})
     if params.gpus_per_node is None:
         candidates = tuple(node for node in candidates if node.gpus) or candidates
     gpus = min(node.gpus for node in candidates) if params.gpus_per_node is None else params.gpus_per_node
@@ -72,7 +75,7 @@ def training(params: models.Training, partitions: tuple[jobs.Partition, ...]) ->
     shares = (n.memory_mb if whole else _memory(n, cpus, gpus) for n in candidates)
     memory_mb = _memory_mb(params.memory) or min(shares)
     limit, lead_s = _times(params.time_limit, partition)
-    return Request(partition.name, num_nodes, gpus, cpus, memory_mb, limit, lead_s, named, unwanted)
+    return Request(partition.name, num_nodes, gpus, cpus, memory_mb, limit, lead_s, named, unwanted, params.ranks or 1)
 
 
 def preparation(params: models.Resources, partitions: tuple[jobs.Partition, ...]) -> Request:

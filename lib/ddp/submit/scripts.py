@@ -3,10 +3,12 @@
 import collections.abc
 import dataclasses
 import functools
+import os
 import pathlib
 import shlex
 
 import ddp.node
+from ddp import copies
 from ddp.base import Settings
 from ddp.node import spec
 from ddp.options import declared, fields, models
@@ -42,6 +44,7 @@ class Program:
     leaves_outcome: bool  # it is the payload, which writes its outcome to a file
     resume: str = "auto"  # what `RESUME` is in a run without a checkpoint of its own
     payload: str = ""  # in a container: the folder that holds the payload's package
+    start: copies.Start | None = None  # of a user's program; None: the payload starts in the run's folder
 
 
 def training(
@@ -59,6 +62,9 @@ def training(
     from_env = fields.variables(params.env)
     has_token = tokens.is_wanted(settings, params)
     token = ((tokens.VARIABLE, tokens.path(settings, run)),) if has_token else ()
+    start = program.start or copies.Start("", "")
+    if start.python_path:
+        from_env = (*(pair for pair in from_env if pair[0] != "PYTHONPATH"), ("PYTHONPATH", start.python_path))
     variables = (*_tracking(settings, {name for name, _ in from_env}), *token, *from_env)
     has_window = program.leaves_outcome and params.profile_steps is not None
     folder = str(settings.runs / run)
@@ -91,7 +97,7 @@ def training(
         ranks_per_node=request.ranks_per_node,
         gpus_per_node=request.gpus_per_node,
         launcher=params.launcher,
-        variables=variables,
+        variables=(*_login(settings), *variables),
         fabric=params.fabric,
         fabrics=fabrics.FABRICS,
         environment=None if image else _environment(settings, environment),
@@ -105,6 +111,9 @@ def training(
         is_sweep=sweep is not None,
         token_path=tokens.path(settings, run) if has_token else "",
         metrics=fields.patterns(params.metric),
+        workdir=start.folder or folder,
+        origin=start.origin,
+        code=start.code,
     )
     return {"job.sbatch": script, "program/job.json": spec.dump(job), **_program()}
 
@@ -218,7 +227,19 @@ def _tracking(settings: Settings, given: set[str]) -> list[tuple[str, str]]:
     return [(name, value) for name, value in wanted.items() if value and name not in given]
 
 
+def _login(settings: Settings) -> list[tuple[str, str]]:
+    """List the variables of a login that sbatch would pass on; sbatch itself gets a clean environment."""
+    names = ("HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ") if settings.takes_any_script else ()
+    kept = ((name, os.environ.get(name, "")) for name in names)
+    return [("USER", settings.user), ("LOGNAME", settings.user), *((name, value) for name, value in kept if value)]
+
+
 def _script(folder: str, command: str, about: str, directives: list[tuple[str, str]]) -> str:
-    options = (f"--{name}={value}" if value else f"--{name}" for name, value in directives)
+    options = (f"--{name}={_quoted(value)}" if value else f"--{name}" for name, value in directives)
     program = f"exec /usr/bin/python3 -I -S -B {shlex.quote(f'{folder}/program')} {command}"
     return "\n".join(["#!/bin/bash", f"# {about}", *(f"#SBATCH {option}" for option in options), program, ""])
+
+
+def _quoted(value: str) -> str:
+    """Quote a directive's value for sbatch, which splits at blanks: a home may have one in its path."""
+    return f'"{value}"' if " " in value else value

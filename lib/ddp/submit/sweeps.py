@@ -6,7 +6,7 @@ import re
 import time
 import typing
 
-from ddp import project
+from ddp import copies
 from ddp.base import REPORT_S, Answer, Log, ParameterError, Results, Settings, TrainerError, shown
 from ddp.options import fields, models
 from ddp.problem import Command
@@ -39,7 +39,7 @@ def submit_sweep(settings: Settings, params: models.SubmitSweep, log: Log) -> An
         runs = {f"{name}-{number}": choice for number, choice in enumerate(choices)}
         return Result({**dry.shown, "runs": _listing(name, lines)}, {**dry.values, "runs": runs})
     environment = training.provide(checked, log)
-    with project.copied(settings, params, name, log) as kept:
+    with copies.copied(settings, params, name, log) as kept:
         facts = checked.facts(environment, kept)
         stamp = control.now().strftime("%Y-%m-%dT%H:%M:%SZ")
         record = {"format": 1, "job_id": None, "submitted": stamp, **facts}

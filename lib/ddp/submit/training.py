@@ -4,13 +4,13 @@ import dataclasses
 import json
 import shlex
 
-from ddp import project
+from ddp import copies
 from ddp.base import Answer, Log, ParameterError, Settings, shown
 from ddp.environment import environments
 from ddp.options import fields, models
 from ddp.problem import Command
 from ddp.run import catalog, control
-from ddp.submit import checks, fabrics, patterns, precheck, preparation, resources, scripts, tuning
+from ddp.submit import checks, fabrics, patterns, precheck, preparation, programs, resources, scripts, tuning
 from ddp.view.result import Result
 from ddp.workspace import folders, tokens
 from slurm_ddp.run import run as run_command
@@ -29,12 +29,14 @@ class Workload:
     resume: str = "auto"  # auto, never or a run's name
     is_again: bool = False  # the run exists and goes on
 
-    def program(self, settings: Settings, params: models.Training, kept: project.Copy | None = None) -> scripts.Program:
+    def program(self, settings: Settings, params: models.Training, kept: copies.Copy | None = None) -> scripts.Program:
         """Build the command of the ranks."""
         payload = environments.payload_folder(settings) if params.container_image else ""
         if self.kind == "script":
-            script = params.workload if kept is None else kept.script
-            return scripts.Program((script, *params.words), leaves_outcome=False, payload=payload)
+            program = params.workload if kept is None or params.module else kept.script
+            words = (*(("--module",) if params.module else ()), program, *params.words)
+            start = copies.in_place(params) if kept is None else kept.start
+            return scripts.Program(words, leaves_outcome=False, payload=payload, start=start)
         command, more, resume = "smoke", (), "auto"
         if self.kind == "gpt":
             command = "train"
@@ -55,19 +57,25 @@ class Checked:
     contents: folders.Contents
     sweep: scripts.Array | None
     passed: tuple[str, ...] = ()  # the checks, in words
+    remarks: tuple[str, ...] = ()  # on what may fail
     verdict: str = ""  # Slurm's
 
-    def texts(self, environment: folders.Manifest, kept: project.Copy | None = None) -> dict[str, str]:
+    def texts(self, environment: folders.Manifest, kept: copies.Copy | None = None) -> dict[str, str]:
         """Render the run's files by name."""
-        program = self.workload.program(self.settings, self.params, kept)
+        program = self.program(kept)
         about = (self.settings, self.request, self.params, environment)
         return scripts.training(*about, run=self.workload.run, program=program, sweep=self.sweep)
 
-    def facts(self, environment: folders.Manifest, kept: project.Copy | None) -> dict[str, object]:
+    def program(self, kept: copies.Copy | None) -> scripts.Program:
+        """Build the command of the ranks."""
+        return self.workload.program(self.settings, self.params, kept)
+
+    def facts(self, environment: folders.Manifest, kept: copies.Copy | None) -> dict[str, object]:
         """Describe the run for job.json."""
         image = self.params.container_image
         return {
             **({"code": kept.facts()} if kept is not None else {}),
+            **({"workdir": start.folder} if (start := self.program(kept).start) else {}),
             "kind": self.workload.kind,
             "workload": self.params.workload,
             "dataset": self.workload.dataset,
@@ -91,7 +99,7 @@ def submit_ddp(settings: Settings, params: models.SubmitDdp, log: Log) -> Answer
     if params.dry_run:
         return dry(checked)
     environment = provide(checked, log)
-    with project.copied(settings, params, workload.run, log) as kept:
+    with copies.copied(settings, params, workload.run, log) as kept:
         texts, facts = checked.texts(environment, kept), checked.facts(environment, kept)
         token = tokens.is_wanted(settings, params)
         submitted = control.submit(
@@ -116,19 +124,21 @@ def check(
     partitions = checks.partitions(params.reservation)
     request = resources.training(params, partitions)
     contents = folders.look(settings)
+    remarks: list[str] = []
     passed = [f"resources: {describe(request)}", *checks.workspace(settings, contents)]
     tuned = tuning.check(settings, params, choices) if params.workload == "gpt" else ()
     passed += [f"model: {', '.join(tuned)} is readable"] if tuned else []
     workload = _workload(settings, params, contents, run=run, resume=resume, tunes=bool(tuned))
     if workload.kind == "script":
-        passed.append(f"workload: {params.workload} is readable")
+        remarks = programs.check(settings, params, contents)
+        passed += [f"workload: {params.workload} {'is a module' if params.module else 'is readable'}", *remarks]
     if workload.dataset:
         passed.append(f"dataset: {workload.dataset} {'is prepared first' if workload.prepare else 'exists'}")
     _check_profile(params, workload.kind, request)
     passed += _check_metric(params, workload.kind)
     passed += precheck.check(settings, workload.kind, workload.run, params.words, choices)
     passed += _check_environment(settings, params, contents)
-    checked = Checked(settings, params, request, workload, contents, sweep, tuple(passed))
+    checked = Checked(settings, params, request, workload, contents, sweep, tuple(passed), tuple(remarks))
     # sbatch --test-only finds no start time for a job that waits for another
     draft = dataclasses.replace(checked, params=params.model_copy(update={"dependency": None}))
     verdict = checks.judge(draft.texts(environments.NOT_INSTALLED)["job.sbatch"])
@@ -138,6 +148,8 @@ def check(
 def provide(checked: Checked, log: Log) -> folders.Manifest:
     """Provide the environment and the default dataset, made now if missing."""
     settings, params = checked.settings, checked.params
+    for remark in checked.remarks:
+        log(remark)
     if params.container_image:
         environment = environments.NOT_INSTALLED
         environments.store_payload(settings)
@@ -203,10 +215,7 @@ def _workload(
     """Resolve the workload. Raises ParameterError if options contradict each other or name something missing."""
     kind = params.workload if params.workload in ("gpt", "smoke") else "script"
     if kind == "script":
-        if params.snapshot and settings.takes_any_script:
-            checks.check_readable("workload", params.workload, folders.locate(settings, params.workload), ("file",))
-        else:  # it runs where it lies, or an operator names another account's file
-            checks.check_inside(settings, "workload", params.workload, kinds=("file",))
+        _check_program(settings, params)
     if kind != "gpt":
         for name, is_given in (("dataset", params.dataset is not None), ("resume", resume != "auto")):
             if is_given:
@@ -226,6 +235,23 @@ def _workload(
             raise ParameterError("run", f"{settings.runs / run} is no run of the kind {kind}; choose another name")
         control.refuse_if_active(settings, run)
     return Workload(kind, run, dataset, prepare, resume, is_again=exists)
+
+
+def _check_program(settings: Settings, params: models.Training) -> None:
+    """Check that the nodes, or this host, can read a script, and that the ranks can start where it is wanted."""
+    if params.module and not params.typed_in:
+        raise ParameterError("module", "an action has no current folder; give the path of a script")
+    shared = str(settings.workspace)
+    for path in (
+        () if params.snapshot else (*(() if params.module else (params.workload,)), copies.in_place(params).folder)
+    ):
+        if path != shared and not folders.locate(settings, path).is_inside:
+            text = f"{path} is outside the workspace {shared}, and only that is known to be shared by the nodes"
+            raise ParameterError("snapshot", f"{text}; work in a folder below it, or omit --no-snapshot")
+    if not params.module and params.snapshot and settings.takes_any_script:
+        checks.check_readable("workload", params.workload, folders.locate(settings, params.workload), ("file",))
+    elif not params.module:  # it runs where it lies, or an operator names another account's file
+        checks.check_inside(settings, "workload", params.workload, kinds=("file",))
 
 
 def _dataset(

@@ -1,14 +1,21 @@
 """The code of a script's run: the copy that starts, whatever is edited afterwards."""
 
+import itertools
 import json
+import os
 import pathlib
+import shutil
+import tempfile
 import typing
 
+import hypothesis
 import pytest
 from cluster import Cluster, Job
+from hypothesis import strategies as st
 from pip_double import Pip
 
-from ddp import verbs
+from ddp import copies, verbs
+from ddp import project as project_part
 from ddp.base import Settings, TrainerError
 from ddp.options import fields
 
@@ -68,16 +75,103 @@ def test_of_a_script_in_the_workspace_itself_it_alone_is_kept(
     assert [path.name for path in code.iterdir()] == ["alone.py"]
 
 
-def test_a_later_submission_of_a_run_has_a_copy_of_its_own(
+def test_a_later_submission_of_a_run_updates_its_copy_and_leaves_what_the_run_wrote(
     settings: Settings, cluster: Cluster, pip: Pip, project: pathlib.Path
 ):
-    for number, name in ((1, "code"), (2, "code-2"), (3, "code-3")):
-        (project / "lib" / "model.py").write_text(f"SIZE = {number}\n")
+    code = settings.runs / "night" / "code"
+    for number in (1, 2, 3):
+        (project / "lib" / "model.py").write_text("SIZE = " + "1" * number)
         cluster.states = [("COMPLETED", 0)]
         submit(settings, project / "train.py", run="night")
-        assert cluster.jobs[-1].commands() == [f"{settings.runs}/night/{name}/train.py"]
-    for number, name in ((1, "code"), (2, "code-2"), (3, "code-3")):
-        assert (settings.runs / "night" / name / "lib" / "model.py").read_text() == f"SIZE = {number}\n"
+        assert cluster.jobs[-1].commands() == [f"{code}/train.py"]
+        assert contents(code)["lib/model.py"] == "SIZE = " + "1" * number
+        assert ("out/result" in contents(code)) == (number > 1)
+        (code / "out").mkdir(exist_ok=True)
+        (code / "out" / "result").write_text("mine")
+    assert sorted(path.name for path in settings.runs.iterdir()) == ["night"]
+
+
+Tree = dict[str, str]
+NAMES = st.sampled_from(["a", "b", "d/a", "d/b", "d/e/a", "out/a"])
+EDITS = st.lists(
+    st.tuples(st.sampled_from(["project", "run"]), NAMES, st.sampled_from(["write", "remove"])), max_size=5
+)
+
+
+def edit(folder: pathlib.Path, name: str, how: str, text: str) -> bool:
+    """Write or remove a file, as a shell would; return whether that was possible."""
+    path = folder / name
+    if how == "remove":
+        if path.is_file():
+            path.unlink()
+        return False
+    if path.is_dir() or any(above.is_file() for above in path.parents):
+        return False
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return True
+
+
+@hypothesis.settings(
+    max_examples=40, deadline=None, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
+)
+@hypothesis.given(rounds=st.lists(EDITS, min_size=1, max_size=5))
+def test_what_a_run_wrote_is_never_lost_and_what_the_project_has_is_what_runs(
+    settings: Settings, rounds: list[list[tuple[str, str, str]]]
+):
+    with tempfile.TemporaryDirectory() as made, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GIT_CEILING_DIRECTORIES", made)
+        top = pathlib.Path(made)
+        root, code = top / "project", top / "run" / "code"
+        root.mkdir()
+        code.parent.mkdir()
+        (root / "train.py").write_text("")
+        written = set[str]()  # by the run
+        clock = itertools.count(1)
+        for number, edits in enumerate(rounds):
+            for who, name, how in edits:
+                text = f"{who} {next(clock)}"
+                folder = root if who == "project" else code
+                if who == "project" or code.is_dir():
+                    if who == "run" and (code / name).is_file():
+                        written.discard((code / name).read_text())
+                    if edit(folder, name, how, text) and who == "run":
+                        written.add(text)
+                    if (folder / name).is_file():
+                        os.utime(folder / name, ns=(0, next(clock) * 10**9))
+            found = project_part.find(root / "train.py")
+            before = contents(code)
+            copy = copies.stage(settings, found, top / "partial", code)
+            copy.place()
+            if number % 2:  # its submission fails, and it is submitted again
+                copy.undo()
+                assert contents(code) == before
+                shutil.rmtree(top / "partial")
+                copies.stage(settings, found, top / "partial", code).place()
+            shutil.rmtree(top / "partial", ignore_errors=True)
+            now = contents(code)
+            assert written <= set(now.values())
+            for name, text in contents(root).items():
+                assert now[name] == text or now[name] in written
+            assert all(name in contents(root) or text in written for name, text in now.items())
+
+
+@pytest.mark.parametrize("how", ["remove", "write", "leave"])
+def test_what_lies_behind_a_link_of_the_run_is_not_touched(
+    settings: Settings, cluster: Cluster, pip: Pip, project: pathlib.Path, how: str
+):
+    cluster.states = [("COMPLETED", 0)]
+    submit(settings, project / "train.py", run="night")
+    code, large = settings.runs / "night" / "code", settings.workspace / "large"
+    (code / "lib").rename(large)
+    (code / "lib").symlink_to(large)
+    if how != "leave":
+        edit(project, "lib/model.py", how, "SIZE = 2\n")
+    submit(settings, project / "train.py", run="night")
+    assert contents(large) == {"model.py": "SIZE = 1\n"}
+    links = {path.name for path in code.iterdir() if path.is_symlink()}
+    assert links == ({"lib.run-1"} if how == "write" else {"lib"})
+    assert (code / "lib" / "model.py").read_text() == ("SIZE = 2\n" if how == "write" else "SIZE = 1\n")
 
 
 @pytest.mark.parametrize("verb", ["submit-ddp", "submit-sweep"])

@@ -14,6 +14,7 @@ import pytest
 from script_texts import MANIFEST, texts, wait_for
 
 from batch_host import Node
+from ddp import copies
 from ddp.base import Settings
 from ddp.node import node as agent
 from ddp.run import metrics
@@ -74,7 +75,6 @@ def test_the_agent_gets_its_place(settings: Settings, node: Node):
     assert output.splitlines() == [
         "[ENV] node=slurmd-0 address=127.0.0.1 fabric=auto gloo=lo nccl==lo",
         "2 lo =lo",
-        "-P",
         "-c",
         *agent.AGENT.split("\n"),
         "--nnodes=2",
@@ -170,7 +170,7 @@ SLURM_RANK: dict[str, str] = {
 }
 
 
-BY_SRUN: dict[str, typing.Any] = {"launcher": "srun"}
+BY_SRUN: dict[str, typing.Any] = {"launcher": "srun", "outcome": False}
 
 
 def test_under_srun_a_rank_finds_what_torchrun_would_tell_it(settings: Settings, node: Node):
@@ -181,6 +181,20 @@ def test_under_srun_a_rank_finds_what_torchrun_would_tell_it(settings: Settings,
     logs = node.run_dir / "logs" / "12.r0" / "node-1" / "srun" / "attempt_0" / "1"
     assert (logs / "stdout.log").read_text() == "script.py 3/4 1/2 1 127.0.0.1:20100 2\n"
     assert (logs / "stderr.log").read_text() == "oh\n"
+
+
+@pytest.mark.parametrize("outcome", [True, False])
+def test_ranks_start_in_the_submission_s_folder_and_only_the_payload_is_kept_from_it(
+    settings: Settings, node: Node, tmp_path: pathlib.Path, outcome: bool
+):
+    agent = 'echo "in $PWD safe=$PYTHONSAFEPATH"'
+    start = None if outcome else copies.Start(str(tmp_path / "with blank"), "")
+    printed = run_node(settings, node, agent, given={"outcome": outcome, "start": start}).communicate(timeout=30)[0]
+    if not outcome:
+        assert f"[FATAL] slurmd-0: {tmp_path}/with blank cannot be entered (No such file or directory)" in printed
+        (tmp_path / "with blank").mkdir()
+        printed = run_node(settings, node, agent, given={"outcome": outcome, "start": start}).communicate(timeout=30)[0]
+    assert printed.endswith(f"in {node.run_dir} safe=1\n" if outcome else f"in {tmp_path}/with blank safe=\n")
 
 
 def test_under_srun_a_ranks_exit_code_is_kept(settings: Settings, node: Node):

@@ -1,6 +1,8 @@
 """The files of a run: directives, program and specification."""
 
+import dataclasses
 import pathlib
+import shlex
 import typing
 
 import pytest
@@ -52,6 +54,13 @@ def test_the_script_is_directives_and_one_command(settings: Settings):
     ]
     program = f"exec /usr/bin/python3 -I -S -B {run_dir}/program job job.json"
     assert [line for line in script.splitlines() if not line.startswith("#")] == [program]
+
+
+def test_a_workspace_with_a_blank_is_quoted_for_sbatch_and_the_shell(settings: Settings, tmp_path: pathlib.Path):
+    settings = dataclasses.replace(settings, workspace=tmp_path / "my h\u00f6me")
+    script = texts(settings)["job.sbatch"]
+    assert f'chdir="{settings.runs}/first"' in directives(script)
+    assert shlex.split(script.splitlines()[-1])[5] == f"{settings.runs}/first/program"
 
 
 def test_what_is_not_wanted_is_not_asked_for(settings: Settings):

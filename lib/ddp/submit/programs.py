@@ -1,0 +1,108 @@
+"""Check a user's program before it is queued: that it is Python, and that Python compiles it."""
+
+import json
+import pathlib
+import shlex
+import sys
+import warnings
+
+from ddp import copies
+from ddp.base import ParameterError, Settings
+from ddp.options import fields, models
+from ddp.submit import typed
+from ddp.workspace import folders
+
+_DATA = frozenset(
+    ".bin .ckpt .csv .gz .h5 .json .jsonl .md .npy .npz .parquet .pdf .pkl .pt .pth .safetensors .tar .toml .tsv .txt "
+    ".xz .yaml .yml .zip .zst".split()
+)
+_SHELL = frozenset(".bash .batch .job .sbatch .sh .slurm .zsh".split())
+_LIMIT_BYTES = 8 << 20
+
+
+def check(settings: Settings, params: models.Training, contents: folders.Contents) -> list[str]:
+    """Check a script or module, which is readable; return remarks. Raises ParameterError.
+
+    A syntax that this host's Python does not know is only a remark if the jobs' Python may be newer.
+    """
+    path = folders.call(settings, lambda: _find(settings, params)) if params.module else pathlib.Path(params.workload)
+    if path is None:  # it may be installed
+        return []
+    with_own = params.container_image is not None or any(
+        tuple(map(int, about.python.split("."))) > sys.version_info[:2] for about in contents.environments
+    )
+    trouble = folders.call(settings, lambda: _compile(path))
+    if trouble and not with_own:
+        raise ParameterError("workload", trouble)
+    return [f"{trouble} (by this host's Python {sys.version_info[0]}.{sys.version_info[1]})"] if trouble else []
+
+
+def _compile(path: pathlib.Path) -> str:
+    """Return the syntax error of a program; empty without one. Raises ParameterError if it is no Python at all."""
+    with path.open("rb") as file:
+        source = file.read(_LIMIT_BYTES)
+    _refuse_others(path, source)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compile(source, str(path), "exec", dont_inherit=True)
+    except SyntaxError as e:
+        return f"{path}:{e.lineno}: {type(e).__name__}: {e.msg}"
+    except (ValueError, MemoryError, RecursionError) as e:
+        return f"{path}: {type(e).__name__}: {e}"
+    return ""
+
+
+def _refuse_others(path: pathlib.Path, source: bytes) -> None:
+    """Raise ParameterError for a notebook, a script of another interpreter, and data."""
+    first = source.split(b"\n", 1)[0].decode(errors="replace").strip()
+    name = shlex.quote(path.name)
+    if path.suffix == ".ipynb" or _is_notebook(source):
+        script = shlex.quote(path.with_suffix(".py").name)
+        how = f"jupyter nbconvert --to script {name}, then: ddp submit {script}"
+        raise ParameterError("workload", f"{path} is a notebook; type: {how}")
+    if "python" not in first and (path.suffix in _SHELL or (first.startswith("#!") and path.suffix != ".py")):
+        what = first[2:].strip()[:60] if first.startswith("#!") else "a shell"
+        text = f"{path} is a script for {what if what.isprintable() else ascii(what)}, and ddp starts the ranks itself"
+        raise ParameterError("workload", f"{text}; {_program_of(source)}")
+    if path.suffix in _DATA or b"\0" in source[:4096]:
+        raise ParameterError("workload", f"{path} is data, not a program; write: ddp submit train.py {name}")
+
+
+def _is_notebook(source: bytes) -> bool:
+    if source.lstrip()[:1] != b"{":
+        return False
+    try:
+        return "nbformat" in json.loads(source)
+    except ValueError:
+        return False
+
+
+def _program_of(source: bytes) -> str:
+    """Return the line to type for the program that a batch script starts."""
+    for line in source.decode(errors="replace").replace("\\\n", " ").splitlines():
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError:
+            continue
+        if any(word == "-m" or word.endswith(".py") for word in words):
+            return typed.instead(words)
+    return typed.instead(())
+
+
+def _find(settings: Settings, params: models.Training) -> pathlib.Path | None:
+    """Find a module's file; None if the project has nothing of its name. Raises ParameterError."""
+    here = pathlib.Path(params.typed_in)
+    given = dict(fields.variables(params.env)).get("PYTHONPATH", "")
+    root = copies.find(settings, params).root if params.snapshot else here
+    parts = params.workload.split(".")
+    for folder in (here, *(here / part for part in given.split(":")), *copies.importable(root)):
+        place = folder.joinpath(*parts)
+        for path in (place / "__main__.py", place.with_name(f"{place.name}.py")):
+            if path.is_file():
+                return path
+        above = next((one for one in (folder / parts[0], folder / f"{parts[0]}.py") if one.exists()), None)
+        if above is not None and (above.is_file() or any(above.glob("*.py"))):
+            lacking = f"{place} has no __main__.py" if place.is_dir() else f"{above} has no such module"
+            raise ParameterError("workload", f"{params.workload}: {lacking}")
+    return None

@@ -1,0 +1,122 @@
+"""What people type before a program: `torchrun ...` and `python ...` become options of submit, others are refused."""
+
+import collections.abc
+import pathlib
+import re
+import shlex
+
+from ddp.base import ParameterError, one_line
+
+# torchrun's options that are ours by another name: https://docs.pytorch.org/docs/stable/elastic/run.html
+_OURS = {"nnodes": "nodes", "nproc-per-node": "ranks", "max-restarts": "max-restarts"}
+_RENDEZVOUS = re.compile(r"rdzv-.*|standalone|node-rank|master-(addr|port)|local-addr")
+_PYTHON = re.compile(r"python(3(\.[0-9]+)?)?")
+_QUIET = ("-u", "-B")  # of python: the ranks run unbuffered already, and in a copy
+_LAUNCHERS = frozenset(
+    "accelerate bash colossalai composer conda deepspeed horovodrun jsrun lightning micromamba mpiexec mpirun nohup "
+    "pixi poetry sbatch sh srun uv".split()
+)
+
+
+def unwrap(values: dict[str, object], arguments: tuple[str, ...]) -> tuple[dict[str, object], tuple[str, ...]]:
+    """Turn a workload that is a launcher's command into the program that it starts, and options.
+
+    Args:
+        values: options by name, with the workload as typed.
+        arguments: the words behind the workload.
+
+    Returns:
+        The options and the program's arguments.
+
+    Raises:
+        ParameterError: the command has an option that ddp sets itself, or starts no Python program.
+    """
+    workload = values.get("workload")
+    name = pathlib.PurePath(workload).name if isinstance(workload, str) else ""
+    if name == "torchrun":
+        return _torchrun(values, arguments)
+    if _PYTHON.fullmatch(name):
+        return _python(values, arguments)
+    if name in _LAUNCHERS and not pathlib.Path(str(workload)).is_file():
+        raise ParameterError("workload", f"{name}: ddp starts the ranks itself; {instead(arguments)}")
+    return values, arguments
+
+
+def _torchrun(values: dict[str, object], arguments: tuple[str, ...]) -> tuple[dict[str, object], tuple[str, ...]]:
+    words = list(arguments)
+    found: dict[str, object] = {}
+    while words and words[0].startswith("-"):
+        if words[0] == "--":
+            words.pop(0)
+            break
+        flag, separator, value = words.pop(0).partition("=")
+        name = flag.lstrip("-").replace("_", "-")
+        if name in ("m", "module"):
+            found["module"] = True
+        elif _RENDEZVOUS.fullmatch(name):
+            raise ParameterError("workload", f"torchrun's {flag}: ddp sets the rendezvous itself; omit it")
+        elif name not in _OURS:
+            raise ParameterError("workload", f"torchrun's {flag} has no counterpart; omit it, see: ddp submit --help")
+        else:
+            if not separator:
+                value = words.pop(0) if words else ""
+            found |= _option(flag, name, value)
+    return _program(values | _agreed(values, found), words, "torchrun")
+
+
+def _option(flag: str, name: str, value: str) -> dict[str, object]:
+    """Return our option for one of torchrun's."""
+    if name == "nproc-per-node" and value in ("auto", "gpu"):
+        return {}
+    if name == "nproc-per-node" and value == "cpu":
+        return {"gpus-per-node": 0}
+    low, _, high = value.partition(":")
+    if not low.isdecimal() or (high and high != low):
+        raise ParameterError("workload", f"torchrun's {flag} {value}: give one whole number")
+    return {_OURS[name]: int(low)}
+
+
+def _agreed(values: dict[str, object], found: dict[str, object]) -> dict[str, object]:
+    """Return the options found. Raises ParameterError if the same option of ours was given another value."""
+    for name, value in found.items():
+        ours = "gpus-per-node" if name == "ranks" else name
+        given = values.get(ours)
+        if given not in (None, value) and not (name == "ranks" and given == 0):
+            raise ParameterError(ours, f"{given} and torchrun's {value} disagree; give one of them")
+    return found
+
+
+def _python(values: dict[str, object], arguments: tuple[str, ...]) -> tuple[dict[str, object], tuple[str, ...]]:
+    words = list(arguments)
+    while words and words[0] in _QUIET:
+        words.pop(0)
+    if words[:1] == ["-m"] and words[1:2] in (["torch.distributed.run"], ["torch.distributed.launch"]):
+        return _torchrun(values, tuple(words[2:]))
+    if words[:1] == ["-m"]:
+        return _program(values | {"module": True}, words[1:], "python")
+    if words and words[0].startswith("-"):
+        raise ParameterError("workload", f"python's {words[0]} is not passed on; {instead(tuple(words))}")
+    return _program(values, words, "python")
+
+
+def _program(
+    values: dict[str, object], words: collections.abc.Sequence[str], launcher: str
+) -> tuple[dict[str, object], tuple[str, ...]]:
+    if not words:
+        raise ParameterError("workload", f"{launcher} without a program; write: ddp submit train.py")
+    return values | {"workload": words[0]}, tuple(words[1:])
+
+
+def instead(words: collections.abc.Sequence[str]) -> str:
+    """Return the line to type for the program that a launcher's command seems to start."""
+    for number, word in enumerate(words):
+        if word == "-m" and words[number + 1 :]:
+            return f"write: ddp submit -m {_line(words[number + 1 :])}"
+        if word.endswith(".py"):
+            return f"write: ddp submit {_line(words[number:])}"
+    return "write the program alone: ddp submit train.py"
+
+
+def _line(words: collections.abc.Sequence[str]) -> str:
+    """Quote words as a shell's user types them, on one line of moderate length."""
+    return one_line(shlex.join(words), 200)

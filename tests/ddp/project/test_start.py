@@ -1,0 +1,369 @@
+"""What is typed in a project's folder, and what the ranks then start: command, folder and PYTHONPATH."""
+
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import typing
+
+import hypothesis
+import pytest
+from cluster import Cluster, Job
+from command_line import typed
+from hypothesis import strategies as st
+from pip_double import Pip
+
+from ddp import cli, copies, readiness
+from ddp import project as project_part
+from ddp.base import ParameterError, Settings
+from ddp.node import spec
+from ddp.submit import typed as launchers
+
+SRC = '[project]\nname = "my-net"\n[build-system]\nrequires = []\n'
+
+
+@pytest.fixture(autouse=True)
+def _alone(settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "home").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+    monkeypatch.setattr(cli, "settings_of", lambda _: settings)
+    monkeypatch.setattr(readiness, "require", lambda *_, **__: None)
+
+
+@pytest.fixture
+def folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """The folder of a project, in which the user types."""
+    place = tmp_path / "proj"
+    for name, text in {
+        "train.py": "",
+        "train/main.py": "import lib",
+        "lib/__init__.py": "",
+        "src/my_net/__init__.py": "",
+        "exp/configs/a.yaml": "lr: 1",
+        "run.sbatch": "#!/bin/bash\n#SBATCH -N 2\nsrun python -m train.main --name 'a b'\n",
+        "run.sh": "torchrun --nnodes 2 \\\n  train.py --lr 1\n",
+        "tool": "#!/usr/bin/env perl\n",
+        "nb.ipynb": '{"cells": [], "nbformat": 4}',
+        "nb.py": '{"cells": [], "nbformat": 4}',
+        "data.jsonl": "{}",
+        "bom.py": "\ufeff#!/usr/bin/env python\r\nprint(1)\r\n",
+        "bad.py": "x = 1\nif x\n",
+        "with blank/tr\u00e4in\\.py": "",
+    }.items():
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_text(text)
+    monkeypatch.chdir(place)
+    return place
+
+
+def started(settings: Settings, cluster: Cluster, *words: str) -> spec.JobSpec:
+    """Type `ddp submit` with these words; return the job's specification, with paths relative to the run's folder."""
+    code, _, err = typed("submit", "--run", "night", "-N", "1", *words)
+    assert code == 0, err
+    assert "Traceback" not in err
+    text = json.dumps(spec.dump(cluster.jobs[-1].training())).replace(f"{settings.runs}/night/", "")
+    return spec.parse(spec.JobSpec, json.loads(text))
+
+
+def line(job: spec.JobSpec) -> str:
+    return " ".join(word.text for word in job.command)
+
+
+@pytest.mark.parametrize(
+    ("at", "words", "command", "workdir", "path"),
+    [
+        (".", "train.py configs/a.txt", "code/train.py configs/a.txt", "code", None),
+        ("exp", "../train.py --config configs/a.yaml", "code/train.py --config configs/a.yaml", "code/exp", None),
+        (".", "-m train.main --lr 1", "--module train.main --lr 1", "code", None),
+        (".", "--module not_here.main", "--module not_here.main", "code", None),  # it may be installed
+        (".", "python -u -m train.main x", "--module train.main x", "code", None),
+        (".", "python3.12 train.py -m x", "code/train.py -m x", "code", None),
+        (".", "torchrun --nproc_per_node=1 -m train.main", "--module train.main", "code", None),
+        (".", "/usr/bin/torchrun --nnodes 1:1 train.py", "code/train.py", "code", None),
+        (".", "python -m torch.distributed.run train.py a", "code/train.py a", "code", None),
+        (".", "--env PYTHONPATH=.:src train/main.py", "code/train/main.py", "code", "code:code/src"),
+        (
+            "exp",
+            "--env PYTHONPATH=../src:/opt/lib:../../x ../train.py",
+            "code/train.py",
+            "code/exp",
+            "code/src:/opt/lib:{up}",
+        ),
+        (".", "bom.py", "code/bom.py", "code", None),
+    ],
+)
+def test_a_command_in_a_project(
+    settings: Settings,
+    cluster: Cluster,
+    pip: Pip,
+    folder: pathlib.Path,
+    at: str,
+    words: str,
+    command: str,
+    workdir: str,
+    path: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    (folder / ".ddpignore").touch()
+    monkeypatch.chdir(folder / at)
+    job = started(settings, cluster, *words.split())
+    expected = None if path is None else path.format(up=folder.parent / "x")
+    assert (line(job), job.workdir, dict(job.variables).get("PYTHONPATH")) == (command, workdir, expected)
+    assert (job.origin, job.code) == (str(folder), "code")
+    assert (settings.runs / "night" / workdir).is_dir()
+    assert (
+        json.loads((settings.runs / "night" / "job.json").read_text())["workdir"] == f"{settings.runs}/night/{workdir}"
+    )
+    assert re.search(rf"^workdir +{settings.runs}/night/{workdir}$", typed("show", "night")[1], re.MULTILINE)
+
+
+def test_without_git_a_remark_says_that_gitignore_does_not_count(
+    settings: Settings, cluster: Cluster, pip: Pip, folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    (folder / ".git").mkdir()
+    found = shutil.which
+
+    def which(name: str, **more: typing.Any) -> str | None:
+        return None if name == "git" else found(name, **more)
+
+    monkeypatch.setattr(shutil, "which", which)
+    err = typed("submit", "-N", "1", "train.py")[2]
+    assert f"MiB, of {folder}; git is not installed here, so .gitignore does not count" in err
+
+
+@pytest.mark.parametrize("is_flat", [True, False])
+def test_a_project_s_own_package_is_importable_as_after_pip_install_e(
+    settings: Settings, cluster: Cluster, pip: Pip, folder: pathlib.Path, is_flat: bool
+):
+    (folder / "pyproject.toml").write_text(SRC.replace("my-net", "lib") if is_flat else SRC)
+    if is_flat:
+        (folder / "src" / "my_net" / "__init__.py").unlink()
+    job = started(settings, cluster, "--env", "PYTHONPATH=exp", "train/main.py")
+    assert dict(job.variables)["PYTHONPATH"] == f"code/exp:code{'' if is_flat else '/src'}"
+
+
+def test_any_name_of_a_path_works_and_the_login_s_variables_arrive(
+    settings: Settings, cluster: Cluster, pip: Pip, folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    script = folder / "with blank" / "tr\u00e4in\\.py"
+    job = started(settings, cluster, str(script), "a b")
+    assert [word.text for word in job.command] == ["code/with blank/tr\u00e4in\\.py", "a b"]
+    login = {"USER": settings.user, "LOGNAME": settings.user, "HOME": os.environ["HOME"], "TZ": "Asia/Tokyo"}
+    assert login.items() <= dict(job.variables).items()
+
+
+def test_a_script_elsewhere_starts_in_its_own_folder(
+    settings: Settings, cluster: Cluster, pip: Pip, folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(folder.parent / "home")
+    _, _, err = typed("submit", "--run", "night", "-N", "1", str(folder / "train" / "main.py"))
+    assert f"{folder.parent}/home is not in the project {folder}/train: the job starts in the script's folder" in err
+    job: Job = cluster.job(40)
+    assert job.training().workdir == f"{settings.runs}/night/code"
+
+
+def test_without_a_snapshot_the_ranks_start_where_it_is_typed_if_the_nodes_share_that(
+    settings: Settings, cluster: Cluster, pip: Pip, folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    (settings.workspace / "mine" / "exp").mkdir(parents=True)
+    (settings.workspace / "mine" / "train.py").touch()
+    script = str(settings.workspace / "mine" / "train.py")
+    _, _, err = typed("submit", "--no-snapshot", script)
+    assert f"--snapshot: {folder} is outside the workspace {settings.workspace}, and only that is known to be sh" in err
+    assert f"--snapshot: {folder}/train.py is outside the workspace" in typed("submit", "--no-snapshot", "train.py")[2]
+    monkeypatch.chdir(settings.workspace / "mine" / "exp")
+    job = started(settings, cluster, "--no-snapshot", "--env", "PYTHONPATH=..", script)
+    assert (job.workdir, dict(job.variables)["PYTHONPATH"]) == (str(pathlib.Path.cwd()), str(pathlib.Path.cwd().parent))
+    assert (line(job), job.code) == (script, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (
+            "run.sbatch",
+            "run.sbatch is a script for /bin/bash, and ddp starts the ranks itself; write: ddp submit -m train.main --name 'a b'",
+        ),
+        (
+            "run.sh",
+            "run.sh is a script for a shell, and ddp starts the ranks itself; write: ddp submit train.py --lr 1",
+        ),
+        ("tool", "tool is a script for /usr/bin/env perl, "),
+        ("nb.ipynb", "nb.ipynb is a notebook; type: jupyter nbconvert --to script nb.ipynb, then: ddp submit nb.py"),
+        ("nb.py", "nb.py is a notebook; type: "),
+        ("data.jsonl", "data.jsonl is data, not a program; "),
+        ("bad.py", "bad.py:2: SyntaxError: "),
+        ("-m bad", "bad.py:2: SyntaxError: "),
+        ("-m lib", "lib has no __main__.py"),
+        ("-m train.fit", "train has no such module"),
+        (
+            "accelerate launch --num_processes 2 train.py --lr 1",
+            "accelerate: ddp starts the ranks itself; write: ddp submit train.py --lr 1",
+        ),
+        ("uv run train.py", "write: ddp submit train.py"),
+        ("torchrun --standalone train.py", "torchrun's --standalone: ddp sets the rendezvous itself; omit it"),
+        ("torchrun --rdzv_backend=c10d train.py", "torchrun's --rdzv_backend: ddp sets the rendezvous itself; omit it"),
+        ("torchrun --nnodes 1:4 train.py", "torchrun's --nnodes 1:4: give one whole number"),
+        ("--gpus-per-node 4 torchrun --nproc-per-node 2 train.py", "--gpus-per-node: 4 and torchrun's 2 disagree; "),
+        ("-N 2 torchrun --nnodes=1 train.py", "--nodes: 2 and torchrun's 1 disagree; give one of them"),
+        ("torchrun --role x train.py", "torchrun's --role has no counterpart; omit it"),
+        ("torchrun --nproc-per-node 2", "torchrun without a program; write: ddp submit train.py"),
+        ("-m", "'gpt' is not allowed; with module the name of one, such as train.main"),
+        ("python -c print(1)", "python's -c is not passed on; "),
+        ("absent.py", "absent.py does not exist"),
+    ],
+)
+def test_what_is_no_program_is_refused_at_once_with_what_to_type(
+    settings: Settings, cluster: Cluster, folder: pathlib.Path, words: str, text: str
+):
+    code, _, err = typed("submit", *words.split())
+    assert code in (1, 2)
+    assert text in err.splitlines()[-1]
+    assert not cluster.jobs
+    assert not list(settings.runs.iterdir())
+
+
+def test_newer_syntax_is_a_remark_where_the_jobs_have_a_newer_python(
+    settings: Settings, cluster: Cluster, folder: pathlib.Path
+):
+    assert "bad.py:2: SyntaxError" in typed("submit", "--dry-run", "--container-image", "x:1", "bad.py")[1]
+
+
+RENDEZVOUS = ("--rdzv-backend", "--master_port", "--node-rank", "--rdzv_endpoint", "--local-addr")
+WORDS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=6)
+OURS = st.sampled_from(["nnodes", "nproc-per-node", "nproc_per_node", "max_restarts", "max-restarts"])
+GIVEN = st.lists(
+    st.tuples(OURS, st.integers(1, 9), st.booleans()), max_size=4, unique_by=lambda one: one[0].replace("_", "-")
+)
+
+
+@hypothesis.given(
+    given=GIVEN, foreign=st.none() | st.sampled_from(RENDEZVOUS), is_module=st.booleans(), arguments=st.lists(WORDS)
+)
+def test_any_command_line_of_torchrun(
+    given: list[tuple[str, int, bool]], foreign: str | None, is_module: bool, arguments: list[str]
+):
+    ours = {"nnodes": "nodes", "nproc-per-node": "ranks", "max-restarts": "max-restarts"}
+    words = [
+        word
+        for name, value, joined in given
+        for word in ([f"--{name}={value}"] if joined else [f"--{name}", str(value)])
+    ]
+    words += [foreign, "1"] if foreign else []
+    words += ["-m", "a.b"] if is_module else ["a.py"]
+    values: dict[str, object] = {"workload": "torchrun"}
+    if foreign:
+        with pytest.raises(ParameterError, match="sets the rendezvous itself"):
+            launchers.unwrap(values, (*words, *arguments))
+        return
+    expected = {ours[name.replace("_", "-")]: value for name, value, _ in given}
+    expected |= {"workload": "a.b", "module": True} if is_module else {"workload": "a.py"}
+    assert launchers.unwrap(values, (*words, *arguments)) == (expected, tuple(arguments))
+
+
+def test_ranks_of_torchrun_are_gpus_or_share_the_cores(
+    settings: Settings, cluster: Cluster, pip: Pip, folder: pathlib.Path
+):
+    job = started(settings, cluster, "torchrun", "--nproc-per-node", "2", "train.py")
+    assert (job.ranks_per_node, job.gpus_per_node) == (2, 0)
+    for machine in cluster.machines:
+        machine.gres = "gpu:a100:4"
+    code, out, err = typed("submit", "-N", "1", "--dry-run", "--json", "torchrun", "--nproc-per-node", "2", "train.py")
+    assert code == 0, err
+    assert (json.loads(out)["job"]["ranks_per_node"], json.loads(out)["job"]["gpus_per_node"]) == (2, 2)
+
+
+def test_fetch_copies_what_the_run_wrote_and_overwrites_nothing(
+    settings: Settings, cluster: Cluster, pip: Pip, folder: pathlib.Path
+):
+    started(settings, cluster, "train.py")
+    code = settings.runs / "night" / "code"
+    for name in ("out/a b", "out/deep/c", "__pycache__/x.pyc"):
+        (code / name).parent.mkdir(parents=True, exist_ok=True)
+        (code / name).write_text(name)
+    (code / "out" / "latest").symlink_to("deep")
+    status, _, err = typed("fetch", "night", "--to", "./g\u00f6t it")
+    assert (status, (folder / "g\u00f6t it" / "out" / "a b").read_text()) == (0, "out/a b"), err
+    status, _, err = typed("fetch", "night", "--to", "got")
+    assert status == 0, err
+    assert [path.read_text() for path in (folder / "got" / "out" / "a b", folder / "got" / "out" / "latest" / "c")] == [
+        "out/a b",
+        "out/deep/c",
+    ]
+    assert not list((folder / "got").rglob("*.pyc"))
+    for words, text in {
+        ("--to", "got"): f"--to: {folder}/got/out/a b exists already and 2 more; choose another folder, or remove it",
+        ("train.py",): f"--to: {folder}/train.py exists already; ",
+        ("../job.json",): "../job.json is not in the run's folder",
+        ("nothing",): f"{code}/nothing does not exist",
+    }.items():
+        assert text in typed("fetch", "night", *words)[2]
+    assert typed("fetch", "night", "out/deep", "--to", "more")[0] == 0
+    assert [path.name for path in (folder / "more").rglob("*") if path.is_file()] == ["c"]
+    assert "no run 'dawn'" in typed("fetch", "dawn")[2]
+
+
+@pytest.mark.parametrize(
+    ("module", "path", "folder_"), [("my_net", "src/my_net", "src"), ("lib", "lib", "."), ("einops", "", "")]
+)
+def test_a_module_of_the_project_is_never_looked_for_in_an_index(
+    settings: Settings, cluster: Cluster, pip: Pip, folder: pathlib.Path, module: str, path: str, folder_: str
+):
+    started(settings, cluster, "train.py")
+    record = json.loads((settings.runs / "night" / "job.json").read_text())
+    found = copies.find_module(settings.runs / "night", record, module)
+    assert found == ((str(folder / path), folder_) if path else None)
+    in_place = {"workdir": str(folder)}
+    assert copies.find_module(settings.runs / "night", in_place, module) == found
+
+
+def test_a_relative_dataset_and_image_lie_below_the_current_folder(
+    settings: Settings, cluster: Cluster, folder: pathlib.Path
+):
+    for words in (("--dataset", "./x.jsonl", "gpt"), ("--container-image", "../x.sqsh", "train.py")):
+        err = typed("submit", *words)[2]
+        assert f"{words[0]}: {os.path.normpath(folder / words[1])} is outside the workspace" in err
+
+
+@pytest.mark.parametrize("marker", [None, "pyproject.toml", ".git"])
+def test_the_root_is_the_folder_where_it_is_typed_unless_the_project_is_marked(
+    folder: pathlib.Path, tmp_path: pathlib.Path, marker: str | None
+):
+    if marker == ".git":
+        subprocess.run(["git", "init", "-q", folder], check=True)
+    elif marker:
+        (folder / marker).touch()
+    script = folder / "train" / "main.py"
+    marked = folder if marker else None
+    for here, root in (
+        (folder, folder),
+        (folder / "train", marked or folder / "train"),
+        (tmp_path / "home", marked or folder / "train"),
+    ):
+        assert project_part.find(script, typed_in=here).root == root
+    above = marked or folder / "train"
+    assert project_part.find(script, typed_in=tmp_path).root == above, "a home lies in it"
+    assert project_part.find(script, typed_in=folder, own=[folder]).root == folder / "train"
+
+
+def test_of_a_folder_of_others_in_tmp_the_script_alone(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    shared = tmp_path / "tmp"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    for name in ("train.py", "beside.py", "ann/train.py", "ann/beside.py"):
+        (shared / name).parent.mkdir(exist_ok=True)
+        (shared / name).touch()
+    assert len(project_part.find(shared / "ann" / "train.py").files) == 2
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    for script in (shared / "train.py", shared / "ann" / "train.py"):
+        found = project_part.find(script)
+        assert (found.files, found.is_alone) == (("train.py",), True)
+
+
+def test_a_module_of_a_home_is_refused(tmp_path: pathlib.Path):
+    with pytest.raises(ParameterError, match="is never copied as a whole; put the module into a folder below"):
+        project_part.find(None, typed_in=tmp_path / "home")
