@@ -325,13 +325,9 @@ class Engine:
             str(GUEST / "resources"): str(self._directory("resources")),
             juju_exec.PATH: str(juju_exec.PROGRAM),
         }
-        about = self.model.applications[app].annotations
+        cards = gpus.parse(self.model.applications[app].annotations.get("sandbox-mock-gpus", ""))
         host = self.hosts.create(
-            name,
-            gpus=gpus.parse(about.get("sandbox-mock-gpus", "")),
-            binds=binds,
-            sharers=len(self.model.app_units(app)) if "sandbox-own-cores" in about else 0,
-            progress=lambda text: self.progress(_who(machine), text),
+            name, gpus=cards, binds=binds, progress=lambda text: self.progress(_who(machine), text)
         )
         juju_exec.prepare(host.root)
         with self.change() as model:

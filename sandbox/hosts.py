@@ -54,7 +54,6 @@ class _Record(pydantic.BaseModel, frozen=True, extra="forbid"):
     binds: dict[str, str]  # guest path: host path
     read_only_binds: tuple[str, ...]
     gpus: tuple[Gpu, ...]  # by slot
-    cores: tuple[int, ...] = ()  # which it has for itself; none: all of this computer, shared
 
 
 class Hosts:
@@ -100,7 +99,6 @@ class Hosts:
         *,
         gpus: tuple[Gpu, ...] = (),
         binds: collections.abc.Mapping[str, str] | None = None,
-        sharers: int = 0,
         progress: Progress,
     ) -> "Host":
         """Return the host `name`, made and booted if need be.
@@ -109,8 +107,6 @@ class Hosts:
             name: the host's name, which only the host itself resolves.
             gpus: its mock GPUs, by slot; on a host that exists already they are changed at once.
             binds: guest path to path on this machine, writable. On a host that runs they count from its next start.
-            sharers: number of hosts that divide this computer's cores, so that Slurm sees a node's own; 0: it is none
-                of them. More of them than cores share all.
             progress: gets one line per step, and again at least every 5 s while the host boots.
 
         Raises:
@@ -122,10 +118,7 @@ class Hosts:
             if not host.exists():
                 made = self._image or image.ensure_image(progress)
                 with self._lock():
-                    others = [Host(self, other).record for other in self.names()]
-                    address = self.network.address({other.address for other in others})
-                    free = sorted(os.sched_getaffinity(0) - {core for other in others for core in other.cores})
-                    share = len(os.sched_getaffinity(0)) // sharers if sharers else 0
+                    address = self.network.address({Host(self, other).address for other in self.names()})
                     host.record = _Record(
                         address=address,
                         machine=f"{self.network.bridge}-{name}",
@@ -134,7 +127,6 @@ class Hosts:
                         binds=bound,
                         read_only_binds=tuple(map(str, made.read_only_binds)),
                         gpus=gpus,
-                        cores=tuple(free[:share]),
                     )
             elif host.record.binds != bound:
                 host.record = host.record.model_copy(update={"binds": bound})
@@ -262,7 +254,7 @@ class Host:
                 self.hosts.network.ensure_bridge()
                 self._mount()
                 self._prepare()
-                self._machine.launch(self._options(), self.record.cores)
+                self._machine.launch(self._options())
         self._wait_booted(None, progress, BOOT_TIMEOUT_S)
 
     def kill(self) -> None:

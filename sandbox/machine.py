@@ -64,8 +64,8 @@ class Machine(abc.ABC):
         self.console = directory / "console.log"
 
     @abc.abstractmethod
-    def launch(self, options: collections.abc.Sequence[str], cores: collections.abc.Sequence[int] = ()) -> None:
-        """Run systemd-nspawn with `options`, on these cores or on all; the machine boots in the background."""
+    def launch(self, options: collections.abc.Sequence[str]) -> None:
+        """Run systemd-nspawn with `options`; the machine boots in the background."""
 
     @abc.abstractmethod
     def is_kept_running(self) -> bool:
@@ -112,12 +112,11 @@ class _Service(Machine):
     def _unit(self) -> str:
         return f"slurm-ddp-{self.name}.service"
 
-    def launch(self, options: collections.abc.Sequence[str], cores: collections.abc.Sequence[int] = ()) -> None:
+    def launch(self, options: collections.abc.Sequence[str]) -> None:
         properties = ["Type=exec", "Delegate=yes", "KillMode=mixed", "TasksMax=infinity", "Slice=machine.slice"]
         properties += [f"RestartForceExitStatus={_REBOOT_STATUS}", f"SuccessExitStatus={_REBOOT_STATUS}"]
         properties += ["RestartSec=0", "StartLimitIntervalSec=0"]
         properties += [f"StandardOutput=truncate:{self.console}", f"StandardError=append:{self.console}"]
-        properties += [f"AllowedCPUs={','.join(map(str, cores))}"] if cores else []
         arguments = [f"--property={value}" for value in properties]
         arguments += [f"--setenv={key}={value}" for key, value in _NSPAWN_ENV.items()]
         try:
@@ -147,9 +146,9 @@ class _Service(Machine):
 class _Supervised(Machine):
     """systemd-nspawn kept running by a shell in the background."""
 
-    def launch(self, options: collections.abc.Sequence[str], cores: collections.abc.Sequence[int] = ()) -> None:
+    def launch(self, options: collections.abc.Sequence[str]) -> None:
         files.ensure_absent(self._record)
-        groups = " ".join(map(str, _make_cgroups(self._cgroup, cores)))
+        groups = " ".join(map(str, _make_cgroups(self._cgroup)))
         # The outer shell leaves at once, so the supervisor is nobody's child and outlives this command.
         detached = ["/bin/sh", "-c", '"$@" < /dev/null > "$0" 2>&1 &', str(self.console), "/usr/bin/setsid"]
         supervised = [str(_SHELL / "supervise.sh"), str(self._record), groups, *_BOOTED, NSPAWN, *options]
@@ -297,7 +296,7 @@ def _cgroups_of(pid: int) -> dict[str, pathlib.Path]:
     return {name: roots[name] / path.lstrip("/") for _, name, path in lines if name in roots}
 
 
-def _make_cgroups(name: str, cores: collections.abc.Sequence[int]) -> list[pathlib.Path]:
+def _make_cgroups(name: str) -> list[pathlib.Path]:
     """Make a cgroup in every hierarchy; two systemds in one cgroup would end each other's units."""
     made: list[pathlib.Path] = []
     for root in _cgroup_roots().values():
@@ -307,8 +306,6 @@ def _make_cgroups(name: str, cores: collections.abc.Sequence[int]) -> list[pathl
             if (group / "cpuset.cpu_exclusive").exists():  # v1: a new group has no CPUs, and then nothing may join it
                 for setting in ("cpuset.cpus", "cpuset.mems"):
                     (group / setting).write_text((root / setting).read_text())
-            if cores and (group / "cpuset.cpus").exists():
-                (group / "cpuset.cpus").write_text(",".join(map(str, cores)))
         except OSError:
             continue  # a hierarchy that is not ours to change: the machine stays where this command is
         made.append(group)

@@ -130,7 +130,6 @@ class FolderHosts:
     def __init__(self, folder: pathlib.Path) -> None:
         self.folder = folder
         self.made: dict[str, FolderHost] = {}
-        self.sharers: dict[str, int] = {}
 
     def up(self, _: object) -> None: ...
 
@@ -142,9 +141,8 @@ class FolderHosts:
     def get(self, name: str) -> FolderHost:
         return self.made[name]
 
-    def create(self, name: str, *, sharers: int = 0, **_: object) -> FolderHost:
+    def create(self, name: str, **_: object) -> FolderHost:
         self.made[name] = FolderHost(self, name)
-        self.sharers[name] = sharers
         return self.made[name]
 
     def destroy_host(self, name: str) -> None:

@@ -28,16 +28,6 @@ def test_hosts_are_named_as_juju_names_machines(bench: Bench):
     assert bench.hosts.names() == ["juju-2586ad-1"]
 
 
-def test_hosts_of_an_application_with_own_cores_share_the_machine(bench: Bench):
-    with bench.engine() as engine:
-        with engine.change() as model:
-            model.applications["server"].annotations = {"sandbox-own-cores": "yes"}
-            for _ in range(2):
-                rules.add_unit(model, model.applications["server"])
-        engine.settle()
-    assert list(bench.hosts.sharers.values()) == [0, 3, 3], "the first one is older"
-
-
 def test_a_model_that_was_not_made_leaves_nothing(tmp_path: pathlib.Path):
     store = Store("none", tmp_path / "state")
     with (

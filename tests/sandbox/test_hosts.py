@@ -52,12 +52,12 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 @pytest.fixture(scope="module")
 def one(model: hosts.Hosts, shared: pathlib.Path) -> hosts.Host:
-    return model.create("one", binds={"/srv/shared": str(shared)}, sharers=2, progress=show)
+    return model.create("one", binds={"/srv/shared": str(shared)}, progress=show)
 
 
 @pytest.fixture(scope="module")
 def two(model: hosts.Hosts) -> hosts.Host:
-    return model.create("two", gpus=(gpus.Gpu("Mock GPU"),) * 2, sharers=2, progress=show)
+    return model.create("two", gpus=(gpus.Gpu("Mock GPU"),) * 2, progress=show)
 
 
 def output(host: hosts.Host, script: str) -> str:
@@ -101,17 +101,6 @@ def test_a_host_resolves_itself_and_no_other(one: hosts.Host, two: hosts.Host):
             assert one.run(["/usr/bin/getent", database, name], check=False).returncode == 2, name
         assert time.monotonic() - begin < 4, name  # a name server that does not respond would take 6 s each
     assert reaches(two, one)
-
-
-@needs_root
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two hosts share a single core")
-def test_hosts_that_divide_this_computer_have_cores_of_their_own(one: hosts.Host, two: hosts.Host):
-    script = "import os; print(*sorted(os.sched_getaffinity(0)))"
-    seen = [set(map(int, output(host, f"python3 -c '{script}'").split())) for host in (one, two)]
-    assert seen == [set(host.record.cores) for host in (one, two)]
-    assert all(seen)
-    assert not seen[0] & seen[1]
-    assert len(seen[0] | seen[1]) == len(os.sched_getaffinity(0)) // 2 * 2
 
 
 @needs_root

@@ -302,18 +302,6 @@ def test_memory_for_the_system_is_at_most_half(host: FakeHost, monkeypatch: pyte
     assert str(node) == "cpus=1 realmemory=900 memspeclimit=450 gres=gpu:tesla_t4:1 features=compute"
 
 
-@pytest.mark.parametrize(
-    ("own", "others"), [({0, 1, 2, 3}, ""), ({1}, " cpuspeclist=0,2,3"), ({0, 1}, " cpuspeclist=2,3")]
-)
-def test_jobs_get_the_cores_that_are_the_hosts_own(
-    own: set[int], others: str, host: FakeHost, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(slurmd_node.os, "cpu_count", lambda: 4)
-    monkeypatch.setattr(slurmd_node.os, "sched_getaffinity", lambda _: own)
-    words = set(str(slurmd_node.describe("compute", [])).split())
-    assert words == set(CONF.split()) | set(others.split())
-
-
 def test_gpus_are_counted_by_model(monkeypatch: pytest.MonkeyPatch):
     nvml = unittest.mock.Mock(NVMLError=RuntimeError)
     nvml.nvmlDeviceGetCount.return_value = 3

@@ -4,7 +4,6 @@ import collections.abc
 import dataclasses
 import importlib
 import json
-import os
 import typing
 
 import slurmutils
@@ -57,15 +56,12 @@ def parse(app: str, options: collections.abc.Mapping[str, object]) -> Settings:
 def describe(app: str, gpus: list[str]) -> slurmutils.Node:
     """Return the report of `slurmd -C` on this machine, as a node of the partition `app`.
 
-    Where there is no GPU, gres stays in `--conf` as an empty word. Slurm gives no job the cores of other hosts of the
-    sandbox, which `slurmd -C` counts. Raises CommandError, slurmutils.ModelError.
+    Where there is no GPU, gres stays in `--conf` as an empty word. Raises CommandError, slurmutils.ModelError.
     """
     node = slurmutils.Node.from_str(run("/usr/sbin/slurmd", "-C").stdout.strip().splitlines()[:-1][0])
     assert node.real_memory is not None
     node.mem_spec_limit = min(1024, node.real_memory // 2)
     node.gres = gpus
-    if others := sorted(set(range(os.cpu_count() or 1)) - os.sched_getaffinity(0)):
-        node.cpu_spec_list = others
     del node.node_name
     node.features = [app]
     return node
