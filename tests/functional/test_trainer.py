@@ -54,7 +54,8 @@ def test_a_crash_ends_the_job_in_seconds_and_names_the_rank(drills: Cluster):
     answer = drills.ctl("run", "trainer/0", "submit-ddp", f"workload={CODE}/fails.py", *small, timeout=PATIENCE_S)
     assert answer.code == 1
     assert re.fullmatch(
-        r"submit-ddp: job \d+ FAILED, exit code \d+; rank 1 on slurmd-[01]: ValueError: boom", answer.error
+        r"submit-ddp: job \d+ FAILED, exit code \d+; rank 1 on slurmd-[01]: ValueError: boom \(fails\.py:\d+\)",
+        answer.error,
     )
 
 
