@@ -298,7 +298,7 @@ class Training:
         """Return the mean loss over the fixed validation set, in nats per token, or None when there is no such set.
 
         The model runs as it is, never compiled: without gradients, and for the last rows of a rank in other shapes, it
-        would be compiled anew, for a few passes only. Which is quicker was not measured on a GPU.
+        would be compiled again, for a few passes only. Which is quicker was not measured on a GPU.
         """
         world = self.world
         count: int = self.take_val.count  # type: ignore[attr-defined]

@@ -88,7 +88,7 @@ def test_half_a_line_waits_for_its_other_half(tmp_path: pathlib.Path):
     assert metrics.bad_lines == 0
 
 
-def test_a_file_that_was_replaced_is_read_anew(tmp_path: pathlib.Path):
+def test_a_file_that_was_replaced_is_read_again(tmp_path: pathlib.Path):
     path = tmp_path / folder.METRICS
     path.write_text("".join(record(step, 5.0) for step in range(1, 10)))
     reader = Reader(path)

@@ -199,7 +199,7 @@ def test_each_event_is_reported_once(
     found, seen = look(seen)
     assert found == ["2 of 3"]
     assert look(seen) == ([], seen)
-    log.write_text("[DONE] again\n")  # written anew
+    log.write_text("[DONE] again\n")  # written again
     assert look(seen)[0] == ["again"]
     (folder / "logs/41.out").write_text("[DONE] another job\n")
     os.utime(log, (1000, 1000))

@@ -53,7 +53,7 @@ def step(cluster: Cluster, *words: str) -> str:
     """Run a step from the login host with srun and return its output, once the job is off its nodes.
 
     slurmctld looks up the login host's name to tell srun of the end; where it resolves nothing the job is COMPLETING for
-    a minute, and a node is not registered anew meanwhile.
+    a minute, and a node is not registered again meanwhile.
     """
     output = cluster.on("sackd/0", "srun", *words)
 
@@ -90,10 +90,10 @@ def restart_slurmd(cluster: Cluster) -> None:
         assert "Address already in use" in log and guarded == "", log
         remedy = "systemctl stop slurmd; pkill -x slurmd; systemctl reset-failed slurmd; systemctl start slurmd"
         cluster.on(HOST, "sh", "-c", remedy)
-    until_registered_anew(cluster, before)
+    until_registered_again(cluster, before)
 
 
-def until_registered_anew(cluster: Cluster, before: dict[str, str]) -> dict[str, str]:
+def until_registered_again(cluster: Cluster, before: dict[str, str]) -> dict[str, str]:
     """Wait until the node's slurmd has registered after a new start; return the controller's record of the node."""
 
     def registered() -> dict[str, str]:

@@ -31,7 +31,7 @@ from functional.gpu_nodes import (
     unit_on,
     until,
     until_held,
-    until_registered_anew,
+    until_registered_again,
     wait_for,
 )
 
@@ -96,7 +96,7 @@ def test_a_reboot_that_slurm_did_not_order(cluster: Cluster):
     before = show(cluster)
     cluster.ok("config", "slurm-gpu", "resume-after-reboot=false")
     cluster.ok("reboot", HOST)
-    found = until_registered_anew(cluster, before)
+    found = until_registered_again(cluster, before)
     if found["BootTime"] == before["BootTime"]:
         cluster.ok("config", "slurm-gpu", "resume-after-reboot=true")
         pytest.skip("this machine allows no time namespace, so Slurm sees no reboot of a host")
@@ -110,7 +110,7 @@ def test_a_reboot_that_slurm_did_not_order(cluster: Cluster):
     before = show(cluster)
     cluster.on("slurmctld/0", "scontrol", "update", f"nodename={NODE}", "state=down", "reason=bad memory")
     cluster.ok("reboot", HOST)
-    until_registered_anew(cluster, before)
+    until_registered_again(cluster, before)
     notice(cluster)
     found = show(cluster)
     assert (states(found), found["Reason"]) == (("DOWN", set()), "bad memory")
@@ -350,6 +350,6 @@ def test_a_rebooted_node_takes_jobs_without_a_hook(cluster: Cluster):
         assert answer.code == 0 and answer.out.strip() not in {"", boot}, answer
 
     eventually(is_rebooted)
-    until_registered_anew(cluster, before)
+    until_registered_again(cluster, before)
     assert is_fit(cluster, "gpu:mock_gpu:1"), service_log(cluster)
     assert f"{NODE} takes jobs again: it was rebooted, and all checks passed" in service_log(cluster)

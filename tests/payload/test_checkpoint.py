@@ -230,7 +230,7 @@ def test_when_none_is_whole_it_says_so_instead_of_starting_over(tmp_path: pathli
     assert checkpoint.choose(tmp_path, "never") is None
 
 
-def test_without_checkpoints_auto_starts_anew_and_a_wrong_path_is_an_error(tmp_path: pathlib.Path):
+def test_without_checkpoints_auto_starts_again_and_a_wrong_path_is_an_error(tmp_path: pathlib.Path):
     assert checkpoint.choose(tmp_path, "auto") is None
     with pytest.raises(errors.UserError, match="no such folder"):
         checkpoint.choose(tmp_path, str(tmp_path / "elsewhere"))

@@ -99,7 +99,7 @@ def test_asked_to_stop_it_saves_and_the_rest_is_the_same_bit_for_bit(
 def test_torchrun_starts_the_ranks_again_and_they_go_on_bit_for_bit(
     whole: pathlib.Path, dataset: pathlib.Path, tmp_path: pathlib.Path
 ):
-    """`--max-restarts` of the real launcher: the second attempt meets anew and resumes."""
+    """`--max-restarts` of the real launcher: the second attempt meets again and resumes."""
     run_dir = tmp_path / "run"
     result = conftest.torchrun(
         2, *arguments(dataset, run_dir), flags=("--max-restarts=1",), accident=KILLED, RUN_ATTEMPT_ID="9.r0"

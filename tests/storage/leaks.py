@@ -75,7 +75,7 @@ class Watch:
                 continue
             with contextlib.suppress(OSError):
                 line = (process / "cmdline").read_bytes()
-                # JuiceFS 1.3 writes its arguments anew, as one text with blanks
+                # JuiceFS 1.3 writes its arguments again, as one text with blanks
                 self.programs.add(pathlib.PurePath(re.split(rb"[\0 ]", line)[0].decode(errors="replace")).name)
                 if any(form in line for form in self._forms):
                     self.found.append(f"command line of {line[:60]!r}...")

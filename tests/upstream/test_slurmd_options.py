@@ -133,7 +133,7 @@ def test_set_node_config_keeps_the_gres_unless_it_resets(
 
 
 def test_set_node_config_ends_a_drain(joined: testing.Context[Any], host: Host):
-    """Upstream takes the first of the states, and the drain is the second: slurm-gpu has to hold such a node anew."""
+    """Upstream takes the first of the states, and the drain is the second: slurm-gpu has to hold such a node again."""
     host.nodes["slurmd-0"] = {"state": ["IDLE", "DRAIN", "DYNAMIC_NORM"], "reason": "gpu-health: Xid 79"}
     host.updates.clear()
     joined.run(joined.on.action("set-node-config", params={"parameters": "weight=2", "reset": False}), RELATED)

@@ -142,7 +142,7 @@ def _filesystem_fault(folder: pathlib.Path, log: list[str], failure: Failure) ->
 def first_failure(folder: pathlib.Path, job_id: int, lines: int) -> Failure:
     """Return the rank that failed first in a job's last attempt.
 
-    A rank that only reports a lost peer counts less than one that reports an error of its own, and than one that exited
+    A rank that only reports a lost peer counts less than one that reports its own error, and than one that exited
     with no error, as with `sys.exit("why")`; among equals the earliest counts. Where the launcher reports that ranks
     exited, but none of those with an error, these errors did not end their ranks.
     """
@@ -274,7 +274,7 @@ def _log(folder: pathlib.Path, job_id: int) -> list[str]:
 def _without_output(folder: pathlib.Path, job_id: int, log: list[str]) -> list[str]:
     """Return a log without the lines that look like a node's complaint and were printed by a rank.
 
-    Under srun a rank's output has its task's number before it, as a node's has; torchrun adds a prefix of its own.
+    Under srun a rank's output has its task's number before it, as a node's has; torchrun adds its own prefix.
     """
     if _about(folder).get("launcher") != "srun":
         return log

@@ -1,6 +1,6 @@
 """Write output to the node's own disk and copy it to the shared filesystem, so that no line is lost.
 
-Each copy opens the target anew, appends and closes it: a descriptor of a dead filesystem client never works again, and
+Each copy opens the target again, appends and closes it: a descriptor of a dead filesystem client never works again, and
 `close` reports what `write` does not. After a failed copy, only the bytes that did not arrive are copied again.
 """
 

@@ -63,7 +63,7 @@ def name_of(settings: Settings, named: str | None, *, is_started: bool = False) 
     run = folders.call(settings, folder.find_job, runs=settings.runs, job_id=job_id, element=element)
     if run is None:
         raise ParameterError("run", f"no run in {settings.runs} has job {named}", remedy=LIST)
-    return run, job_id if element is None else None  # a run of a sweep has a job of its own
+    return run, job_id if element is None else None  # a run of a sweep has its own job
 
 
 def read_record(settings: Settings, name: str) -> reading.Json:

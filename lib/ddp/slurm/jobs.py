@@ -173,7 +173,7 @@ def judge(script: str) -> str:
 def submit(*words: str, stdin: str | None = None) -> int:
     """Submit a script, named last or given on `stdin`, and return the job's id. Raises SlurmError.
 
-    A federation adds the cluster's name to the id, and a site's wrapper lines of its own.
+    A federation adds the cluster's name to the id, and a site's wrapper its own lines.
     """
     answer = ask(_SBATCH, "--parsable", *words, stdin=stdin)
     found = re.findall(r"^\s*(\d+)(?:;\S+)?\s*$", answer, re.MULTILINE)

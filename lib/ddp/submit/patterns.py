@@ -14,7 +14,7 @@ import time
 import typing
 
 _LENGTH = 1000  # as ddp.node.quantities searches
-_LINE_S, _ALL_S = 0.01, 2  # of the processor, for a line and for all of them
+_LINE_S, _ALL_S = 0.05, 2  # of the processor, for a line, as ddp.node.quantities allows, and for all of them
 _MAX_SAMPLES = 12
 _CATEGORIES = {"DIGIT": "1", "SPACE": " ", "WORD": "a", "NOT_DIGIT": "a", "NOT_SPACE": "a", "NOT_WORD": "-"}
 

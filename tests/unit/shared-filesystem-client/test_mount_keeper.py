@@ -58,7 +58,7 @@ def test_a_mount_that_works_is_left_alone_and_seldom_written_to(rig: Rig):
 
 
 @pytest.mark.parametrize("state", [State.STALE, State.STACKED])
-def test_a_leftover_is_mounted_anew_in_the_same_pass(rig: Rig, state: State):
+def test_a_leftover_is_mounted_again_in_the_same_pass(rig: Rig, state: State):
     rig.tick()
     if state is State.STACKED:
         rig.mount()
@@ -99,7 +99,7 @@ def test_a_foreign_mount_on_top_ends_a_repair(
     assert f"{MP} holds tmpfs (tmpfs), which is not ours" in capsys.readouterr().err
 
 
-def test_a_mount_that_became_read_only_is_mounted_anew(rig: Rig):
+def test_a_mount_that_became_read_only_is_mounted_again(rig: Rig):
     rig.mounts.table.clear()
     rig.mount(read_only=True)
     rig.mounts.users_of[MP] = [(123, "python3")]

@@ -143,7 +143,7 @@ def test_a_drain_is_recorded_and_ends_after_two_passes(scene: Scene):
     assert len(scene.commands) == 2
 
 
-def test_a_pass_that_fails_begins_the_count_anew(scene: Scene):
+def test_a_pass_that_fails_begins_the_count_again(scene: Scene):
     scene.node("IDLE+DRAIN", OURS)
     assert scene.check() == 0
     scene.smi("", 15)
@@ -169,7 +169,7 @@ def test_the_drain_of_another_is_left_alone(scene: Scene, state: str, reason: st
 
 
 def test_a_drain_that_went_with_the_nodes_record_is_ordered_again(scene: Scene):
-    """As upstream's set-node-config does: the record is deleted, and slurmd registers anew."""
+    """As upstream's set-node-config does: the record is deleted, and slurmd registers again."""
     scene.log(xid(79, time.time() - 1))
     assert scene.check() == 1
     scene.node("IDLE", began="2026-11-20T18:10:00")

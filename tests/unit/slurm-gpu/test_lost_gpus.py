@@ -1,4 +1,4 @@
-"""A node that loses a card: jobs are kept away, nothing is registered anew, and it comes back by itself."""
+"""A node that loses a card: jobs are kept away, nothing is registered again, and it comes back by itself."""
 
 import pathlib
 import shutil

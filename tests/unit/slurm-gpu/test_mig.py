@@ -71,7 +71,7 @@ def test_a_card_is_cut(mig: MachineDouble, paths: pathlib.Path):
     unit = (paths / "etc/systemd/system/slurm-gpu-mig.service").read_text()
     assert "Before=slurmd.service" in unit
     assert "slurm-gpu-mig.service" in mig.enabled
-    assert "DRAIN" in mig.slurm.state()  # until it is registered anew
+    assert "DRAIN" in mig.slurm.state()  # until it is registered again
     roles.maintain()
     assert mig.slurm.record == Record("")
     mig.smi.log.clear()

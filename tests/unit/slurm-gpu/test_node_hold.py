@@ -178,7 +178,7 @@ def test_two_grounds(node: SlurmDouble):
     assert node.maintained == []
 
 
-def test_a_held_node_can_be_registered_anew(node: SlurmDouble):
+def test_a_held_node_can_be_registered_again(node: SlurmDouble):
     """Slurm deletes no node that is in a reservation; ours is lifted for that, and the node comes back drained."""
     hold(node)
     options = slurmd_options.read()

@@ -233,7 +233,7 @@ def test_a_node_whose_devices_stay_away(without_devices: SlurmDouble):
     assert without_devices.log == ["restart slurmd.service"]
 
 
-def test_a_record_that_holds_more_than_it_shows_is_made_anew(slurm: SlurmDouble, options: pathlib.Path):
+def test_a_record_that_holds_more_than_it_shows_is_made_again(slurm: SlurmDouble, options: pathlib.Path):
     """Slurm 24.11, after one of two cards was given up."""
     options.write_text(WITH_GPU.replace(GRES, GRES.replace(":1", ":2")))
     slurm.devices = 2

@@ -146,7 +146,7 @@ def test_a_controller_that_is_silent_is_reported(
     assert_no_journal()
 
 
-def test_a_node_that_cannot_be_registered_anew_keeps_its_options(slurm: SlurmDouble):
+def test_a_node_that_cannot_be_registered_again_keeps_its_options(slurm: SlurmDouble):
     """A slurmd that reports less than the record has is refused at its next start, and nobody would end that."""
     slurmd_options.PATH.write_text(WITH_GPU)
     slurm.register()

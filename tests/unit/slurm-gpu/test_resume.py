@@ -96,7 +96,7 @@ def test_a_new_node_is_resumed_only_where_that_is_asked_for(node: SlurmDouble):
 
 
 def test_a_new_node_waits_for_its_gpus(slurm: SlurmDouble, mock_gpu: pathlib.Path):
-    """Upstream registers it down and without its GPUs; it is registered anew, still down, and only then resumed."""
+    """Upstream registers it down and without its GPUs; it is registered again, still down, and only then resumed."""
     slurmd_options.PATH.write_text(OPTIONS)
     slurm.register()
     slurm.set_down(resume.NEW, "root@2026-11-20T18:51:55")

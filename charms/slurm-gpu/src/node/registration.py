@@ -257,7 +257,7 @@ def _advance(target: Target) -> Progress:
         return _register(target, snapshot)
     if not node.is_dynamic or target.options.conf is None:
         return Progress(Stage.STATIC, f"Gres={node.gres or '(none)'}")
-    return _reserved(node, snapshot) or _register_anew(target, node, snapshot)
+    return _reserved(node, snapshot) or _register_again(target, node, snapshot)
 
 
 def _snapshot(name: str, node: nodes.Node | None) -> NodeSnapshot | None:
@@ -274,7 +274,7 @@ def _snapshot(name: str, node: nodes.Node | None) -> NodeSnapshot | None:
     return snapshot
 
 
-def _register_anew(target: Target, node: nodes.Node, snapshot: NodeSnapshot | None) -> Progress:
+def _register_again(target: Target, node: nodes.Node, snapshot: NodeSnapshot | None) -> Progress:
     """Delete the record of a node that has another Gres, as soon as the node is free, and register it."""
     name = node.name
     if snapshot is None:
@@ -335,7 +335,7 @@ def _settle(target: Target, node: nodes.Node, snapshot: NodeSnapshot | None, *, 
         if not target.lines_live:
             return Progress(Stage.AWAITS_LINES)
         if is_stale:
-            return _reserved(node, snapshot) or _register_anew(target, node, snapshot)
+            return _reserved(node, snapshot) or _register_again(target, node, snapshot)
         return Progress(Stage.INVALID, node.reason or node.state_text)
     if snapshot is None and is_kept_away(node) and is_ours(node.reason):
         snapshot = as_found(node)
