@@ -19,7 +19,7 @@ TRAINING = {
     "nodes": "2",
     "wait": "true",
     "env": "OMP_NUM_THREADS=1",  # the two nodes share this machine's cores: threads of both would wait for each other
-    "args": "--steps 60 --epoch-steps 20 --batch 8",  # enough to see the loss fall
+    "args": "--steps 45 --epoch-steps 15 --batch 8",  # enough to see the loss fall
 }
 RESULTS = "state nodes ranks first-loss loss tokens-per-second checkpoint curve run-dir log".split()
 LOGIN, NODES, MOUNTPOINT = "sackd/0", ("slurmd/0", "slurmd/1"), "/mnt/shared"

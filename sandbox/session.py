@@ -15,7 +15,7 @@ from sandbox.store import Model, SandboxError, Store, Unit
 _SETTLED = ("active", "blocked", "error", "terminated")
 # Before each update-status after a command, for units that wait for what time brings; deploy waits two minutes
 _PAUSES_S = (1.0, *[5.0] * 6)
-_DEPLOY_PAUSES_S = (1.0, *[5.0] * 24)
+_DEPLOY_PAUSES_S = (0.5, *[5.0] * 24)
 
 Json = dict[str, typing.Any]
 

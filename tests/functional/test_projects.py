@@ -65,7 +65,13 @@ TINY = (
 )
 
 
-@pytest.fixture(scope="module", params=[("carol", "2003"), ("dave", "2004")], ids=["carol", "dave"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(("carol", "2003"), id="carol"),
+        pytest.param(("dave", "2004"), id="dave", marks=pytest.mark.long),
+    ],
+)
 def someone(cluster: Cluster, request: pytest.FixtureRequest) -> typing.Iterator[Person]:
     cluster.action("install-environment", timeout=1500)
     with person(cluster, *request.param) as one:
