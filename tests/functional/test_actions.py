@@ -91,7 +91,9 @@ TABLE: dict[tuple[str, str], Good | Refused | str] = {
     (CLIENT, "warmup"): Good(("path=runs",), {"path": "/mnt/shared/runs"}),
     (CLIENT, "remount"): Good(("wait=60",), {"state": "right"}),
     (CLIENT, "benchmark"): Good(("size=16",), {"mount-write-mib-s": r"[\d.]+", "local-read-mib-s": r"[\d.]+"}),
-    (GPU, "detect"): Good(results={"source": "/proc/driver/nvidia", "count": "1"}),
+    (GPU, "detect"): Good(
+        results={"source": "/proc/driver/nvidia", "count": "1", "gpus": r"\S+: .*, /dev/nvidia0\b.*"}
+    ),
     (GPU, "show-gres"): Good(results={"registered": "gpu:mock_gpu:1", "lines-live": "true"}),
     (GPU, "accept-gpus"): Good(results={"registered": "gpu:mock_gpu:1"}),
     (GPU, "health-check"): Refused((), NO_SMI),

@@ -156,6 +156,11 @@ def test_detection_by_nvml_needs_its_plugin(
     assert hook(ControllerGres(autodetect="nvml")) == Status(Level.ACTIVE, text)
 
 
+def test_what_is_detected_is_a_line_a_gpu(registered: SlurmDouble, mock_gpu: pathlib.Path):
+    found = compute.detected(machines.look(None))
+    assert (found["count"], found["gpus"]) == ("1", "0000:01:00.0: Mock GPU, /dev/nvidia0")
+
+
 def test_the_options_are_right_before_slurmd_registers(slurm: SlurmDouble, mock_gpu: pathlib.Path):
     slurm.slurmd_active = slurm.answering = False
     slurmd_options.PATH.write_text(OPTIONS.replace(" --conf-server ctl:6817", ""))

@@ -5,7 +5,6 @@ import concurrent.futures
 import datetime
 import gzip
 import hashlib
-import json
 import os
 import pathlib
 import re
@@ -144,7 +143,11 @@ def _set_quota(unit: Unit, wanted: _Quota, _log: Log) -> Results:
 
 def _list_quotas(unit: Unit, _: Parameters, _log: Log) -> Results:
     found = _quotas(unit.verify()[0])
-    return {"count": str(len(found)), "quotas": json.dumps(found)}
+    lines = [
+        f"{quota['path']}: {quota['used']} of {quota['size']}, {quota['inodes-used']} of {quota['inodes']} inodes"
+        for quota in found
+    ]
+    return {"count": str(len(found)), "quotas": "\n".join(lines)}
 
 
 ACTIONS: dict[str, Action[Unit]] = {

@@ -1,8 +1,6 @@
 """The compute role: publish this machine's gres.conf lines, register its GPUs, report how far that is."""
 
 import contextlib
-import dataclasses
-import json
 import logging
 import pathlib
 import re
@@ -158,18 +156,26 @@ def release(*, owner: str, config: settings.Config | None = None) -> None:
 def detected(machine: Machine) -> dict[str, str]:
     """Return the GPUs and their source, for the `detect` action."""
     found = machine.detection
-    gpus = [
-        {key: value for key, value in dataclasses.asdict(gpu).items() if value not in (None, ())} for gpu in found.gpus
-    ]
     results = {
         "source": detect.SOURCES[found.source],
-        "count": str(len(gpus)),
-        "gpus": json.dumps(gpus, default=sorted),
+        "count": str(len(found.gpus)),
+        "gpus": "\n".join(map(_in_words, found.gpus)),
         "driver": found.driver,
         "problem": machine.problem,
         "note": found.note,
     }
     return {key: text for key, text in results.items() if text is not None}
+
+
+def _in_words(gpu: detect.Gpu) -> str:
+    parts = [
+        f"{gpu.bus_id or '?'}: {gpu.name or 'model unknown'}",
+        f"/dev/nvidia{gpu.minor}" if gpu.minor is not None else "no device file",
+        f"CPUs {gres.ranges(gpu.cpus)}" if gpu.cpus else "",
+        gpu.uuid or "",
+        f"MIG: {len(gpu.instances)} instances" if gpu.mig else "",
+    ]
+    return ", ".join(filter(None, parts))
 
 
 def summary(machine: Machine) -> dict[str, str]:
