@@ -179,7 +179,6 @@ def test_the_recorded_run_is_shown_whole(recorded: pathlib.Path):
         "devices": "2 x cpu",
         "backend": "gloo",
         "torch": "2.13.0+cpu",
-        "launcher": "torchrun",
         "environment": "5c9e7d1f0a3b",
     }.items() <= run.cluster.items()
     assert run.figures["last_loss"] == pytest.approx(3.16144, abs=1e-5)

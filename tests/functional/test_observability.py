@@ -210,7 +210,7 @@ def test_a_run_that_trains_fails_and_is_requeued_is_seen(observed: Cluster):
     options = f"--parsable --requeue --gres=gpu:1 --job-name={RUN} --output={folder}/logs/%j.out --open-mode=append"
     job = observed.on(LOGIN, *ubuntu, "sbatch", *options.split(), f"{folder}/train.sh")
     try:
-        record = json.dumps({"job_id": int(job), "kind": "gpt", "run": RUN, "launcher": "srun"})
+        record = json.dumps({"job_id": int(job), "kind": "gpt", "run": RUN})
         observed.on(LOGIN, *ubuntu, "sh", "-c", f"echo '{record}' > {folder}/job.json")
         eventually(lambda: _equals(observed, LOGIN, 'slurm_ddp_runs{state="running"}', 1))
         _equals(observed, LOGIN, requeues, 0)

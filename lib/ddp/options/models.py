@@ -55,10 +55,9 @@ class Training(Nodes):
     env: fields.Env = ""
     metric: fields.Metrics = ""
     dataset: fields.Dataset | None = None
-    launcher: typing.Annotated[str, among("torchrun", "srun")] = "torchrun"
     fabric: fields.Fabric = "auto"
     container_image: fields.Image | None = None
-    profile: typing.Annotated[str, among("nsys", "torch")] | None = None
+    profile: bool = False
     profile_ranks: fields.Ranks = "0"
     profile_steps: fields.Steps | None = None
     max_requeues: typing.Annotated[int, between(0, 1000)] = 16
