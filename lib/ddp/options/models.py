@@ -120,7 +120,6 @@ class SubmitSweep(Training):
 
     name: fields.ShortName | None = None
     grid: fields.Grid = ""
-    file: fields.Path | None = None
     parallel: typing.Annotated[int, between(1, fields.MAX_SWEEP)] | None = None
     dry_run: bool = False
     wait: bool = False
