@@ -146,12 +146,6 @@ class Hosts:
         """Return the names of the hosts, sorted."""
         return sorted(path.parent.name for path in self.directory.glob("hosts/*/host.json"))
 
-    def missing_sources(self) -> list[str]:
-        """Return the files and folders that are bound into hosts, and do not exist: the hosts cannot boot without."""
-        records = [json.loads(path.read_text()) for path in self.directory.glob("hosts/*/host.json")]
-        sources = {source for record in records for source in record.get("binds", {}).values()}
-        return sorted(source for source in sources if not pathlib.Path(source).exists())
-
     def recover(self, progress: Progress) -> None:
         """Boot the hosts that do not run, as after a restart of this machine."""
         for name in self.names():
@@ -385,7 +379,7 @@ class Host:
         options += ["--capability=CAP_IPC_LOCK,CAP_SYSLOG", "--private-users=no"]
         options += ["--system-call-filter=bpf"]  # slurmd keeps jobs from devices with it, on cgroup version 2
         options += [f"--bind={self.hosts.directory}/resolv.conf:/etc/resolv.conf"]
-        options += [f"--bind={image.PIP_CACHE}", f"--bind={image.ENVIRONMENTS}:{image.GUEST_ENVIRONMENTS}"]
+        options += [f"--bind={image.PIP_CACHE}"]
         options += [f"--bind-ro={path}" for path in record.read_only_binds if pathlib.Path(path).exists()]
         for guest, source in record.binds.items():
             if not pathlib.Path(source).exists():
