@@ -379,7 +379,7 @@ class Host:
         options += ["--capability=CAP_IPC_LOCK,CAP_SYSLOG", "--private-users=no"]
         options += ["--system-call-filter=bpf"]  # slurmd keeps jobs from devices with it, on cgroup version 2
         options += [f"--bind={self.hosts.directory}/resolv.conf:/etc/resolv.conf"]
-        options += [f"--bind={image.PIP_CACHE}"]
+        options += [f"--bind={image.PIP_CACHE}", f"--bind={image.ENVIRONMENTS}:{image.GUEST_ENVIRONMENTS}"]
         options += [f"--bind-ro={path}" for path in record.read_only_binds if pathlib.Path(path).exists()]
         for guest, source in record.binds.items():
             if not pathlib.Path(source).exists():

@@ -36,6 +36,8 @@ from slurm_ddp.run import CommandError, clean_env, last_line, run
 
 CACHE = pathlib.Path("/var/cache/slurm-ddp")
 PIP_CACHE = CACHE / "pip"
+ENVIRONMENTS = CACHE / "environments"  # made by the trainer in an earlier demo, see demo.py
+GUEST_ENVIRONMENTS = pathlib.Path("/opt/sandbox/environments")
 VENV = pathlib.Path("/opt/sandbox/venv")  # in the guest; its python runs charms under ops.testing
 SUITE = "bookworm"
 PYTHON = "3.11"  # of that suite
@@ -80,7 +82,7 @@ def ensure_image(progress: Progress) -> Image:
             raise SandboxError(f"{tool} is not installed; run scripts/setup.sh demo")
     if not _KEYRING.exists():
         raise SandboxError("Debian's keys are not installed; run scripts/setup.sh demo")
-    for folder in (PIP_CACHE, images := CACHE / "images"):
+    for folder in (PIP_CACHE, ENVIRONMENTS, images := CACHE / "images"):
         folder.mkdir(parents=True, exist_ok=True)
     try:
         pip_conf, folders = _pip_conf()

@@ -42,7 +42,7 @@ def test_a_subnet_is_free_of_routes_and_of_other_models(monkeypatch: pytest.Monk
 @pytest.fixture
 def images(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
     """An empty cache, for images whose building takes no time; returns the folder of the layers."""
-    for name, value in (("CACHE", tmp_path), ("PIP_CACHE", tmp_path / "pip")):
+    for name, value in (("CACHE", tmp_path), ("PIP_CACHE", tmp_path / "pip"), ("ENVIRONMENTS", tmp_path / "env")):
         monkeypatch.setattr(image, name, value)
     monkeypatch.setattr(image, "_KEYRING", pathlib.Path("/etc/passwd"))
     monkeypatch.setattr(image.shutil, "which", lambda *_, **__: "/bin/true")
