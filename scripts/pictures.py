@@ -96,7 +96,7 @@ def report() -> bytes:
     """Return a screenshot of the page about the demo's run and ours."""
     browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
     if browser is None:
-        raise PictureError("Chromium is missing: scripts/setup.sh test")
+        raise PictureError("Chromium is missing: apt-get install chromium")
     page = f"/tmp/{RUN}.html"  # noqa: S108 - on the sandbox's host
     sandboxctl("ssh", LOGIN, f"ddp report {newest_demo_run()} {RUN} -o {page}")
     with tempfile.TemporaryDirectory() as folder:

@@ -29,7 +29,6 @@ slurmctld: tests ask a Slurm of two nodes on this host
 slurmd: tests ask a Slurm of two nodes on this host, and what slurmd makes of a gres.conf
 slurm-client: tests start tasks with srun
 prometheus: tests run promtool on alerts, and the queries of dashboards on a server of their own
-chromium: tests look at the page of ddp report in a browser
 EOF
         ;;
     demo) cat <<'EOF'
@@ -90,12 +89,6 @@ for argument in "$@"; do
     esac
 done
 wanted=$(for group in ${groups:-test demo pack storage guest}; do packages "$group" || exit 2; done)
-
-# Ubuntu has Chromium as a snap only, which not every machine can install; any other of its kind will do for the tests.
-# shellcheck disable=SC1091  # what it sets stays in the subshell
-if [ "$(. /etc/os-release 2>/dev/null && echo "$ID")" = ubuntu ]; then
-    wanted=$(echo "$wanted" | grep -v '^chromium: ')
-fi
 
 if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
     echo "setup: this needs a Debian or Ubuntu machine; on others, install the equivalents of:" >&2

@@ -4,13 +4,14 @@ Each pod is a node of the run and starts torchrun, which meets at pod 0 (c10d re
 that `export-kubernetes` of juicefs-server-proxy makes: code, data and run lie at the same paths as on Slurm's nodes.
 """
 
+import dataclasses
 import hashlib
-import pathlib
 import re
 import typing
 
-import pydantic
 import yaml
+
+from ddp.base import ParameterError, shown
 
 PORT = 29500  # torchrun's default
 MAX_NAME = 52  # a pod is called NAME-INDEX-xxxxx, and a label has 63 characters at most
@@ -18,7 +19,8 @@ FAILED, STOPPED = 1, 75  # exit codes of a pod; 75 is EX_TEMPFAIL of sysexits(3)
 TOKEN_SECRET = "hf"  # noqa: S105 - a Secret with the key `token`, Hugging Face's; it may be missing
 _TOKEN_DIR = "/etc/ddp-token"  # noqa: S105 - names a folder
 _GRACE_S = 60  # for torchrun and the pods to end, after the ranks have saved
-_LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"  # RFC 1123
+_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")  # RFC 1123
+_IMAGE = re.compile(r"[a-z0-9](?!.*://)[A-Za-z0-9._:/@-]*")
 
 # SIGTERM (an eviction, a deletion, the deadline) makes $STOP_FILE, which all ranks see; a program saves then, leaves
 # {"outcome": "preempted"} in the attempt's outcome, and the pod exits with 75, which counts as no failure.
@@ -41,70 +43,54 @@ exit $code
 Manifest = dict[str, typing.Any]
 
 
-def _matches(pattern: str, allowed: str) -> pydantic.AfterValidator:
-    def check(value: str) -> str:
-        if not re.fullmatch(pattern, value, re.ASCII):
-            raise ValueError(f"{value[:60]!a} is not allowed; {allowed}")
-        return value
-
-    return pydantic.AfterValidator(check)
-
-
-_Path = typing.Annotated[
-    str,
-    _matches(r"/(?!.*(//|/\.{1,2}(/|\Z)))[^\0:]*[^\0:/]", "an absolute path without : and without . and .. as parts"),
-]
-_Text = typing.Annotated[str, _matches(r"[^\0\ud800-\udfff]*", "Kubernetes takes UTF-8 text without NUL")]
-_Count = typing.Annotated[int, pydantic.Field(ge=1)]
-_DnsLabel = typing.Annotated[str, _matches(_LABEL, "a-z, 0-9 and -, at most 63 characters, no hyphen at either end")]
-_Variable = typing.Annotated[str, _matches(r"[A-Za-z_][A-Za-z0-9_]*", "a variable's name")]
 # Variables of the pod that a user may set, and those that only the manifest sets
 _DEFAULTS = ("OMP_NUM_THREADS", "PYTHONUNBUFFERED", "PYTHONPATH")
 _RESERVED = ("JOB_COMPLETION_INDEX", "RUN_ATTEMPT_ID", "STOP_FILE", "RUN_DIR", "HF_TOKEN_PATH")
 
 
-class Run(pydantic.BaseModel):
-    """A run: its command, resources and folders."""
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A run: its command, resources and folders. Raises ParameterError for what manifests cannot express."""
 
-    model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
-
-    name: typing.Annotated[_Text, pydantic.Field(min_length=1, max_length=128)]
-    image: typing.Annotated[
-        str,
-        pydantic.BeforeValidator(lambda value: str(value).replace("#", "/", 1)),  # enroot's notation
-        _matches(
-            r"[a-z0-9](?!.*://)[A-Za-z0-9._:/@-]*", "an image in a registry, such as nvcr.io/nvidia/pytorch:25.01-py3"
-        ),
-    ]
-    command: typing.Annotated[tuple[_Text, ...], pydantic.Field(min_length=1)]  # for torchrun
-    env: dict[_Variable, _Text] = {}
-    nodes: _Count = 1
-    gpus_per_node: typing.Annotated[int, pydantic.Field(ge=0)] = 0
-    ranks_per_node: _Count = 1
-    cpus_per_task: _Count = 1  # for each node: its ranks share them
-    memory_mb: typing.Annotated[int, pydantic.Field(ge=256)]  # for each node
-    time_limit_s: typing.Annotated[int, pydantic.Field(ge=60)] | None = None
-    lead_s: _Count = 180  # for saving, before the limit and when a pod is evicted
-    workspace: _Path  # the filesystem's mountpoint on Slurm's nodes
-    run_dir: _Path
+    name: str
+    image: str
+    command: tuple[str, ...]  # for torchrun
+    workspace: str  # the filesystem's mountpoint on Slurm's nodes
+    run_dir: str
+    claim: str
+    memory_mb: int  # for each node
+    namespace: str = "default"
+    env: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
+    nodes: int = 1
+    gpus_per_node: int = 0
+    ranks_per_node: int = 1
+    cpus_per_task: int = 1  # for each node: its ranks share them
+    time_limit_s: int | None = None
+    lead_s: int = 180  # for saving, before the limit and when a pod is evicted
     workdir: str = ""  # that the ranks start in
-    python_path: tuple[_Path, ...] = ()
-    claim: _DnsLabel
-    namespace: _DnsLabel = "default"
-    uid: _Count | None = None  # who owns the run's directory; by default the image's own account
-    gid: _Count | None = None
-    max_restarts: typing.Annotated[int, pydantic.Field(ge=0)] = 0
+    python_path: tuple[str, ...] = ()
+    uid: int | None = None  # who owns the run's directory; by default the image's own account
+    gid: int | None = None
+    max_restarts: int = 0
 
-    @pydantic.model_validator(mode="after")
-    def _check(self) -> "Run":
-        if not pathlib.PurePosixPath(self.run_dir).is_relative_to(self.workspace):
-            raise ValueError(f"run_dir: {self.run_dir} is outside the workspace, {self.workspace}")
+    def __post_init__(self) -> None:
+        """Check what the options' own alphabets allow and Kubernetes does not."""
+        if not _IMAGE.fullmatch(self.image):
+            example = "an image in a registry, such as nvcr.io/nvidia/pytorch:25.01-py3"
+            raise ParameterError("container-image", f"{shown(self.image)} is not allowed; {example}")
+        for name, label in (("claim", self.claim), ("namespace", self.namespace)):
+            if not _LABEL.fullmatch(label):
+                allowed = "a-z, 0-9 and -, at most 63 characters, no hyphen at either end"
+                raise ParameterError(name, f"{shown(label)} is not allowed; {allowed}")
         for name in self.env:
             if name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
-                raise ValueError(f"env: {name} would be readable in the manifest; make the Secret {TOKEN_SECRET}")
+                text = f"{name} would be readable in the manifest; make the Secret {TOKEN_SECRET}"
+                raise ParameterError("env", text)
             if name in _RESERVED or name in set(_variables(self)) - set(_DEFAULTS):
-                raise ValueError(f"env: {name} is set by the job itself; choose another variable")
-        return self
+                raise ParameterError("env", f"{name} is set by the job itself; choose another variable")
+        for text in (*self.command, *self.env.values()):
+            if not text.isascii() and re.search("[\ud800-\udfff]", text):
+                raise ParameterError("args", f"{shown(text)} is not UTF-8, and Kubernetes takes no other text")
 
 
 def object_name(run: str) -> str:

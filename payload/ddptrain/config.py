@@ -97,7 +97,7 @@ class Config:
     compile: bool | None = _option(None, "compile the model (default: on a GPU with a C compiler)", bool)
     bucket_mb: int = _option(25, "DDP's bucket size", int, least=1)
 
-    profile: str | None = _option(None, "record some steps of some ranks", str, choices=("torch", "nsys"))
+    profile: bool = _option(False, "record some steps of some ranks with torch's profiler")
     profile_ranks: str = _option("0", "ranks to record, such as 0,8")
     profile_steps: str = _option("10-12", "first and last step to record")
 

@@ -192,9 +192,9 @@ class Training:
 
     def _recorder(self) -> profiling.Recorder:
         settings, rank = self.settings, self.world.rank
-        kind = settings.profile if rank in config.profiled_ranks(settings.profile_ranks) else None
+        is_wanted = settings.profile and rank in config.profiled_ranks(settings.profile_ranks)
         path = self.run_dir / "profile" / f"{resume.attempt_id()}.rank-{rank}.json.gz"
-        return profiling.Recorder(kind, config.profiled_steps(settings.profile_steps), path, self.world.device)
+        return profiling.Recorder(is_wanted, config.profiled_steps(settings.profile_steps), path, self.world.device)
 
     def _step(self, rows_BT1: Tensor, *, lr: float) -> tuple[Tensor, Tensor, bool]:
         """Do one optimiser step.

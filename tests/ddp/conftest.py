@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from ddp.base import Settings
-from ddp.slurm import access, jobs
+from ddp.slurm import jobs
 from ddp.submit import checks
 from ddp.workspace import locks
 from slurm_ddp.slurm import nodes
@@ -84,7 +84,7 @@ def settings(workspace: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytes
 def commands(monkeypatch: pytest.MonkeyPatch) -> collections.abc.Iterator[Commands]:
     """Answer Slurm's commands by the expected texts; the test fails when one was never asked for."""
     double = Commands()
-    for module in (access, jobs, nodes):
+    for module in (jobs, nodes):
         monkeypatch.setattr(module, "run", double)
     yield double
     assert not double.expected, f"never asked: {double.expected}"

@@ -1,14 +1,10 @@
-"""Accounts and reservations, as Slurm prints them."""
+"""Reservations, as Slurm prints them."""
 
 import pytest
 from slurm_commands import Commands, node, partition
 
 from ddp.slurm import access, jobs
-from slurm_ddp.run import CommandError
 
-CONFIG = {"AccountingStorageType": "accounting_storage/slurmdbd", "ClusterName": "main"}
-ACCOUNTS = ("/usr/bin/sacctmgr", "-n", "-P", "show", "account", "format=Account")
-MINE = ("/usr/bin/sacctmgr", "-n", "-P", "show", *"associations where user=ubuntu cluster=main".split())
 RESERVATIONS = ("/usr/bin/scontrol", "show", "reservations", "-o")
 # As printed by 24.11 and by 26.05, which has AllowedPartitions and QOS.
 RESERVATION = (
@@ -16,41 +12,6 @@ RESERVATION = (
     "NodeCnt=3 CoreCnt=6 Features=(null) PartitionName=(null) Flags={flags} TRES=cpu=6 {new}Users=eve,bob "
     "Groups=(null) Accounts=(null) Licenses=(null) State=ACTIVE BurstBuffer=(null) MaxStartDelay=(null)\n"
 )
-
-
-def ask(config: dict[str, str]) -> access.Accounting | None:
-    return access.accounting(user="ubuntu", configuration=CONFIG | config)
-
-
-@pytest.mark.parametrize(
-    ("enforced", "mine", "lacking"),
-    [
-        ("associations,limits,qos", "physics|\nchem|gpu\n", []),
-        ("safe", "chem|gpu\n", ["main"]),
-        ("all", "", ["gpu", "main"]),
-        ("nojobs", "", []),
-        ("none", "", []),
-        ("(null)", "", []),
-    ],
-)
-def test_who_lacks_an_account(commands: Commands, enforced: str, mine: str, lacking: list[str]):
-    commands.expect(*ACCOUNTS, stdout="physics\nroot\nchem\n")
-    commands.expect(*MINE, "format=Account,Partition", stdout=mine)
-    found = ask({"AccountingStorageEnforce": enforced})
-    assert found is not None
-    assert found.accounts == ("chem", "physics", "root")
-    assert [name for name in ("gpu", "main") if found.lacks_account(name)] == lacking
-
-
-def test_without_slurmdbd_or_its_answer_nothing_is_known(commands: Commands):
-    for kind in ("accounting_storage/none", "(null)", ""):
-        assert ask({"AccountingStorageType": kind}) is None
-    commands.expect(
-        *ACCOUNTS, returncode=1, stderr="sacctmgr: error: failed to open persistent connection to host:6819"
-    )
-    assert ask({}) is None
-    commands.fail(*ACCOUNTS, error=CommandError("sacctmgr: not found"))
-    assert ask({}) is None
 
 
 @pytest.mark.parametrize("new", ["", "AllowedPartitions=(null) QOS=(null) "], ids=["24.11", "26.05"])

@@ -26,7 +26,7 @@ def ddp(*argv: str, **env: str) -> str:
     [
         ("ddp su", "submit"),
         ("ddp env cr", "create"),
-        ("ddp submit --laun", "--launcher"),
+        ("ddp submit --fabr", "--fabric"),
         ("ddp bench --store n", "never"),
     ],
 )

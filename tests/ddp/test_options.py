@@ -99,8 +99,10 @@ def test_the_variables_that_a_job_sets_are_reserved_and_no_others():
             elif isinstance(item, ast.AugAssign) and isinstance(item.value, ast.Dict):
                 found |= {str(key.value) for key in item.value.keys if isinstance(key, ast.Constant)}
     found = {name for name in found if name.isupper()} - may_be_given
-    torchruns = {"GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE"}
-    torchruns |= {f"TORCHELASTIC_{name}" for name in ("MAX_RESTARTS", "RESTART_COUNT", "RUN_ID", "USE_AGENT_STORE")}
+    torchruns = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "ROLE_NAME"}
+    torchruns |= {f"{kind}_{name}" for kind in ("GROUP", "LOCAL", "ROLE") for name in ("RANK", "WORLD_SIZE")}
+    elastic = ("ERROR_FILE", "MAX_RESTARTS", "RESTART_COUNT", "RUN_ID", "USE_AGENT_STORE")
+    torchruns |= {f"TORCHELASTIC_{name}" for name in elastic}
     assert found | torchruns == fields.RESERVED
     for free in ("RUN_NAME", "JOB_TYPE", "PROFILE_MEMORY", "MASTER_KEY", "PATH", "HOME", "LD_PRELOAD", "PYTHONPATH"):
         assert fields.parse(models.SubmitDdp, {"env": f"{free}=x"}).env
@@ -135,7 +137,7 @@ def test_the_declaration_of_an_option_is_what_its_parser_allows(action: str):
 def test_numbers_are_natural_for_names_and_amounts():
     submit = {option.name for option in declared.options(models.SubmitDdp) if option.takes_number}
     assert {"run", "time-limit", "memory", "profile-ranks", "partition", "args"} <= submit
-    assert not {"workload", "env", "dependency", "sbatch", "launcher"} & submit
+    assert not {"workload", "env", "dependency", "sbatch"} & submit
 
 
 @pytest.mark.parametrize(

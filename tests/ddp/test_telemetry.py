@@ -161,7 +161,7 @@ def test_gpus_that_a_job_holds(settings: Settings, cluster: Cluster, words: str,
 
 
 EVENTS = """\
-[ENV] job=40 attempt=40.r0 nodes=slurmd-0 head=10.0.0.1:29500 ranks_per_node=2 launcher=srun
+[ENV] job=40 attempt=40.r0 nodes=slurmd-0 head=10.0.0.1:29500 ranks_per_node=2
 0: INFO:ddptrain:[TRAIN] step=9/200 loss=3.5
 0: INFO:ddptrain:[CKPT] saved=epoch-1 step=9 stall_s=0.5
 1: [rank3]: ERROR:ddptrain:[FATAL] https://ann:secret@host/x refused hf_abcdefghijkl\x1b[31m

@@ -15,7 +15,7 @@ from batch_host import Node
 from ddp.base import Settings
 from ddp.environment import uv
 from ddp.run import control
-from ddp.slurm import access, jobs
+from ddp.slurm import jobs
 from ddp.submit import checks
 from ddp.workspace import locks
 from slurm_ddp import run
@@ -73,7 +73,7 @@ def settings(workspace: pathlib.Path, charm_dir: pathlib.Path) -> Settings:
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     """Replace Slurm's commands by the double."""
     double = Cluster(USER)
-    for module in (jobs, nodes, access):
+    for module in (jobs, nodes):
         monkeypatch.setattr(module, "run", double.run)
     monkeypatch.setattr(jobs, "is_installed", lambda: True)
     monkeypatch.setattr(control, "pause", lambda _: None)

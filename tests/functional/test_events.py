@@ -36,7 +36,7 @@ def test_while_an_action_waits_other_units_of_its_machine_run_hooks_and_its_own_
     cluster.action("install-environment", timeout=1500)
     cluster.on("sackd/0", "sh", "-c", f"echo 'import time; time.sleep(900)' > {CODE}")
     mount = next(name for name in cluster.units()["sackd/0"]["subordinates"] if name.startswith("shared-filesystem"))
-    waiting = begin("run", "trainer/0", "submit-ddp", f"workload={CODE}", "nodes=1", "launcher=srun", "wait=true")
+    waiting = begin("run", "trainer/0", "submit-ddp", f"workload={CODE}", "nodes=1", "wait=true")
 
     def running() -> str:
         jobs = cluster.on("sackd/0", "squeue", "-h", "-t", "R", "-o", "%i").split()

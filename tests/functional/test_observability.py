@@ -210,7 +210,7 @@ def test_a_run_that_trains_fails_and_is_requeued_is_seen(observed: Cluster):
     options = f"--parsable --requeue --gres=gpu:1 --job-name={RUN} --output={folder}/logs/%j.out --open-mode=append"
     job = observed.on(LOGIN, *ubuntu, "sbatch", *options.split(), f"{folder}/train.sh")
     try:
-        record = json.dumps({"job_id": int(job), "kind": "gpt", "run": RUN, "launcher": "srun"})
+        record = json.dumps({"job_id": int(job), "kind": "gpt", "run": RUN})
         observed.on(LOGIN, *ubuntu, "sh", "-c", f"echo '{record}' > {folder}/job.json")
         eventually(lambda: _equals(observed, LOGIN, 'slurm_ddp_runs{state="running"}', 1))
         _equals(observed, LOGIN, requeues, 0)
@@ -239,16 +239,6 @@ def _has_events(cluster: Cluster, job: str) -> None:
     assert ("FATAL", "1", "boom") in found
     assert len(found) == sum((one["run"], one["job_id"]) == (RUN, job) for one in lines), "an event was written twice"
     assert [name for name, secret in cluster.secrets().items() if secret in text] == []
-
-
-def test_each_query_of_the_dashboards_evaluates(observed: Cluster):
-    for path, board in BOARDS.items():
-        host = next(host for host, charms in HOSTS.items() if path.parents[3].name in charms)
-        for panel in board["panels"]:
-            for target in panel["targets"] if panel["datasource"]["type"] == "prometheus" else ():
-                expression = target["expr"].replace("$__rate_interval", "1m").replace("$__range", "5m")
-                expression = re.sub(r'"\$[a-z]\w+"', '".*"', expression)  # the choice All of each variable
-                query(observed, host, expression)  # a query that Prometheus rejects fails here
 
 
 def test_without_collectors_all_is_as_before(observed: Cluster, statuses: dict[str, dict[str, str]]):

@@ -20,7 +20,7 @@ pytestmark = [
 LOGIN = "sackd/0"
 HOSTS = (LOGIN, "slurmd/0", "slurmd/1", "slurmctld/0")  # where a user of the cluster has an account
 SMALL = "--nodes 2 --gpus-per-node 0 --cpus-per-task 1 --memory 1G"
-ONE = "--nodes 1 --gpus-per-node 0 --cpus-per-task 1 --memory 1G --launcher srun"  # seconds, without torch's agents
+ONE = "--nodes 1 --gpus-per-node 0 --cpus-per-task 1 --memory 1G"
 RUN = "first"
 TRAIN = """
 import os, sys

@@ -90,37 +90,3 @@ def test_a_script_of_one_s_own_is_submitted_and_followed(plain: PlainSlurm, smok
     listed = plain.does("ddp list")
     found = re.findall(r"^(\S+) +\S+ +(COMPLETED) +2 ", listed, re.MULTILINE)
     assert found == [("first", "COMPLETED"), (smoke["run"], "COMPLETED")], listed
-
-
-def test_a_failure_shows_in_the_exit_status(plain: PlainSlurm, smoke: Json):
-    plain.writes("code/fails.py", "raise SystemExit('of its own accord')\n")
-    failed = plain.tries("cd code && ddp submit --wait -N 1 --run failing fails.py")
-    assert failed.code == 1
-    assert re.fullmatch(
-        r"ddp: job \d+ FAILED, exit code 1; rank 0 on n\d: of its own accord", failed.err.splitlines()[-1]
-    ), failed.err
-    absent = plain.tries("ddp show nothing")
-    assert (absent.code, absent.err.splitlines()) == (
-        1,
-        [f"ddp: there is no run 'nothing' in {WORKSPACE}/runs; ddp list"],
-    )
-    assert plain.tries("ddp submit --nodse 2 train.py").code == 2
-    wrong = plain.tries("DDP_TORCH_BUILD=rocm ddp list")
-    assert (wrong.code, "$DDP_TORCH_BUILD" in wrong.err) == (2, True)
-
-
-def test_a_run_is_cancelled(plain: PlainSlurm, smoke: Json):
-    plain.writes("code/sleeps.py", "import time\nprint('asleep', flush=True)\ntime.sleep(600)\n")
-    plain.does("cd code && ddp submit -N 2 --run sleeper sleeps.py")
-    plain.does("until grep -q asleep training/runs/sleeper/logs/*.out 2>/dev/null; do sleep 0.2; done", timeout=180)
-    plain.does("ddp cancel sleeper")
-    assert "asleep" in plain.tries("ddp log -f sleeper 2>/dev/null").out
-    assert results(plain, "ddp --json show sleeper")["state"] == "CANCELLED"
-
-
-def test_a_variable_goes_before_the_file(plain: PlainSlurm, smoke: Json):
-    assert results(plain, "ddp --json list")["count"] > 0
-    assert results(plain, f"DDP_WORKSPACE={HOME}/elsewhere ddp --json list")["count"] == 0
-    nowhere = plain.tries("ddp --workspace /absent/training list")
-    assert nowhere.code == 1
-    assert nowhere.err.startswith("ddp: /absent/training cannot be made (No such file or directory); is the shared ")

@@ -117,7 +117,6 @@ def test_relative_files_are_read_and_written_and_found_again(someone: Person):
         "--env PYTHONPATH=. train/main.py",
         "torchrun --nproc-per-node 1 -m train.main",
         "python -m train.main",
-        "--launcher srun -m train.main",
     ],
 )
 def test_a_package_starts_however_it_is_typed_and_its_arguments_arrive_unchanged(someone: Person, words: str):

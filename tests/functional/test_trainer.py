@@ -1,6 +1,6 @@
 """What can happen to a training, done on purpose: it fails, is cancelled, warned, swept, crowded; Slurm is restarted.
 
-The ranks are small scripts started with `launcher=srun`, so that a drill takes seconds; what torch itself does in such
+The ranks are small scripts without torch, so that a drill takes seconds; what torch itself does in such
 moments is the payload's tests' affair, and test_bundle_runs trains for real.
 """
 
@@ -40,7 +40,7 @@ def test_ranks_on_two_nodes_and_the_files_are_the_users(drills: Cluster):
 
 
 def test_a_rank_that_takes_more_memory_than_the_job_has_is_reported(drills: Cluster):
-    small = ("gpus-per-node=0", "cpus-per-task=1", "memory=1G", "launcher=srun", "nodes=2", "wait=true")
+    small = ("gpus-per-node=0", "cpus-per-task=1", "memory=1G", "nodes=2", "wait=true")
     answer = drills.ctl("run", "trainer/0", "submit-ddp", f"workload={CODE}/greedy.py", *small, timeout=PATIENCE_S)
     assert answer.code == 1
     words = "killed: it took more memory than the job has: had 1024 MiB, reached it on slurmd-[01]: --memory 2G"
@@ -49,7 +49,7 @@ def test_a_rank_that_takes_more_memory_than_the_job_has_is_reported(drills: Clus
 
 
 def test_a_crash_ends_the_job_in_seconds_and_names_the_rank(drills: Cluster):
-    small = ("gpus-per-node=0", "cpus-per-task=1", "memory=1G", "launcher=srun", "nodes=2", "args=never", "wait=true")
+    small = ("gpus-per-node=0", "cpus-per-task=1", "memory=1G", "nodes=2", "args=never", "wait=true")
     # The other rank sleeps for ten minutes.
     answer = drills.ctl("run", "trainer/0", "submit-ddp", f"workload={CODE}/fails.py", *small, timeout=PATIENCE_S)
     assert answer.code == 1
@@ -109,7 +109,7 @@ def test_slurmctld_is_restarted_in_the_middle(drills: Cluster):
     job = submit(drills, "steps.py", "args=1000 0.3")
     until(drills, job, "step=1 ")
     command = ["run", "trainer/0", "submit-ddp", f"workload={CODE}/steps.py", "args=20 0.5", "wait=true"]
-    small = ["nodes=1", "gpus-per-node=0", "cpus-per-task=1", "memory=1G", "launcher=srun", "run=during-restart"]
+    small = ["nodes=1", "gpus-per-node=0", "cpus-per-task=1", "memory=1G", "run=during-restart"]
     argv = [REPOSITORY / "sandboxctl", "--model", drills.model, *command, *small]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as waiting:
         until(drills, {"log": "/mnt/shared/runs/during-restart/logs/*.out"}, "step=1 ")
@@ -130,7 +130,7 @@ def test_slurmctld_is_restarted_in_the_middle(drills: Cluster):
 
 
 def test_a_sweep_runs_each_element_with_its_own_options(drills: Cluster):
-    small = ("nodes=1", "gpus-per-node=0", "cpus-per-task=1", "memory=1G", "launcher=srun", "name=drill")
+    small = ("nodes=1", "gpus-per-node=0", "cpus-per-task=1", "memory=1G", "name=drill")
     done = drills.action("submit-sweep", f"workload={CODE}/options.py", "grid=lr=0.1,0.2", *small, "wait=true")
     assert done["states"] == "2 COMPLETED"
     for number, rate in enumerate(("0.1", "0.2")):

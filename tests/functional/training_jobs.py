@@ -71,7 +71,7 @@ def write_scripts(cluster: Cluster) -> None:
 
 
 def submit(cluster: Cluster, script: str, *more: str, nodes: int = 1) -> Json:
-    small = (f"nodes={nodes}", "gpus-per-node=0", "cpus-per-task=1", "memory=1G", "launcher=srun")
+    small = (f"nodes={nodes}", "gpus-per-node=0", "cpus-per-task=1", "memory=1G")
     return cluster.action("submit-ddp", f"workload={CODE}/{script}", *small, *more)
 
 

@@ -1,4 +1,4 @@
-"""Waking a unit, with systemd's rules for names; tests/sandbox/test_hosts.py does it with the real one."""
+"""Waking a unit, with systemd's rules for names."""
 
 import dataclasses
 import fnmatch

@@ -176,7 +176,7 @@ def test_what_cannot_be_done_is_one_line_and_all_ranks_leave(
 
 
 def test_the_chosen_rank_records_the_chosen_steps(dataset: pathlib.Path, tmp_path: pathlib.Path):
-    flags = ["--profile", "torch", "--profile-ranks", "1", "--profile-steps", "2-3"]
+    flags = ["--profile", "--profile-ranks", "1", "--profile-steps", "2-3"]
     result = ranks.trained(2, dataset, tmp_path / "run", *TINY, *flags, RUN_ATTEMPT_ID="3.r0")
     assert [path.name for path in (tmp_path / "run" / "profile").iterdir()] == ["3.r0.rank-1.json.gz"]
     with gzip.open(tmp_path / "run" / "profile" / "3.r0.rank-1.json.gz") as file:

@@ -135,7 +135,7 @@ def test_the_log_is_chosen_by_unit_and_application(prompt: Prompt):
     assert texts("--include server") == ["one", "two"]
     assert texts("--include server/1 --include gone/0") == ["two", "four"], "a removed unit's lines stay"
     assert texts("-n 1") == ["four"]
-    assert texts("--replay --no-tail --level WARNING") == ["two", "three"]
+    assert texts("--replay --no-tail") == ["one", "two", "three", "four"]
 
 
 @pytest.mark.parametrize("once", [False, True])

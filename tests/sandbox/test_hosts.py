@@ -1,154 +1,23 @@
-"""Hosts: booted, reached, rebooted, lost, found again and removed without a trace. Real ones, so as root."""
+"""The network and the image of hosts; the functional tests boot, reboot and remove them."""
 
-import collections.abc
 import json
 import os
 import pathlib
 import shutil
-import signal
-import subprocess
 import sys
-import time
 import unittest.mock
 
 import pytest
 
-from sandbox import gpus, hosts, image, network
+from sandbox import image, network
 from sandbox.store import SandboxError
 from scripts import uv
-from slurm_ddp.run import CommandError, Completed, run
-
-ROOT = pathlib.Path("/var/lib/slurm-ddp-tests")
-MODEL = "t"
-HERE = pathlib.Path(__file__).resolve().parents[2]
-LONG_S = 120  # a deadline for what takes a moment on a machine with nothing else to do
-
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="boots systemd in containers, which only root can do")
+from slurm_ddp.run import CommandError, Completed
 
 
 def show(text: str) -> None:
     """Progress, for whoever watches the tests."""
     sys.stderr.write(f"{text}\n")
-
-
-@pytest.fixture(scope="module")
-def model():
-    ROOT.mkdir(exist_ok=True)
-    model = hosts.Hosts(MODEL, ROOT)
-    model.destroy()  # what an interrupted run left
-    model.up(show)
-    yield model
-    model.destroy()
-    assert eventually(lambda: not (ROOT / ".trash").exists())  # deleted in the background
-    shutil.rmtree(ROOT)
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    path = tmp_path_factory.mktemp("shared")
-    (path / "hello").write_text("from outside\n")
-    return path
-
-
-@pytest.fixture(scope="module")
-def one(model: hosts.Hosts, shared: pathlib.Path) -> hosts.Host:
-    return model.create("one", binds={"/srv/shared": str(shared)}, progress=show)
-
-
-@pytest.fixture(scope="module")
-def two(model: hosts.Hosts) -> hosts.Host:
-    return model.create("two", gpus=(gpus.Gpu("Mock GPU"),) * 2, progress=show)
-
-
-def output(host: hosts.Host, script: str) -> str:
-    return host.run(["/bin/sh", "-c", script]).stdout.strip()
-
-
-def reaches(host: hosts.Host, other: hosts.Host) -> bool:
-    """Whether the host can send something to the other and gets it back, perhaps not at once."""
-    script = (
-        f"for i in 1 2 3 4 5; do ping -c1 -W10 -q {other.address} >/dev/null && echo reached && break; sleep 1; done"
-    )
-    return output(host, script) == "reached"
-
-
-def eventually(check: collections.abc.Callable[[], bool]) -> bool:
-    """Whether this comes to hold within a long time."""
-    deadline = time.monotonic() + LONG_S
-    while not check():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.2)
-    return True
-
-
-# --- hosts ------------------------------------------------------------------------------------------------------------
-
-
-@needs_root
-def test_a_host_resolves_itself_and_no_other(one: hosts.Host, two: hosts.Host):
-    assert output(one, "getent ahostsv4 one | grep STREAM; getent hosts localhost").split() == [
-        one.address,
-        "STREAM",
-        "one",
-        "::1",
-        "localhost",
-    ]
-    assert output(two, f"getent hosts {two.address}").split() == [two.address, "two"]
-    for name in ("two", "slurmd-0", "juju-2586ad-3"):
-        begin = time.monotonic()
-        for database in ("hosts", "ahosts"):
-            assert one.run(["/usr/bin/getent", database, name], check=False).returncode == 2, name
-        assert time.monotonic() - begin < 4, name  # a name server that does not respond would take 6 s each
-    assert reaches(two, one)
-
-
-@needs_root
-def test_a_command_that_takes_too_long_is_ended_inside_too(one: hosts.Host):
-    with pytest.raises(SandboxError, match=r"^one: /bin/sleep: no answer within 0\.5 s$"):
-        one.run(["/bin/sleep", "4711"], timeout=0.5)
-    assert eventually(lambda: one.run(["/usr/bin/pgrep", "-f", "sleep 4711"], check=False).stdout == "")
-
-
-@needs_root
-def test_a_command_in_the_host_does_not_hold_up_its_end(one: hosts.Host):
-    """systemd stops all processes before it ends them: a parent outside that waits for one must not stop with it."""
-    process = one.popen(["/bin/sleep", "1000"])
-    one.kill()
-    assert process.wait(timeout=LONG_S) != 0
-    assert not one.is_running()
-    with pytest.raises(SandboxError, match=r"^one does not run$"):
-        one.run(["/bin/true"])
-    one.start(show)
-
-
-@needs_root
-def test_a_model_recovers_what_a_restart_of_this_machine_took(model: hosts.Hosts, one: hosts.Host, two: hosts.Host):
-    output(one, "echo kept > /root/f && sync /root/f")
-    one.kill()
-    two.kill()
-    run("/usr/bin/umount", one.root)
-    run("/usr/sbin/ip", "link", "delete", model.network.bridge)
-    model.up(show)
-    model.recover(show)
-    assert output(one, "cat /root/f") == "kept"
-    assert reaches(two, one)
-
-
-@needs_root
-def test_a_recycled_pid_is_never_taken_for_the_host(model: hosts.Hosts, two: hosts.Host):
-    if pathlib.Path("/run/systemd/system").is_dir():
-        pytest.skip("under systemd no pid is recorded")
-    two.kill()
-    with subprocess.Popen(["/bin/sleep", "1000"]) as stranger:
-        boot_id = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        (two.directory / "process").write_text(f"{stranger.pid} 1 {boot_id}\n")
-        assert not two.is_running()
-        two.kill()
-        two.start(show)
-        assert stranger.poll() is None
-        stranger.send_signal(signal.SIGTERM)
-    assert two.is_running()
 
 
 # --- names and network ------------------------------------------------------------------------------------------------

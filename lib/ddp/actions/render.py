@@ -2,8 +2,6 @@
 
 import dataclasses
 
-import pydantic
-
 from ddp import copies, kubernetes
 from ddp.base import Answer, Log, ParameterError, Settings
 from ddp.environment import environments
@@ -66,30 +64,25 @@ def _manifests(
     variables = dict(fields.variables(params.env))
     if start is not None and start.python_path:
         variables["PYTHONPATH"] = ":".join(filter(None, (program.payload, start.python_path)))
-    try:
-        wanted = kubernetes.Run(
-            name=run,
-            image=params.container_image or "",
-            command=tuple(word if isinstance(word, str) else named[word] for word in program.command),
-            env=variables,
-            workdir=start.folder if start is not None else "",
-            nodes=params.nodes or 1,
-            gpus_per_node=gpus,
-            ranks_per_node=max(gpus, 1),
-            cpus_per_task=params.cpus_per_task or max(4 * gpus, 1),
-            memory_mb=fields.memory_mb(params.memory) if params.memory else max(16384 * gpus, 4096),
-            time_limit_s=jobs.parse_time(params.time_limit) if params.time_limit else None,
-            workspace=str(settings.workspace),
-            run_dir=str(run_dir),
-            python_path=(program.payload,) if program.payload else (),
-            claim=params.claim,
-            namespace=params.namespace,
-            uid=settings.uid,
-            gid=settings.gid,
-            max_restarts=params.max_restarts,
-        )
-    except pydantic.ValidationError as e:
-        error = e.errors(include_url=False)[0]
-        name = str(error["loc"][0]).replace("_", "-") if error["loc"] else "run"
-        raise ParameterError(name, str(error.get("ctx", {}).get("error", error["msg"]))) from e
+    wanted = kubernetes.Run(
+        name=run,
+        image=(params.container_image or "").replace("#", "/", 1),  # enroot's notation
+        command=tuple(word if isinstance(word, str) else named[word] for word in program.command),
+        env=variables,
+        workdir=start.folder if start is not None else "",
+        nodes=params.nodes or 1,
+        gpus_per_node=gpus,
+        ranks_per_node=max(gpus, 1),
+        cpus_per_task=params.cpus_per_task or max(4 * gpus, 1),
+        memory_mb=fields.memory_mb(params.memory) if params.memory else max(16384 * gpus, 4096),
+        time_limit_s=jobs.parse_time(params.time_limit) if params.time_limit else None,
+        workspace=str(settings.workspace),
+        run_dir=str(run_dir),
+        python_path=(program.payload,) if program.payload else (),
+        claim=params.claim,
+        namespace=params.namespace,
+        uid=settings.uid,
+        gid=settings.gid,
+        max_restarts=params.max_restarts,
+    )
     return kubernetes.render(wanted)

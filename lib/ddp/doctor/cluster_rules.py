@@ -23,7 +23,6 @@ def judge(settings: Settings, facts: Facts, findings: Findings) -> None:
         _configuration(facts, findings)
     else:
         findings.add("no-config", "slurm")
-    _accounting(facts, findings)
     uri = settings.mlflow_uri
     if uri and "://" not in uri and not pathlib.PurePath(uri).is_relative_to(settings.workspace):
         findings.add("tracked-elsewhere", "tracking")
@@ -87,15 +86,6 @@ def _configuration(facts: Facts, findings: Findings) -> None:
     storage = config.get("AccountingStorageType", "")
     if storage.endswith("/none") or storage == "(null)":
         findings.add("no-accounting", "slurm", age=config.get("MinJobAge", "300 sec"))
-
-
-def _accounting(facts: Facts, findings: Findings) -> None:
-    known, partition = facts.accounting, facts.partition.name
-    if known is None and facts.config.get("AccountingStorageType", "").endswith("slurmdbd"):
-        findings.add("accounting-silent", "slurm")
-    elif known is not None and known.lacks_account(partition):
-        account = next(iter(known.accounts), "NAME")
-        findings.add("no-account", "slurm", partition=partition, account=account)
 
 
 def _absent(facts: Facts, findings: Findings) -> None:

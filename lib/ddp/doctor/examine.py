@@ -96,7 +96,6 @@ def gather(settings: Settings, params: models.Doctor, partitions: tuple[jobs.Par
         manifests=contents.environments,
         untrusted=contents.untrusted,
         login=(mount.fstype, mount.source) if mount else ("", ""),
-        accounting=access.accounting(user=settings.user, configuration=config),
     )
 
 

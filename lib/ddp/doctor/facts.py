@@ -4,7 +4,7 @@ import dataclasses
 import re
 import typing
 
-from ddp.slurm import access, jobs
+from ddp.slurm import jobs
 from ddp.workspace import folders
 
 Json = dict[str, typing.Any]
@@ -23,7 +23,6 @@ class Facts:
     manifests: tuple[folders.Manifest, ...]
     login: tuple[str, str]  # type and source of the workspace's mount on this host
     untrusted: str = ""  # the workspace's folder whose content others can replace, and what to type
-    accounting: access.Accounting | None = None  # None: there is none, or slurmdbd does not respond
 
 
 def clock_offsets(facts: Facts) -> dict[str, float]:

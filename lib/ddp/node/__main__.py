@@ -4,7 +4,7 @@ import importlib
 import os
 import sys
 
-MODULES = {"job": "supervisor", "prepare": "prepare", "node": "node", "rank": "node"}
+MODULES = {"job": "supervisor", "prepare": "prepare", "node": "node"}
 
 
 def main() -> int:
@@ -16,7 +16,7 @@ def main() -> int:
     path = os.path.join(program, name)
     if part in ("job", "prepare"):
         return module.main(path)
-    return module.main_rank(path, words) if part == "rank" else module.main(path, words)
+    return module.main(path, words)
 
 
 if __name__ == "__main__":

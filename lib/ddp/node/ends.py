@@ -16,7 +16,7 @@ _TASK = re.compile(
 _SIGNALS = {"Killed": 9, "Segmentation fault": 11, "Bus error": 7, "Aborted": 6, "Out Of Memory": 9}  # strsignal(3)
 _RAN_OUT = re.compile(
     r"(?:(\d+): slurmstepd\S* error: Detected \d+ oom_kill event|srun: error: \S+: task (\d+): Out Of Memory)"
-)  # of a task, by its number: a node's, or under srun a rank's
+)  # of a task, by its number: the node's
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,11 +27,10 @@ class End:
     node: int
     code: int  # negative: the signal's number
     words: str
-    is_task: bool = False  # srun reports it, and the task need not have become a rank
 
 
-def parse(log: list[str], per_node: int, *, by_rank: bool) -> list[End]:
-    """Return how ranks ended, in order. Not `by_rank`, a task is a node's agent, and stands for its first rank."""
+def parse(log: list[str], per_node: int) -> list[End]:
+    """Return how ranks ended, in order. A task of srun's is a node's agent, and stands for its first rank."""
     ran_out = {int(found[1] or found[2]): "" for line in log if (found := _RAN_OUT.match(line))}
     ran_out |= {int(found[1]): found[2] for line in log if (found := _SHORT.match(line))}
     ends: list[End] = []
@@ -41,15 +40,14 @@ def parse(log: list[str], per_node: int, *, by_rank: bool) -> list[End]:
             node, code, local = map(int, found.groups())
             ends.append(End(node * per_node + local, node, code, _words(code, ran_out.get(node))))
         elif found := _TASK.match(line):
-            task, code = int(found[1]), -_SIGNALS[found[3]] if found[3] else int(found[2])
+            node, code = int(found[1]), -_SIGNALS[found[3]] if found[3] else int(found[2])
             prefix, was_first = "", is_first
             if code >= 0:
                 is_first = False
             if code - 128 in _SIGNALS.values() and was_first:  # of others, node.py or srun may have done it
-                code, prefix = 128 - code, "" if by_rank else "its torchrun was "
-            if code < 0 or (by_rank and code < 128):  # an agent's own code says less than its report
-                rank, node = (task, task // per_node) if by_rank else (task * per_node, task)
-                ends.append(End(rank, node, code, prefix + _words(code, ran_out.get(task)), is_task=True))
+                code, prefix = 128 - code, "its torchrun was "
+            if code < 0:  # an agent's own code says less than its report
+                ends.append(End(node * per_node, node, code, prefix + _words(code, ran_out.get(node))))
     return ends
 
 

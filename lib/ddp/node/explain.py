@@ -92,7 +92,7 @@ def blame(run_dir: str, job_id: str, attempt: str, hosts: list[str]) -> tuple[st
         outcome = read_object(folder / "control" / f"{attempt}.outcome")
         if outcome.get("retry") is False:
             return "mistake", "-", str(outcome.get("error", ""))
-    log = _without_output(folder, int(job_id), _log(folder, int(job_id)))
+    log = _log(folder, int(job_id))
     complaints = {found[1]: found[2] for line in log if (found := _COMPLAINT.match(line)) and found[1] in hosts}
     if complaints:
         host, words = next(iter(complaints.items()))
@@ -157,10 +157,8 @@ def first_failure(folder: pathlib.Path, job_id: int, lines: int) -> Failure:
     def found(rank: int, node: int, last: list[str]) -> Failure:
         return Failure(rank, node, last, reporting=tuple(sorted({*reporting, node})))
 
-    ended = ends.parse(log, _per_node(folder), by_rank=_about(folder).get("launcher") == "srun")
-    # srun reports tasks, which need not have become ranks: those count that printed something
-    known = failed_ranks | quiet.keys()
-    left = [end for end in ended if end.code >= 0 and (not end.is_task or end.rank in known)]
+    ended = ends.parse(log, _per_node(folder))
+    left = [end for end in ended if end.code >= 0]
     is_clear = any(end.rank in own for end in left)
     aborted = [
         end for end in ended if end.code == -signal.SIGABRT and evidence.was_not_destroyed(quiet.get(end.rank, []))
@@ -176,8 +174,6 @@ def first_failure(folder: pathlib.Path, job_id: int, lines: int) -> Failure:
         return Failure(killed.rank, killed.node, [*crashes, [killed.words]][0], reporting=reporting)
     text = [re.sub(r"^\d+: ", "", line) for line in log if line.strip()]
     others = [line for line in text if not _OURS.match(line)]
-    if not (suspects or others):
-        left = [end for end in ended if end.code >= 0]  # no rank printed anything
     for end in () if is_clear else left:
         if end.rank not in failed_ranks:
             return found(end.rank, end.node, quiet.get(end.rank, [])[-lines:] or [end.words])
@@ -271,20 +267,6 @@ def _log(folder: pathlib.Path, job_id: int) -> list[str]:
     return lines[begins[-1] :] if begins else lines
 
 
-def _without_output(folder: pathlib.Path, job_id: int, log: list[str]) -> list[str]:
-    """Return a log without the lines that look like a node's complaint and were printed by a rank.
-
-    Under srun a rank's output has its task's number before it, as a node's has; torchrun adds its own prefix.
-    """
-    if _about(folder).get("launcher") != "srun":
-        return log
-    doubtful = {line for line in log if _COMPLAINT.match(line) or _GONE.match(line)}
-    ranks = {line.partition(":")[0] for line in doubtful}
-    own = [one for one in rank_logs(folder, job_id) if str(one["rank"]) in ranks]
-    printed = {f"{one['rank']}: {line}" for one in own for line in tail(pathlib.Path(one["path"]), MAX_TAIL_BYTES)}
-    return [line for line in log if line not in doubtful & printed]
-
-
 def _gist(text: list[str], lines: int) -> list[str]:
     """Return the lines up to the last `[FATAL]`, exception or crash, without those after it.
 
@@ -314,15 +296,11 @@ def _gist(text: list[str], lines: int) -> list[str]:
     return [*text[max(0, reason + 1 - lines) : reason], last]
 
 
-def _about(folder: pathlib.Path) -> Json:
-    with contextlib.suppress(OSError, ValueError):
-        return read_object(folder / "job.json")
-    return {}
-
-
 def _per_node(folder: pathlib.Path) -> int:
-    number = _about(folder).get("ranks_per_node")
-    return number if isinstance(number, int) and number > 0 else 1
+    with contextlib.suppress(OSError, ValueError):
+        number = read_object(folder / "job.json").get("ranks_per_node")
+        return number if isinstance(number, int) and number > 0 else 1
+    return 1
 
 
 def rank_logs(folder: pathlib.Path, job_id: int) -> list[Json]:

@@ -1,17 +1,15 @@
-"""A task of the job's step: one on each node for torchrun's agent, or one for each rank where the launcher is srun.
+"""A task of the job's step, one on each node: torchrun's agent.
 
-It prepares the environment and the network's variables, runs the launcher or the rank, and copies their logs from this
-node's disk to the run's folder. Of the shared filesystem it reads the environment's archive, once on each node.
+It prepares the environment and the network's variables, runs the agent, and copies the ranks' logs from this node's
+disk to the run's folder. Of the shared filesystem it reads the environment's archive, once on each node.
 """
 
-import collections.abc
 import contextlib
 import os
 import signal
 import subprocess
 import threading
 import time
-import typing
 
 from ddp.node import caches, ending, ends, environment, memory, network, quantities, spec, spool, storage
 
@@ -40,12 +38,10 @@ class Node:
         self.job, self.env, self.spec_path = job, env, spec_path
         self.host = env.get("SLURMD_NODENAME") or env.get("HOSTNAME", "node")
         self.run_dir, self.attempt = env["RUN_DIR"], env["RUN_ATTEMPT_ID"]
-        self.number, self.local_rank = env["SLURM_NODEID"], env.get("SLURM_LOCALID", "0")
-        self.by_rank = job.launcher == "srun"
+        self.number = env["SLURM_NODEID"]
         self._failed = f"{self.run_dir}/control/{self.attempt}.failed"
         self._child: subprocess.Popen[bytes] | None = None
         self._lock: int | None = None
-        self._pumps: list[threading.Thread] = []
         self.forwarder: spool.Forwarder | None = None
 
     def run(self, words: list[str]) -> int:
@@ -59,16 +55,11 @@ class Node:
         signal.signal(signal.SIGTERM, self._on_term)
         for number in _NOT_OURS:
             signal.signal(number, lambda _number, _frame: None)  # children would inherit SIG_IGN
-        if self.by_rank:
-            self._start_rank(python, words, logs)
-        else:
-            self._start_agent(python, words, logs)
+        self._start_agent(python, words, logs)
         scanner = self._scanner(logs)
         assert self._child is not None
         code = ending.exit_code(self._child.wait())
         self._child = None
-        for pump in self._pumps:
-            pump.join()
         if code:
             if shortage := memory.shortage(self.host):
                 spool.write(f"[ENV] {self.host}{ends.SHORTAGE}{shortage}")
@@ -95,7 +86,6 @@ class Node:
             assert self.job.environment is not None
             caches.keep_local(self.env, self.job.cache)
             found, self._lock = environment.use(self.job.environment, self.host)
-        self.env["PY"] = found
         return found
 
     def _connect(self, fabric: spec.Fabric) -> None:
@@ -108,14 +98,13 @@ class Node:
         if interface:
             self.env["GLOO_SOCKET_IFNAME"] = self.env.get("GLOO_SOCKET_IFNAME") or interface
             self.env["NCCL_SOCKET_IFNAME"] = self.env.get("NCCL_SOCKET_IFNAME") or f"={interface}"
-        if self.local_rank == "0":
-            gloo, nccl = (self.env.get(f"{name}_SOCKET_IFNAME", "") for name in ("GLOO", "NCCL"))
-            spool.write(f"[ENV] node={self.host} address={address} fabric={fabric.name} gloo={gloo} nccl={nccl}")
+        gloo, nccl = (self.env.get(f"{name}_SOCKET_IFNAME", "") for name in ("GLOO", "NCCL"))
+        spool.write(f"[ENV] node={self.host} address={address} fabric={fabric.name} gloo={gloo} nccl={nccl}")
 
     def _logs(self) -> str:
         """Return the folder for this node's logs: on its own disk, else in the run's folder."""
         job_id = self.env["SLURM_JOB_ID"]
-        below = f"node-{self.number}" + (f"/srun/attempt_0/{self.local_rank}" if self.by_rank else "")
+        below = f"node-{self.number}"
         shared = f"{self.run_dir}/logs/{self.attempt}/{below}"
         try:
             logs = spool.folder(self.job.cache, job_id, "logs", self.attempt, below)
@@ -129,9 +118,8 @@ class Node:
         return logs
 
     def _scanner(self, logs: str) -> quantities.Scanner | None:
-        """Start to read the quantities in rank 0's output, if this task has it and the job names any."""
-        is_first = self.number == "0" and self.local_rank == "0"
-        if not (is_first and self.job.metrics):
+        """Start to read the quantities in rank 0's output, if this node has it and the job names any."""
+        if self.number != "0" or not self.job.metrics:
             return None
         return quantities.Scanner(logs, f"{self.run_dir}/metrics.jsonl", self.job.metrics, spool.note(self.host))
 
@@ -147,13 +135,12 @@ class Node:
                     above = os.path.dirname(above)
 
     def _start_agent(self, python: str, words: list[str], logs: str) -> None:
-        self._protect_payload()
+        if (
+            self.job.leaves_outcome
+        ):  # imports of the payload ignore the run's folder; a user's program has its files there
+            self.env["PYTHONSAFEPATH"] = "1"
         share = int(self.env["SLURM_CPUS_PER_TASK"]) // self.job.ranks_per_node
         self.env["OMP_NUM_THREADS"] = self.env.get("OMP_NUM_THREADS") or str(max(1, share))
-        if self.job.profile is not None and self.job.profile.kind == "nsys":
-            interpreter = "/usr/bin/python3" if self.job.container is None else python
-            program = os.path.dirname(self.spec_path)
-            words = ["--no-python", interpreter, "-I", "-S", "-B", program, "rank", self.spec_path, *words]
         argv = [
             python,
             "-c",
@@ -175,38 +162,6 @@ class Node:
             *words,
         ]
         self._child = subprocess.Popen(argv, env=self.env, pass_fds=self._kept())
-
-    def _start_rank(self, python: str, words: list[str], logs: str) -> None:
-        env = self.env
-        env["OMP_NUM_THREADS"] = env.get("OMP_NUM_THREADS") or env["SLURM_CPUS_PER_TASK"]
-        self._protect_payload()
-        if not self.job.leaves_outcome:  # a user's program gets torchrun's variables; the payload reads Slurm's
-            env |= {
-                "RANK": env["SLURM_PROCID"],
-                "WORLD_SIZE": env["SLURM_NTASKS"],
-                "LOCAL_RANK": env["SLURM_LOCALID"],
-                "LOCAL_WORLD_SIZE": str(self.job.ranks_per_node),
-                "NODE_RANK": self.number,
-                "GROUP_RANK": self.number,
-                "MASTER_ADDR": env["HEAD_IP"],
-                "MASTER_PORT": env["HEAD_PORT"],
-            }
-        os.makedirs(logs, exist_ok=True)
-        env["TORCHELASTIC_ERROR_FILE"] = f"{logs}/error.json"  # of torch.distributed.elastic's @record
-        argv = rank_command(self.job, env, python, words)
-        self._child = subprocess.Popen(
-            argv, env=env, pass_fds=self._kept(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
-        for standard, stream, name in ((1, self._child.stdout, "stdout"), (2, self._child.stderr, "stderr")):
-            assert stream is not None
-            pump = threading.Thread(target=_copy, args=(stream, standard, f"{logs}/{name}.log"), daemon=True)
-            pump.start()
-            self._pumps.append(pump)
-
-    def _protect_payload(self) -> None:
-        """Let the payload's imports not look into the run's folder; a user's program finds its own files there."""
-        if self.job.leaves_outcome:
-            self.env["PYTHONSAFEPATH"] = "1"
 
     def _kept(self) -> tuple[int, ...]:
         return () if self._lock is None else (self._lock,)
@@ -231,43 +186,6 @@ class Node:
             child.kill()
 
 
-def rank_command(job: spec.JobSpec, env: collections.abc.Mapping[str, str], python: str, words: list[str]) -> list[str]:
-    """Return one rank's command, where torchrun does not start the interpreter itself. Raises FatalError."""
-    if words[0] == "--module":
-        words = ["-m", *words[1:]]
-    profile = job.profile
-    rank = env.get("RANK") or env["SLURM_PROCID"]
-    if profile is None or profile.kind != "nsys" or rank not in profile.ranks.split(","):
-        return [python, *words]
-    import shutil
-
-    nsys = shutil.which("nsys")
-    if nsys is None:
-        why = "profile=nsys needs Nsight Systems, and nsys is not on this node's PATH"
-        raise ending.FatalError(f"{why}; install it, or use profile=torch")
-    folder = f"{env['RUN_DIR']}/profile"
-    os.makedirs(folder, exist_ok=True)
-    window: list[str] = []
-    if profile.has_window and env.get("CUDA_VISIBLE_DEVICES") != "":  # the payload starts and stops it
-        window = ["--capture-range=cudaProfilerApi", "--capture-range-end=stop"]
-    output = f"--output={folder}/{env['RUN_ATTEMPT_ID']}.rank-{rank}"
-    fixed = ["--force-overwrite=true", "--trace=cuda,nvtx,osrt", "--sample=none", "--kill=none"]
-    return [nsys, "profile", output, *fixed, *window, python, *words]
-
-
-def _copy(stream: typing.IO[bytes], standard: int, path: str) -> None:
-    """Copy a rank's output to a file and to this task's own until its end, also after a signal."""
-    log: int | None = None
-    with contextlib.suppress(OSError):
-        log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    while block := os.read(stream.fileno(), 1 << 16):
-        for descriptor in (log, standard):
-            rest = block
-            with contextlib.suppress(OSError):
-                while rest and descriptor is not None:
-                    rest = rest[os.write(descriptor, rest) :]
-
-
 def main(spec_path: str, words: list[str]) -> int:
     """Run a task of the step and return its exit code."""
     job = spec.load(spec.JobSpec, spec_path)
@@ -287,17 +205,6 @@ def _enter(folder: str) -> None:
     except OSError as e:
         hint = "is the shared filesystem mounted here?"
         raise ending.FatalError(f"{folder} cannot be entered ({e.strerror}); {hint}") from e
-
-
-def main_rank(spec_path: str, words: list[str]) -> int:
-    """Execute a rank that torchrun started, under nsys where it is profiled."""
-    job = spec.load(spec.JobSpec, spec_path)
-    try:
-        argv = rank_command(job, os.environ, os.environ["PY"], words)
-    except ending.FatalError as e:
-        return _fail(os.environ.get("SLURMD_NODENAME", "node"), e)
-    os.execvp(argv[0], argv)  # noqa: S606 - no shell is wanted
-    return ending.FATAL
 
 
 def _fail(host: str, error: ending.FatalError) -> int:

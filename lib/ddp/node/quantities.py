@@ -118,7 +118,7 @@ class Scanner:
         self._has_read = True
 
     def _outputs(self) -> list[str]:
-        """Return the files of rank 0: it is the first of its node, under torchrun and under srun."""
+        """Return the files of rank 0: it is the first of its node."""
         tops = [top for top, _, names in os.walk(self._logs) if os.path.basename(top) == "0" and "stdout.log" in names]
         return [f"{top}/{name}.log" for top in sorted(tops) for name in ("stdout", "stderr")]
 

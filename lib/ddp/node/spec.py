@@ -55,15 +55,6 @@ class Container:
 
 
 @dataclasses.dataclass(frozen=True)
-class Profile:
-    """The profiler, and the ranks that it records."""
-
-    kind: str  # nsys or torch
-    ranks: str  # comma-separated
-    has_window: bool  # the payload starts and stops the recording
-
-
-@dataclasses.dataclass(frozen=True)
 class JobSpec:
     """A training, or each task of a sweep."""
 
@@ -76,13 +67,11 @@ class JobSpec:
     leaves_outcome: bool  # the program writes its outcome to a file
     ranks_per_node: int
     gpus_per_node: int
-    launcher: str  # torchrun or srun
     variables: tuple[tuple[str, str], ...]
     fabric: str  # a name, or auto
     fabrics: tuple[Fabric, ...]
     environment: Environment | None
     container: Container | None
-    profile: Profile | None
     max_requeues: int
     max_restarts: int
     nodelist: tuple[str, ...]

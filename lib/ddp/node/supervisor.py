@@ -121,7 +121,6 @@ class Supervisor:
             "JOB_DIR": job.job_dir,
             "RUN_DIR": self.run_dir,
             "NPROC": str(job.ranks_per_node),
-            "LAUNCHER": job.launcher,
             "PYTHONUNBUFFERED": "1",
             "PYTHONFAULTHANDLER": "1",
             "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
@@ -131,9 +130,6 @@ class Supervisor:
         env.setdefault("TORCH_GLOO_LAZY_INIT", "1")  # else each rank connects with each other one (gloo)
         if not job.gpus_per_node:
             env["CUDA_VISIBLE_DEVICES"] = ""
-        if job.profile is not None:
-            env |= {"PROFILE": job.profile.kind, "PROFILE_RANKS": job.profile.ranks}
-            env["PROFILE_WINDOW"] = "1" if job.profile.has_window else ""
         if job.token_path and not self.storage.do(lambda: os.access(job.token_path, os.R_OK)):
             where = "does not exist, so this job has no Hugging Face token"
             spool.write(f"[ENV] {job.token_path} {where}; submit the run with the trainer to get one")
@@ -209,7 +205,7 @@ class Supervisor:
             env["HEAD_PORT"] = str(port)
             spool.write(
                 f"[ENV] job={self.job_id} attempt={self.attempt_id} nodes={' '.join(self.hosts)} "
-                f"head={env['HEAD_IP']}:{port} ranks_per_node={self.job.ranks_per_node} launcher={self.job.launcher}"
+                f"head={env['HEAD_IP']}:{port} ranks_per_node={self.job.ranks_per_node}"
             )
             process = subprocess.Popen([*self._srun(), *options, *launch, *words], env=env, cwd="/")
             spool.remove_old(self.job.cache)  # while the ranks start
@@ -225,18 +221,8 @@ class Supervisor:
         spool.write(f"[RESULT] rc={self.code} outcome={self.outcome or 'none'}")
 
     def _srun(self) -> list[str]:
-        job, by_rank = self.job, self.job.launcher == "srun"
-        per_node = job.ranks_per_node if by_rank else 1  # one task for each rank, or for each node's agent
-        argv = [
-            self.srun,
-            f"--nodes={self.num_nodes}",
-            f"--ntasks={self.num_nodes * per_node}",
-            f"--ntasks-per-node={per_node}",
-            f"--cpus-per-task={self.env['SLURM_CPUS_PER_TASK']}",
-            f"--cpu-bind={'cores' if by_rank else 'none'}",
-        ]
-        if by_rank and job.gpus_per_node:
-            argv.append("--gpu-bind=none")  # binding would cut the ranks' paths to each other
+        argv = [self.srun, f"--nodes={self.num_nodes}", f"--ntasks={self.num_nodes}", "--ntasks-per-node=1"]
+        argv += [f"--cpus-per-task={self.env['SLURM_CPUS_PER_TASK']}", "--cpu-bind=none"]
         return [*argv, "--kill-on-bad-exit=1", "--wait=300", "--label", "--chdir=/"]
 
     def _launch(self) -> tuple[list[str], list[str]]:

@@ -55,10 +55,9 @@ class Training(Nodes):
     env: fields.Env = ""
     metric: fields.Metrics = ""
     dataset: fields.Dataset | None = None
-    launcher: typing.Annotated[str, among("torchrun", "srun")] = "torchrun"
     fabric: fields.Fabric = "auto"
     container_image: fields.Image | None = None
-    profile: typing.Annotated[str, among("nsys", "torch")] | None = None
+    profile: bool = False
     profile_ranks: fields.Ranks = "0"
     profile_steps: fields.Steps | None = None
     max_requeues: typing.Annotated[int, between(0, 1000)] = 16
@@ -121,7 +120,6 @@ class SubmitSweep(Training):
 
     name: fields.ShortName | None = None
     grid: fields.Grid = ""
-    file: fields.Path | None = None
     parallel: typing.Annotated[int, between(1, fields.MAX_SWEEP)] | None = None
     dry_run: bool = False
     wait: bool = False

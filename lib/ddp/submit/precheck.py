@@ -8,21 +8,15 @@ from ddp.base import ParameterError, Settings, TrainerError
 from ddp.workspace import folders
 from slurm_ddp.run import CommandError, CommandTimeout, run
 
-Choices = collections.abc.Sequence[collections.abc.Mapping[str, object]]
+Choices = collections.abc.Sequence[collections.abc.Mapping[str, str]]
 _LIMIT_S = 30.0
 _COMMANDS = {"gpt": ("train", ("--run-dir", "run", "--data", "data")), "smoke": ("smoke", ("--run-dir", "run"))}
 _TAKEN = {"--run-dir": "run", "--data": "dataset"}  # set by submit, and the option for each
 
 
-def words(choice: collections.abc.Mapping[str, object]) -> list[str]:
-    """Format a run's options as a command line: `true` is a flag, `false` its opposite."""
-    found: list[str] = []
-    for name, value in choice.items():
-        if isinstance(value, bool):
-            found.append(f"--{name}" if value else f"--no-{name}")
-        else:
-            found += [f"--{name}", str(value)]
-    return found
+def words(choice: collections.abc.Mapping[str, str]) -> list[str]:
+    """Format a run's options as a command line."""
+    return [word for name, value in choice.items() for word in (f"--{name}", value)]
 
 
 def check(

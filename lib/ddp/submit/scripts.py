@@ -58,7 +58,6 @@ def training(
     sweep: Array | None = None,
 ) -> dict[str, str]:
     """Render the files of a training run or a sweep, by name."""
-    by_rank = params.launcher == "srun"
     from_env = fields.variables(params.env)
     has_token = tokens.is_wanted(settings, params)
     token = ((tokens.VARIABLE, tokens.path(settings, run)),) if has_token else ()
@@ -66,7 +65,6 @@ def training(
     if start.python_path:
         from_env = (*(pair for pair in from_env if pair[0] != "PYTHONPATH"), ("PYTHONPATH", start.python_path))
     variables = (*_tracking(settings, {name for name, _ in from_env}), *token, *from_env)
-    has_window = program.leaves_outcome and params.profile_steps is not None
     folder = str(settings.runs / run)
     given = declared.directives(params)
     given += [(name, value) for name, _, value in (word[2:].partition("=") for word in params.sbatch.split())]
@@ -79,7 +77,6 @@ def training(
         folder,
         given,
         output=f"{folder}{'-%a' if sweep else ''}/logs/%j.out",
-        tasks_per_node=request.ranks_per_node if by_rank else 1,
         array=sweep.directive if sweep else None,
         signal=f"B:USR1@{request.lead_s}",
     )
@@ -96,13 +93,11 @@ def training(
         leaves_outcome=program.leaves_outcome,
         ranks_per_node=request.ranks_per_node,
         gpus_per_node=request.gpus_per_node,
-        launcher=params.launcher,
         variables=(*_login(settings), *variables),
         fabric=params.fabric,
         fabrics=fabrics.FABRICS,
         environment=None if image else _environment(settings, environment),
         container=spec.Container(image, program.payload, ",".join(names)) if image else None,
-        profile=spec.Profile(params.profile, params.profile_ranks, has_window) if params.profile else None,
         max_requeues=params.max_requeues,
         max_restarts=params.max_restarts,
         nodelist=tuple(request.nodelist),
@@ -185,7 +180,6 @@ def _directives(
     given: list[tuple[str, str]],
     *,
     output: str,
-    tasks_per_node: int = 1,
     array: str | None = None,
     dependency: str | None = None,
     signal: str | None = None,
@@ -203,8 +197,8 @@ def _directives(
         ("partition", request.partition),
         ("array", array),
         ("nodes", request.num_nodes),
-        ("ntasks-per-node", tasks_per_node),
-        ("cpus-per-task", max(1, request.cpus_per_task // tasks_per_node)),
+        ("ntasks-per-node", 1),
+        ("cpus-per-task", request.cpus_per_task),
         ("mem", f"{request.memory_mb}M"),
         ("gpus-per-node", request.gpus_per_node or None),
         ("time", request.time_limit),

@@ -2,12 +2,11 @@
 
 import itertools
 import json
-import re
+import math
 import time
-import typing
 
 from ddp import copies
-from ddp.base import REPORT_S, Answer, Log, ParameterError, Results, Settings, TrainerError, shown
+from ddp.base import REPORT_S, Answer, Log, ParameterError, Results, Settings, TrainerError
 from ddp.options import fields, models
 from ddp.problem import Command
 from ddp.run import catalog, control, folder
@@ -16,17 +15,14 @@ from ddp.slurm import jobs
 from ddp.submit import checks, precheck, scripts, training
 from ddp.view import tables
 from ddp.view.result import Result
-from ddp.workspace import folders, operations, tokens
+from ddp.workspace import folders, tokens
 
-_MAX_FILE_BYTES = 256 * 1024
-_OPTION = re.compile(r"[a-z][a-z0-9-]{0,63}", re.ASCII)
-_VALUE = re.compile(r"[A-Za-z0-9._+=/:,@%^-]{1,512}", re.ASCII)
-Choice = dict[str, str | int | float | bool]
+Choice = dict[str, str]
 
 
 def submit_sweep(settings: Settings, params: models.SubmitSweep, log: Log) -> Answer:
     """Submit the runs of a sweep; with `wait` follow them to their end."""
-    choices = _choices(settings, params)
+    choices = _choices(params.grid)
     sweep = scripts.Array(len(choices), min(params.parallel or len(choices), len(choices)))
     name = params.name or control.new_name(settings, "sweep")
     for taken in (name, f"{name}-0"):
@@ -112,53 +108,15 @@ def _follow(settings: Settings, name: str, results: Results, log: Log, *, timeou
     return results
 
 
-def _choices(settings: Settings, params: models.SubmitSweep) -> list[Choice]:
-    """List the options of each run. Raises ParameterError."""
-    if bool(params.grid.strip()) == (params.file is not None):
-        raise ParameterError("grid", "give either grid or file; a grid is such as lr=0.001,0.003 batch=8,16")
-    choices = _product(params.grid) if params.file is None else _read(settings, params.file)
-    if not 1 <= len(choices) <= fields.MAX_SWEEP:
-        text = f"makes {len(choices)} runs; from 1 to {fields.MAX_SWEEP} are allowed"
-        raise ParameterError("grid" if params.file is None else "file", text)
-    return choices
-
-
-def _read(settings: Settings, path: str) -> list[Choice]:
-    """Read a sweep's file. Raises ParameterError."""
-    checks.check_inside(settings, "file", path, kinds=("file",))
-    try:
-        lines = folders.call(settings, operations.read_lines, path=path, limit=_MAX_FILE_BYTES)["lines"]
-    except folders.WorkspaceError as e:
-        raise ParameterError("file", str(e)) from e
-    return [_parse(number, line) for number, line in enumerate(lines, 1) if line.strip()]
-
-
-def _product(grid: str) -> list[Choice]:
-    """Combine the grid's values, up to one more combination than is allowed."""
+def _choices(grid: str) -> list[Choice]:
+    """Combine the grid's values: the options of each run. Raises ParameterError."""
     axes = [(name, values.split(",")) for name, _, values in (word.partition("=") for word in grid.split())]
+    count = math.prod(len(values) for _, values in axes)
+    if not axes or count > fields.MAX_SWEEP:
+        most = f"from 1 to {fields.MAX_SWEEP} are allowed, such as lr=0.001,0.003 batch=8,16"
+        raise ParameterError("grid", f"makes {count if axes else 0} runs; {most}")
     combinations = itertools.product(*(values for _, values in axes))
-    bounded = itertools.islice(combinations, fields.MAX_SWEEP + 1)
-    return [dict(zip((name for name, _ in axes), values, strict=True)) for values in bounded]
-
-
-def _parse(number: int, line: str) -> Choice:
-    """Parse one line of a sweep's file. Raises ParameterError."""
-    where = f"line {number}"
-    try:
-        value: object = json.loads(line)
-    except (ValueError, RecursionError):
-        raise ParameterError("file", f"{where}: {shown(line)} is not JSON; write {{'lr': 0.001}} with \"") from None
-    if not isinstance(value, dict) or not value:
-        raise ParameterError("file", f"{where}: {shown(line)} is not an object of options")
-    choice: Choice = {}
-    for name, given in typing.cast(dict[str, object], value).items():
-        if not _OPTION.fullmatch(name):
-            raise ParameterError("file", f"{where}: {shown(name)} is not an option; small letters, digits and -")
-        if not isinstance(given, str | int | float | bool) or not _VALUE.fullmatch(str(given)):
-            allowed = "a number, true, false, or a text of letters, digits and . _ + = / : , @ % ^ -, up to 512"
-            raise ParameterError("file", f"{where}: {name}: {shown(given)} is not allowed; {allowed}")
-        choice[name] = given
-    return choice
+    return [dict(zip((name for name, _ in axes), values, strict=True)) for values in combinations]
 
 
 def _listing(name: str, lines: list[str]) -> str:

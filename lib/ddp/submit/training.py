@@ -81,7 +81,6 @@ class Checked:
             "dataset": self.workload.dataset,
             "args": shlex.join(self.params.words),
             "ranks_per_node": self.request.ranks_per_node,
-            "launcher": self.params.launcher,
             "fabric": self.params.fabric,
             "container": image,
             "environment": None if image else environment.hash,
@@ -317,22 +316,20 @@ def _check_metric(params: models.Training, kind: str) -> list[str]:
 
 def _profile_flags(params: models.Training) -> tuple[str, ...]:
     """Build the payload's flags for recording some ranks and steps."""
-    if params.profile is None or (params.profile == "nsys" and params.profile_steps is None):
+    if not params.profile:
         return ()
     steps = params.profile_steps or DEFAULT_PROFILED_STEPS
-    return ("--profile", params.profile, "--profile-ranks", params.profile_ranks, "--profile-steps", steps)
+    return ("--profile", "--profile-ranks", params.profile_ranks, "--profile-steps", steps)
 
 
 def _check_profile(params: models.Training, kind: str, request: resources.Request) -> None:
-    if params.profile is None:
+    if not params.profile:
         for name, given in (("profile-ranks", params.profile_ranks != "0"), ("profile-steps", params.profile_steps)):
             if given:
-                raise ParameterError(name, "needs the option profile, nsys or torch")
+                raise ParameterError(name, "needs the option profile")
         return
-    if kind != "gpt" and params.profile == "torch":
-        raise ParameterError("profile", "torch records the workload gpt only; use nsys")
-    if kind != "gpt" and params.profile_steps:
-        raise ParameterError("profile-steps", "only the workload gpt has it; a script starts its own recording")
+    if kind != "gpt":
+        raise ParameterError("profile", "only the workload gpt has it; a script starts torch.profiler itself")
     most = request.num_nodes * request.ranks_per_node
     if beyond := [rank for rank in params.profile_ranks.split(",") if int(rank) >= most]:
         raise ParameterError("profile-ranks", f"no rank {beyond[0]}; the job has {most}, from 0")

@@ -12,7 +12,7 @@ import typing
 
 from ddp.base import USERS
 from ddp.node import ownership
-from ddp.node.explain import Json, opened, read_object, tail
+from ddp.node.explain import Json, read_object, tail
 from ddp.workspace.files import MAX_LISTED, RefusedError, private, replace
 
 HF_SUFFIX = ".hf-token"
@@ -109,15 +109,6 @@ def locate(workspace: str, path: str) -> Place:
         mode = real.stat().st_mode
         kind = "file" if stat.S_ISREG(mode) else "folder" if stat.S_ISDIR(mode) else "other"
     return Place(kind, str(real), real.is_relative_to(top) and real != top, os.access(real, os.R_OK))
-
-
-def read_lines(path: str, limit: int) -> Json:
-    """Return the lines of a file of at most `limit` bytes."""
-    with opened(pathlib.Path(path)) as file:
-        data = file.read(limit + 1)
-    if len(data) > limit:
-        raise RefusedError(f"{path} has more than {limit} bytes")
-    return {"lines": data.decode(errors="replace").splitlines()}
 
 
 def keep_token(secrets: str, owner: str, run: str, token: str) -> None:

@@ -12,7 +12,7 @@ from trainer_fixtures import charm_dir, claims, node, ready, settings, workspace
 
 from ddp import config
 from ddp.doctor.facts import Facts
-from ddp.slurm import access, jobs
+from ddp.slurm import jobs
 from slurm_ddp import mounts
 
 __all__ = ["charm_dir", "claims", "node", "ready", "settings", "workspace"]
@@ -73,5 +73,4 @@ def facts(settings: object) -> Facts:
         },
         manifests=(),
         login=("fuse.juicefs", "JuiceFS:shared"),
-        accounting=access.Accounting(("physics",), (), is_required=False),
     )

@@ -21,7 +21,7 @@ from ddp.doctor import examine, findings, probe, reporting
 from ddp.doctor.facts import Facts
 from ddp.environment import builder
 from ddp.run import telemetry
-from ddp.slurm import access, jobs
+from ddp.slurm import jobs
 from slurm_ddp.run import Completed
 
 
@@ -435,16 +435,3 @@ def test_answers_that_are_not_ours_are_left_out(pip: Pip):
     assert set(examine.read_reports("\n".join(reversed(lines)))) == {"slurmd-0"}
     assert examine.read_reports("\n".join(lines[:-1])) == {}
     assert examine.read_reports("DOCTOR a 0 1 !!!\nDOCTOR b 0 1 aGVsbG8=\nDOCTOR c x 1 y\nnoise") == {}
-
-
-def test_a_user_without_an_account_is_reported(settings: Settings, facts: Facts):
-    def findings_of(known: access.Accounting | None) -> list[findings.Finding]:
-        found = examine.judge(settings, dataclasses.replace(facts, accounting=known))
-        return [finding for finding in found if finding.where == "slurm"]
-
-    assert findings_of(access.Accounting(("physics",), (("physics", ""),), is_required=True)) == []
-    (finding,) = findings_of(access.Accounting(("physics",), (), is_required=True))
-    assert finding.level == "error"
-    assert finding.remedy == f"sacctmgr add user {settings.user} account=physics"
-    (finding,) = findings_of(None)
-    assert (finding.level, "slurmdbd does not respond" in finding.text) == ("warning", True)

@@ -42,57 +42,12 @@ def test_a_grid_is_every_combination_each_a_run_of_its_own(ready: Trainer, clust
     assert json.loads(first) == {"lr": "0.001", "batch": "8"}
 
 
-def test_a_file_names_each_runs_options(ready: Trainer, cluster: Cluster):
-    path = ready.workspace / "sweep.jsonl"
-    path.write_text('{"lr": 0.001, "compile": true}\n\n{"lr": 3e-4, "compile": false, "model": "tiny"}\n')
-    ready.run("submit-sweep", file=str(path), name="two")
-    assert "#SBATCH --array=0-1%2\n" in cluster.job(40).text
-    assert (ready.workspace / "runs" / "two-0" / "args").read_text().split() == ["--lr", "0.001", "--compile"]
-    words = ["--lr", "0.0003", "--no-compile", "--model", "tiny"]
-    assert (ready.workspace / "runs" / "two-1" / "args").read_text().split() == words
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("{lr: 1}", "line 1: '{lr: 1}' is not JSON"),
-        ("[1]", "line 1: '[1]' is not an object of options"),
-        ("{}", "line 1: '{}' is not an object of options"),
-        ('{"lr; rm": 1}', "line 1: 'lr; rm' is not an option"),
-        ('{"lr": [1]}', "line 1: lr: [1] is not allowed; a number, true, false, or a text of letters"),
-        ('{"lr": "$(id)"}', "line 1: lr: '$(id)' is not allowed; "),
-        ('{"lr": "a\\nb"}', "line 1: lr: 'a\\nb' is not allowed"),
-        ('{"lr": "\\u0000"}', "line 1: lr: '\\x00' is not allowed"),
-        ("[" * 100000, "is not JSON"),
-        ('{"a": 1}\n' * 257, "makes 257 runs; from 1 to 256 are allowed"),
-        ("\n", "makes 0 runs; from 1 to 256 are allowed"),
-        ("x" * 300000, "has more than 262144 bytes"),
-    ],
-)
-def test_a_line_that_cannot_be_is_refused_and_nothing_is_written(
-    ready: Trainer,
-    cluster: Cluster,
-    line: str,
-    words: str,
-):
-    path = ready.workspace / "sweep.jsonl"
-    path.write_text(line)
-    before = ready.files()
-    message = ready.fails("submit-sweep", file=str(path))
-    assert message.startswith("file: ")
-    assert words in message
-    assert ready.files() == before
-    assert not cluster.changes
-
-
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        ({}, "grid: give either grid or file; a grid is such as lr=0.001,0.003 batch=8,16"),
-        ({"grid": "lr=1", "file": "/x"}, "grid: give either grid or file; a grid is such as lr=0.001,0.003 batch=8,16"),
+        ({}, "grid: makes 0 runs; from 1 to 256 are allowed, such as lr=0.001,0.003 batch=8,16"),
         ({"grid": "lr=1 lr=2"}, "grid: lr is given twice"),
-        ({"grid": " ".join(f"a{i}=1,2,3,4" for i in range(5))}, "grid: makes 257 runs; from 1 to 256 are allowed"),
-        ({"file": "/etc/passwd"}, "file: /etc/passwd is outside the workspace "),
+        ({"grid": " ".join(f"a{i}=1,2,3,4" for i in range(5))}, "grid: makes 1024 runs; from 1 to 256 are allowed"),
     ],
 )
 def test_a_sweep_that_cannot_be_is_refused(ready: Trainer, cluster: Cluster, given: dict[str, str], line: str):

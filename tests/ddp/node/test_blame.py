@@ -21,7 +21,7 @@ PEER_GONE = (
 def explained(folder: pathlib.Path, text: str, *others: str) -> tuple[str, str, str]:
     """Return the verdict on an attempt in which rank 1, of the second node, printed a text, and the others theirs."""
     (folder / "control").mkdir(exist_ok=True)
-    (folder / "job.json").write_text(json.dumps({"ranks_per_node": 1, "launcher": "torchrun"}))
+    (folder / "job.json").write_text(json.dumps({"ranks_per_node": 1}))
     for node, printed in enumerate((*others, text), 2 - len((*others, text))):
         logs = folder / "logs" / "12.r0" / f"node-{node}" / "12.r0_x" / "attempt_0" / "0"
         logs.mkdir(parents=True, exist_ok=True)
@@ -179,21 +179,16 @@ FORGED = (
 )
 
 
-@pytest.mark.parametrize("by_srun", [True, False])
 @pytest.mark.parametrize("forged", FORGED)
 @hypothesis.settings(max_examples=10, deadline=None)
 @hypothesis.given(before=st.lists(MESSAGES, max_size=3), after=st.lists(MESSAGES, max_size=3))
-def test_nothing_that_a_program_prints_moves_the_blame_to_a_node(
-    by_srun: bool, forged: str, before: list[str], after: list[str]
-):
+def test_nothing_that_a_program_prints_moves_the_blame_to_a_node(forged: str, before: list[str], after: list[str]):
     lines = [*before, forged, *after]
     printed = "".join(f"{line}\n" for line in lines)
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         explained(folder, f"{printed}{TRACE}ValueError: boom\n", "")
-        if by_srun:
-            (folder / "job.json").write_text(json.dumps({"ranks_per_node": 1, "launcher": "srun"}))
-        label = "1: " if by_srun else "1: [rank1]: "
+        label = "1: [rank1]: "
         with (folder / "logs" / "12.out").open("a") as log:
             log.write(
                 "".join(f"{label}{line}\n" for line in lines) + "srun: error: gpu-1: task 1: Exited with exit code 1\n"

@@ -52,10 +52,10 @@ def exits(task: int, code: int) -> str:
     return f"srun: error: n{task}: task {task}: Exited with exit code {code}"
 
 
-def make_run(folder: pathlib.Path, logs: dict[int, str], merged: list[str], launcher: str = "torchrun") -> pathlib.Path:
+def make_run(folder: pathlib.Path, logs: dict[int, str], merged: list[str]) -> pathlib.Path:
     """Make a run of two ranks on each node; its ranks' logs are written one second after the other."""
     (folder / "control").mkdir(exist_ok=True)
-    (folder / "job.json").write_text(json.dumps({"job_id": 12, "ranks_per_node": 2, "launcher": launcher}))
+    (folder / "job.json").write_text(json.dumps({"job_id": 12, "ranks_per_node": 2}))
     for when, (rank, text) in enumerate(logs.items(), 1_800_000_000):
         path = folder / "logs" / "12.r0" / f"node-{rank // 2}" / "x" / "attempt_0" / str(rank % 2) / "stderr.log"
         path.parent.mkdir(parents=True)
@@ -224,21 +224,6 @@ def test_how_ranks_ended_is_taken_into_account(
     tmp_path: pathlib.Path, logs: dict[int, str], merged: list[str], rank: int, last: str
 ):
     found = explain.first_failure(make_run(tmp_path, logs, merged), 12, 5)
-    assert (found.rank, found.node, found.lines[-1]) == (rank, rank // 2, last)
-
-
-@pytest.mark.parametrize(
-    ("logs", "merged", "rank", "last"),
-    [
-        ({0: CUT, 3: "no such column: text\n"}, [exits(0, 1), exits(3, 1)], 3, "no such column: text"),
-        ({}, [BEGIN, "0: [ENV] node=n0 address=10.0.0.1", exits(3, 4)], 3, "exited with code 4 and no error output"),
-        ({1: LIVED_ON}, [BEGIN, exits(2, 137), exits(1, 143)], 2, KILLED),
-    ],
-)
-def test_under_srun_a_task_is_a_rank(
-    tmp_path: pathlib.Path, logs: dict[int, str], merged: list[str], rank: int, last: str
-):
-    found = explain.first_failure(make_run(tmp_path, logs, merged, "srun"), 12, 5)
     assert (found.rank, found.node, found.lines[-1]) == (rank, rank // 2, last)
 
 

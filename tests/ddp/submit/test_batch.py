@@ -26,9 +26,7 @@ def test_torchrun_gets_exactly_the_command(settings: Settings, node: Node):
     lines = output.splitlines()
     assert len(lines) == 2, "nothing else is printed"
     assert lines[1] == "[RESULT] rc=0 outcome=done"
-    assert (
-        lines[0] == "[ENV] job=12 attempt=12.r0 nodes=slurmd-0 head=127.0.0.1:20096 ranks_per_node=1 launcher=torchrun"
-    )
+    assert lines[0] == "[ENV] job=12 attempt=12.r0 nodes=slurmd-0 head=127.0.0.1:20096 ranks_per_node=1"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The part of a job that runs on each node, started for real: torchrun or a rank, containers, profiles."""
+"""The part of a job that runs on each node, started for real: torchrun, containers, quantities."""
 
 import json
 import os
@@ -162,27 +162,6 @@ def test_a_task_that_another_one_took_down_does_not_wait_to_save(settings: Setti
     assert "saved" not in output
 
 
-SLURM_RANK: dict[str, str] = {
-    "SLURM_PROCID": "3",
-    "SLURM_NTASKS": "4",
-    "SLURM_LOCALID": "1",
-    "SLURM_CPUS_PER_TASK": "2",
-}
-
-
-BY_SRUN: dict[str, typing.Any] = {"launcher": "srun", "outcome": False}
-
-
-def test_under_srun_a_rank_finds_what_torchrun_would_tell_it(settings: Settings, node: Node):
-    agent = 'echo "$1 $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $NODE_RANK $MASTER_ADDR:$MASTER_PORT $OMP_NUM_THREADS"; echo oh >&2'
-    process = run_node(settings, node, agent, given=BY_SRUN, **SLURM_RANK)
-    output, _ = process.communicate(timeout=30)
-    assert sorted(output.splitlines()) == ["oh", "script.py 3/4 1/2 1 127.0.0.1:20100 2"]
-    logs = node.run_dir / "logs" / "12.r0" / "node-1" / "srun" / "attempt_0" / "1"
-    assert (logs / "stdout.log").read_text() == "script.py 3/4 1/2 1 127.0.0.1:20100 2\n"
-    assert (logs / "stderr.log").read_text() == "oh\n"
-
-
 @pytest.mark.parametrize("outcome", [True, False])
 def test_ranks_start_in_the_submission_s_folder_and_only_the_payload_is_kept_from_it(
     settings: Settings, node: Node, tmp_path: pathlib.Path, outcome: bool
@@ -197,19 +176,12 @@ def test_ranks_start_in_the_submission_s_folder_and_only_the_payload_is_kept_fro
     assert printed.endswith(f"in {node.run_dir} safe=1\n" if outcome else f"in {tmp_path}/with blank safe=\n")
 
 
-def test_under_srun_a_ranks_exit_code_is_kept(settings: Settings, node: Node):
-    process = run_node(settings, node, "echo last words; exit 9", given=BY_SRUN, **SLURM_RANK)
-    assert process.communicate(timeout=30)[0] == "last words\nslept 3\n"
-    assert process.returncode == 9
-    assert (node.run_dir / "control" / "12.r0.failed").exists()
-
-
 @pytest.mark.parametrize("is_first", [True, False])
 def test_quantities_are_read_from_rank_0_alone(settings: Settings, node: Node, *, is_first: bool):
-    agent = 'for n in 1 2 3; do echo "loss = 0.$n"; done; printf "lr=0.5" >&2'
-    given = {**BY_SRUN, "metric": "loss=loss = ([0-9.]+)\nlr=lr=(.*)"}
-    place = {"SLURM_NODEID": "0", "SLURM_LOCALID": "0", "SLURM_PROCID": "0"} if is_first else {}
-    process = run_node(settings, node, agent, given=given, **{**SLURM_RANK, **place})
+    logs = f"{node.cache}/jobs/12/logs/12.r0/node-{0 if is_first else 1}/x/attempt_0/0"  # where torchrun writes them
+    agent = f'mkdir -p {logs}; for n in 1 2 3; do echo "loss = 0.$n"; done >{logs}/stdout.log; echo lr=0.5 >{logs}/stderr.log'
+    given = {"outcome": False, "metric": "loss=loss = ([0-9.]+)\nlr=lr=(.*)"}
+    process = run_node(settings, node, agent, given=given, SLURM_NODEID="0" if is_first else "1")
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 0, output
     found = metrics.Reader(node.run_dir / "metrics.jsonl").read()
@@ -222,24 +194,3 @@ def test_in_a_container_the_images_python_runs_the_payload(settings: Settings, n
     given = {"container_image": "x:1"}
     process = run_node(settings, node, "exit 99", given=given, PYTHONPATH="/opt")
     assert process.communicate(timeout=30)[0].splitlines()[-1] == "/mnt/payload:/opt -c"
-
-
-def nsys(ranks: str) -> dict[str, typing.Any]:
-    return {**BY_SRUN, "profile": "nsys", "profile_ranks": ranks}
-
-
-def test_nsight_records_the_chosen_ranks(settings: Settings, node: Node):
-    node.add("nsys", 'echo "nsys $*"')
-    given = nsys("0,3")
-    printed = run_node(settings, node, 'echo "bare $1"', given=given, **SLURM_RANK).communicate(timeout=30)[0]
-    assert printed.startswith(f"nsys profile --output={node.run_dir}/profile/12.r0.rank-3 ")
-    assert printed.rstrip().endswith(f"{node.cache}/{'ab' * 8}/bin/python script.py --flag")
-    more = {**SLURM_RANK, "SLURM_PROCID": "2"}
-    printed = run_node(settings, node, 'echo "bare $1"', given=given, **more).communicate(timeout=30)[0]
-    assert printed == "bare script.py\n"
-
-
-def test_a_node_without_nsight_says_so(settings: Settings, node: Node):
-    process = run_node(settings, node, "exit 99", given=nsys("3"), **SLURM_RANK)
-    assert "[FATAL] slurmd-0: profile=nsys needs Nsight Systems" in process.communicate(timeout=30)[0]
-    assert process.returncode == 78

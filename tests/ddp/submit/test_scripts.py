@@ -113,14 +113,3 @@ def test_a_value_that_slipped_through_would_still_be_quoted(settings: Settings, 
     assert (job := spec.load(spec.JobSpec, str(node.run_dir / "program" / "job.json"))).environment is not None
     assert job.environment.archive == f"{evil}/{MANIFEST.hash}.tar.zst"
     assert not (tmp_path / "pwned").exists()
-
-
-def test_under_srun_each_rank_is_a_task_with_its_share_of_the_cores(settings: Settings, node: Node):
-    files = texts(settings, resources.Request("main", 2, 2, 8, 8000, None, 180), launcher="srun")
-    assert {"ntasks-per-node=2", "cpus-per-task=4", "gpus-per-node=2"} <= set(directives(files["job.sbatch"]))
-    node.add("srun", 'printf "%s\\0" "$@" > "$NOTES/argv"; ' + ENDS % "done")
-    assert node.run(files)[0] == 0
-    argv = (node.notes / "argv").read_text().split("\0")[:-1]
-    assert {"--ntasks=2", "--ntasks-per-node=2", "--cpus-per-task=4", "--cpu-bind=cores", "--gpu-bind=none"} <= set(
-        argv
-    )

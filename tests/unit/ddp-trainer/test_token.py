@@ -107,12 +107,6 @@ def test_a_file_of_the_users_own_goes_before(cloud: Trainer, cluster: Cluster):
     assert files(cloud) == {}
 
 
-@pytest.mark.parametrize("name", ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"])
-def test_a_token_in_env_is_refused_without_being_shown(cloud: Trainer, name: str):
-    error = cloud.fails("submit-ddp", env=f"{name}=hf_mine")
-    assert error == f"env: {name} would be in the job's script for others to read; use the trainer's hf-token"
-
-
 @pytest.mark.parametrize(
     ("content", "why"),
     [
@@ -141,20 +135,6 @@ def test_jobs_take_a_new_token_and_lose_one_that_is_taken_back(running: Trainer)
     running.config.pop("hf-token")
     running.event("update_status")
     assert files(running) == {}
-
-
-def test_the_file_goes_with_its_job_and_not_before(running: Trainer, cluster: Cluster):
-    running.run("submit-ddp", workload="smoke", run="second")
-    for path in folder(running).iterdir():
-        os.utime(path, (1, 1))
-    cluster.jobs[0].states = [("CANCELLED", 15)]  # by scancel, without a notice
-    cluster.jobs[1].states = [("REQUEUED", 0)]
-    cluster.silent = 1000
-    running.event("update_status")
-    assert len(files(running)) == 2, "while Slurm does not respond nothing is known to be over"
-    cluster.silent = 0
-    running.event("update_status")
-    assert list(files(running)) == ["second.hf-token"]
 
 
 def test_cancelling_and_waiting_end_with_the_file_gone(running: Trainer, cluster: Cluster):

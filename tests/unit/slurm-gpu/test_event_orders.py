@@ -1,4 +1,4 @@
-"""Random orders of events on both roles of the charm: see tests/orders.py."""
+"""Random orders of events on a compute node: see tests/orders.py."""
 
 import collections.abc
 import dataclasses
@@ -14,12 +14,9 @@ import yaml
 from conftest import OPTIONS, ROOT
 from machine_double import MachineDouble, MigCard
 from ops import testing
-from slurm_double import Record, SlurmDouble
 
 import charm
 import orders
-from controller import gres_lines as controller_lines
-from gpu import gres_conf
 from node import health_check, slurmd_options
 from node import resume as bring_up
 from node import watch as node_watch
@@ -198,96 +195,6 @@ class Compute(orders.Unit):
     place: orders.Place
 
 
-def databag(number: int, *gpus: str) -> dict[str, str]:
-    """Build the databag of a compute unit."""
-    lines = [
-        f"Name=gpu Type={gpu.split(':')[1]} File=/dev/nvidia{i}" for i, gpu in enumerate(gpus or ["gpu:mock_gpu:1"])
-    ]
-    offered = NodeGres(
-        node=f"slurmd-{number}", gres=",".join(gpus) or "gpu:mock_gpu:1", lines=tuple(lines), awaits=True
-    )
-    return {key: json.dumps(value) for key, value in offered.model_dump().items()}
-
-
-GRES = testing.Relation(
-    "gres", remote_app_name="slurm-gpu", remote_units_data={number: databag(number) for number in range(3)}
-)
-
-
-class Controller(orders.Unit):
-    """The unit beside slurmctld, with three compute units."""
-
-    relations: typing.ClassVar = {
-        "controller": testing.SubordinateRelation("controller", interface="juju-info", remote_app_name="slurmctld"),
-        "gres": GRES,
-    }
-    actions: typing.ClassVar = {"show-gres": {}, "detect": {}}
-
-    def __init__(
-        self, ctx: testing.Context[charm.SlurmGpuCharm], calls: orders.Calls, slurm: SlurmDouble, place: orders.Place
-    ) -> None:
-        super().__init__(ctx, testing.State(leader=True, relations=set(self.relations.values())), calls)
-        self.slurm, self.place = slurm, place
-
-    def changes(self) -> dict[str, collections.abc.Callable[[], object]]:
-        return {
-            "slurmctld stops responding": lambda: vars(self.slurm).update(answering=False),
-            "slurmctld responds": lambda: vars(self.slurm).update(answering=True),
-            "slurmctld stops": lambda: vars(self.slurm).update(slurmctld_active=False),
-            "slurmctld starts": lambda: vars(self.slurm).update(slurmctld_active=True),
-            "slurmctld is set up": lambda: controller_lines.SLURM_CONF.write_text("ClusterName=x\n"),
-            "slurmctld is not set up": lambda: controller_lines.SLURM_CONF.unlink(missing_ok=True),
-            "a node has GPUs": lambda: vars(self.slurm).update(record=Record("gpu:mock_gpu:1")),
-            "a node has none": lambda: vars(self.slurm).update(record=Record("")),
-            "another unit leads": lambda: self.replace(leader=False),
-            "the application is removed": lambda: self.replace(planned_units=0),
-            "the admin adds a line": lambda: self.edit(lambda text: f"{text}Name=fpga File=/dev/fpga0\n"),
-            "the admin cuts the file": lambda: self.edit(lambda text: text[: len(text) // 2]),
-            "upstream writes the file": lambda: self.edit(lambda _: AUTODETECT),
-            **{
-                f"unit {number} {name}": self.publish(number, data)
-                for number in range(3)
-                for name, data in {
-                    "as at first": databag(number),
-                    "with more": databag(number, "gpu:mock_gpu:1", "gpu:other:1"),
-                    "without GPUs": databag(number) | {"lines": "[]", "gres": '""', "awaits": "false"},
-                    "malformed": {"node": "{"},
-                    "not yet": {},
-                    "as another": databag(0),
-                }.items()
-            },
-        }
-
-    def edit(self, change: collections.abc.Callable[[str], str]) -> None:
-        gres_conf.PATH.write_text(change(gres_conf.PATH.read_text() if gres_conf.PATH.exists() else ""))
-
-    def publish(self, number: int, data: dict[str, str]) -> collections.abc.Callable[[], None]:
-        def write() -> None:
-            relation = self.relation("gres")
-            if relation is not None and number in relation.remote_units_data:
-                self.write("gres", remote_units_data=relation.remote_units_data | {number: data})
-
-        return write
-
-    def settle(self) -> object:
-        self.slurm.answering = self.slurm.slurmctld_active = True
-        self.slurm.record = None
-        controller_lines.SLURM_CONF.write_text("ClusterName=x\n")
-        self.edit(lambda text: AUTODETECT + text[text.find(gres_conf.BEGIN) :] if gres_conf.END in text else AUTODETECT)
-        self.edit(lambda text: text.replace("Name=fpga File=/dev/fpga0\n", ""))
-        self.replace(planned_units=1)
-        for name in ("leader_elected", "controller created", "gres created"):
-            self.emit(name)
-        self.write("gres", remote_units_data=GRES.remote_units_data)
-        for name in ("gres changed", "update_status"):
-            self.emit(name)
-        return {
-            "status": self.state.unit_status,
-            "answer": self.relation("gres").local_app_data,
-            "files": self.place.files(*PASSING, "etc/systemd/system/slurm-gpu-node.*"),
-        }
-
-
 @pytest.mark.timeout(7200)
 def test_every_order_of_a_compute_node_ends_in_the_same_state(
     paths: pathlib.Path, node: MachineDouble, monkeypatch: pytest.MonkeyPatch
@@ -314,24 +221,5 @@ def test_every_order_of_a_compute_node_ends_in_the_same_state(
         unit = Compute(ctx, calls, node, clock)
         unit.place = place
         return unit
-
-    orders.check(monkeypatch, make)
-
-
-@pytest.mark.timeout(7200)
-def test_every_order_of_the_controller_ends_in_the_same_state(
-    paths: pathlib.Path, slurm: SlurmDouble, monkeypatch: pytest.MonkeyPatch
-):
-    orders.Clock(monkeypatch)
-    gres_conf.PATH.write_text(AUTODETECT)
-    controller_lines.SLURM_CONF.write_text("ClusterName=x\n")
-    calls = orders.Calls()
-    calls.watch_files(monkeypatch)
-    calls.watch_answers(slurm)
-    ctx, place = context(), orders.Place(paths, slurm)
-
-    def make() -> Controller:
-        place.restore()
-        return Controller(ctx, calls, slurm, place)
 
     orders.check(monkeypatch, make)
