@@ -133,6 +133,7 @@ def demo(store: Store, bundle: pathlib.Path) -> None:
     """Deploy, prepare a dataset, train a model on two nodes, and show the result."""
     merged = bundles.load(bundle, defaults=_OVERLAY)
     session = _session(store, create=True)
+    sessions.remove_abandoned(store, session.progress)
     with session.open() as engine:
         click.echo(demonstration.run(session, engine, merged))
 

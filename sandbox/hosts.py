@@ -146,6 +146,12 @@ class Hosts:
         """Return the names of the hosts, sorted."""
         return sorted(path.parent.name for path in self.directory.glob("hosts/*/host.json"))
 
+    def missing_sources(self) -> list[str]:
+        """Return the files and folders that are bound into hosts, and do not exist: the hosts cannot boot without."""
+        records = [json.loads(path.read_text()) for path in self.directory.glob("hosts/*/host.json")]
+        sources = {source for record in records for source in record.get("binds", {}).values()}
+        return sorted(source for source in sources if not pathlib.Path(source).exists())
+
     def recover(self, progress: Progress) -> None:
         """Boot the hosts that do not run, as after a restart of this machine."""
         for name in self.names():

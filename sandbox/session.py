@@ -104,6 +104,14 @@ def is_active(unit: Unit) -> bool:
     return unit.status.name == "active" and unit.agent.name != "error"
 
 
+def remove_abandoned(store: Store, progress: Progress) -> None:
+    """Remove the model if the clone that deployed it was deleted: its hosts cannot boot any more."""
+    missing = Hosts(store.name).missing_sources()
+    if missing:
+        progress("sandbox", f"model {store.name} is left of a clone that was deleted ({missing[0]}): it is removed")
+        remove(store, progress)
+
+
 def remove(store: Store, progress: Progress) -> None:
     """Remove a model: its hosts, their network and their files. Raises `SandboxError` while a command works on it."""
     lock = store.try_lock("session") if store.directory.exists() else None

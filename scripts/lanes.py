@@ -37,11 +37,11 @@ UNIT = (  # the longest first
     "unit-juicefs-server-proxy",
     "bundle",
     "lib",
+    "integration-standin",
 )
 FUNCTIONAL = ("functional-jobs", "functional-nodes")  # a deployment each
 FUNCTIONAL_ALL = tuple(f"{name}-all" for name in FUNCTIONAL)
-# Of the charms with a state of their own on a machine; ddp-trainer has none beside its workspace
-ORDERS = ("orders-juicefs-server-proxy", "orders-shared-filesystem-client", "orders-slurm-gpu")
+ORDERS = tuple(name.replace("unit-", "orders-") for name in UNIT if name.startswith("unit-"))
 LONG = (*FUNCTIONAL_ALL, "docs-walk", "mutants", "kernel", *ORDERS)
 GROUPS = {"unit": UNIT, "functional": FUNCTIONAL, "long": LONG, "orders": ORDERS}
 # The longest first among those that share the machine

@@ -29,8 +29,8 @@ def test_make_test_runs_every_lane_that_tox_lists():
     assert {f"unit-{charm}" for charm in CHARMS} < set(named)
 
 
-def test_the_long_sets_are_all_functional_tests_the_pages_the_kernel_mutants_and_orders_of_three_charms():
-    orders = {f"orders-{charm}" for charm in CHARMS if charm != "ddp-trainer"}
+def test_the_long_sets_are_all_functional_tests_the_pages_the_kernel_mutants_and_orders_of_each_charm():
+    orders = {f"orders-{charm}" for charm in CHARMS}
     others = {"functional-jobs-all", "functional-nodes-all", "docs-walk", "kernel", "mutants"}
     assert set(lanes.chosen(["long"])) == others | orders
     workflow = (rules.ROOT / ".github" / "workflows" / "nightly.yaml").read_text()

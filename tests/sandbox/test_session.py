@@ -1,6 +1,7 @@
-"""A deployment is done when every unit is active, as an operator sees it."""
+"""A deployment is done when every unit is active, as an operator sees it, and abandoned ones make room."""
 
 import pathlib
+import shutil
 
 import pytest
 from folder_hosts import Bench
@@ -8,6 +9,7 @@ from folder_hosts import Bench
 from sandbox import bundle as bundles
 from sandbox import session as sessions
 from sandbox.engine import Progress
+from sandbox.hosts import Hosts
 from sandbox.store import Model, SandboxError, Store
 
 
@@ -51,3 +53,25 @@ def test_deploy_once_sends_no_update_status_and_does_not_judge(bench: Bench, bun
     (bench.room / "waits-server-0").write_text("waiting")
     assert deploy(bench, bundle, once=True).units["server/0"].status.name == "waiting"
     assert "server/0 update_status" not in bench.hooks()
+
+
+def test_the_demo_removes_what_a_deleted_clone_left_and_nothing_else(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    clone, root = tmp_path / "clone", tmp_path / "models"
+    host = root / "t" / "hosts" / "one"
+    host.mkdir(parents=True)
+    clone.mkdir()
+    (clone / "agent.py").touch()
+    (host / "host.json").write_text(f'{{"machine": "m", "binds": {{"/var/lib/agent.py": "{clone}/agent.py"}}}}')
+    store, lines = Store("t", root), list[str]()
+    store.save(Model(name="t"))
+    monkeypatch.setattr(sessions, "Hosts", lambda name: Hosts(name, root))
+    sessions.remove_abandoned(store, Progress(lines.append))
+    assert store.exists()
+    assert lines == []
+    shutil.rmtree(clone)
+    sessions.remove_abandoned(store, Progress(lines.append))
+    assert not store.exists()
+    assert not host.exists()
+    assert f"model t is left of a clone that was deleted ({clone}/agent.py): it is removed" in lines[0]
