@@ -27,7 +27,7 @@ def ddp(*argv: str, **env: str) -> str:
         ("ddp su", "submit"),
         ("ddp env cr", "create"),
         ("ddp submit --fabr", "--fabric"),
-        ("ddp bench --store n", "never"),
+        ("ddp bench --collective b", "broadcast"),
     ],
 )
 def test_bash_completes(typed: str, completed: str):

@@ -113,7 +113,7 @@ CALLS: list[tuple[str, str, dict[str, object]]] = [
     ("slurm-gpu upgrade-driver", "branch=580", {"branch": 580}),
     ("slurm-gpu set-mig", "gpu=all profiles=none", {"gpu": "all", "profiles": "none"}),
     ("ddp-trainer submit-ddp", "time-limit=30 memory=8192 run=42", {"time-limit": 30, "memory": 8192, "run": 42}),
-    ("ddp-trainer submit-ddp", "profile-ranks=3 profile=true", {"profile-ranks": 3, "profile": True}),
+    ("ddp-trainer submit-ddp", "environment=2024 exclusive=true", {"environment": 2024, "exclusive": True}),
     ("ddp-trainer prepare-dataset", "name=2024", {"name": 2024}),
     ("ddp-trainer list-runs", "since=2026-11-20 lines=0x10", {"since": "2026-11-20", "lines": 16}),
 ]

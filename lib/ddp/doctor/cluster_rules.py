@@ -36,16 +36,6 @@ def judge(settings: Settings, facts: Facts, findings: Findings) -> None:
     _absent(facts, findings)
 
 
-def describe_tracking(settings: Settings) -> str:
-    """Describe where runs are tracked. MLflow refuses plain files since 3.13, so a path becomes an SQLite store."""
-    uri = settings.mlflow_uri
-    if not uri:
-        return "none: mlflow-tracking-uri is empty; each run's metrics.jsonl is its record"
-    if "://" in uri:
-        return f"the MLflow server {uri}"
-    return f"the SQLite file {uri.rstrip('/')}/mlflow.db, written by one run at a time; for many at once use a server"
-
-
 def requeue_delay(config: collections.abc.Mapping[str, str]) -> tuple[int, str]:
     """Return how many seconds a requeued job waits, and the setting that decides that.
 

@@ -17,7 +17,7 @@ from ddp.base import Log, ParameterError, Results, Settings, TrainerError, with_
 from ddp.doctor import cluster_rules, node_rules, reporting
 from ddp.doctor.facts import Facts, Json, as_dict, leading_number
 from ddp.doctor.findings import Finding, Findings, first_few
-from ddp.environment import builder, environments
+from ddp.environment import environments
 from ddp.options import declared, models
 from ddp.run import telemetry
 from ddp.slurm import access, jobs
@@ -73,7 +73,6 @@ def gather(settings: Settings, params: models.Doctor, partitions: tuple[jobs.Par
                 "port": 0,
                 "tracking": _tracking_server(settings.mlflow_uri),
                 "environments": [{"hash": installed.hash, "sha256": installed.sha256}] if installed else [],
-                "imports": builder.IMPORTS.read_text(),
             }
             gpus, cpus = (min(free(known[name]) for name in fit) for free in (_free_gpus, _free_cpus))
             options = _options(params, partition, fit, gpus=gpus, cpus=cpus)

@@ -9,7 +9,6 @@ from ddp.doctor.findings import Findings, grouped, spelled
 
 _CLOCK_S, _CLOCK_BREAKS_S = 1.0, 50.0  # auth/slurm: a credential is good for 60 s (slurm.conf(5), AuthInfo ttl)
 _SLOW_WRITE_MB_S, _SLOW_RENAME_MS, _SLOW_SEEN_MS = 20.0, 500.0, 3000.0
-_SLOW_IMPORT_S = 20.0
 _LEAST_FREE, _SPARE, _LEAST_SHM = 2 << 30, 256 << 20, 64 << 20
 _LEAST_FILES, _LEAST_LOCKED = 1024, 64 << 20
 _LAST_PORT = 29999  # of the rendezvous, see ddp.node.supervisor
@@ -25,8 +24,6 @@ def judge(settings: Settings, facts: Facts, findings: Findings) -> None:
         _host(settings, name, about, facts, findings)
         _disk(name, about, facts, findings)
         _network(name, about["network"], facts, findings)
-        for environment in about["environments"]:
-            _environment(name, environment, about["gpus"], findings)
         _processors(name, about["processors"], facts, findings)
         _gpus(settings, name, about, facts, findings)
     _differences(facts, findings)
@@ -118,18 +115,6 @@ def _network(name: str, about: Json, facts: Facts, findings: Findings) -> None:
             findings.add("unseen", name, peer=host)
         elif peer.get("seen_ms", 0) > _SLOW_SEEN_MS:
             findings.add("seen-late", name, seconds=peer["seen_ms"] / 1e3)
-
-
-def _environment(name: str, about: Json, gpus: Json, findings: Findings) -> None:
-    if about.get("error"):
-        findings.add("import-fails", name, hash=about["hash"], error=about["error"])
-    if about.get("cuda") and about.get("devices") is not None and about["devices"] < gpus["seen"]:
-        known = {"cuda": about["cuda"], "devices": about["devices"], "seen": gpus["seen"], "driver": gpus["cuda"]}
-        findings.add("torch-gpus", name, **known)
-    if "endless_s" in about:
-        findings.add("import-endless", name, seconds=about["endless_s"])
-    elif about.get("seconds", 0) > _SLOW_IMPORT_S:
-        findings.add("import-slow", name, seconds=about["seconds"])
 
 
 def _processors(name: str, about: Json, facts: Facts, findings: Findings) -> None:

@@ -32,7 +32,6 @@ MEET_S = 15.0  # how long a peer's server is tried: tasks of one step start with
 LEAVE_S = 30.0  # how long this node's own server stays, at most
 REACH_S = 5.0  # how long a server may take to be connected to
 SEEN_S = 10.0  # how long a file that another node wrote may take to be seen; NFS caches that it is absent
-IMPORT_S = 90.0  # how long importing torch may take
 PORTS = 3  # so many ports after the first are tried, as the job script does
 _WRITE_BYTES = 8 << 20
 
@@ -85,34 +84,17 @@ def disk(cache: str) -> Json:
         return {"error": f"{folder}: {e.strerror}"}
 
 
-def environments(cache: str, wanted: list[Json], program: str) -> list[Json]:
-    """Return for each stored environment whether it is unpacked here, and the seconds to import torch from it.
-
-    `program` is ddp/environment/imports.py, which an environment's own Python runs.
-    """
+def environments(cache: str, wanted: list[Json]) -> list[Json]:
+    """Return for each stored environment whether it is unpacked here."""
     found: list[Json] = []
     boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     for environment in wanted:
-        home = pathlib.Path(cache, environment["hash"])
+        complete = pathlib.Path(cache, f"{environment['hash']}.complete")
         one: Json = {"hash": environment["hash"], "unpacked": False}
         with contextlib.suppress(OSError):
-            one["unpacked"] = home.with_suffix(".complete").read_text().split() == [environment["sha256"], boot]
-        found.append(one | (_imported(home, program) if one["unpacked"] else {}))
+            one["unpacked"] = complete.read_text().split() == [environment["sha256"], boot]
+        found.append(one)
     return found
-
-
-def _imported(home: pathlib.Path, program: str) -> Json:
-    """Import torch in a process: the seconds, and its version; a failure or timeout becomes a fact."""
-    try:
-        argv = [str(home / "bin" / "python"), "-"]
-        done = subprocess.run(argv, input=program, capture_output=True, text=True, timeout=IMPORT_S, check=False)
-        if done.returncode == 0:
-            return json.loads(done.stdout.splitlines()[-1])
-        return {"error": (done.stderr.strip().splitlines() or ["no reason given"])[-1][:300]}
-    except subprocess.TimeoutExpired:
-        return {"endless_s": IMPORT_S}
-    except (OSError, ValueError, IndexError) as e:
-        return {"error": str(e)[:300]}
 
 
 def gpus() -> Json:
@@ -422,7 +404,7 @@ def examine(spec: Json) -> Json:
         "disk": disk(spec["cache"]),
         "filesystem": dict(filesystem.facts),
         "network": meeting.results(),
-        "environments": environments(spec["cache"], spec["environments"], spec["imports"]),
+        "environments": environments(spec["cache"], spec["environments"]),
         "tracking": reach(spec.get("tracking")),
     }
     filesystem.close()

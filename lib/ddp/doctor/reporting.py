@@ -4,12 +4,11 @@ import collections.abc
 import re
 
 from ddp.base import Results, Settings
-from ddp.doctor import cluster_rules
 from ddp.doctor.facts import Facts, as_dict, clock_offsets, mib
 from ddp.doctor.findings import ORDER, Finding
 from ddp.view import tables
 
-_COLUMNS: str = "NODE SLURM PYTHON CLOCK MOUNT MB/S RENAME SEEN NET TRIP SHM GPUS TORCH IMPORT VERDICT"
+_COLUMNS: str = "NODE SLURM PYTHON CLOCK MOUNT MB/S RENAME SEEN NET TRIP SHM GPUS VERDICT"
 
 
 def report(settings: Settings, facts: Facts, findings: collections.abc.Sequence[Finding]) -> Results:
@@ -17,7 +16,7 @@ def report(settings: Settings, facts: Facts, findings: collections.abc.Sequence[
     counts = {level: sum(finding.level == level for finding in findings) for level in ORDER}
     return {
         "verdict": _verdict(facts, counts["error"], counts["warning"]),
-        "tracking": cluster_rules.describe_tracking(settings),
+        "tracking": settings.mlflow_uri or "none: mlflow-tracking-uri is empty; each run's metrics.jsonl is its record",
         "nodes": _table(facts, findings),
         "findings": "\n".join(str(finding) for finding in findings) or "none",
         "errors": str(counts["error"]),
@@ -52,7 +51,6 @@ def _table(facts: Facts, findings: collections.abc.Sequence[Finding]) -> str:
             rows.append([name, *[""] * (len(rows[0]) - 2), facts.left_out.get(name, "no answer")])
             continue
         filesystem, peers = as_dict(about["filesystem"]), list(about["network"]["peers"].values())
-        environment = next((as_dict(one) for one in about["environments"] if "seconds" in one), as_dict(None))
         cells = (
             about["versions"]["slurm"],
             about["versions"]["python"],
@@ -65,8 +63,6 @@ def _table(facts: Facts, findings: collections.abc.Sequence[Finding]) -> str:
             _number(min((p["trip_ms"] for p in peers if "trip_ms" in p), default=None), ".2f", "ms"),
             f"{mib(about['limits'].get('shm'))}M",
             about["gpus"]["seen"],
-            environment.get("torch"),
-            _number(environment.get("seconds"), ".1f", "s"),
         )
         rows.append([name, *(str(cell or "-") for cell in cells), verdict])
     return tables.Table(rows)

@@ -11,17 +11,16 @@ from ddp.options import fields, models
 from ddp.problem import Command
 from ddp.run import control, folder
 from ddp.submit import checks, resources, scripts
-from ddp.view import tables
 from ddp.workspace import folders, operations
 
 Json = dict[str, typing.Any]
 BASELINE = "collectives.json"
-KEEPS = 0.9  # a measurement below this share of the baseline does not replace it by itself
+KEEPS = 0.9  # a measurement below this share of the baseline does not replace it
 _TABLE = re.compile(r"^# nThread.*?^# Collective test concluded[^\n]*", re.DOTALL | re.MULTILINE)  # of nccl-tests
 
 
 def benchmark_collectives(settings: Settings, params: models.BenchmarkCollectives, log: Log) -> Results:
-    """Measure, and store the figures if they are the first or no worse than the stored ones.
+    """Measure, and store the figures unless they are worse than the stored ones.
 
     Raises TrainerError unless the job completes in time.
     """
@@ -47,7 +46,7 @@ def benchmark_collectives(settings: Settings, params: models.BenchmarkCollective
     submitted = control.submit(settings, run, texts(environment), facts, again=False)
     log(f"job {submitted.job_id} measures {params.collective} on {request.num_nodes} nodes")
     results = control.follow(settings, submitted, log, timeout_s=params.wait_timeout)
-    return results | _conclude(settings, submitted, params.store, log)
+    return results | _conclude(settings, submitted, log)
 
 
 def read_baseline(settings: Settings) -> list[Json]:
@@ -79,7 +78,7 @@ def _shape(entry: Json) -> tuple[object, ...]:
     return tuple(entry[name] for name in ("collective", "backend", "nodes", "world_size"))
 
 
-def _conclude(settings: Settings, submitted: control.Submitted, store: str, log: Log) -> Results:
+def _conclude(settings: Settings, submitted: control.Submitted, log: Log) -> Results:
     measured = folders.call(settings, operations.read_json, path=f"{submitted.folder}/collectives.json")
     fresh = entries(measured, submitted.run)
     old = {_shape(entry): entry for entry in read_baseline(settings)}
@@ -95,30 +94,20 @@ def _conclude(settings: Settings, submitted: control.Submitted, store: str, log:
             verdict = f"{verdict}, the first of its kind"
         if ratio < KEEPS:
             log(f"{verdict}: slower; to find out why: {settings.render(Command('doctor'))}")
-        if is_stored := store == "always" or (store == "auto" and ratio >= KEEPS):
+        else:
             stored.append(entry)
-        comparison.append(verdict + ("; stored" if is_stored else "; not stored"))
+        comparison.append(verdict + ("; not stored" if ratio < KEEPS else "; stored"))
     path = str(settings.baselines / BASELINE)
     if stored:
         folders.call(settings, operations.store_baseline, path=path, entries=stored)
     return {
-        "table": tables.Table(_rows(fresh), _printed(settings, submitted)),
+        "table": _printed(settings, submitted),
         "average-busbw": ", ".join(f"{entry['average_busbw']:.6g}" for entry in fresh),
         "backend": f"{measured['backend']} over {measured['iface'] or 'its own choice of interface'}",
         "comparison": "\n".join(comparison),
         "baseline": path,
         "plot": f"{submitted.folder}/collectives.png",
     }
-
-
-def _rows(fresh: list[Json]) -> list[list[str]]:
-    """List the measured sizes, a row each."""
-    rows = [["COLLECTIVE", "BYTES", "TIME us", "ALGBW GB/s", "BUSBW GB/s"]]
-    for entry in fresh:
-        for point in entry["points"]:
-            figures = (f"{point[name]:.4g}" for name in ("time_us", "algbw", "busbw"))
-            rows.append([str(entry["collective"]), f"{point['bytes']:,}", *figures])
-    return rows
 
 
 def _printed(settings: Settings, submitted: control.Submitted) -> str:

@@ -8,13 +8,12 @@ busbw is read at the bucket's size from the cluster's own baseline. The backward
 (it does twice the forward's work: Kaplan et al. 2020, 2.1), and all buckets but the last can travel during it (Li et
 al., VLDB 2020, 3.2.3). On CPUs the transport takes the ranks' own cores, so only a part of that is counted as hidden.
 
-t_compute: the rate of an earlier run of the same model, else the payload's FLOP per token by the device's usual speed.
+t_compute: the rate of an earlier run of the same model, or the one that is given.
 """
 
 import dataclasses
 import itertools
 import math
-import re
 import runpy
 import types
 import typing
@@ -26,7 +25,6 @@ from ddp.problem import Command
 from ddp.run import folder
 from ddp.submit import checks, resources
 from ddp.workspace import folders, operations
-from slurm_ddp.slurm import nodes
 
 Json = dict[str, typing.Any]
 BYTES_PER_GRADIENT = 4  # DDP reduces in the parameters' own dtype, and those are fp32
@@ -35,8 +33,6 @@ BACKWARD_SHARE = 2 / 3
 # of what could be hidden; on CPUs the row ddp of `make bench` has 0.7: 43 % of all bytes where the last bucket is 38 %
 _OVERLAP = {True: 1.0, False: 0.7}  # on_gpu
 _BUCKET = 25 << 20  # bytes, the payload's bucket_mb
-GPU_UTILISATION = 0.35  # of the bf16 peak; nanoGPT and torchtitan reach 0.25 to 0.4
-CPU_FLOPS_PER_CORE = 40e9  # bf16, a few million parameters; within a factor of three on servers of 2020 to 2025
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +44,6 @@ class Work:
     seq_len: int
     tokens: int  # of one rank and one forward pass
     accumulate: int
-    flops_per_token: float
 
 
 def plan(settings: Settings, params: models.Plan, _: Log) -> Results:
@@ -133,12 +128,10 @@ def describe_work(settings: Settings, params: models.Plan, *, on_gpu: bool) -> W
     seq_len = params.seq_len or (1024 if on_gpu else 128)
     tokens = (params.batch or (32 if on_gpu else 16)) * seq_len
     if params.parameters is not None:
-        return Work("", params.parameters, seq_len, tokens, params.grad_accum, 6.0 * params.parameters)
+        return Work("", params.parameters, seq_len, tokens, params.grad_accum)
     vocab = shapes.padded(_vocabulary(settings, params.dataset, on_gpu=on_gpu))
-    shape = shapes.Shape(*shapes.SIZES[model], seq_len, vocab)
-    parameters = shapes.count(shape)
-    flops = shapes.flops_per_token(shape, parameters)
-    return Work(model, parameters, seq_len, tokens, params.grad_accum, flops)
+    parameters = shapes.count(shapes.Shape(*shapes.SIZES[model], seq_len, vocab))
+    return Work(model, parameters, seq_len, tokens, params.grad_accum)
 
 
 def _shapes(settings: Settings) -> types.SimpleNamespace:
@@ -168,24 +161,8 @@ def _rate(settings: Settings, params: models.Plan, work: Work, request: resource
         best = min(same, key=lambda run: (run["world_size"], -run["tokens_per_second"]))
         world = best["world_size"]  # of several ranks the communication is included
         return best["tokens_per_second"] / world, f"measured by the run {best['run']}, ranks: {world}"
-    if not on_gpu:
-        rate = CPU_FLOPS_PER_CORE * request.cpus_per_task / work.flops_per_token
-        return rate, f"estimated within a factor of three: {request.cpus_per_task} cores of 40 GFLOP/s"
-    kind = _gpu_kind(request.partition)
-    if (peak := _shapes(settings).peak_flops(kind)) is None:
-        text = f"no run has measured this model, and the peak of GPUs of the type {kind or 'unknown'} is not known"
-        raise ParameterError("tokens-per-second", f"{text}; give that of one GPU")
-    return GPU_UTILISATION * peak / work.flops_per_token, f"estimated: {GPU_UTILISATION:.0%} of the {kind}'s bf16 peak"
-
-
-def _gpu_kind(partition: str) -> str:
-    """Return the type in the GRES of the partition's nodes, such as h200; empty if there is none."""
-    try:
-        known = [node for node in nodes.show_all() if partition in node.fields.get("Partitions", "").split(",")]
-    except nodes.NodeError as e:
-        raise TrainerError(f"Slurm: {e}") from e
-    found = re.search(r"\bgpu:([A-Za-z][A-Za-z0-9_.-]*):", " ".join(node.gres or "" for node in known))
-    return found[1].lower() if found else ""
+    device = "GPU" if on_gpu else "rank"
+    raise ParameterError("tokens-per-second", f"no run has measured this model; give that of one {device}, or train it")
 
 
 def _baseline(entries: list[Json], num_nodes: int, world: int, *, on_gpu: bool) -> tuple[Json | None, str]:

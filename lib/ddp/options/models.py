@@ -48,8 +48,6 @@ class Training(Nodes):
     memory: typing.Annotated[fields.Memory | None, Directive("mem", is_computed=True)] = None
     exclusive: typing.Annotated[bool, Directive("exclusive")] = False
     dependency: typing.Annotated[fields.Dependency | None, Directive("dependency")] = None
-    mail_type: typing.Annotated[fields.MailType | None, Directive("mail-type")] = None
-    mail_user: typing.Annotated[fields.MailUser | None, Directive("mail-user")] = None
     sbatch: fields.Sbatch = ""
     args: fields.Words = ""
     env: fields.Env = ""
@@ -57,9 +55,6 @@ class Training(Nodes):
     dataset: fields.Dataset | None = None
     fabric: fields.Fabric = "auto"
     container_image: fields.Image | None = None
-    profile: bool = False
-    profile_ranks: fields.Ranks = "0"
-    profile_steps: fields.Steps | None = None
     max_requeues: typing.Annotated[int, between(0, 1000)] = 16
     max_restarts: typing.Annotated[int, between(0, 100)] = 0
     environment: fields.Name | None = None
@@ -237,7 +232,6 @@ class BenchmarkCollectives(Nodes):
     datatype: typing.Annotated[str, among(*_DATATYPES)] | None = None
     env: fields.Env = ""
     fabric: fields.Fabric = "auto"
-    store: typing.Annotated[str, among("auto", "always", "never")] = "auto"
     wait_timeout: fields.Seconds = 86400
 
 

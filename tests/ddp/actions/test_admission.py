@@ -1,4 +1,4 @@
-"""Accounts, QOS, reservations, nodes by name, other jobs, mail, and the forms of the time limit."""
+"""Accounts, QOS, reservations, nodes by name, other jobs, and the forms of the time limit."""
 
 import pytest
 from cluster import Cluster
@@ -99,17 +99,6 @@ def test_a_job_can_wait_for_others(ready: Trainer, cluster: Cluster, text: str):
 @pytest.mark.parametrize("text", ["40", "afterok:", "afterok:0", "singleton", "afterok:40,afterok:41?afterok:42"])
 def test_what_is_no_dependency_is_refused(ready: Trainer, text: str):
     assert ready.fails("submit-ddp", dependency=text).startswith(f"dependency: '{text}' is not allowed; after, ")
-
-
-def test_slurm_writes_a_mail(ready: Trainer):
-    for action, more in (("submit-ddp", {}), ("submit-sweep", {"grid": "lr=1"})):
-        given = {"mail_type": "END,FAIL", "mail_user": "me@example.com"}
-        script = ready.run(action, dry_run=True, **given, **more)["script"]
-        assert "#SBATCH --mail-type=END,FAIL\n#SBATCH --mail-user=me@example.com\n" in script
-    for name, text in (("mail_type", "END, FAIL"), ("mail_user", "a@b,c@d")):
-        assert ready.fails("submit-ddp", **{name: text}).startswith(
-            f"{name.replace('_', '-')}: '{text}' is not allowed"
-        )
 
 
 # -- the time limit ----------------------------------------------------------------------------------------------------

@@ -19,7 +19,6 @@ from pip_double import Pip
 from ddp.base import Settings
 from ddp.doctor import examine, findings, probe, reporting
 from ddp.doctor.facts import Facts
-from ddp.environment import builder
 from ddp.run import telemetry
 from ddp.slurm import jobs
 from slurm_ddp.run import Completed
@@ -84,9 +83,6 @@ CASES = [
     ("warning", "processors/affinity", 1, "a task that asked for 2 CPUs may run on 1 only"),
     ("warning", "processors/bf16", [], "bf16 differs: amx_bf16+avx512_bf16 on slurmd-0; none on slurmd-1: all ranks"),
     ("warning", "infiniband", [{"device": "mlx5_0:1", "state": "DOWN", "kind": "IB"}], "mlx5_0:1 (IB) is DOWN"),
-    ("error", "environments", [{"hash": "ab", "error": "ModuleNotFoundError: numpy"}], "import torch fails"),
-    ("warning", "environments", [{"hash": "ab", "seconds": 60.0, "torch": "2"}], "import torch takes 60 s"),
-    ("warning", "environments", [{"hash": "ab", "endless_s": 55.0}], "had not ended after 55 s"),
 ]
 
 
@@ -147,11 +143,11 @@ def test_preemption_is_that_of_the_partition_where_it_has_one_of_its_own(setting
     ("uri", "server", "described", "finding"),
     [
         ("", None, "none: mlflow-tracking-uri is empty", ""),
-        ("http://mlflow:5000/x", ["mlflow", 5000], "the MLflow server http://mlflow:5000/x", "cannot reach the MLflow"),
-        ("https://mlflow", ["mlflow", 443], "the MLflow server https://mlflow", "cannot reach the MLflow server"),
-        ("http://mlflow:x", None, "the MLflow server http://mlflow:x", ""),
-        ("{top}/mlruns/", None, "the SQLite file {top}/mlruns/mlflow.db, written by one run at a time", ""),
-        ("/srv/mlruns", None, "the SQLite file /srv/mlruns/mlflow.db", "=/srv/mlruns is outside the workspace"),
+        ("http://mlflow:5000/x", ["mlflow", 5000], "http://mlflow:5000/x", "cannot reach the MLflow"),
+        ("https://mlflow", ["mlflow", 443], "https://mlflow", "cannot reach the MLflow server"),
+        ("http://mlflow:x", None, "http://mlflow:x", ""),
+        ("{top}/mlruns/", None, "{top}/mlruns", ""),
+        ("/srv/mlruns", None, "/srv/mlruns", "=/srv/mlruns is outside the workspace"),
     ],
 )
 def test_where_runs_are_tracked_is_reported(
@@ -214,17 +210,12 @@ def test_cpus_that_differ_matter_and_their_bf16_only_where_they_compute(settings
 
 def test_a_rank_without_a_gpu_of_its_own_is_reported(settings: Settings, facts: Facts):
     facts = with_gpus(facts, 2)
-    sees = {"hash": "ab", "torch": "2.13.0+cu128", "cuda": "12.8", "devices": 2}
-    change(facts.reports["slurmd-0"], "environments", [sees])
-    change(facts.reports["slurmd-1"], "environments", [{**sees, "devices": 0}])
     change(facts.reports["slurmd-0"], "gpus/wanted", 4)
-    errors = sorted((str(f) for f in examine.judge(settings, facts) if f.level == "error"), reverse=True)
-    assert [line.splitlines()[0] for line in errors] == [
-        "ERROR slurmd-1: torch for CUDA 12.8 finds 0 of the 2 GPUs that the driver shows",
-        "ERROR slurmd-0: Slurm gave this job 4 GPUs, and the driver shows 2: a rank would find none",
-    ]
-    assert "CUDA 12.4: it may be too old" in errors[0]
-    assert "MIG" in errors[1]
+    (error,) = [str(f) for f in examine.judge(settings, facts) if f.level == "error"]
+    assert error.startswith(
+        "ERROR slurmd-0: Slurm gave this job 4 GPUs, and the driver shows 2: a rank would find none"
+    )
+    assert "MIG" in error
 
 
 # -- the program on the nodes -----------------------------------------------------------------------------------------
@@ -244,7 +235,6 @@ def run_probe(
         "cache": str(tmp_path / "cache"),
         "port": 21000 + os.getpid() % 5000,
         "environments": [],
-        "imports": "",
         **more,
     }
     running: list[subprocess.Popen[str]] = []
@@ -306,34 +296,6 @@ def test_a_task_reports_the_processors_that_a_rank_would_get(monkeypatch: pytest
     assert found == {"cpus": os.cpu_count(), "wanted": 2, "affinity": 1, "bf16": known}
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "4,2")
     assert probe.processors()["wanted"] is None
-
-
-def test_an_environment_is_tried_where_it_is_unpacked(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
-    python = tmp_path / "aa" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    (tmp_path / "aa.complete").write_text(f"s {boot}\n")
-
-    def ask(script: str) -> list[Json]:
-        python.write_text(f"#!/bin/sh\n{script}\n")
-        python.chmod(0o755)
-        wanted = [{"hash": "aa", "sha256": "s"}, {"hash": "bb", "sha256": "s"}]
-        return probe.environments(str(tmp_path), wanted, builder.IMPORTS.read_text())
-
-    (tmp_path / "numpy.py").touch()
-    (tmp_path / "torch.py").write_text(
-        "import types\n__version__ = '2.13.0+cpu'\nversion = types.SimpleNamespace(cuda=None)\n"
-        "cuda = types.SimpleNamespace(is_available=lambda: False)\n"
-    )
-    itself = f'PYTHONPATH={tmp_path} exec {sys.executable} "$@"'
-    first, second = ask(itself)
-    assert first.pop("seconds") >= 0
-    assert first == {"hash": "aa", "unpacked": True, "torch": "2.13.0+cpu", "cuda": None, "devices": 0}
-    assert second == {"hash": "bb", "unpacked": False}
-    (tmp_path / "numpy.py").write_text("raise ImportError('libopenblas.so')\n")
-    assert ask(itself)[0]["error"] == "ImportError: libopenblas.so"
-    monkeypatch.setattr(probe, "IMPORT_S", 0.5)
-    assert ask("exec sleep 600")[0] == {"hash": "aa", "unpacked": True, "endless_s": 0.5}
 
 
 def test_a_server_is_tried_from_the_node(tmp_path: pathlib.Path):
