@@ -25,6 +25,7 @@ from sandbox.hosts import Hosts
 from sandbox.session import Session
 from sandbox.store import Model, SandboxError, Store
 
+LEVELS = ("TRACE", "DEBUG", "INFO", "ACTION", "WARNING", "ERROR", "CRITICAL")  # Juju's, and an action's own log
 _OVERLAY = pathlib.Path(__file__).parent / "overlay.yaml"
 
 
@@ -328,14 +329,18 @@ def _secret_content(items: collections.abc.Iterable[str]) -> dict[str, str]:
 @click.option("-n", "--lines", "--limit", default=500, show_default=True, type=click.IntRange(1))
 @click.option("--replay", is_flag=True, help="All lines, from the beginning.")
 @click.option("--no-tail", is_flag=True, expose_value=False, help="As in Juju; the sandbox follows no log.")
+@click.option(
+    "-l", "--level", type=click.Choice(LEVELS, case_sensitive=False), default=LEVELS[0], help="The lowest level."
+)
 @click.pass_obj
-def debug_log(store: Store, *, include: tuple[str, ...], lines: int, replay: bool) -> None:
+def debug_log(store: Store, *, include: tuple[str, ...], lines: int, replay: bool, level: str) -> None:
     """Show the charms' log."""
     store.load()  # raises if the model does not exist
+    levels = LEVELS[LEVELS.index(level) :]
     chosen = [
         line
-        for line, who in ((line, line.split(" ")[1]) for line in store.log_lines())
-        if not include or {who, who.partition("/")[0]} & {*include}
+        for line, who, severity in ((line, *line.split(" ")[1:3]) for line in store.log_lines())
+        if severity in levels and (not include or {who, who.partition("/")[0]} & {*include})
     ]
     for line in chosen if replay else chosen[-lines:]:
         click.echo(line)
@@ -360,8 +365,8 @@ def reboot(store: Store, unit: str, *, once: bool) -> None:
 def gpus(store: Store, unit: str, gpus: str) -> None:
     """Put mock GPUs into the host of UNIT, or take them out: '2 x Mock GPU', 'NVIDIA L40S, Tesla T4', or 0 for none.
 
-    The cards are named by slot; `empty` is a slot without a card. As when a card fails or a driver appears, no charm
-    gets an event: the next one notices, such as update-status.
+    The cards are named by slot; `empty` is a slot without a card, and `@ 1` after a card its NUMA node. As when a card
+    fails or a driver appears, no charm gets an event: the next one notices, such as update-status.
     """
     Hosts(store.name).get(store.load().host_of(unit)).set_gpus(mock_gpus.parse(gpus))
 

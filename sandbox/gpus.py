@@ -7,25 +7,38 @@ import uuid
 
 from sandbox.store import SandboxError
 
-_ITEM = re.compile(r"(?:(?P<count>[1-9]\d?) x )?(?P<model>[A-Za-z][^@,]*)")
+_ITEM = re.compile(r"(?:(?P<count>[1-9]\d?) x )?(?P<model>[A-Za-z][^@,]*?)(?: @ (?P<node>\d))?")
 
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
-    """A mock GPU, beside all CPUs."""
+    """A mock GPU.
 
-    model: str  # the name that its driver reports, such as `NVIDIA H200`; empty for a slot without a card
+    Attributes:
+        model: the name that its driver reports, such as `NVIDIA H200`; empty for a slot without a card.
+        numa_node: the NUMA node that it is beside, of a host that divides its CPUs evenly among as many as are named;
+            None if it is beside all CPUs.
+    """
+
+    model: str
+    numa_node: int | None = None
 
 
 def parse(text: str) -> tuple[Gpu, ...]:
-    """Return the mock GPUs of a list such as `2 x NVIDIA L40S, Tesla T4`, by slot; `empty` is one without a card."""
+    """Return the mock GPUs that a text asks for, by slot.
+
+    That is a list such as `2 x NVIDIA L40S, Tesla T4`. `@ 1` after a model is the NUMA node that the card is beside;
+    `empty` is a slot without a card.
+    """
     gpus: list[Gpu] = []
     for item in text.split(",") if text not in ("", "0") else []:
         found = _ITEM.fullmatch(item.strip())
         if found is None:
-            raise SandboxError(f"mock GPUs {text!r}: write '2 x Mock GPU', 'NVIDIA L40S, empty, Tesla T4', or 0")
+            raise SandboxError(
+                f"mock GPUs {text!r}: write '2 x Mock GPU', 'NVIDIA L40S @ 0, empty, Tesla T4 @ 1' (@: NUMA node), or 0"
+            )
         model = "" if found["model"] == "empty" else found["model"]
-        gpus += [Gpu(model)] * int(found["count"] or 1)
+        gpus += [Gpu(model, int(found["node"]) if found["node"] else None)] * int(found["count"] or 1)
     return tuple(gpus)
 
 
@@ -33,7 +46,7 @@ def listing(gpus: tuple[Gpu, ...], machine_id: str) -> list[dict[str, typing.Any
     """Return the cards in the slots of a machine, with the identifiers and bus addresses that they keep."""
     return [
         {
-            "model": gpu.model,
+            **dataclasses.asdict(gpu),
             "uuid": f"GPU-{uuid.uuid5(uuid.UUID(machine_id), str(slot))}",
             "bus": f"0000:{0x81 + slot:02x}:00.0",
         }

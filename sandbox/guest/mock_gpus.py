@@ -1,9 +1,9 @@
 """Shows a sandbox host the NVIDIA GPUs it was given, and hides those of the machine underneath.
 
 Runs inside the host with its own python3, at each boot and whenever the GPUs change; imports nothing of ours. What a
-driver would show is mocked: `/proc/driver/nvidia`, device nodes, and the PCI functions with the driver bound to them.
-The device nodes carry NVIDIA's own major number, so cgroups tell them apart; opening one fails (ENXIO) where no real
-driver answers to it.
+driver would show is mocked: `/proc/driver/nvidia`, device nodes, and the PCI functions with the driver bound to them;
+where a GPU names its NUMA node, also the kernel's table of NUMA nodes. The device nodes carry NVIDIA's own major
+number, so cgroups tell them apart; opening one fails (ENXIO) where no real driver answers to it.
 """
 
 import json
@@ -14,9 +14,10 @@ import subprocess
 import sys
 import typing
 
-WANTED = pathlib.Path("/etc/sandbox/gpus.json")  # [{"model": ..., "uuid": ..., "bus": ...}, ...]
+WANTED = pathlib.Path("/etc/sandbox/gpus.json")  # [{"model": ..., "numa_node": ..., "uuid": ..., "bus": ...}, ...]
 PROC = pathlib.Path("/proc/driver")
 BUS = pathlib.Path("/sys/bus")
+NODES = pathlib.Path("/sys/devices/system/node")
 CPUS = pathlib.Path("/sys/devices/system/cpu/online")
 LAYER = pathlib.Path("/run/sandbox/gpus/bus")
 DEV = pathlib.Path("/dev")
@@ -37,7 +38,7 @@ def main() -> None:
     show_proc(gpus)
     show_devices(len(gpus))
     try:
-        show_bus(gpus)
+        show_bus(gpus, show_nodes(gpus))
     except subprocess.CalledProcessError as e:  # a kernel that stacks no overlay on sysfs: the rest works without
         sys.stderr.write(f"PCI devices are not mocked: {e}\n")
 
@@ -78,7 +79,7 @@ def show_devices(count: int) -> None:
             (DEV / name).chmod(0o666)
 
 
-def show_bus(gpus: Gpus) -> None:
+def show_bus(gpus: Gpus, nodes: list[list[int]]) -> None:
     """Overlay /sys/bus: the mocked functions appear, NVIDIA functions of the machine underneath do not."""
     unmount(BUS)
     unmount(LAYER.parent)
@@ -99,7 +100,10 @@ def show_bus(gpus: Gpus) -> None:
         os.setxattr(driver, "trusted.overlay.opaque", b"y")
     for gpu in gpus:
         function = LAYER / "pci/devices" / gpu["bus"]
-        values = {"vendor": VENDOR, "device": DEVICE, "class": CLASS_3D, "local_cpulist": read(CPUS), "numa_node": "-1"}
+        node = gpu["numa_node"]
+        cpus = read(CPUS) if node is None else listed(nodes[int(node)])
+        values = {"vendor": VENDOR, "device": DEVICE, "class": CLASS_3D, "local_cpulist": cpus}
+        values["numa_node"] = "-1" if node is None else str(node)
         for name, value in values.items():
             write(function / name, f"{value}\n")
         header = bytearray(64)  # the start of the configuration space: vendor, device, class
@@ -109,6 +113,46 @@ def show_bus(gpus: Gpus) -> None:
         (function / "driver").symlink_to("../../drivers/nvidia")
         (LAYER / "pci/drivers/nvidia" / gpu["bus"]).symlink_to(f"../../devices/{gpu['bus']}")
     subprocess.run(["mount", "-t", "overlay", "-o", f"ro,lowerdir={LAYER}:{BUS}", "sandbox-gpus", str(BUS)], check=True)
+
+
+def show_nodes(gpus: Gpus) -> list[list[int]]:
+    """Divide CPUs and memory evenly among the NUMA nodes that GPUs name, numa(7); return the CPUs of each."""
+    unmount(NODES)
+    count = max([int(gpu["numa_node"]) + 1 for gpu in gpus if gpu["numa_node"] is not None], default=0)
+    if not count:
+        return []
+    cpus = [cpu for first, last in ranges(read(CPUS)) for cpu in range(first, last + 1)]
+    nodes = [cpus[number * len(cpus) // count : (number + 1) * len(cpus) // count] for number in range(count)]
+    memory = [line.split() for line in read(pathlib.Path("/proc/meminfo")).splitlines()[:2]]  # MemTotal, MemFree
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=0755", "sandbox-gpus", str(NODES)], check=True)
+    for name in ("online", "possible", "has_cpu", "has_memory", "has_normal_memory"):
+        write(NODES / name, f"{listed(list(range(count)))}\n")
+    for number, members in enumerate(nodes):
+        node = NODES / f"node{number}"
+        write(node / "cpulist", f"{listed(members)}\n")
+        write(node / "cpumap", f"{mask(members)}\n")
+        write(node / "distance", " ".join("10" if other == number else "12" for other in range(count)) + "\n")
+        sizes = [f"Node {number} {name} {int(size) // count} {unit}\n" for name, size, unit in memory]
+        write(node / "meminfo", "".join(sizes))
+    return nodes
+
+
+def ranges(text: str) -> list[tuple[int, int]]:
+    """Return first and last of each range in a list such as `0-3,8`, cpuset(7)."""
+    pairs = (part.partition("-") for part in text.split(","))
+    return [(int(first), int(last or first)) for first, _, last in pairs]
+
+
+def listed(numbers: list[int]) -> str:
+    """Return numbers as the kernel lists them, without ranges."""
+    return ",".join(map(str, numbers))
+
+
+def mask(numbers: list[int]) -> str:
+    """Return numbers as the kernel's bit mask, in words of 32 bits."""
+    bits = f"{sum(1 << number for number in numbers):x}"
+    words = [bits[max(0, end - 8) : end] for end in range(len(bits), 0, -8)]
+    return ",".join(reversed(words))
 
 
 def unmount(path: pathlib.Path) -> None:
