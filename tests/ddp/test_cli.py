@@ -13,6 +13,7 @@ import typing
 import click
 import everybody
 import pytest
+import yaml
 from command_line import COMMANDS, typed
 
 from ddp import cli, config, readiness, service, verbs
@@ -21,6 +22,8 @@ from ddp.options import declared, fields
 from ddp.problem import Command
 from ddp.view.result import Result, values_of
 from ddp.view.tables import Table
+
+CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 NOBODY = pwd.getpwnam("nobody").pw_uid
@@ -132,28 +135,7 @@ def test_help_names_every_command(words: tuple[str, ...]):
             assert f"  {found[-1]} " in out
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (["nope"], "ddp: No such command 'nope'; see: ddp --help"),
-        (["env", "nope"], "ddp env: No such command 'nope'; see: ddp env --help"),
-        (["submti"], "ddp: No such command 'submti'. Did you mean 'submit'?"),
-        (["submit", "--node", "3"], "ddp submit: No such option '--node'. (Did you mean"),
-        (["list", "--nope"], "ddp list: No such option '--nope'"),
-        (["list", "x"], "ddp list: Got unexpected extra argument (x)"),
-        (["list", "--lines", "many"], "ddp list: Invalid value for '--lines' / '-n': 'many' is not a valid integer"),
-        (["list", "--lines", "0"], "ddp list: --lines: 0 is not allowed; a whole number from 1 to 1000"),
-        (["submit", "--nodes", "0"], "ddp submit: --nodes: 0 is not allowed"),
-        (["submit", "--run", "a\nb"], "ddp submit: --run: 'a\\nb' is not allowed"),
-        (["submit", "--env", "one"], "ddp submit: --env: one has no value; write one=value"),
-        (["submit", "--env", "a b=c"], "ddp submit: --env: 'a b=c' is not NAME=value"),
-        (["submit", "a\tb.py"], "ddp submit: workload: "),
-        (["env", "create"], "ddp env create: Missing argument 'NAME'"),
-        (["env", "create", "x"], "ddp env create: Missing option '--requirements'"),
-        (["list", "--no\npe\x1b[31m"], "ddp list: No such option"),
-        (["--workspace", "x", "list"], "ddp list: --workspace: workspace: 'x' is not allowed"),
-    ],
-)
+@pytest.mark.parametrize(("words", "line"), CASES["a_mistake_is_one_line_that_names_it"])
 def test_a_mistake_is_one_line_that_names_it(words: list[str], line: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(os, "geteuid", lambda: NOBODY)
     code, out, err = typed(*words)

@@ -9,11 +9,14 @@ import time
 import typing
 
 import pytest
+import yaml
 from cluster import Cluster, Job
 
 from ddp.base import Settings
 from ddp.run import telemetry
 from ddp.slurm import jobs
+
+CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 
 USER = pwd.getpwuid(os.geteuid()).pw_name
 Json = dict[str, typing.Any]
@@ -141,19 +144,7 @@ def test_the_newest_runs_of_all_users(
     assert [run["run"] for run in telemetry.collect(settings)["runs"]] == ["run-2", "run-1"]
 
 
-@pytest.mark.parametrize(
-    ("words", "count"),
-    [
-        ("2|2|cpu=4,mem=8000M,node=2,billing=4,gres/gpu=8,gres/gpu:h100=8|N/A|gres/gpu:4|N/A|", 8),
-        ("2|4|cpu=4,node=2|N/A|gres/gpu:h100:4|N/A|", 8),
-        ("2|4|cpu=4,node=2|N/A|gres/gpu|N/A|", 2),
-        ("2|4|cpu=4,node=2|gres/gpu:h100:3,gres/gpu:a100:2|N/A|N/A|", 5),
-        ("2|4|cpu=4,node=2|N/A|N/A|cpu=2,gres/gpu:1|", 4),
-        ("2|4|cpu=4,node=2|N/A|N/A|cpu=2,gres/gpu=2|", 8),
-        ("1|1|cpu=1,node=1,billing=1|N/A|gres/shard:2|N/A|", 0),
-        ("1|1|cpu=1,node=1,billing=1|N/A|N/A|N/A|", 0),
-    ],
-)
+@pytest.mark.parametrize(("words", "count"), CASES["gpus_that_a_job_holds"])
 def test_gpus_that_a_job_holds(settings: Settings, cluster: Cluster, words: str, count: int):
     """By what Slurm allocated, where it tracks gres/gpu (AccountingStorageTRES), else by what was asked for."""
     cluster.running = f"ann|{words}\nbob|1|1|cpu=1,node=1|N/A|gres/gpu:2|N/A|\n"

@@ -28,17 +28,6 @@ pytestmark = [
 ]  # the first test of a run deploys; each command has a limit of its own
 
 
-def test_ranks_on_two_nodes_and_the_files_are_the_users(drills: Cluster):
-    for unit, other in (("slurmd/0", "slurmd-1"), ("slurmd/1", "slurmd-0"), ("sackd/0", "slurmd-0")):
-        assert drills.exec(unit, "getent", "hosts", other).code != 0, "nodes' names resolve nowhere"
-    job = submit(drills, "options.py", "args=a b", "wait=true", nodes=2)
-    assert job["state"] == "COMPLETED"
-    output = log_of(drills, job)
-    assert output.count("options a b") == 2
-    assert set(re.findall(r"\[ENV\] node=(\S+)", output)) == {"slurmd-0", "slurmd-1"}
-    assert drills.on("sackd/0", "find", job["run-dir"], "-not", "-user", "ubuntu") == ""
-
-
 def test_a_rank_that_takes_more_memory_than_the_job_has_is_reported(drills: Cluster):
     small = ("gpus-per-node=0", "cpus-per-task=1", "memory=1G", "nodes=2", "wait=true")
     answer = drills.ctl("run", "trainer/0", "submit-ddp", f"workload={CODE}/greedy.py", *small, timeout=PATIENCE_S)

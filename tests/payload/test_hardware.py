@@ -9,8 +9,11 @@ import typing
 
 import pytest
 import torch
+import yaml
 
 from ddptrain import config, distributed, errors, hardware, planning
+
+CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 
 NVML = """
 #include <string.h>
@@ -88,19 +91,7 @@ def test_two_ranks_on_one_gpu_get_an_error(gpus: tuple[str | None, ...], shared:
 
 @pytest.mark.parametrize(
     ("name", "tflops"),  # as CUDA names it, or a GRES type
-    [
-        ("NVIDIA H200", 989.4),
-        ("NVIDIA H100 80GB HBM3", 989.4),
-        ("NVIDIA H100 PCIe", 756.5),
-        ("NVIDIA A10", 125),
-        ("NVIDIA A10G", 70),
-        ("NVIDIA L40S", 362),
-        ("NVIDIA RTX A4000", None),
-        ("NVIDIA GeForce RTX 4090", 165.2),
-        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
-        ("nvidia_h100_80gb_hbm3", 989.4),
-        ("rtx4090", 165.2),
-    ],
+    CASES["the_peak_that_mfu_is_measured_against"],
 )
 def test_the_peak_that_mfu_is_measured_against(name: str, tflops: float | None, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: name)

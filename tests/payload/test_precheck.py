@@ -7,8 +7,11 @@ import sys
 
 import pytest
 import ranks
+import yaml
 
 from ddptrain import precheck
+
+CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 
 FOLDER = pathlib.Path(precheck.__file__).parents[1]
 
@@ -28,25 +31,7 @@ def test_neither_torch_nor_numpy_is_needed():
     assert json.loads(done.stdout) == ["--run-dir is missing; see `python -m ddptrain train --help`", None]
 
 
-MISTAKES = [
-    ("train --run-dir {tmp} --data d --bogus", "unrecognized arguments: --bogus"),
-    ("train --run-dir {tmp} --data d --lr 0", "--lr 0.0: must be above 0"),
-    ("train --run-dir {tmp} --data d --steps 1 --epochs 1", "exclude each other"),
-    ("train --run-dir {tmp} --data d --timeout-minutes 0", "must be at least 0.1"),
-    ("smoke --epochs 0", "--epochs 0: must be at least 1"),
-    ("smoke --device tpu", "invalid choice: 'tpu'"),
-    ("smoke --batch x", "invalid int value"),
-    ("smoke --timeout-minutes 1441", "must be at most 1440"),
-    ("collectives --timeout-minutes nan", "a finite"),
-    ("collectives --collective gossip", "--collective gossip: must be one of"),
-    ("collectives -b 1X", "--min-bytes 1X: give a number of bytes"),
-    ("collectives -b 0", "--min-bytes 0"),
-    ("collectives -b 2M -e 1M", "--min-bytes is above --max-bytes"),
-    ("collectives -f 1", "--step-factor 1: must be at least 2"),
-]
-
-
-@pytest.mark.parametrize(("line", "words"), MISTAKES)
+@pytest.mark.parametrize(("line", "words"), CASES["mistakes"])
 def test_a_mistake_is_one_line_on_all_ranks_and_known_before_they_start(tmp_path: pathlib.Path, line: str, words: str):
     command, *rest = line.format(tmp=tmp_path).split()
     result = ranks.run(2, command, *rest)

@@ -13,6 +13,7 @@ import conftest
 import pytest
 import ranks
 import torch
+import yaml
 
 from ddptrain import (
     checkpoint,
@@ -24,6 +25,8 @@ from ddptrain import (
     model,
     shapes,
 )
+
+CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 
 TINY = (
     "--layers 2 --heads 2 --width 32 --seq-len 32 --batch 4 --epoch-steps 5 --precision fp32 --eval-rows "
@@ -134,28 +137,7 @@ def short(dataset: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pa
     return run_dir
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--data", "/nonexistent"], "--data /nonexistent: no such folder"),
-        (["--batch", "0"], "--batch 0: must be at least 1"),
-        (["--lr", "nan"], "--lr nan: must be a finite number"),
-        (["--steps", "5", "--epochs", "1"], "exclude each other"),
-        (["--batch", "100000"], "one step takes 200000: lower --batch"),
-        (["--width", "33"], "--width 33 is not divisible by --heads 2"),
-        (["--layers", "60000", "--width", "8192"], "too little memory"),
-        (["--resume", "/nonexistent"], "--resume /nonexistent: no such folder"),
-        (["--resume", "{short}", "--layers", "3"], "checkpoint of another model (layers 2 there, 3 here)"),
-        (["--resume", "{short}", "--grad-accum", "3"], "is 24 sequences per step, the checkpoint's training has 4"),
-        (["--device", "cuda"], "--device cuda: torch"),
-        (["--config", "/nonexistent.toml"], "--config /nonexistent.toml: No such file"),
-        (["--model-local-dir", "/nonexistent"], "--model-local-dir /nonexistent holds no model"),
-        (["--profile-steps", "5-2"], "--profile-steps 5-2: first and last step, such as 10-12"),
-        (["--profile-ranks", "all"], "--profile-ranks all: ranks separated by commas, such as 0,8"),
-        (["--frobnicate"], "unrecognized arguments: --frobnicate"),
-        (["--warm", "2"], "unrecognized arguments: --warm 2"),
-    ],
-)
+@pytest.mark.parametrize(("flags", "words"), CASES["what_cannot_be_done_is_one_line_and_all_ranks_leave"])
 def test_what_cannot_be_done_is_one_line_and_all_ranks_leave(
     dataset: pathlib.Path, short: pathlib.Path, tmp_path: pathlib.Path, flags: list[str], words: str
 ):
@@ -209,18 +191,7 @@ def test_a_batch_that_the_ranks_do_not_divide(short: pathlib.Path, dataset: path
     assert "batch of 4 sequences is not divisible by 3 ranks; use one of 1, 2, 4 ranks" in result.fatal()[0]
 
 
-@pytest.mark.parametrize(
-    ("what", "rank", "words"),
-    [
-        ("bug", 1, "RuntimeError: something nobody thought of"),
-        ("bug", 0, "RuntimeError: something nobody thought of"),
-        ("memory", 1, "out of memory; lower --batch"),
-        ("compiler", 0, "could not be compiled; use --no-compile"),
-        ("joining", 1, "NCCL error"),
-        ("joining", 0, "NCCL error"),
-        ("missing", 1, "rank 1 on "),
-    ],
-)
+@pytest.mark.parametrize(("what", "rank", "words"), CASES["when_one_rank_fails_all_leave"])
 def test_when_one_rank_fails_all_leave(dataset: pathlib.Path, tmp_path: pathlib.Path, what: str, rank: int, words: str):
     """No launcher is there to end the others."""
     accident = f"accident_raise RAISE_WHAT={what} RAISE_RANK={rank}"

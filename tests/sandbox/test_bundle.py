@@ -19,24 +19,7 @@ METADATA: dict[str, dict[str, typing.Any]] = {
     "client": {"requires": {"api": {"interface": "http"}, "db": {"interface": "sql"}}},
     "agent": {"subordinate": True, "requires": {"juju-info": {"interface": "juju-info", "scope": "container"}}},
 }
-BUNDLE = """\
-name: test
-applications:
-  server:
-    charm: server
-    channel: 1/edge
-    num_units: 1
-    options:
-      port: 8080
-  client:
-    charm: ./dist/client.charm
-    num_units: 2
-  agent:
-    charm: ./dist/agent.charm
-relations:
-  - [server:api, client:api]
-  - [agent:juju-info, server:juju-info]
-"""
+BUNDLE = pathlib.Path(__file__).with_suffix(".yaml").read_text()
 
 
 def load(tmp_path: pathlib.Path, text: str, *overlays: str) -> bundles.Bundle:

@@ -14,6 +14,8 @@ from sandbox import cli, session
 from sandbox import model as rules
 from sandbox.store import Status, Store
 
+CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
+
 
 class Prompt:
     """Runs commands on a model in a folder."""
@@ -105,19 +107,7 @@ def test_run_prints_results_plainly_or_whole_and_fails_with_the_action(prompt: P
     assert json.loads(failed.stdout)["server/1"]["message"] == "no disk"
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "error"),
-    [
-        ("run server/0", 2, ""),
-        ("run server/0 path=/x", 2, ""),
-        ("run server/0 dump --background", 2, ""),
-        ("wait-for unit server/0 --timeout soon", 2, ""),
-        ("destroy", 1, ""),
-        ("remove-application severer", 1, "ERROR application 'severer' not found"),
-        ("remove-unit agent/0", 1, "ERROR agent/0 is subordinate: remove the relation to server instead"),
-        ("remove-relation server:api agent:api", 1, "ERROR server:api and agent:api are not related"),
-    ],
-)
+@pytest.mark.parametrize(("words", "code", "error"), CASES["wrong_words_change_nothing"])
 def test_wrong_words_change_nothing(prompt: Prompt, words: str, code: int, error: str):
     result = prompt.run(words)
     assert (result.exit_code, result.stderr[: len(error)]) == (code, error or result.stderr[:0])
@@ -135,7 +125,7 @@ def test_the_log_is_chosen_by_unit_and_application(prompt: Prompt):
     assert texts("--include server") == ["one", "two"]
     assert texts("--include server/1 --include gone/0") == ["two", "four"], "a removed unit's lines stay"
     assert texts("-n 1") == ["four"]
-    assert texts("--replay --no-tail") == ["one", "two", "three", "four"]
+    assert texts("--replay --no-tail --level WARNING") == ["two", "three"]
 
 
 @pytest.mark.parametrize("once", [False, True])

@@ -8,6 +8,7 @@ import time
 
 import click.testing
 import pytest
+import yaml
 from folder_hosts import Bench
 
 from sandbox import cli, juju_exec
@@ -15,6 +16,8 @@ from sandbox import model as rules
 from sandbox.guest import juju_exec as guest
 from sandbox.store import Store
 from slurm_ddp import wake
+
+CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 
 HERE = pathlib.Path(__file__).resolve().parents[2]
 CODE = """
@@ -61,16 +64,7 @@ def wake_up(bench: Bench, unit: str) -> None:
 
 @pytest.mark.parametrize(
     ("words", "code", "message"),
-    [
-        ([], 2, "the sandbox plays juju-exec UNIT "),
-        (["foo/2", "JUJU_DISPATCH_PATH=hooks/start HERE/unit-foo-2/charm/dispatch"], 2, "the sandbox plays "),
-        (["foo/2", "JUJU_DISPATCH_PATH=hooks/update-status HERE/unit-foo-3/charm/dispatch"], 2, "the sandbox plays "),
-        (
-            ["foo/3", "JUJU_DISPATCH_PATH=hooks/update-status HERE/unit-foo-3/charm/dispatch"],
-            1,
-            'unit "foo/3" not found',
-        ),
-    ],
+    CASES["words_other_than_the_charms_own_are_refused"],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
 def test_words_other_than_the_charms_own_are_refused(tmp_path: pathlib.Path, words: list[str], code: int, message: str):

@@ -1,39 +1,17 @@
 """A model without hosts, whose charms answer as a test wants."""
 
 import copy
+import pathlib
 import typing
+
+import yaml
 
 from sandbox import hook
 from sandbox import model as rules
 from sandbox.store import Application, Event, Model, Relation, Unit
 
-SERVER: dict[str, typing.Any] = {
-    "name": "server",
-    "provides": {"api": {"interface": "http"}},
-    "peers": {"cluster": {"interface": "cluster"}},
-    "storage": {"data": {"type": "filesystem"}},
-    "config": {
-        "options": {
-            "port": {"type": "int", "default": 80},
-            "name": {"type": "string"},
-            "token": {"type": "secret"},
-            "fast": {"type": "boolean", "default": False},
-        }
-    },
-    "actions": {
-        "dump": {
-            "params": {"path": {"type": "string"}, "lines": {"type": "integer", "default": 5, "minimum": 1}},
-            "required": ["path"],
-            "additionalProperties": False,
-        }
-    },
-}
-CLIENT: dict[str, typing.Any] = {"name": "client", "requires": {"api": {"interface": "http", "limit": 1}}}
-AGENT: dict[str, typing.Any] = {
-    "name": "agent",
-    "subordinate": True,
-    "requires": {"juju-info": {"interface": "juju-info", "scope": "container"}, "api": {"interface": "http"}},
-}
+_CHARMS: dict[str, dict[str, typing.Any]] = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
+SERVER, CLIENT, AGENT = _CHARMS["server"], _CHARMS["client"], _CHARMS["agent"]
 
 
 def app(name: str, metadata: dict[str, typing.Any]) -> Application:

@@ -11,6 +11,7 @@ import sys
 import typing
 
 import pytest
+import yaml
 from cluster import Cluster
 from harness import Trainer
 from node_reports import NAMES, Json, answering, healthy
@@ -22,6 +23,8 @@ from ddp.doctor.facts import Facts
 from ddp.run import telemetry
 from ddp.slurm import jobs
 from slurm_ddp.run import Completed
+
+CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 
 
 def change(report: Json, path: str, value: object) -> None:
@@ -48,45 +51,7 @@ def test_a_workspace_in_which_others_can_replace_folders_is_an_error(settings: S
     assert found[0] == findings.Finding("error", "workspace", message, "chmod +t /mnt/shared")
 
 
-PEER = "network/peers/slurmd-0"
-CASES = [
-    ("error", "filesystem/mount/mountpoint", "/", "nothing is mounted at"),
-    ("error", "filesystem/hung", "written", "gave no answer within"),
-    ("error", "filesystem/error", "/mnt/shared: denied", "the workspace cannot be used: /mnt/shared: denied"),
-    ("error", "filesystem/read_only", True, "mounted read-only"),
-    ("error", "filesystem/free", 1 << 20, "1 MiB free"),
-    ("warning", "filesystem/free", 1 << 30, "1024 MiB free"),
-    ("error", "filesystem/inodes", 0, "no inode left"),
-    ("warning", "filesystem/write_mb_s", 3.0, "writes 3.0 MB/s"),
-    ("warning", "filesystem/rename_ms", 900.0, "takes 900 ms"),
-    ("warning", "filesystem/mount/options", "rw,writeback", "JuiceFS writes back"),
-    ("note", "filesystem/mount/source", "JuiceFS:other", "JuiceFS:other here"),
-    ("error", "uid", 4711, "is uid 4711 here"),
-    ("warning", "limits/nofile", 256, "open 256 files"),
-    ("warning", "limits/shm", 1 << 20, "/dev/shm has 1 MiB"),
-    ("warning", "limits/ports", [15000, 61000], "from 15000 on"),
-    ("error", "disk", {"error": "/var/tmp: Read-only file system"}, "cannot be unpacked"),
-    ("error", PEER, {"given": "gpu7", "unresolved": "not known"}, "does not resolve here: gpu7 (not known)"),
-    ("error", f"{PEER}/address", "127.0.1.1", "(NodeAddr) is 127.0.1.1, a loopback address"),
-    ("error", f"{PEER}/unreachable", "Connection timed out", "cannot reach slurmd-0 (10.0.0.0)"),
-    ("error", f"{PEER}/seen_ms", None, "does not see within 10 s what slurmd-0 wrote"),
-    ("warning", f"{PEER}/seen_ms", 9000.0, "only after 9.0 s"),
-    ("warning", f"{PEER}/mtu", 9000, "MTU) differs: 1500 on slurmd-0; 9000 on slurmd-1"),
-    ("error", f"{PEER}/route", "RTNETLINK answers: Network is unreachable", "has no route to slurmd-0: RTNETLINK"),
-    ("error", "versions/python", "3.10", "python differs: 3.12 on slurmd-0; 3.10 on slurmd-1"),
-    ("error", "versions/machine", "aarch64", "machine differs"),
-    ("warning", "versions/slurm", "24.11.2", "slurm differs"),
-    ("error", "versions/slurm", "22.05.8", "older than 24.11"),
-    ("error", "versions/slurm", "25.11.1", "newer than the controller's 24.11.5"),
-    ("warning", "processors/cpus", 1, "Slurm gives 2 CPUs of it to jobs, and it has 1"),
-    ("note", "processors/cpus", 5, "Slurm gives 2 of its 5 CPUs to jobs"),
-    ("warning", "processors/affinity", 1, "a task that asked for 2 CPUs may run on 1 only"),
-    ("warning", "processors/bf16", [], "bf16 differs: amx_bf16+avx512_bf16 on slurmd-0; none on slurmd-1: all ranks"),
-    ("warning", "infiniband", [{"device": "mlx5_0:1", "state": "DOWN", "kind": "IB"}], "mlx5_0:1 (IB) is DOWN"),
-]
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case[3])
+@pytest.mark.parametrize("case", CASES["reports"], ids=lambda case: case[3])
 def test_what_is_wrong_is_reported_with_its_node_and_a_remedy(
     settings: Settings, facts: Facts, case: tuple[str, str, object, str]
 ):
@@ -110,19 +75,7 @@ def test_a_clock_that_is_off_is_reported(settings: Settings, facts: Facts, offse
     assert [finding.level for finding in found] == ([level] if level else [])
 
 
-CONFIGS = [
-    ("KillWait", "5 sec", "warning", "KillWait is 5 s"),
-    ("ProctrackType", "proctrack/pgid", "warning", "may outlive its job"),
-    ("PreemptMode", "CANCEL", "note", "a preempted run ends"),
-    ("PreemptMode", "GANG,SUSPEND", "warning", "keeps its GPUs' memory"),
-    ("JobRequeue", "0", "note", "is not queued again"),
-    ("AuthInfo", "use_client_ids,cred_expire=1200", "note", "waits 1200 s before it may start"),
-    ("SchedulerParameters", "bf_continue,requeue_delay=900", "note", "SchedulerParameters=requeue_delay=900: a job"),
-    ("AccountingStorageType", "accounting_storage/none", "note", "without slurmdbd"),
-]
-
-
-@pytest.mark.parametrize("case", CONFIGS, ids=lambda case: case[0])
+@pytest.mark.parametrize("case", CASES["slurm.conf"], ids=lambda case: case[0])
 def test_what_slurms_configuration_means_is_reported(settings: Settings, facts: Facts, case: tuple[str, str, str, str]):
     name, value, level, words = case
     facts.config[name] = value

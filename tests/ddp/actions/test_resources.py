@@ -1,13 +1,17 @@
 """What a job asks for, from the parameters and from what the cluster has."""
 
 import dataclasses
+import pathlib
 
 import pytest
+import yaml
 from resource_requests import node, partition, refusal, training
 
 from ddp.options import fields, models
 from ddp.slurm.jobs import Capacity
 from ddp.submit import checks, resources
+
+CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 
 
 def test_without_parameters_all_usable_nodes_are_taken_whole():
@@ -51,28 +55,7 @@ def test_nodes_by_name():
 
 
 @pytest.mark.usefixtures("hostnames")
-@pytest.mark.parametrize(
-    ("given", "line"),
-    [
-        ({"nodelist": "m0"}, "nodelist: m0 is not in partition main; see: scontrol show node m0"),
-        ({"nodelist": "n3"}, "nodelist: n3 is down+drain; see: scontrol show node n3"),
-        ({"nodelist": "n0,n1", "nodes": 1}, "nodes: 1 is less than the 2 of nodelist; omit nodes"),
-        ({"exclude": "n0,n1,n2"}, "exclude: leaves no usable node of partition main (n3 is down+drain)"),
-        (
-            {"nodelist": "n0", "nodes": 2, "gpus_per_node": 1},
-            "nodelist: n0 has too few GPUs or cores, or too little memory; leave it out",
-        ),
-        (
-            {"nodelist": "n2", "nodes": 2, "cpus_per_task": 8},
-            "nodelist: n2 has too few GPUs or cores, or too little memory; leave it out",
-        ),
-        (
-            {"nodelist": "n0", "nodes": 3, "exclude": "n2"},
-            "nodes: 3 requested, partition main has 2 usable (n3 is down+drain)",
-        ),
-        ({"nodelist": "n0;id"}, "nodelist: 'n0;id' is not allowed; names of nodes, such as node-[0-3],big-7"),
-    ],
-)
+@pytest.mark.parametrize(("given", "line"), CASES["nodes_that_cannot_be_had_are_named"])
 def test_nodes_that_cannot_be_had_are_named(given: dict[str, object], line: str):
     other = partition(node("m0"), name="other", default=False)
     if given.get("exclude") == "n2":
@@ -128,21 +111,7 @@ def test_nodes_that_lack_what_is_asked_for_do_not_count():
     assert training(partition(small, big), memory="4G").num_nodes == 1
 
 
-@pytest.mark.parametrize(
-    ("given", "line"),
-    [
-        (
-            {"nodes": 3},
-            "nodes: 3 requested, partition main has 2 usable (n2 is down+drain)",
-        ),
-        ({"gpus_per_node": 2}, "gpus-per-node: 2 requested, a node of partition main has at most 1"),
-        ({"cpus_per_task": 9}, "cpus-per-task: 9 requested, a node of partition main has at most 8"),
-        ({"memory": "1T"}, "memory: 1T requested, a node of partition main has at most 16000M"),
-        ({"memory": "8"}, "memory: 8 is 8 MiB, and torch alone takes more; 8G?"),
-        ({"memory": "255M"}, "memory: 255M is 255 MiB, and torch alone takes more"),
-        ({"partition": "nope"}, "partition: no partition 'nope'; there are: main, spare"),
-    ],
-)
+@pytest.mark.parametrize(("given", "line"), CASES["what_the_cluster_cannot_give_is_refused_by_name"])
 def test_what_the_cluster_cannot_give_is_refused_by_name(given: dict[str, object], line: str):
     main = partition(node("n0", gpus=1), node("n1", gpus=1), node("n2", usable=False), max_time_s=3600)
     assert refusal(main, partition(node("x"), name="spare", default=False), **given) == line

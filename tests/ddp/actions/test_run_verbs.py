@@ -7,6 +7,7 @@ import typing
 
 import pytest
 import run_verbs
+import yaml
 from cluster import Cluster, Job
 from harness import Trainer
 from left_by_jobs import write_result
@@ -14,6 +15,8 @@ from run_verbs import Program
 
 from ddp.actions import log as run_log
 from ddp.run import control
+
+CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 
 USER = pwd.getpwuid(os.geteuid()).pw_name
 
@@ -46,20 +49,7 @@ def test_the_list_has_queue_and_results(program: Program, cluster: Cluster):
     assert program.record["count"] == 2
 
 
-@pytest.mark.parametrize(
-    ("params", "found"),
-    [
-        ({"lines": 1}, ["lrs-2"]),
-        ({"state": "failed"}, ["lrs-1"]),
-        ({"state": "FAILED,COMPLETED"}, ["lrs-2", "lrs-1", "old"]),
-        ({"name": "lrs*"}, ["lrs-2", "lrs-1"]),
-        ({"since": "2d"}, ["lrs-2", "lrs-1"]),
-        ({"since": "1999-01-01"}, ["lrs-2", "lrs-1", "old"]),
-        ({"sort": "loss"}, ["old", "lrs-2", "lrs-1"]),
-        ({"sort": "name", "lines": 2}, ["lrs-1", "lrs-2"]),
-        ({"state": "RUNNING"}, []),
-    ],
-)
+@pytest.mark.parametrize(("params", "found"), CASES["the_list_is_filtered_and_sorted"])
 def test_the_list_is_filtered_and_sorted(
     program: Program, cluster: Cluster, params: dict[str, typing.Any], found: list[str]
 ):

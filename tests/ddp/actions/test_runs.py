@@ -9,11 +9,14 @@ import typing
 
 import pytest
 import run_verbs
+import yaml
 from cluster import Cluster, Job
 from harness import ActionFailedError, Trainer
 from left_by_jobs import write_result
 
 from ddp.run import catalog, folder
+
+CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 
 
 @pytest.fixture
@@ -43,22 +46,6 @@ def leave(where: Trainer, name: str, *, job_id: int | None = 7, rate: float = 10
     (folder / "best").symlink_to("epoch-0001")
     (folder / "loss.png").write_bytes(b"PNG")
     return folder
-
-
-def test_runs_are_listed_the_newest_first(ready: Trainer, cluster: Cluster):
-    os.utime(leave(ready, "old") / "job.json", (1, 1))
-    leave(ready, "new")
-    results = ready.run("list-runs")
-    lines = results["runs"].splitlines()
-    assert results["count"] == "2"
-    assert [line.split()[0] for line in lines[1:]] == ["new", "old"]
-    assert lines[1].split()[1:9] == ["gpt", "COMPLETED", "2", "40", "1", "2.75", "100", "tokens/s"]
-    assert ready.run("list-runs", lines=1)["runs"].count("\n") == 1
-
-
-def test_an_empty_workspace_has_no_runs(ready: Trainer):
-    assert ready.run("list-runs")["count"] == "0"
-    assert "there is no run in" in ready.fails("show-run")
 
 
 def test_half_written_and_foreign_folders_do_no_harm(ready: Trainer):
@@ -119,16 +106,6 @@ def test_two_runs_are_compared(ready: Trainer):
     assert (results["differing"], results["best-run"]) == ("lr, warmup", "dawn")
 
 
-def test_a_job_at_work_decides_the_state(ready: Trainer, cluster: Cluster):
-    cluster.states = [("RUNNING", 0)]
-    run = ready.run("submit-ddp", workload="smoke")["run"]
-    write_result(cluster.jobs[0])  # of an attempt before
-    assert ready.run("show-run")["state"] == "RUNNING"
-    assert "RUNNING" in ready.run("list-runs")["runs"]
-    cluster.jobs[0].states = [("COMPLETED", 0)]
-    assert ready.run("show-run", run=run)["state"] == "COMPLETED"
-
-
 def test_what_slurm_has_forgotten_is_asked_of_the_accounting(ready: Trainer, cluster: Cluster):
     folder = leave(ready, "lost", job_id=99)
     (folder / "control" / "99.r0.outcome").unlink()
@@ -151,21 +128,7 @@ def test_a_preempted_run_says_from_where_it_goes_on(ready: Trainer):
     )
 
 
-@pytest.mark.parametrize(
-    ("action", "params", "line"),
-    [
-        ("show-run", {"run": "nope"}, "there is no run 'nope' in {runs}; ddp list"),
-        (
-            "show-run",
-            {"run": "../x"},
-            "run: '../x' is not allowed; only letters, digits and . _ -, beginning with a letter or digit",
-        ),
-        ("compare-runs", {}, "runs: 0 named; from two to 256 different ones are compared"),
-        ("compare-runs", {"runs": "one,two"}, "there is no run 'one' in {runs}; ddp list"),
-        ("compare-runs", {"runs": "a,$(id)"}, "runs: 'a,$(id)' is not allowed; names, separated by commas or blanks"),
-        ("list-runs", {"lines": 0}, "lines: 0 is not allowed; a whole number from 1 to 1000"),
-    ],
-)
+@pytest.mark.parametrize(("action", "params", "line"), CASES["what_cannot_be_is_refused"])
 def test_what_cannot_be_is_refused(ready: Trainer, action: str, params: dict[str, typing.Any], line: str):
     assert ready.fails(action, **params) == line.replace("{runs}", str(ready.workspace / "runs"))
 
@@ -221,23 +184,7 @@ def test_what_has_no_loss_is_not_compared(motley: Trainer):
     assert "kind" in motley.run("compare-runs", runs="night,mine")["differing"]
 
 
-@pytest.mark.parametrize(
-    ("params", "line"),
-    [
-        (
-            {"run": "night", "workload": "smoke"},
-            "run: night exists already; choose another name",
-        ),
-        *(
-            ({"run": n}, f"run: {{runs}}/{n} is no run of the kind gpt; choose another name")
-            for n in ("table", "notes")
-        ),
-        (
-            {"resume": "mine"},
-            "resume: no run 'mine' of the workload gpt in {runs}; use auto, never or the name of one; ddp list",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("params", "line"), CASES["a_run_of_another_kind_is_not_gone_on_with"])
 def test_a_run_of_another_kind_is_not_gone_on_with(
     motley: Trainer, cluster: Cluster, params: dict[str, typing.Any], line: str
 ):
@@ -332,20 +279,7 @@ def test_a_sweeps_run_is_known_by_what_it_wrote_once_slurm_has_forgotten_it(read
     assert (rows["s-0"], rows["s-2"]) == ("COMPLETED", "FAILED")
 
 
-@pytest.mark.parametrize(
-    ("states", "whole"),
-    [
-        ({"PENDING": 3}, "PENDING"),
-        ({"PENDING": 3, "COMPLETED": 1}, "RUNNING"),
-        ({"RUNNING": 1, "FAILED": 3}, "RUNNING"),
-        ({"COMPLETED": 4}, "COMPLETED"),
-        ({"COMPLETED": 3, "CANCELLED": 1}, "CANCELLED"),
-        ({"COMPLETED": 2, "CANCELLED": 1, "PREEMPTED": 1}, "PREEMPTED"),
-        ({"COMPLETED": 3, "TIMEOUT": 1}, "FAILED"),
-        ({"CANCELLED": 4}, "CANCELLED"),
-        ({"UNKNOWN": 4}, "UNKNOWN"),
-    ],
-)
+@pytest.mark.parametrize(("states", "whole"), CASES["what_a_sweep_comes_to"])
 def test_what_a_sweep_comes_to(states: dict[str, int], whole: str):
     assert catalog.whole(collections.Counter(states)) == whole
 

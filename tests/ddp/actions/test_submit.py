@@ -6,6 +6,7 @@ import threading
 import typing
 
 import pytest
+import yaml
 from cluster import Cluster, Job
 from harness import META, ActionFailedError, Trainer
 from hostile_values import FREE, NASTY, ROAMING, TEXTS
@@ -16,6 +17,8 @@ from ddp.options import fields
 from slurm_ddp import mounts
 from slurm_ddp.run import Completed
 from slurm_ddp.slurm import nodes
+
+CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 
 ASKS_NODES = ("submit-ddp", "submit-sweep", "prepare-dataset", "plan", "benchmark-collectives", "doctor")
 BESIDE = {"submit-sweep": {"grid": "lr=1"}}  # required by an action
@@ -225,23 +228,7 @@ def test_what_cannot_be_is_refused_by_name_and_leaves_no_trace(ready: Trainer, c
     assert ready.files() == before
 
 
-@pytest.mark.parametrize(
-    ("stderr", "line"),
-    [
-        (
-            "allocation failure: Invalid account or account/partition combination specified",
-            "account: Slurm rejects the job: ",
-        ),
-        ("Job dependency problem", "dependency: Slurm rejects the job: "),
-        ("allocation failure: Invalid feature specification", "constraint: Slurm rejects the job: "),
-        (
-            "allocation failure: Requested time limit is invalid (missing or exceeds some limit)",
-            "time-limit: Slurm rejects the job: ",
-        ),
-        ("allocation failure: Requested node configuration is not available", "Slurm rejects the job: "),
-        ("allocation failure: Invalid qos specification", "qos: Slurm rejects the job: "),
-    ],
-)
+@pytest.mark.parametrize(("stderr", "line"), CASES["what_slurm_refuses_is_quoted"])
 def test_what_slurm_refuses_is_quoted(ready: Trainer, cluster: Cluster, stderr: str, line: str):
     cluster.refusal = f"sbatch: error: Batch job submission failed\n{stderr}"
     before = ready.files()

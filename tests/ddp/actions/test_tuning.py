@@ -3,9 +3,12 @@
 import pathlib
 
 import pytest
+import yaml
 from cluster import Cluster
 from harness import Trainer
 from pip_double import Pip
+
+CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 
 TUNING = "tuning/requirements.txt"
 
@@ -63,24 +66,7 @@ def test_a_container_brings_its_own(trainer: Trainer, model: pathlib.Path, clust
     assert cluster.jobs
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        ("--model-local-dir {top}/absent", "chat", "--model-local-dir: {top}/absent does not exist"),
-        ("--model-local-dir /etc", "chat", "--model-local-dir: /etc is outside the workspace {top}"),
-        ("--model-local-dir {top}/../away", "chat", "--model-local-dir: {top}/../away leads to "),
-        ("--model-local-dir models/tiny", "chat", "--model-local-dir: models/tiny is outside"),
-        ("--model-local-dir {top}/chat.jsonl", "chat", "--model-local-dir: {top}/chat.jsonl is not a folder"),
-        ("--model-local-dir {top}/chat", "chat", "--model-local-dir: {top}/chat has no config.json"),
-        ("--model-local-dir", "chat", "args: --model-local-dir has no value"),
-        ("--model-local-dir --steps 5", "chat", "args: --model-local-dir has no value"),
-        ("{model} --tokenizer-local-dir {top}/t", "chat", "--tokenizer-local-dir: {top}/t does not exist"),
-        ("--tokenizer-local-dir {top}/chat", "chat", "args: --tokenizer-local-dir needs --model-local-dir"),
-        ("{model}", "absent.jsonl", "dataset: {top}/absent.jsonl does not exist"),
-        ("{model}", "empty", "dataset: {top}/empty is empty; it needs JSON lines"),
-        ("{model}", None, "dataset: fine-tuning needs a file or folder of JSON lines"),
-    ],
-)
+@pytest.mark.parametrize("case", CASES["what_cannot_be_is_refused_before_anything_is_written"])
 def test_what_cannot_be_is_refused_before_anything_is_written(
     trainer: Trainer, model: pathlib.Path, cluster: Cluster, pip: Pip, case: tuple[str, str | None, str]
 ):

@@ -10,6 +10,7 @@ import typing
 
 import hypothesis
 import pytest
+import yaml
 from cluster import Cluster, Job
 from command_line import typed
 from hypothesis import strategies as st
@@ -20,6 +21,8 @@ from ddp import project as project_part
 from ddp.base import ParameterError, Settings
 from ddp.node import spec
 from ddp.submit import typed as launchers
+
+CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 
 SRC = '[project]\nname = "my-net"\n[build-system]\nrequires = []\n'
 
@@ -72,29 +75,7 @@ def line(job: spec.JobSpec) -> str:
     return " ".join(word.text for word in job.command)
 
 
-@pytest.mark.parametrize(
-    ("at", "words", "command", "workdir", "path"),
-    [
-        (".", "train.py configs/a.txt", "code/train.py configs/a.txt", "code", None),
-        ("exp", "../train.py --config configs/a.yaml", "code/train.py --config configs/a.yaml", "code/exp", None),
-        (".", "-m train.main --lr 1", "--module train.main --lr 1", "code", None),
-        (".", "--module not_here.main", "--module not_here.main", "code", None),  # it may be installed
-        (".", "python -u -m train.main x", "--module train.main x", "code", None),
-        (".", "python3.12 train.py -m x", "code/train.py -m x", "code", None),
-        (".", "torchrun --nproc_per_node=1 -m train.main", "--module train.main", "code", None),
-        (".", "/usr/bin/torchrun --nnodes 1:1 train.py", "code/train.py", "code", None),
-        (".", "python -m torch.distributed.run train.py a", "code/train.py a", "code", None),
-        (".", "--env PYTHONPATH=.:src train/main.py", "code/train/main.py", "code", "code:code/src"),
-        (
-            "exp",
-            "--env PYTHONPATH=../src:/opt/lib:../../x ../train.py",
-            "code/train.py",
-            "code/exp",
-            "code/src:/opt/lib:{up}",
-        ),
-        (".", "bom.py", "code/bom.py", "code", None),
-    ],
-)
+@pytest.mark.parametrize(("at", "words", "command", "workdir", "path"), CASES["a_command_in_a_project"])
 def test_a_command_in_a_project(
     settings: Settings,
     cluster: Cluster,
@@ -181,42 +162,7 @@ def test_without_a_snapshot_the_ranks_start_where_it_is_typed_if_the_nodes_share
     assert (line(job), job.code) == (script, "")
 
 
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (
-            "run.sbatch",
-            "run.sbatch is a script for /bin/bash, and ddp starts the ranks itself; write: ddp submit -m train.main --name 'a b'",
-        ),
-        (
-            "run.sh",
-            "run.sh is a script for a shell, and ddp starts the ranks itself; write: ddp submit train.py --lr 1",
-        ),
-        ("tool", "tool is a script for /usr/bin/env perl, "),
-        ("nb.ipynb", "nb.ipynb is a notebook; type: jupyter nbconvert --to script nb.ipynb, then: ddp submit nb.py"),
-        ("nb.py", "nb.py is a notebook; type: "),
-        ("data.jsonl", "data.jsonl is data, not a program; "),
-        ("bad.py", "bad.py:2: SyntaxError: "),
-        ("-m bad", "bad.py:2: SyntaxError: "),
-        ("-m lib", "lib has no __main__.py"),
-        ("-m train.fit", "train has no such module"),
-        (
-            "accelerate launch --num_processes 2 train.py --lr 1",
-            "accelerate: ddp starts the ranks itself; write: ddp submit train.py --lr 1",
-        ),
-        ("uv run train.py", "write: ddp submit train.py"),
-        ("torchrun --standalone train.py", "torchrun's --standalone: ddp sets the rendezvous itself; omit it"),
-        ("torchrun --rdzv_backend=c10d train.py", "torchrun's --rdzv_backend: ddp sets the rendezvous itself; omit it"),
-        ("torchrun --nnodes 1:4 train.py", "torchrun's --nnodes 1:4: give one whole number"),
-        ("--gpus-per-node 4 torchrun --nproc-per-node 2 train.py", "--gpus-per-node: 4 and torchrun's 2 disagree; "),
-        ("-N 2 torchrun --nnodes=1 train.py", "--nodes: 2 and torchrun's 1 disagree; give one of them"),
-        ("torchrun --role x train.py", "torchrun's --role has no counterpart; omit it"),
-        ("torchrun --nproc-per-node 2", "torchrun without a program; write: ddp submit train.py"),
-        ("-m", "'gpt' is not allowed; with module the name of one, such as train.main"),
-        ("python -c print(1)", "python's -c is not passed on; "),
-        ("absent.py", "absent.py does not exist"),
-    ],
-)
+@pytest.mark.parametrize(("words", "text"), CASES["what_is_no_program_is_refused_at_once_with_what_to_type"])
 def test_what_is_no_program_is_refused_at_once_with_what_to_type(
     settings: Settings, cluster: Cluster, folder: pathlib.Path, words: str, text: str
 ):

@@ -8,9 +8,12 @@ import stat
 import threading
 
 import pytest
+import yaml
 
 from ddp.base import Settings
 from ddp.workspace import folders, operations
+
+CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 
 
 def test_the_folders_are_made_once(settings: Settings):
@@ -119,20 +122,7 @@ def test_what_the_workspace_holds(settings: Settings):
     assert found.is_writable
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"size_bytes": 4},  # a half-written archive
-        {"hash": "../../../../etc/x"},
-        {"sha256": "$(id)"},
-        {"torch": "x'; id"},
-        {"python": "3.12\n#SBATCH"},
-        {"unpacked_bytes": "1; id"},
-        {"build": "rocm"},
-        {"created": "now; id"},
-        {"key": None},
-    ],
-)
+@pytest.mark.parametrize("more", CASES["a_manifest_that_is_not_ours_is_passed_over"])
 def test_a_manifest_that_is_not_ours_is_passed_over(settings: Settings, more: dict[str, object]):
     manifest(settings, "a", **more)
     (settings.environments / "note.json").write_text("[]")

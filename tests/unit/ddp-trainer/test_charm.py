@@ -1,8 +1,10 @@
 """The charm under Scenario: real modules and a real workspace; doubles of Slurm, pip and the mount."""
 
+import pathlib
 import shutil
 
 import pytest
+import yaml
 from cluster import Cluster
 from conftest import USER
 from harness import ACCOUNT, Trainer
@@ -14,6 +16,8 @@ from ddp.slurm import jobs
 from ddp.workspace import operations
 from slurm_ddp import mounts
 from slurm_ddp.run import CommandError
+
+CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 
 EVENTS = ["install", "start", "config_changed", "upgrade_charm", "update_status", "relation_joined", "relation_changed"]
 
@@ -116,25 +120,7 @@ def test_packages_that_cannot_be_installed_block(trainer: Trainer, host: dict[st
     assert trainer.event("update_status").unit_status.name == "active"
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "line"),
-    [
-        ("workspace", "shared", "'shared' is not allowed; an absolute path of letters, digits and . _ / -"),
-        ("submit-user", "a b", "'a b' is not allowed; the name of an account"),
-        (
-            "mlflow-tracking-uri",
-            "http://user:secret@host",
-            "'http://user:secret@host' is not allowed; a server's http(s) URI without credentials, or a path, or nothing",
-        ),
-        ("submit-user", "root", "jobs never run as root; use an ordinary account"),
-        (
-            "submit-user",
-            "nosuch",
-            "no account 'nosuch' on this host; it must exist with the same uid here, on slurmctld's machine and on every "
-            "node: useradd -m -u UID nosuch, or use another",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("option", "value", "line"), CASES["an_option_that_cannot_be_blocks_and_names_itself"])
 def test_an_option_that_cannot_be_blocks_and_names_itself(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch, option: str, value: str, line: str
 ):

@@ -4,10 +4,13 @@ import pathlib
 import re
 
 import pytest
+import yaml
 from slurm_double import SlurmDouble
 
 from gpu import gres, gres_check
 from slurm_ddp.run import CommandTimeout
+
+CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 
 SETTINGS = {"cpus": "2", "boards": "1", "corespersocket": "2", "realmemory": "4000", "gres": "gpu:old:1"}
 LINES = ("Name=gpu Type=h100 File=/dev/nvidia0 Cores=0-1 Links=-1 Flags=nvidia_gpu_env",)
@@ -23,40 +26,13 @@ def ask(lines: tuple[str, ...] = LINES, *, detects: bool = False) -> str | None:
     return gres_check.difference("n0", plan, () if detects else lines, SETTINGS, "nvidia" if detects else "off")
 
 
-@pytest.mark.parametrize(
-    "printed",
-    [
-        RECORD.format("h100", "/dev/nvidia0", "0-1", "-1", " Flags=HAS_FILE,HAS_TYPE,ENV_NVML"),  # 25.11
-        RECORD.format("h100", "/dev/nvidia0", "0-1", "-1", ""),
-        RECORD.format("h100", "/dev/nvidia0", "0-1", "-1", "").replace(
-            "slurmd-n0:", "[2026-11-22T19:56:59.297]"
-        ),  # 26.05
-        "slurmd-n0: error: /dev/nvidia0 is not a valid character or block device, fix your gres.conf\n"
-        + RECORD.format("h100", "/dev/nvidia0", "0-1", "-1", ""),
-    ],
-)
+@pytest.mark.parametrize("printed", CASES["slurmd_agrees"])
 def test_slurmd_agrees(slurm: SlurmDouble, printed: str):
     slurm.printed = printed
     assert ask() is None
 
 
-@pytest.mark.parametrize(
-    ("printed", "problem"),
-    [
-        (RECORD.format("x", "/dev/nvidia0", "0-1", "-1", ""), "/dev/nvidia0 has Type=x, not h100"),
-        (RECORD.format("h100", "/dev/nvidia0", "0-3", "-1", ""), "/dev/nvidia0 has Cores=0-3, not 0-1"),
-        (RECORD.format("h100", "/dev/nvidia0", "0-1", "(null)", ""), "/dev/nvidia0 has Links=(none), not -1"),
-        (RECORD.format("h100", "/dev/nvidia1", "0-1", "-1", ""), "it finds no /dev/nvidia0"),
-        (
-            "slurmd-n0: error: xcpuinfo_abs_to_mac: failed\nslurmd-n0: error: Invalid GRES data for gpu, Cores=0-9\n",
-            "it finds no /dev/nvidia0 (Invalid GRES data for gpu, Cores=0-9)",
-        ),
-        (
-            "slurmd-n0: fatal: can't stat gres.conf file /dev/nvidia0: No such file or directory\n",
-            "it finds no /dev/nvidia0 (can't stat gres.conf file /dev/nvidia0: No such file or directory)",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("printed", "problem"), CASES["slurmd_differs"])
 def test_slurmd_differs(slurm: SlurmDouble, printed: str, problem: str):
     slurm.printed = printed
     assert ask() == f"slurmd -G: {problem}"
@@ -69,19 +45,7 @@ def test_slurmd_prints_a_device_whose_cores_it_calls_invalid(slurm: SlurmDouble,
     assert ask() == "slurmd -G: Invalid GRES data for gpu, Cores=0-1"
 
 
-@pytest.mark.parametrize(
-    ("printed", "problem"),
-    [
-        (DETECTED, None),  # AutoDetect=nvidia counts no links
-        (DETECTED.replace("Cores=0-1 ", ""), None),  # nor cores where the kernel shows none
-        (DETECTED.replace("Cores=0-1", "Cores=0"), "slurmd -G: /dev/nvidia0 has Cores=0, not 0-1"),
-        (DETECTED.replace("h100", "h200"), "slurmd -G: /dev/nvidia0 has Type=h200, not h100"),
-        (
-            "slurmd-n0: error: System GPU detection failed\n",
-            "slurmd -G: it finds no /dev/nvidia0 (System GPU detection failed)",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("printed", "problem"), CASES["slurmds_own_detection"])
 def test_slurmds_own_detection(slurm: SlurmDouble, printed: str, problem: str | None):
     slurm.printed = printed
     assert ask(detects=True) == problem
