@@ -1,5 +1,6 @@
 """Values of actions' parameters, read from text as `juju run` does: with go-yaml 2.4, which PyYAML differs from."""
 
+import base64
 import collections.abc
 import json
 import math
@@ -20,6 +21,7 @@ _WORDS: dict[str, object] = {
 }
 _INTEGER = re.compile(r"([+-]?)(0[xX][0-9a-fA-F]+|0[bB][01]+|0[oO][0-7]+|0[0-7]*|[1-9][0-9]*)")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_KINDS: dict[type, str] = {bool: "bool", int: "int", float: "float", str: "str", type(None): "null"}
 _NAMES: dict[type, str] = {
     bool: "a boolean",
     int: "an integer",
@@ -43,7 +45,7 @@ def parse(text: str) -> object:
         )
         for event in events:
             if isinstance(event, yaml.DocumentStartEvent):
-                return _value(next(events), events)  # what comes behind the document's end is not read
+                return _value(next(events), events, {})  # what comes behind the document's end is not read
     except (yaml.YAMLError, ValueError) as e:
         problem = (isinstance(e, yaml.MarkedYAMLError) and e.problem) or str(e)
         raise SandboxError(f"not YAML: {' '.join(problem.split())}") from e
@@ -63,15 +65,23 @@ def describe(text: str, value: object, *, wanted: str | list[str]) -> str:
     return f"{problem}; quote it as in {shlex.quote(json.dumps(text, ensure_ascii=False)):.80}"
 
 
-def _value(event: yaml.Event, events: collections.abc.Iterator[yaml.Event]) -> object:
-    if getattr(event, "anchor", None) or getattr(event, "tag", None):
-        raise ValueError("the sandbox reads no anchors, aliases and tags, which Juju does")
+def _value(event: yaml.Event, events: collections.abc.Iterator[yaml.Event], anchors: dict[str, object]) -> object:
+    if isinstance(event, yaml.AliasEvent):
+        if event.anchor not in anchors:  # also for a list that contains itself
+            raise ValueError(f"unknown anchor {event.anchor!r} referenced")
+        return anchors[event.anchor]
+    found: object
     if isinstance(event, yaml.ScalarEvent):
-        return _plain(event.value) if event.implicit[0] else event.value
-    items: list[object] = []
-    while not isinstance(item := next(events), yaml.SequenceEndEvent | yaml.MappingEndEvent):
-        items.append(_value(item, events))
-    return items if isinstance(event, yaml.SequenceStartEvent) else _object(items[::2], items[1::2])
+        found = _scalar(event.value, event.tag or "", is_plain=event.implicit[0])
+    else:
+        items: list[object] = []
+        while not isinstance(item := next(events), yaml.SequenceEndEvent | yaml.MappingEndEvent):
+            items.append(_value(item, events, anchors))
+        found = items if isinstance(event, yaml.SequenceStartEvent) else _object(items[::2], items[1::2])
+    anchor: str | None = typing.cast(typing.Any, event).anchor
+    if anchor is not None:
+        anchors[anchor] = found
+    return found
 
 
 def _object(keys: list[object], values: list[object]) -> dict[str, object]:
@@ -79,6 +89,21 @@ def _object(keys: list[object], values: list[object]) -> dict[str, object]:
         if not isinstance(key, str):
             raise ValueError("map keyed with non-string value")
     return dict(zip(typing.cast("list[str]", keys), values, strict=True))
+
+
+def _scalar(text: str, tag: str, *, is_plain: bool) -> object:
+    wanted = tag.removeprefix("tag:yaml.org,2002:")
+    if wanted == tag:  # none, or one that YAML does not know
+        return _plain(text) if is_plain and not tag else text
+    if wanted == "binary":
+        return base64.b64decode(text, validate=True).decode()
+    found = _plain(text)
+    kind = _KINDS[type(found)]
+    if (wanted, kind) == ("float", "int"):
+        return float(typing.cast(int, found))
+    if wanted in _KINDS.values() and wanted not in ("str", kind):
+        raise ValueError(f"cannot decode !!{kind} {text!r} as a !!{wanted}")
+    return found if wanted == kind else text
 
 
 def _plain(text: str) -> object:
