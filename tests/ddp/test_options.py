@@ -136,7 +136,7 @@ def test_the_declaration_of_an_option_is_what_its_parser_allows(action: str):
 
 def test_numbers_are_natural_for_names_and_amounts():
     submit = {option.name for option in declared.options(models.SubmitDdp) if option.takes_number}
-    assert {"run", "time-limit", "memory", "partition", "args"} <= submit
+    assert {"run", "time-limit", "memory", "profile-ranks", "partition", "args"} <= submit
     assert not {"workload", "env", "dependency", "sbatch"} & submit
 
 

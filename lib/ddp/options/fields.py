@@ -20,6 +20,7 @@ from ddp.submit import fabrics
 MAX_NODES, MAX_GPUS, MAX_CPUS = 4096, 64, 4096
 MAX_LINES = 1000
 MAX_SWEEP = 256  # runs of one sweep
+MAX_PROFILED_STEPS = 1000  # a trace of more is too large to look at
 MAX_WORDS = 32_768  # characters of arguments or variables
 # Variables that ddp.node, then torchrun set in each job; Slurm's own it sets, or srun takes them for options
 RESERVED = frozenset(
@@ -116,6 +117,13 @@ def _check_grid(value: str) -> str:
     return value
 
 
+def _check_steps(value: str) -> str:
+    first, last = (int(part) for part in value.split("-"))
+    if not 1 <= first <= last or last - first >= MAX_PROFILED_STEPS:
+        raise ValueError(f"{shown(value)} is not allowed; first and last step, at most {MAX_PROFILED_STEPS} of them")
+    return value
+
+
 def _check_words(value: str) -> str:
     try:
         shlex.split(value)
@@ -206,6 +214,7 @@ Memory = typing.Annotated[str, matches(r"[1-9][0-9]{0,8}[MGT]?", 10, "a whole nu
 _IMAGE = rf"[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]+)?([#/]{_WORD})*(:[A-Za-z0-9_][A-Za-z0-9._-]*|@sha256:[0-9a-f]{{64}})"
 _IMAGE_RULE = "an image with its tag, such as nvcr.io#nvidia/pytorch:25.01-py3, or the path of an image file"
 Image = typing.Annotated[str, matches(rf"{_IMAGE}|{_PATH}", 512, _IMAGE_RULE), _checked_path]
+Ranks = typing.Annotated[str, matches(r"[0-9]{1,6}(,[0-9]{1,6})*", 256, "ranks such as 0 or 0,8")]
 _HOSTS = r"[A-Za-z0-9][A-Za-z0-9._-]*(\[[0-9,-]+\])?[A-Za-z0-9._-]*"
 Hosts = typing.Annotated[str, matches(rf"{_HOSTS}(,{_HOSTS})*", 1024, "names of nodes, such as node-[0-3],big-7")]
 _BEFORE = r"after(any|ok|notok)?(:[1-9][0-9]{0,9}(_[0-9]{1,7})?(\+[0-9]{1,6})?)+"
@@ -214,6 +223,11 @@ Dependency = typing.Annotated[str, matches(rf"{_BEFORE}((,{_BEFORE})*|(\?{_BEFOR
 _SBATCH_WORD = r"--[a-z][a-z0-9-]{1,40}(=[A-Za-z0-9._:,@%/+-]{1,200})?"
 _SBATCH_RULE = "sbatch's own long options, separated by blanks, such as --nice=100 --switches=1"
 Sbatch = typing.Annotated[str, matches(rf"({_SBATCH_WORD}( {_SBATCH_WORD})*)?", 1024, _SBATCH_RULE)]
+Steps = typing.Annotated[
+    str,
+    matches(r"[0-9]{1,9}-[0-9]{1,9}", 20, "first and last step, such as 10-12"),
+    pydantic.AfterValidator(_check_steps),
+]
 Size = typing.Annotated[str, matches(r"[1-9][0-9]{0,11}[KMG]?", 13, "a number of bytes with K, M or G, such as 64M")]
 States = typing.Annotated[str, matches(r"[A-Za-z_]+(,[A-Za-z_]+)*", 200, "Slurm's states, such as RUNNING,PENDING")]
 Glob = typing.Annotated[str, matches(r"[A-Za-z0-9][A-Za-z0-9._*-]*", 80, "a name in which * is any text, such as lrs*")]

@@ -55,6 +55,9 @@ class Training(Nodes):
     dataset: fields.Dataset | None = None
     fabric: fields.Fabric = "auto"
     container_image: fields.Image | None = None
+    profile: typing.Annotated[str, among("torch")] | None = None
+    profile_ranks: fields.Ranks = "0"
+    profile_steps: fields.Steps | None = None
     max_requeues: typing.Annotated[int, between(0, 1000)] = 16
     max_restarts: typing.Annotated[int, between(0, 100)] = 0
     environment: fields.Name | None = None

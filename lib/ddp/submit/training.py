@@ -15,6 +15,8 @@ from ddp.view.result import Result
 from ddp.workspace import folders, tokens
 from slurm_ddp.run import run as run_command
 
+DEFAULT_PROFILED_STEPS = "10-12"  # after the first ones, which compile and allocate
+
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
@@ -38,7 +40,7 @@ class Workload:
         command, more, resume = "smoke", (), "auto"
         if self.kind == "gpt":
             command = "train"
-            more = ("--data", str(self.dataset), "--resume", scripts.RESUME)
+            more = ("--data", str(self.dataset), "--resume", scripts.RESUME, *_profile_flags(params))
             resume = self.resume if self.resume in ("auto", "never") else str(settings.runs / self.resume)
         words = ("--module", "ddptrain", command, "--run-dir", scripts.RUN_DIR, *more, *params.words)
         return scripts.Program(words, leaves_outcome=True, resume=resume, payload=payload)
@@ -131,6 +133,7 @@ def check(
         passed += [f"workload: {params.workload} {'is a module' if params.module else 'is readable'}", *remarks]
     if workload.dataset:
         passed.append(f"dataset: {workload.dataset} {'is prepared first' if workload.prepare else 'exists'}")
+    _check_profile(params, workload.kind, request)
     passed += _check_metric(params, workload.kind)
     passed += precheck.check(settings, workload.kind, workload.run, params.words, choices)
     passed += _check_environment(settings, params, contents)
@@ -309,3 +312,24 @@ def _check_metric(params: models.Training, kind: str) -> list[str]:
         text = f"{shown(last)} may take very long for a line; avoid a repetition within another one, and several .*"
         raise ParameterError("metric", text)
     return [f"metric: {len(known)} pattern{'s' if len(known) > 1 else ''} found quick"]
+
+
+def _profile_flags(params: models.Training) -> tuple[str, ...]:
+    """Build the payload's flags for recording some ranks and steps."""
+    if not params.profile:
+        return ()
+    steps = params.profile_steps or DEFAULT_PROFILED_STEPS
+    return ("--profile", "--profile-ranks", params.profile_ranks, "--profile-steps", steps)
+
+
+def _check_profile(params: models.Training, kind: str, request: resources.Request) -> None:
+    if not params.profile:
+        for name, given in (("profile-ranks", params.profile_ranks != "0"), ("profile-steps", params.profile_steps)):
+            if given:
+                raise ParameterError(name, "needs profile=torch")
+        return
+    if kind != "gpt":
+        raise ParameterError("profile", "only the workload gpt has it; a script starts torch.profiler itself")
+    most = request.num_nodes * request.ranks_per_node
+    if beyond := [rank for rank in params.profile_ranks.split(",") if int(rank) >= most]:
+        raise ParameterError("profile-ranks", f"no rank {beyond[0]}; the job has {most}, from 0")

@@ -213,6 +213,12 @@ def refusals(trainer: Trainer) -> list[tuple[dict[str, typing.Any], str]]:
         ({"run": "old", "resume": "never"}, "run: old exists already; choose another name, or resume auto"),
         ({"run": "old", "workload": "smoke"}, "run: old exists already; choose another name"),
         ({"run": "old"}, f"run: {place}/runs/old is no run of the kind gpt; choose another name"),
+        ({"profile_ranks": "1"}, "profile-ranks: needs profile=torch"),
+        (
+            {"profile": "torch", "workload": "smoke"},
+            "profile: only the workload gpt has it; a script starts torch.profiler itself",
+        ),
+        ({"profile": "torch", "profile_ranks": "0,2"}, "profile-ranks: no rank 2; the job has 2, from 0"),
     ]
 
 
