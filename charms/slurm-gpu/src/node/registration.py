@@ -143,8 +143,10 @@ def leave(target: Target) -> None:
     name = target.node
     try:
         node = nodes.show(name)
-        if node is not None and (node.is_busy or not node.is_dynamic):
-            snapshot = NodeSnapshot.load()
+        snapshot = NodeSnapshot.load()
+        if node is None and (snapshot is None or snapshot.node != name):  # others deleted it: the unit is being removed
+            slurmd_options.ensure_gres(target.gres)
+        elif node is not None and (node.is_busy or not node.is_dynamic):
             if snapshot is not None and not is_anothers(node, snapshot.reason):
                 put_back(node, snapshot)
             logger.warning("%s keeps Gres=%s and its lines: it cannot be registered again now", name, node.gres or "")
@@ -348,6 +350,7 @@ def _note_order(node: nodes.Node) -> None:
         as_found(node).save(node_state.ORDER)
     elif not is_kept_away(node):
         node_state.clear(node_state.ORDER)
+        resume.note_service(node)
 
 
 def _order(name: str) -> NodeSnapshot | None:
