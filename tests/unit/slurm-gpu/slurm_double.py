@@ -148,7 +148,16 @@ class SlurmDouble:
         """The node's state as the controller would print it."""
         assert self.record is not None
         base = "MIXED" if self.jobs and self.record.base == "IDLE" else self.record.base
-        order = ("COMPLETING", "DRAIN", "DYNAMIC_NORM", "FAIL", "INVALID_REG", "MAINTENANCE", "NOT_RESPONDING", "RESERVED")
+        order = (
+            "COMPLETING",
+            "DRAIN",
+            "DYNAMIC_NORM",
+            "FAIL",
+            "INVALID_REG",
+            "MAINTENANCE",
+            "NOT_RESPONDING",
+            "RESERVED",
+        )
         flags = self.record.flags | ({"RESERVED"} if self.reservations else set())
         flags |= {"MAINTENANCE", "RESERVED"} if self.maintained else set()
         return "+".join([base, *(flag for flag in order if flag in flags)])
