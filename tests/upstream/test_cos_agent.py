@@ -1,7 +1,6 @@
 """The collector's own library reads what our charms publish over cos_agent: jobs, alerts, dashboards."""
 
 import importlib.util
-import pathlib
 from typing import Any
 
 import checkout
