@@ -245,9 +245,7 @@ def missing_python() -> str:
         with contextlib.suppress(OSError):
             if subprocess.run([name, "-V"], capture_output=True, check=False).returncode == 0:
                 return ""
-    return (
-        "Python 3.12 is missing: apt install python3.12 (Ubuntu 24.04), uv python install 3.12 or pyenv shell 3.12"
-    )
+    return "Python 3.12 is missing: apt install python3.12 (Ubuntu 24.04), uv python install 3.12 or pyenv shell 3.12"
 
 
 def main(arguments: list[str]) -> int:

@@ -63,6 +63,6 @@ def test_a_node_that_its_machine_left_behind_is_unusable(commands: Commands, sta
         commands.expect("/usr/bin/scontrol", "show", "partition", "-o", stdout=partition())
         commands.expect("/usr/bin/scontrol", "show", "nodes", "-o", stdout=text)
         (found,) = access.present(jobs.partitions())
-    is_gone = others_port == "open" and "DYNAMIC" in state and "POWERING" not in state
-    assert [one.state == access.GONE for one in found.nodes] == [False, is_gone]
-    assert [one.name for one in found.usable] == ["n0"] + ["n1"] * (not is_gone and "DOWN" not in state)
+    is_absent = others_port == "open" and "DYNAMIC" in state and "POWERING" not in state
+    assert [one.state == access.GONE for one in found.nodes] == [False, is_absent]
+    assert [one.name for one in found.usable] == ["n0"] + ["n1"] * (not is_absent and "DOWN" not in state)

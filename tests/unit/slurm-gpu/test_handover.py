@@ -1,4 +1,4 @@
-"""slurmctld forgets what it was told between its last save of its state and its successor's start."""
+"""slurmctld forgets orders between the last save of its state and its successor's start."""
 
 import copy
 import pathlib

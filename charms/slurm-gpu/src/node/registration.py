@@ -27,8 +27,8 @@ _RESTORED = "put back by slurm-gpu"  # of a state that had no reason
 _REGISTER_S = 30.0
 _SETTLE_S = 10.0
 # At a restart or `scontrol reconfigure`, slurmctld answers for a while after it saved the state that its successor
-# begins with (_slurmctld_background() to _attempt_reconfig() in controller.c of 24.11 and 25.11). What it was told in
-# between is forgotten: the record of before comes back, to which slurmd registers. Other nodes' lines reconfigure it.
+# begins with (_slurmctld_background() to _attempt_reconfig() in controller.c of 24.11 and 25.11). Orders of that
+# moment are lost: the former record comes back, to which slurmd registers. Lines of other nodes reconfigure it, too.
 _HANDOVER_S, _FRESH_S = 1.0, 60.0
 
 # Reasons that Slurm itself sets when GPUs and Gres disagree: src/slurmctld/node_mgr.c and src/interfaces/gres.c. The
