@@ -225,11 +225,37 @@ def prepare(names: list[str]) -> int:
     return 0
 
 
+def missing_checkouts() -> str:
+    """Return how to get the checkouts that the lane `upstream` lacks, in one line; empty if it lacks none."""
+    facts = (ROOT / "tests" / "bundle" / "upstream.yaml").read_text()
+    named = re.findall(r"^  (\S+):\n    repository: (\S+)\n.*\n    commit: (\w{12})", facts, re.MULTILINE)
+    folder = pathlib.Path(os.environ.get("SLURM_DDP_UPSTREAM") or "/nonexistent")
+    missing = [
+        f"git clone https://github.com/{repository} && git -C {name} checkout {commit}"
+        for name, repository, commit in named
+        if not (folder / name / ".git").exists()
+    ]
+    where = "set SLURM_DDP_UPSTREAM to a folder with these checkouts"
+    return f"{where}: {'; '.join(missing)}" if missing else ""
+
+
+def missing_python() -> str:
+    """Return how to get a Python for the lane `upstream`, in one line; empty if it has one."""
+    for name in ("python3.12", "python3.13", "python3.14"):  # pyenv has commands that only fail
+        with contextlib.suppress(OSError):
+            if subprocess.run([name, "-V"], capture_output=True, check=False).returncode == 0:
+                return ""
+    return "Python 3.12 is missing: apt install python3.12 (Ubuntu 24.04), uv python install 3.12 or pyenv shell 3.12"
+
+
 def main(arguments: list[str]) -> int:
     """Set up, run, sum up."""
     split = arguments.index("--") if "--" in arguments else len(arguments)
     extra = arguments[split + 1 :]
     names = chosen(arguments[:split], is_split=not extra)
+    if "upstream" in names and (text := missing_checkouts() or missing_python()):  # before anything is installed
+        print(f"upstream: {text}", file=sys.stderr)
+        return 1
     if (code := prepare(names)) != 0:
         return code
     known = subprocess.run([TOX, "list", "--no-desc"], cwd=ROOT, check=True, capture_output=True, text=True).stdout

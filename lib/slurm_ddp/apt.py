@@ -9,10 +9,12 @@ import contextlib
 import dataclasses
 import re
 import tempfile
+import time
 
 from slurm_ddp.run import CommandError, last_line, run
 
-_APT_GET = ("/usr/bin/apt-get", "-o", "DPkg::Lock::Timeout=600", "-y")
+_LOCK_S, _LOCK_POLL_S = 600, 2.0  # how long another process may hold one of apt's locks
+_APT_GET = ("/usr/bin/apt-get", "-o", f"DPkg::Lock::Timeout={_LOCK_S}", "-y")
 _EXACT = (  # a hold keeps a package from being removed for another, too, despite --allow-change-held-packages
     *("-o", "APT::Ignore-Hold=true", "--no-install-recommends", "--allow-downgrades", "--allow-change-held-packages"),
     "install",
@@ -45,12 +47,12 @@ def ensure_packages(names: collections.abc.Sequence[str]) -> bool:
     missing = [name for name in names if not is_installed(name)]
     if not missing:
         return False
-    install = (*_APT_GET, "--no-install-recommends", "install", *missing)
+    install = ("--no-install-recommends", "install", *missing)
     try:
-        run(*install, env=_ENV, timeout=_CHANGE_S)
+        _change(*install)
     except CommandError:  # most often a package list that is missing or older than the archive
         update()
-        run(*install, env=_ENV, timeout=_CHANGE_S)
+        _change(*install)
     return True
 
 
@@ -62,7 +64,7 @@ def is_installed(name: str) -> bool:
 
 def update() -> None:
     """Read the archives' package lists again."""
-    run(*_APT_GET, "update", env=_ENV, timeout=_CHANGE_S)
+    _change("update")
 
 
 def installed(*patterns: str) -> dict[str, str]:
@@ -105,7 +107,7 @@ def simulate(packages: collections.abc.Iterable[str], pins: _Pins = None) -> Cha
 
 def install_exact(packages: collections.abc.Mapping[str, str]) -> None:
     """Install exactly these versions, held or not, older or newer, in one transaction. Raises `CommandError`."""
-    run(*_APT_GET, *_EXACT, *assigned(packages), env=_ENV, timeout=2 * _CHANGE_S)
+    _change(*_EXACT, *assigned(packages), timeout_s=2 * _CHANGE_S)
 
 
 def repair() -> None:
@@ -137,6 +139,23 @@ def ensure_not_held(names: collections.abc.Iterable[str]) -> bool:
 def assigned(packages: collections.abc.Mapping[str, str]) -> list[str]:
     """Write versions by package as apt-get's arguments, `name=version`."""
     return [f"{name}={number}" for name, number in sorted(packages.items())]
+
+
+def _change(*words: str, timeout_s: float = _CHANGE_S) -> None:
+    """Run apt-get, and again while another process holds the lock of the lists or of the downloads.
+
+    DPkg::Lock::Timeout covers dpkg's locks only: apt-get fails at once on its own two.
+    """
+    deadline = time.monotonic() + _LOCK_S
+    while True:
+        try:
+            run(*_APT_GET, *words, env=_ENV, timeout=timeout_s)
+        except CommandError as e:
+            if "Could not get lock" not in e.stderr or time.monotonic() > deadline:
+                raise
+        else:
+            return
+        time.sleep(_LOCK_POLL_S)
 
 
 @contextlib.contextmanager

@@ -71,8 +71,9 @@ class World(tree.Tree):
 
     @property
     def backend(self) -> str:
-        """Describe the transport of gradients."""
-        return "nccl" if self.device.type == "cuda" else "gloo"
+        """Describe the transport of gradients: NCCL refuses two ranks on one card, as MIG instances may be."""
+        is_shared = self.place.local_size > 1 and os.environ.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG-")
+        return "nccl" if self.device.type == "cuda" and not is_shared else "gloo"
 
     @property
     def interface(self) -> str | None:
@@ -278,8 +279,8 @@ def _connect(world: World, store: typing.Any, timeout: datetime.timedelta) -> No
     if cuda:
         torch.cuda.set_device(world.device)
     _connect_lazily()
-    backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
-    extra: dict[str, typing.Any] = {"device_id": world.device} if cuda else {}
+    backend = f"cpu:gloo,cuda:{world.backend}" if cuda else "gloo"
+    extra: dict[str, typing.Any] = {"device_id": world.device} if world.backend == "nccl" else {}
     dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.size, timeout=timeout, **extra)
     world.control = dist.new_group(backend="gloo", timeout=timeout) if cuda else dist.group.WORLD
 

@@ -112,3 +112,20 @@ sys.exit(lanes.main(["slow"]))
         assert printed.read().endswith("interrupted\n")
     assert running.wait(20) == 130
     assert (tmp_path / "clean").exists()
+
+
+@pytest.mark.parametrize("there", [0, 1, 3])
+def test_upstream_names_its_missing_checkouts_before_it_installs_anything(
+    there: int, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    names = ["slurm-charms", "filesystem-charms", "opentelemetry-collector-operator"]
+    for name in names[:there]:
+        (tmp_path / name / ".git").mkdir(parents=True)
+    monkeypatch.setenv("SLURM_DDP_UPSTREAM", str(tmp_path) if there else "")
+    monkeypatch.setattr(lanes, "prepare", lambda _: pytest.fail("installs"))
+    monkeypatch.setenv("PATH", str(tmp_path))  # without a Python
+    assert lanes.main(["upstream"]) == 1
+    text = capsys.readouterr().err
+    assert [f"git -C {name} checkout " in text for name in names] == [number >= there for number in range(3)]
+    assert text.count("\n") == 1
+    assert ("Python 3.12 is missing" in text) == (there == 3)

@@ -32,7 +32,8 @@ def healthy(name: str, others: collections.abc.Iterable[str] = NAMES) -> Json:
         "node": name,
         "uid": os.getuid(),
         "versions": {"python": "3.12", "machine": "x86_64", "libc": "glibc 2.39", "slurm": "24.11.5"},
-        "limits": {"memlock": None, "nofile": 1048576, "shm": 8 << 30, "ports": [32768, 60999]},
+        "limits": {"memlock": None, "nofile": 1048576, "shm": 8 << 30, "ports": [32768, 60999]}
+        | {"containers": ["crun"], "userns": {"user/max_user_namespaces": "63911"}},
         "processors": {"cpus": 2, "wanted": 2, "affinity": 2, "bf16": ["amx_bf16", "avx512_bf16"]},
         "disk": {"free": 100 << 30},
         "filesystem": {

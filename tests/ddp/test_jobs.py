@@ -41,6 +41,8 @@ def test_partitions_with_their_nodes(commands: Commands):
         ("MIXED", True),
         ("IDLE+DYNAMIC_NORM", True),
         ("IDLE+CLOUD+POWERED_DOWN", True),
+        ("MIXED+CLOUD+NOT_RESPONDING+POWERING_UP", True),
+        ("IDLE+CLOUD+NOT_RESPONDING+POWERING_DOWN", False),
         ("ALLOCATED+COMPLETING", True),
         ("DOWN", False),
         ("IDLE*", False),

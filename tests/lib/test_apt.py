@@ -1,6 +1,8 @@
 """What apt says, read right; tests of slurm-gpu resolve drivers with the real one."""
 
 import pathlib
+import subprocess
+import threading
 
 import pytest
 import yaml
@@ -10,6 +12,9 @@ from slurm_ddp.run import CommandError, Completed
 
 CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 
+HOLD = (
+    "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.lockf(f, 2); print('.', end='', flush=True); sys.stdin.read()"
+)
 UNMET: str = CASES["printed"]["UNMET"]
 
 
@@ -32,6 +37,29 @@ class Apt:
 @pytest.mark.parametrize(("number", "upstream"), CASES["upstream"])
 def test_upstream(number: str, upstream: str):
     assert apt.upstream(number) == upstream
+
+
+def test_apt_waits_for_another_process_that_holds_the_lock_of_its_lists(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "partial").mkdir()
+    settings = {
+        "Dir::State::lists": tmp_path,
+        "Dir::Etc::sourcelist": "/dev/null",
+        "Dir::Etc::sourceparts": "/dev/null",
+    }
+    own = [word for key, value in settings.items() for word in ("-o", f"{key}={value}")]
+    monkeypatch.setattr(apt, "_APT_GET", ("/usr/bin/apt-get", *own))
+    monkeypatch.setattr(apt, "_LOCK_POLL_S", 0.1)
+    with subprocess.Popen(["/usr/bin/python3", "-c", HOLD, tmp_path / "lock"], stdin=-1, stdout=-1) as holder:
+        assert holder.stdin is not None and holder.stdout is not None
+        assert holder.stdout.read(1) == b"."
+        monkeypatch.setattr(apt, "_LOCK_S", 0)
+        with pytest.raises(CommandError, match="lock"):
+            apt.update()
+        monkeypatch.setattr(apt, "_LOCK_S", 60)
+        threading.Timer(0.5, holder.stdin.close).start()
+        apt.update()
 
 
 def test_pins_are_a_file_for_one_command(monkeypatch: pytest.MonkeyPatch):

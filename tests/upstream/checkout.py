@@ -20,20 +20,6 @@ from ops import testing
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FACTS: dict[str, Any] = yaml.safe_load((ROOT / "tests" / "bundle" / "upstream.yaml").read_text())
 VARIABLE = "SLURM_DDP_UPSTREAM"
-HOW = f"set {VARIABLE} to a folder with both: " + "; ".join(
-    f"git clone --branch {fact['branch']} https://github.com/{fact['repository']}"
-    for fact in FACTS["checkouts"].values()
-)
-
-
-def problem() -> str | None:
-    """Return why there is nothing to test with, in one line."""
-    if not os.environ.get(VARIABLE):
-        return f"there are no checkouts of upstream's charms; {HOW}"
-    for name in FACTS["checkouts"]:
-        if not (folder(name) / "charms").is_dir():
-            return f"{folder(name)} is no checkout of {name}; {HOW}"
-    return None
 
 
 def folder(name: str) -> pathlib.Path:

@@ -14,6 +14,7 @@ import pytest
 from ops import testing
 
 from host import Host
+from scripts import lanes
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -23,7 +24,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """End the session, as failed, when there is nothing to test with."""
-    if found := checkout.problem():
+    if found := lanes.missing_checkouts():
         pytest.exit(f"upstream: {found}", returncode=1)
     checkout.install()
     # slurmutils has jsonschema check its own schemas before each look at a value: seconds for each hook.

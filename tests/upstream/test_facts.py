@@ -12,7 +12,8 @@ PLAYED = sorted(path.parent.name for path in STANDINS.glob("*/charmcraft.yaml"))
 OF_CHECKOUTS = {
     name: fact
     for name, fact in checkout.FACTS["charms"].items()
-    if any(fact["source"].startswith(f"{c['repository']}@") for c in checkout.FACTS["checkouts"].values())
+    if " charms/" in fact["source"]
+    and any(fact["source"].startswith(f"{c['repository']}@") for c in checkout.FACTS["checkouts"].values())
 }
 
 
@@ -85,4 +86,5 @@ def test_a_stand_in_declares_what_upstream_declares(name: str):
         }
         for one in (standin, charm)
     )
-    assert actions == upstream_actions
+    differences = (STANDINS / "README.md").read_text().partition("## What differs")[2]
+    assert actions == {key: value for key, value in upstream_actions.items() if key not in differences}

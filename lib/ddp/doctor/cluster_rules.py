@@ -8,7 +8,7 @@ from ddp.base import Settings, one_line
 from ddp.doctor.facts import Facts, leading_number
 from ddp.doctor.findings import Findings
 from ddp.environment import environments
-from ddp.slurm import jobs
+from ddp.slurm import access, jobs
 
 # slurmctld looks the account up to sign what starts a job (fetch_identity() in cred.c), not when it is submitted.
 # Without one srun prints this (slurm_errno.c)
@@ -82,7 +82,9 @@ def _absent(facts: Facts, findings: Findings) -> None:
     """Judge the nodes that were left out, and those that returned no report."""
     is_all = len(facts.left_out) == len(facts.asked)
     for name, why in sorted(facts.left_out.items()):
-        if why.startswith("busy"):
+        if why == access.GONE:
+            findings.add("gone", name, "error" if is_all else None)
+        elif why.startswith("busy"):
             findings.add("busy", name, "warning" if is_all else None, why=why)
         else:
             findings.add("left-out", name, "error" if is_all else None, why=why)

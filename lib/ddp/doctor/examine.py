@@ -52,7 +52,8 @@ def gather(settings: Settings, params: models.Doctor, partitions: tuple[jobs.Par
     asked = _asked(params, partition)
     known = {node.name: node for node in _nodes()}
     usable = {node.name for node in partition.usable}
-    left_out = {name: why for name in asked if (why := _unfit(known.get(name), is_usable=name in usable))}
+    gone = {node.name: node.state for node in partition.nodes if node.state == access.GONE}
+    left_out = {name: why for name in asked if (why := _unfit(known.get(name), is_usable=name in usable))} | gone
     fit = [name for name in asked if name not in left_out]
     contents = folders.look(settings)
     installed = environments.installed(settings, contents)
@@ -215,9 +216,11 @@ def _unfit(node: nodes.Node | None, *, is_usable: bool) -> str:
     if node is None:
         return "Slurm does not know it"
     bad = {"DRAIN", "FAIL", "MAINTENANCE", "NOT_RESPONDING", "INVALID_REG", "INVAL", "REBOOT_ISSUED"}
-    flags = sorted(node.flags & bad - ({"MAINTENANCE"} if is_usable else set()))
+    flags = sorted(node.flags & bad - ({"MAINTENANCE", "NOT_RESPONDING"} if is_usable else set()))
     if flags or node.state not in ("IDLE", "MIXED", "ALLOCATED"):
         return f"{'+'.join([node.state, *flags])}" + (f" ({node.reason})" if node.reason else "")
+    if node.flags & jobs.POWER:
+        return "busy: it is powered down, or not up yet"
     if node.state == "ALLOCATED" or _free_cpus(node) == 0:
         return "busy: jobs use all its cores"
     return "busy: jobs use all its memory" if _free_memory_mb(node) < _MEMORY_MB else ""

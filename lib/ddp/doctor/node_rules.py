@@ -11,6 +11,12 @@ _CLOCK_S, _CLOCK_BREAKS_S = 1.0, 50.0  # auth/slurm: a credential is good for 60
 _SLOW_WRITE_MB_S, _SLOW_RENAME_MS, _SLOW_SEEN_MS = 20.0, 500.0, 3000.0
 _LEAST_FREE, _SPARE, _LEAST_SHM = 2 << 30, 256 << 20, 64 << 20
 _LEAST_FILES, _LEAST_LOCKED = 1024, 64 << 20
+# What forbids user namespaces, and allows them: Ubuntu since 24.04, Debian, user_namespaces(7)
+_USERNS = {
+    "kernel/apparmor_restrict_unprivileged_userns": ("1", "0"),
+    "kernel/unprivileged_userns_clone": ("0", "1"),
+    "user/max_user_namespaces": ("0", "65536"),
+}
 _LAST_PORT = 29999  # of the rendezvous, see ddp.node.supervisor
 _OLDEST_SLURM = (24, 11)
 _VERSIONS = ("python", "machine", "libc", "slurm")
@@ -77,6 +83,10 @@ def _host(settings: Settings, name: str, about: Json, facts: Facts, findings: Fi
         findings.add("shm", name, "error" if seen else None, shm=mib(limits.get("shm")))
     if (ports := limits.get("ports")) and ports[0] <= _LAST_PORT:
         findings.add("port-range", name, first=ports[0], last=_LAST_PORT)
+    for setting, (bad, good) in _USERNS.items():
+        if limits.get("containers") and limits["userns"].get(setting) == bad:
+            tools = ", ".join(limits["containers"])
+            findings.add("user-namespaces", name, tools=tools, setting=setting.replace("/", "."), bad=bad, good=good)
     if about.get("tracking"):
         findings.add("tracking", name, error=about["tracking"])
     python, wanted = str(about["versions"]["python"]), facts.manifests[0].python if facts.manifests else None
@@ -100,9 +110,13 @@ def _network(name: str, about: Json, facts: Facts, findings: Findings) -> None:
     if about["port"] is None:
         ports = ", ".join(str(port) for port, _ in about["taken"])
         findings.add("no-port", name, ports=ports, error=about["taken"][0][1])
+    for peer in [peer for peer in about["peers"].values() if peer.get("on_lo") and peer["iface"] != "lo"][:1]:
+        findings.add("address-on-lo", name, address=peer["on_lo"], iface=peer["iface"])
     for host, peer in sorted(about["peers"].items()):
         address = str(peer.get("address", host))
-        if "unresolved" in peer:
+        if "ipv6" in peer:
+            findings.add("ipv6-only", name, peer=host, address=peer["ipv6"])
+        elif "unresolved" in peer:
             findings.add("unresolved", name, peer=host, given=peer.get("given") or "none", error=peer["unresolved"])
         elif address.startswith("127."):
             findings.add("loopback", name, peer=host, address=address)

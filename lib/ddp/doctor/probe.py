@@ -32,18 +32,22 @@ MEET_S = 15.0  # how long a peer's server is tried: tasks of one step start with
 LEAVE_S = 30.0  # how long this node's own server stays, at most
 REACH_S = 5.0  # how long a server may take to be connected to
 SEEN_S = 10.0  # how long a file that another node wrote may take to be seen; NFS caches that it is absent
+PROC_SYS = pathlib.Path("/proc/sys")
+USERNS = (
+    "kernel/apparmor_restrict_unprivileged_userns kernel/unprivileged_userns_clone user/max_user_namespaces".split()
+)
 PORTS = 3  # so many ports after the first are tried, as the job script does
 _WRITE_BYTES = 8 << 20
 
 
 def versions() -> Json:
     """Collect the versions that must be the same on every node."""
-    python = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    return {"python": python, "machine": platform.machine(), "libc": " ".join(platform.libc_ver())}
+    python, libc = "{}.{}".format(*sys.version_info), " ".join(platform.libc_ver())
+    return {"python": python, "machine": platform.machine(), "libc": libc}
 
 
 def limits() -> Json:
-    """Read this process's limits (bytes or counts; None: unlimited), shared memory and outgoing ports."""
+    """Read this process's limits (bytes or counts; None: unlimited), shared memory, outgoing ports, user namespaces."""
     found: Json = {}
     for name, number in {"memlock": resource.RLIMIT_MEMLOCK, "nofile": resource.RLIMIT_NOFILE}.items():
         soft = resource.getrlimit(number)[0]
@@ -51,15 +55,15 @@ def limits() -> Json:
     with contextlib.suppress(OSError):
         found["shm"] = shutil.disk_usage("/dev/shm").total  # noqa: S108 - looked at only
     with contextlib.suppress(OSError):
-        found["ports"] = [*map(int, pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())]
+        found["containers"] = [*filter(shutil.which, ("apptainer", "singularity", "enroot", "crun", "podman"))]
+        found["userns"] = {name: (PROC_SYS / name).read_text().strip() for name in USERNS if (PROC_SYS / name).exists()}
+        found["ports"] = [*map(int, (PROC_SYS / "net/ipv4/ip_local_port_range").read_text().split())]
     return found
 
 
 def processors() -> Json:
     """Return the node's CPUs, and how many this task requested and got, as a rank would."""
-    flags: list[str] = []
-    with contextlib.suppress(OSError):
-        flags = re.findall(r"\b(?:avx512|amx)_bf16\b", pathlib.Path("/proc/cpuinfo").read_text(errors="replace"))
+    flags = re.findall(r"\b(?:avx512|amx)_bf16\b", pathlib.Path("/proc/cpuinfo").read_text(errors="replace"))
     return {
         "cpus": os.cpu_count(),
         "wanted": _counted("SLURM_CPUS_PER_TASK"),
@@ -76,8 +80,7 @@ def _counted(variable: str) -> int | None:
 
 def disk(cache: str) -> Json:
     """Measure the free space on the disk that environments are unpacked to."""
-    folder = pathlib.Path(cache)
-    folder = folder if folder.is_dir() else folder.parent
+    folder = path if (path := pathlib.Path(cache)).is_dir() else path.parent
     try:
         return {"free": shutil.disk_usage(folder).free}
     except OSError as e:
@@ -307,6 +310,8 @@ class Meeting:
             found = socket.getaddrinfo(self.addresses[host], None, socket.AF_INET, socket.SOCK_STREAM)
         except OSError as e:
             facts |= {"given": self.addresses[host], "unresolved": e.strerror}
+            with contextlib.suppress(OSError):
+                facts["ipv6"] = socket.getaddrinfo(self.addresses[host], None, socket.AF_INET6)[0][4][0]
             return
         address = str(found[0][4][0])
         facts["address"] = address
@@ -377,8 +382,11 @@ def _route(address: str) -> Json:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=10, check=False)
         if done.returncode:
             return {"route": done.stderr.strip()[-300:]}
-        name = json.loads(done.stdout)[0]["dev"]
-        return {"iface": name, "mtu": int(pathlib.Path("/sys/class/net", name, "mtu").read_text())}
+        route = json.loads(done.stdout)[0]
+        name, own = route["dev"], route["prefsrc"]
+        on_lo = subprocess.check_output(("ip", "-o", "address", "show", "dev", "lo", "to", own), timeout=10)
+        mtu = int(pathlib.Path("/sys/class/net", name, "mtu").read_text())
+        return {"iface": name, "mtu": mtu, "on_lo": own if on_lo else None}
     except (OSError, ValueError, LookupError, subprocess.SubprocessError):
         return {}  # without iproute2
 

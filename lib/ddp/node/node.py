@@ -6,12 +6,13 @@ disk to the run's folder. Of the shared filesystem it reads the environment's ar
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import threading
 import time
 
-from ddp.node import caches, ending, ends, environment, memory, network, quantities, spec, spool, storage
+from ddp.node import caches, ending, ends, environment, memory, network, quantities, slurm, spec, spool, storage
 
 _SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"  # torchrun forwards them, so that the ranks save
 _NOT_OURS = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -159,9 +160,19 @@ class Node:
             f"--log-dir={logs}",
             "--redirects=3",
             "--tee=3",
+            *(["--virtual-local-rank"] if self._use_instances() else []),
             *words,
         ]
         self._child = subprocess.Popen(argv, env=self.env, pass_fds=self._kept())
+
+    def _use_instances(self) -> bool:
+        """Give each rank a MIG instance, if the job got some: CUDA shows a process one, and takes no number for it."""
+        listed = slurm.call("nvidia-smi", "-L").stdout if self.job.gpus_per_node > 1 else ""
+        instances = re.findall(r"\(UUID: (MIG-[^)]+)\)", listed)
+        if len(instances) < self.job.ranks_per_node:
+            return False
+        self.env["CUDA_VISIBLE_DEVICES"] = ",".join(instances)
+        return True
 
     def _kept(self) -> tuple[int, ...]:
         return () if self._lock is None else (self._lock,)

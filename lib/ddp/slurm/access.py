@@ -1,7 +1,10 @@
-"""The nodes of a reservation."""
+"""The nodes that a job can have: those of a reservation, and those whose machines are there."""
 
 import collections.abc
+import concurrent.futures
+import contextlib
 import dataclasses
+import socket
 
 from ddp.slurm import jobs
 from slurm_ddp.slurm import commands, show
@@ -9,6 +12,8 @@ from slurm_ddp.slurm import commands, show
 _SCONTROL = commands.find("scontrol")
 _OPEN = frozenset({"FLEX", "ANY_NODES"})  # its jobs may have other nodes, too (scontrol(1), Flags)
 OUTSIDE = "outside the reservation"
+GONE = "without a slurmd that answers"  # Slurm notices that within SlurmdTimeout, and sends jobs there until then
+_MOST_ASKED, _PATIENCE_S = 128, 1.0  # all at once
 
 
 def inside(partitions: collections.abc.Iterable[jobs.Partition], reservation: str) -> tuple[jobs.Partition, ...]:
@@ -31,3 +36,31 @@ def inside(partitions: collections.abc.Iterable[jobs.Partition], reservation: st
         return dataclasses.replace(node, is_usable=node.is_usable or (node.is_kept and "MAINT" in flags))
 
     return tuple(dataclasses.replace(part, nodes=tuple(map(meet, part.nodes))) for part in found)
+
+
+def present(partitions: collections.abc.Iterable[jobs.Partition]) -> tuple[jobs.Partition, ...]:
+    """Mark the nodes whose slurmd cannot be reached, while another's of the partition can, as gone and unusable.
+
+    A machine that was removed leaves the node that it registered in Slurm.
+    """
+    found = tuple(partitions)
+    endpoints = {node.name: node.endpoint for part in found for node in part.nodes if node.endpoint}
+    reached = dict[str, bool]()
+    if 1 < len(endpoints) <= _MOST_ASKED:
+        with concurrent.futures.ThreadPoolExecutor(len(endpoints)) as pool:
+            reached = dict(zip(endpoints, pool.map(_is_reached, endpoints.values()), strict=True))
+
+    def look(part: jobs.Partition) -> jobs.Partition:
+        if not any(reached.get(node.name) for node in part.nodes):  # a firewall between this host and all of them
+            return part
+        gone = {"state": GONE, "is_usable": False, "is_kept": False}
+        nodes = (node if reached.get(node.name, True) else dataclasses.replace(node, **gone) for node in part.nodes)
+        return dataclasses.replace(part, nodes=tuple(nodes))
+
+    return tuple(map(look, found))
+
+
+def _is_reached(endpoint: tuple[str, int]) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(endpoint, timeout=_PATIENCE_S):
+        return True
+    return False

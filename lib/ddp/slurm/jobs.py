@@ -39,6 +39,7 @@ _SACCT_NAMES = (  # squeue's for the same
 )
 _KEPT = "MAINTENANCE"
 _UNUSABLE = frozenset({"DRAIN", "FAIL", _KEPT, "NOT_RESPONDING", "INVALID_REG", "INVAL", "REBOOT_ISSUED"})
+POWER = frozenset({"POWERED_DOWN", "POWERING_UP"})  # flags of a node whose slurmd starts when a job needs it
 _USABLE = frozenset({"IDLE", "ALLOCATED", "MIXED", "COMPLETING"})
 _NOISE = re.compile(
     r"^(?:sbatch|scancel|srun|squeue|scontrol|sacct): (?:error: |fatal: )?|^(?:fatal|error): |^slurm_\w+ error: ?"
@@ -73,6 +74,7 @@ class Capacity:
     is_usable: bool  # it takes jobs, now or once the ones on it have ended
     features: frozenset[str] = frozenset()
     is_kept: bool = False  # it would take jobs, were it not for a MAINT reservation; that one's own jobs it takes
+    endpoint: tuple[str, int] | None = None  # of its slurmd, if that registered the node itself and has to run now
 
 
 @dataclasses.dataclass(frozen=True)
@@ -368,7 +370,12 @@ def _words(text: str) -> str:
 
 def _capacity(node: nodes.Node) -> Capacity:
     fields = node.fields
-    takes_jobs = node.state in _USABLE and not node.flags & _UNUSABLE - {_KEPT}
+    address, is_booting = node.address or "", bool(node.flags & POWER)
+    can_ask = node.is_dynamic and not is_booting and bool(re.fullmatch(r"[0-9.]+|[0-9A-Fa-f:]+", address))
+    takes_jobs = node.state in _USABLE and not node.flags & _UNUSABLE - {
+        _KEPT,
+        "NOT_RESPONDING" if is_booting else _KEPT,
+    }
     return Capacity(
         name=node.name,
         cpus=_number(fields.get("CPUEfctv", "0")),
@@ -378,6 +385,7 @@ def _capacity(node: nodes.Node) -> Capacity:
         is_usable=takes_jobs and _KEPT not in node.flags,
         features=frozenset((show.value(fields, "AvailableFeatures") or "").split(",")) - {""},
         is_kept=takes_jobs and _KEPT in node.flags,
+        endpoint=(address, _number(fields.get("Port", "6818"))) if can_ask else None,
     )
 
 

@@ -120,6 +120,11 @@ class Node:
         return _time(self.fields.get("BootTime"))
 
     @property
+    def slurmd_start_time(self) -> float | None:
+        """When its slurmd was started, by the last registration; in seconds since 1970."""
+        return _time(self.fields.get("SlurmdStartTime"))
+
+    @property
     def state_text(self) -> str:
         """State and flags in one word, as `scontrol` prints them."""
         return "+".join((self.state, *sorted(self.flags)))

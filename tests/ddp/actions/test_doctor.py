@@ -227,10 +227,14 @@ def test_a_node_that_is_not_there_and_a_folder_that_cannot_be_written_are_report
     quick.write_text(text.replace("MEET_S = 15.0", "MEET_S = 1.0").replace("LEAVE_S = 30.0", "LEAVE_S = 7.0"))
     monkeypatch.setattr(probe, "__file__", str(quick))
     hosts = {"slurmd-0": "127.0.0.1", "slurmd-1": "127.0.0.9", "slurmd-2": "no.such.host.invalid", "slurmd-3": ""}
+    hosts |= {"slurmd-4": "fd00::7"}
     found = run_probe(tmp_path, hosts, ("slurmd-0",), folder="/nowhere/at/all")
     peers = found["slurmd-0"]["network"]["peers"]
     assert "refused" in peers["slurmd-1"]["unreachable"].lower()
     assert peers["slurmd-2"]["unresolved"]
+    assert peers["slurmd-4"]["ipv6"] == "fd00::7"
+    userns = pathlib.Path("/proc/sys/user/max_user_namespaces").read_text().strip()
+    assert found["slurmd-0"]["limits"]["userns"]["user/max_user_namespaces"] == userns
     assert peers["slurmd-2"]["given"] == "no.such.host.invalid"
     assert peers["slurmd-3"] == {"given": "", "unresolved": peers["slurmd-3"]["unresolved"]}
     assert found["slurmd-0"]["filesystem"]["error"].startswith("/nowhere/at/all/big-slurmd-0: No such file")

@@ -18,6 +18,7 @@ from ddp import copies
 from ddp.base import Settings
 from ddp.node import node as agent
 from ddp.run import metrics
+from ddp.submit import resources
 
 NODE_DRIVER = """
 import os, socket, sys, time
@@ -116,6 +117,17 @@ def test_a_head_that_cannot_be_reached_is_named_with_both_nodes_and_its_port(
         how = "let TCP through between the nodes (firewall, security group)"
         assert (process.returncode, output.splitlines()[-1]) == (78, f"[FATAL] slurmd-1: {words}; {how}")
         assert output.splitlines()[:-1] == ["slept 1"] * 4
+
+
+@pytest.mark.parametrize("num", [0, 1, 2, 3])
+def test_each_rank_gets_a_mig_instance_of_those_that_the_job_got(settings: Settings, node: Node, num: int):
+    listed = [f"  MIG 1g.10gb     Device  {i}: (UUID: MIG-{i}a1)" for i in range(num)]
+    node.add("nvidia-smi", "".join(f"echo '{row}'\n" for row in ["GPU 0: NVIDIA H100 (UUID: GPU-5c)", *listed]))
+    given = {"request": resources.Request("main", 2, 2, 8, 8000, None, 180)}
+    process = run_node(settings, node, "echo $CUDA_VISIBLE_DEVICES $*", given=given, CUDA_VISIBLE_DEVICES="0,1")
+    visible, *words = process.communicate(timeout=30)[0].splitlines()[-1].split()
+    assert visible == ("0,1" if num < 2 else ",".join(f"MIG-{i}a1" for i in range(num)))
+    assert ("--virtual-local-rank" in words) == (num >= 2)
 
 
 def test_the_users_interface_and_threads_win(settings: Settings, node: Node):

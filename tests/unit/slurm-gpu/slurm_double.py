@@ -61,6 +61,7 @@ class SlurmDouble:
         self.reconfigured = 0
         self.boot_time = "None"  # as slurmd reported when it registered last
         self.booted = "None"  # as it will say
+        self.started = "None"  # slurmd, as it reported
         self.types = "gpu"
         self.printed: str | None = None  # what `slurmd -G` prints instead of the right lines
         self.made_with = ""  # the Gres of the record, where that is shown no more
@@ -147,7 +148,16 @@ class SlurmDouble:
         """The node's state as the controller would print it."""
         assert self.record is not None
         base = "MIXED" if self.jobs and self.record.base == "IDLE" else self.record.base
-        order = ("COMPLETING", "DRAIN", "DYNAMIC_NORM", "FAIL", "INVALID_REG", "MAINTENANCE", "RESERVED")
+        order = (
+            "COMPLETING",
+            "DRAIN",
+            "DYNAMIC_NORM",
+            "FAIL",
+            "INVALID_REG",
+            "MAINTENANCE",
+            "NOT_RESPONDING",
+            "RESERVED",
+        )
         flags = self.record.flags | ({"RESERVED"} if self.reservations else set())
         flags |= {"MAINTENANCE", "RESERVED"} if self.maintained else set()
         return "+".join([base, *(flag for flag in order if flag in flags)])
@@ -286,7 +296,7 @@ class SlurmDouble:
             f"AvailableFeatures=slurmd ActiveFeatures=slurmd Gres={self.record.gres or '(null)'} NodeAddr=10.0.0.1 "
             f"NodeHostName={self.name} Version=24.11.5 OS=Linux 6.1.0 #1 SMP  RealMemory=4000 AllocMem=0 FreeMem=22793 "
             f"Sockets=1 Boards=1 State={self.state()} ThreadsPerCore=1 TmpDisk=0 Weight=1 Owner=N/A MCS_label=N/A "
-            f"Partitions=slurmd  BootTime={self.boot_time} SlurmdStartTime=None LastBusyTime=None CfgTRES=cpu=2 AllocTRES={tres}"
+            f"Partitions=slurmd  BootTime={self.boot_time} SlurmdStartTime={self.started} LastBusyTime=None CfgTRES=cpu=2 AllocTRES={tres}"
         )
         reason = f" Reason={self.record.reason} [{self.record.author}]" if self.record.reason else ""
         return Completed(0, f"{text}{reason}\n", "")

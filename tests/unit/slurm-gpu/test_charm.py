@@ -243,8 +243,9 @@ def test_the_lines_of_a_node_that_slurm_still_has_stay(
     state = testing.State(leader=True, relations=[CONTROLLER, relation])
     controller.run(controller.on.relation_changed(relation, remote_unit=0), state)
     text = gres_conf.PATH.read_text()
-    reconfigured = configured.reconfigured
+    reconfigured, configured.maintained = configured.reconfigured, ["slurm-gpu-slurmd-0"]
     controller.run(controller.on.relation_departed(relation, remote_unit=0, departing_unit=0), state)
+    assert configured.maintained == [], "latest/edge's slurmctld deletes the node, which Slurm refuses in a reservation"
     left = gres(says(1))
     gone = testing.State(
         leader=True, relations=[CONTROLLER, dataclasses.replace(left, remote_units_data={1: left.remote_units_data[0]})]
@@ -259,7 +260,12 @@ def test_the_lines_of_a_node_that_slurm_still_has_stay(
     controller.run(controller.on.remove(), testing.State(planned_units=0))
     assert "NodeName=slurmd-0 " in gres_conf.PATH.read_text(), "the role leaves it, too"
     controller.run(controller.on.update_status(), gone)
-    configured.record = Record("")  # registered without GPUs, or deleted
+    configured.record = Record("", flags={"DYNAMIC_NORM", "NOT_RESPONDING"})  # registered without GPUs
+    out = controller.run(controller.on.update_status(), gone)
+    assert "NodeName=slurmd-0" not in gres_conf.PATH.read_text()
+    typed = "if slurmd-0, which is silent, was removed: scontrol delete nodename=slurmd-0"
+    assert out.unit_status == ops.ActiveStatus(f"gres.conf has lines of 1 GPU on 1 node; {typed}")
+    configured.record = None
     controller.run(controller.on.update_status(), gone)
     assert "slurmd-0" not in gres_conf.PATH.read_text()
 

@@ -138,6 +138,7 @@ def test_modules_without_a_signature_are_built_here(node: MachineDouble):
     [
         (but(NOBLE, release="fedora 42"), Spec(branch="580"), "driver=580: this machine has fedora 42, not one of"),
         (but(NOBLE, runfile=True), Spec(branch="580"), "driver: NVIDIA's own installer put one here: run nvidia-un"),
+        (of_ids(0x102D), Spec(branch="535"), r"GPU 0000:01:00.0 \(Kepler\) needs branch 470 or earlier, not 535"),
         (of_ids(0x2901), Spec(branch="535"), r"GPU 0000:01:00.0 \(Blackwell\) needs branch 570 or later, not 535"),
         (of_ids(0x1DB6), Spec(branch="595"), r"\(Volta\) needs branch 580 or earlier, not 595"),
         (of_ids(0x2901), Spec(branch="580", module="proprietary"), "needs the open module"),
@@ -170,17 +171,18 @@ def test_nothing_but_the_other_driver_is_removed(node: MachineDouble):
 
 
 @pytest.mark.parametrize(
-    ("devices", "module"),
+    ("devices", "branch", "module"),
     [
-        ((0x2330,), "open"),
-        ((0x1DB6,), "proprietary"),
-        ((0x1DB6, 0x1EB8), "proprietary"),
-        ((0x2330, 0x2901), "open"),
-        ((0xFFF0,), "open"),
+        ((0x2330,), "580", "open"),
+        ((0x1DB6,), "580", "proprietary"),
+        ((0x1DB6, 0x1EB8), "580", "proprietary"),
+        ((0x2330, 0x2901), "580", "open"),
+        ((0xFFF0,), "580", "open"),
+        ((0x102D, 0x1024, 0x11BF, 0x128B), "470", "proprietary"),  # Tesla K80, K40m, GRID K2, GeForce GT 710
     ],
 )
-def test_the_kernel_module_follows_the_cards(devices: tuple[int, ...], module: str):
-    assert plan.kernel_modules(of_ids(*devices), Spec(branch="580"))[0] == module
+def test_the_kernel_module_follows_the_cards(devices: tuple[int, ...], branch: plan.Branch, module: str):
+    assert plan.kernel_modules(of_ids(*devices), Spec(branch=branch))[0] == module
 
 
 def test_the_table_of_devices_has_no_overlaps():
@@ -192,7 +194,7 @@ def test_the_table_of_devices_has_no_overlaps():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"driver": "581"}, "driver: input should be 'keep', '535', '550'"),
+        ({"driver": "581"}, "driver: input should be 'keep', '470', '535', '550'"),
         ({"fabric-manager": "always"}, "fabric-manager: always contradicts driver=keep"),
         ({"kernel-module": "open"}, "kernel-module: open contradicts driver=keep"),
     ],
@@ -210,10 +212,10 @@ def test_options_are_refused_by_name(options: dict[str, object], words: str):
         (Spec(), None, None, "535", Spec(branch="535")),
         (Spec(), None, "580.65.06", "535", Spec(branch="580", version="580.65.06")),
         (Spec(), None, None, "", "branch: driver=keep names none; give branch=580"),
-        (Spec(), None, None, "470", "branch: that of the driver here, 470, is none of 535"),
+        (Spec(), None, None, "390", "branch: that of the driver here, 390, is none of 470"),
         (Spec(branch="535"), "580", None, "", "branch=580 contradicts the option driver=535"),
         (Spec(branch="580"), None, "535.288.01", "", "version=535.288.01 is not of branch 580"),
-        (Spec(), None, "123.45", "", "version: 123 is none of 535"),
+        (Spec(), None, "123.45", "", "version: 123 is none of 470"),
     ],
 )
 def test_parameters(wanted: Spec, branch: plan.Branch | None, version: str | None, present: str, answer: Spec | str):

@@ -93,7 +93,7 @@ def scene(paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
     for name, function in REAL.items():  # programs run here, and take their time
         monkeypatch.setattr(gpu_health.time, name, function)
     (paths / "uptime").write_text("1000.0 1.0\n")
-    for name, path in {"STATE": "var/slurm-gpu/health.json", "SYS": "sys", "UPTIME": "uptime"}.items():
+    for name, path in {"STATE": "var/slurm-gpu/health.json", "SYS": "sys", "UPTIME": "uptime", "PROC": "proc"}.items():
         monkeypatch.setattr(gpu_health, name, paths / path)
     add_pci(paths, BUS)
     return Scene(paths)
@@ -270,6 +270,22 @@ def test_the_whole_stays_under_slurms_minute(scene: Scene, monkeypatch: pytest.M
     gpu_health.HOLD.unlink(missing_ok=True)
     assert scene.check() == (1 if slow else 2)
     assert 30 < now[0] < 59
+
+
+@pytest.mark.parametrize(
+    ("name", "pending", "is_stuck"),
+    [("nvidia-smi", 1 << 8, True), ("nvidia-smi", 1 << 14, False), ("dcgm", 1 << 8, False)],
+)
+def test_no_query_is_started_beside_one_that_was_killed_and_does_not_die(
+    scene: Scene, paths: pathlib.Path, name: str, pending: int, is_stuck: bool
+):
+    """A driver that hangs keeps its callers; one more for each check would fill the process table."""
+    path = paths / "proc/4711/status"
+    path.parent.mkdir(parents=True)
+    path.write_text(f"Name:\t{name}\nState:\tD (disk sleep)\nPid:\t4711\nSigPnd:\t{pending:016x}\n")
+    scene.program("nvidia-smi", f"cat {scene.root}/xml; touch {scene.root}/asked")
+    assert scene.check() == (1 if is_stuck else 0)
+    assert (scene.root / "asked").exists() != is_stuck
 
 
 @pytest.mark.parametrize(("order", "key"), [("show", "slurm"), ("update", "did")])

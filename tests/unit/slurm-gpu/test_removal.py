@@ -170,6 +170,14 @@ def test_a_node_that_is_busy_at_the_last_moment_keeps_its_options(slurm: SlurmDo
     assert (slurmd_options.PATH.read_text(), slurm.record.gres) == (WITH_GPU, registering.GRES)
 
 
+def test_a_node_that_others_deleted_is_not_registered_again(slurm: SlurmDouble):
+    """latest/edge's slurmctld deletes a departing unit's node; a restart of slurmd would bring it back."""
+    slurmd_options.PATH.write_text(WITH_GPU)
+    registering.leave()
+    assert (slurm.record, slurm.log) == (None, [])
+    assert "gres=" not in slurmd_options.PATH.read_text()
+
+
 def test_leaving_without_a_controller(slurm: SlurmDouble, caplog: pytest.LogCaptureFixture):
     slurmd_options.PATH.write_text(OPTIONS)
     slurm.record, slurm.jobs = Record(""), ["7"]

@@ -10,7 +10,7 @@ from roles import stamp
 from slurm_double import SlurmDouble
 
 import settings
-from node import resume, slurmd_options
+from node import node_state, resume, slurmd_options
 from node import watch as node_watch
 from slurm_ddp import readiness
 from slurm_ddp.charm import Level, Status
@@ -80,8 +80,30 @@ def test_a_node_that_was_cut_off_and_not_rebooted_stays_down(node: SlurmDouble):
     assert node.state() == "DOWN+DYNAMIC_NORM"
 
 
-def test_a_new_node_is_resumed_only_where_that_is_asked_for(node: SlurmDouble):
-    node.set_down(resume.NEW, "root@2026-11-20T18:51:55")
+@pytest.mark.parametrize("started_s", [None, -300, -60])  # slurmd: not known, before the state was set, after that
+@pytest.mark.parametrize("is_served", [False, True])
+def test_a_node_is_new_by_upstreams_order_and_not_by_an_operators(
+    slurm: SlurmDouble, mock_gpu: pathlib.Path, started_s: int | None, is_served: bool
+):
+    """set-node-state writes the reason that a new node has; upstream's charm sets it right after slurmd's start."""
+    slurmd_options.PATH.write_text(WITH_GPU)
+    slurm.register()
+    if is_served:
+        hook()
+    slurm.set_down(resume.NEW, f"root@{stamp(-100)}")
+    slurm.started = "None" if started_s is None else stamp(started_s)
+    hook(resume_when_ready=True)
+    is_operators = is_served or started_s == -300
+    assert slurm.state() == ("DOWN" if is_operators else "IDLE") + "+DYNAMIC_NORM"
+
+
+@pytest.mark.parametrize("is_back", [False, True])  # its relation was removed and made again
+def test_a_new_node_is_resumed_only_where_that_is_asked_for(node: SlurmDouble, is_back: bool):
+    if is_back:
+        node.started = stamp(-60)
+    else:
+        node_state.clear(node_state.SERVED)
+    node.set_down(resume.NEW, f"root@{stamp(-55)}")
     typed = "scontrol update nodename=slurmd-0 state=resume ends that"
     assert hook() == Status(Level.BLOCKED, f"slurmd-0 takes no jobs: down ('n/a'); {typed}")
     assert node.state() == "DOWN+DYNAMIC_NORM"

@@ -11,6 +11,7 @@ import pathlib
 import time
 
 from gpu import gres, gres_conf
+from node import hold
 from slurm_ddp import files, systemd
 from slurm_ddp.charm import Level, Status
 from slurm_ddp.interfaces import slurm_gres
@@ -59,7 +60,7 @@ def sync(units: collections.abc.Collection[str], first: str | None, read: Read, 
     conf = now.conf
     entries = {unit: entry for unit, entry in conf.entries.items() if unit in units and not entry.left}
     entries |= dict(_changes(units, first, entries, read))
-    entries |= _left(conf, entries, running=now.running)
+    entries |= _left(conf, entries, running=now.running, is_last=not units)
     conf = dataclasses.replace(conf, entries=entries)
     if entries:
         files.ensure_file(OWNER, owner + "\n")
@@ -108,9 +109,13 @@ def status(now: View | None, *, related: bool) -> Status:
         why = f" ({now.silent})" if now.silent else ""
         return Status(Level.WAITING, f"waiting for slurmctld to read gres.conf{why}")
     num_nodes, num_devices = counts(now.conf)
+    text = f"gres.conf has lines of {_count(num_devices, 'GPU')} on {_count(num_nodes, 'node')}"
     if not num_nodes:
-        return Status(Level.ACTIVE, f"no node needs lines in gres.conf (AutoDetect={now.conf.autodetect})")
-    return Status(Level.ACTIVE, f"gres.conf has lines of {_count(num_devices, 'GPU')} on {_count(num_nodes, 'node')}")
+        text = f"no node needs lines in gres.conf (AutoDetect={now.conf.autodetect})"
+    gone = [entry.node for entry in now.conf.entries.values() if entry.left and _is_silent(entry.node)]
+    if gone:
+        text += f"; if {gone[0]}, which is silent, was removed: scontrol delete nodename={gone[0]}"
+    return Status(Level.ACTIVE, text)
 
 
 def rotating(units: collections.abc.Collection[str]) -> str | None:
@@ -155,9 +160,9 @@ def answer(
 
 
 def counts(conf: gres_conf.GresConf) -> tuple[int, int]:
-    """Count the nodes that have lines, and the devices that these describe."""
-    sizes = [sum("Name=gpu" in line.split() for line in entry.lines) for entry in conf.entries.values() if entry.lines]
-    return len(sizes), sum(sizes)
+    """Count the nodes with lines of GPUs, and the devices that these describe."""
+    sizes = [sum("Name=gpu" in line.split() for line in entry.lines) for entry in conf.entries.values()]
+    return len(sizes) - sizes.count(0), sum(sizes)
 
 
 def _view(conf: gres_conf.GresConf, *, running: bool, silent: str | None = None) -> View:
@@ -189,28 +194,58 @@ def _changes(
 
 
 def _left(
-    conf: gres_conf.GresConf, entries: collections.abc.Mapping[str, gres_conf.Entry], *, running: bool
+    conf: gres_conf.GresConf,
+    entries: collections.abc.Mapping[str, gres_conf.Entry],
+    *,
+    running: bool,
+    is_last: bool,
 ) -> dict[str, gres_conf.Entry]:
-    """Return the entries of removed units whose nodes Slurm still has with GPUs by these lines.
+    """Return the entries of removed units whose nodes Slurm still has, with their lines as long as these are in use.
 
-    Without its lines such a node would be refused at slurmd's next start. Upstream leaves a removed unit's node in
-    Slurm, and Juju may delete a unit before it could register its node without GPUs.
+    Without its lines a node with GPUs would be refused at slurmd's next start. Upstream leaves a removed unit's node in
+    Slurm, and Juju may delete a unit before it could register its node without GPUs. `is_last`: no unit is left, so
+    entries without lines go.
     """
     present = {entry.node for entry in entries.values()}
-    return {
-        unit: dataclasses.replace(entry, awaited=False, left=True)
-        for unit, entry in conf.entries.items()
-        if unit not in entries and entry.lines and entry.node not in present and (not running or _has_gres(entry))
-    }
+    found: dict[str, gres_conf.Entry] = {}
+    for unit, entry in conf.entries.items():
+        if unit in entries or entry.node in present:
+            continue
+        if running and not entry.left:
+            _end_reservation(entry.node)
+        lines = _used_lines(entry) if running else entry.lines
+        if lines is not None and (lines or not is_last):
+            digest = slurm_gres.digest(entry.node, lines)
+            found[unit] = gres_conf.Entry(unit, entry.node, digest, lines, left=True)
+    return found
 
 
-def _has_gres(entry: gres_conf.Entry) -> bool:
+def _used_lines(entry: gres_conf.Entry) -> tuple[str, ...] | None:
+    """Return the entry's lines if its node has GPUs by them, none if it has not, None if Slurm has no such node."""
     try:
         node = nodes.show(entry.node)
     except nodes.NodeError:
-        return True
+        return entry.lines
+    if node is None:
+        return None
     names = {gres.fields(line)["Name"] for line in entry.lines}
-    return node is not None and any(nodes.count_gres(node.gres, name) for name in names)
+    return entry.lines if any(nodes.count_gres(node.gres, name) for name in names) else ()
+
+
+def _end_reservation(node: str) -> None:
+    """End what a removed unit may have left: upstream's slurmctld cannot delete a node that is in a reservation."""
+    try:
+        nodes.unreserve(hold.reservation(node))
+    except nodes.NodeError as e:
+        logger.warning("the reservation of %s ends within the hour: %s", node, e)
+
+
+def _is_silent(name: str) -> bool:
+    try:
+        node = nodes.show(name)
+    except nodes.NodeError:
+        return False
+    return node is not None and "NOT_RESPONDING" in node.flags
 
 
 def _entry(unit: str, read: Read) -> gres_conf.Entry | None:

@@ -17,7 +17,7 @@ from driver.state import DriverError, Facts
 from slurm_ddp import apt, charm
 from slurm_ddp.run import CommandError
 
-Branch = typing.Literal["535", "550", "570", "575", "580", "590", "595"]  # that Ubuntu ever had
+Branch = typing.Literal["470", "535", "550", "570", "575", "580", "590", "595"]  # that Ubuntu ever had
 BRANCHES: tuple[Branch, ...] = typing.get_args(Branch)
 _VERSION = re.compile(r"[0-9]{3}(\.[0-9]{1,4}){1,3}")
 RELEASES = ("ubuntu 22.04", "ubuntu 24.04")

@@ -30,7 +30,6 @@ MOST_REASON = 200  # characters of a drain's reason
 LASTS_S = 3600  # the reservation, unless it is prolonged: longer than a boot takes
 _SHOWS_S = 30.0  # a node shows its reservation only after some seconds
 _OBEYED_S = 600  # an end of the reservation alone: Juju's next update-status comes within five minutes
-_UPSTREAM_S = 120.0  # upstream sets a state right after slurmd came up; scontrol itself may take some timeouts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +136,7 @@ def lock() -> collections.abc.Generator[None]:
 def is_administrators() -> bool:
     """Report whether a drain that has ended was ended by an administrator, and not by upstream's slurmd."""
     running = systemd.active_for(slurmd_unit.SLURMD)
-    return running is not None and running > _UPSTREAM_S
+    return running is not None and running > resume.UPSTREAM_S
 
 
 def _keep(hold: Hold) -> None:

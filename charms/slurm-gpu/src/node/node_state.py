@@ -14,7 +14,7 @@ from slurm_ddp import files, records
 
 STATE_DIR = pathlib.Path("/var/lib/slurm-gpu")
 REGISTRATION, HOLD, ORDER = "registration.json", "hold.json", "order.json"
-CARDS = "cards.json"
+CARDS, SERVED = "cards.json", "served.json"
 
 Record = dict[str, typing.Any]
 

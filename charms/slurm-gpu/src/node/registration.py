@@ -10,6 +10,7 @@ import dataclasses
 import enum
 import logging
 import re
+import time
 
 from node import hold, node_state, resume, slurmd_options, slurmd_unit
 from node.node_state import NodeSnapshot
@@ -25,6 +26,10 @@ _LOSS = "slurm-gpu"  # the kind of hold of a node that lost GPUs
 _RESTORED = "put back by slurm-gpu"  # of a state that had no reason
 _REGISTER_S = 30.0
 _SETTLE_S = 10.0
+# At a restart or `scontrol reconfigure`, slurmctld answers for a while after it saved the state that its successor
+# begins with (_slurmctld_background() to _attempt_reconfig() in controller.c of 24.11 and 25.11). Orders of that
+# moment are lost: the former record comes back, to which slurmd registers. Lines of other nodes reconfigure it, too.
+_HANDOVER_S, _FRESH_S = 1.0, 60.0
 
 # Reasons that Slurm itself sets when GPUs and Gres disagree: src/slurmctld/node_mgr.c and src/interfaces/gres.c. The
 # drain they come with stays after the cause is fixed.
@@ -83,7 +88,11 @@ def advance(target: Target) -> Progress:
     hold.end(_LOSS)
     try:
         try:
-            return _advance(target)
+            progress = _advance(target)
+            if progress.stage is Stage.REGISTERED and (systemd.active_for(slurmd_unit.SLURMD) or _FRESH_S) < _FRESH_S:
+                time.sleep(_HANDOVER_S)
+                progress = _advance(target)
+            return progress
         except nodes.ControllerSilent as e:
             if target.lines_live and target.options.conf is not None:
                 slurmd_options.ensure_gres(target.gres)  # so that slurmd registers right the first time
@@ -143,8 +152,10 @@ def leave(target: Target) -> None:
     name = target.node
     try:
         node = nodes.show(name)
-        if node is not None and (node.is_busy or not node.is_dynamic):
-            snapshot = NodeSnapshot.load()
+        snapshot = NodeSnapshot.load()
+        if node is None and (snapshot is None or snapshot.node != name):  # others deleted it: the unit is being removed
+            slurmd_options.ensure_gres(target.gres)
+        elif node is not None and (node.is_busy or not node.is_dynamic):
             if snapshot is not None and not is_anothers(node, snapshot.reason):
                 put_back(node, snapshot)
             logger.warning("%s keeps Gres=%s and its lines: it cannot be registered again now", name, node.gres or "")
@@ -348,6 +359,7 @@ def _note_order(node: nodes.Node) -> None:
         as_found(node).save(node_state.ORDER)
     elif not is_kept_away(node):
         node_state.clear(node_state.ORDER)
+        resume.note_service(node)
 
 
 def _order(name: str) -> NodeSnapshot | None:

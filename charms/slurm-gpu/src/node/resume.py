@@ -10,6 +10,7 @@ import logging
 import pathlib
 import time
 
+from node import node_state
 from slurm_ddp.slurm import nodes
 
 logger = logging.getLogger(__name__)
@@ -25,6 +26,7 @@ NOT_RESPONDING = "Not responding"
 NEW = "'n/a'"
 _TIMEOUT_S = 900.0  # between a node's last response and the reason for it: SlurmdTimeout, pings, clocks that differ
 _CLOCKS_S = 60.0
+UPSTREAM_S = 120.0  # upstream sets a state right after slurmd came up; scontrol itself may take some timeouts
 _TO_REGISTER = ("slurmd to register it",)
 
 
@@ -56,7 +58,7 @@ def held(node: nodes.Node | None, policy: Policy) -> Held | None:
     lacks = ("its former jobs to end",) if node.is_busy else ()  # which may complete for minutes after a reboot
     if policy.rebooted and _was_rebooted(node):
         return Held("was rebooted", lacks)
-    if policy.new and node.reason == NEW:
+    if policy.new and node.reason == NEW and _is_new(node):
         return Held("is new", lacks)
     return None
 
@@ -66,7 +68,9 @@ def ensure(name: str, policy: Policy, checks: collections.abc.Callable[[], list[
 
     `checks` returns what jobs would miss; it is called only when that matters, since it may take a minute.
     """
-    found = held(nodes.show(name), policy)
+    shown = nodes.show(name)
+    note_service(shown)
+    found = held(shown, policy)
     if found is None or found.lacks:
         return found
     lacks = checks()
@@ -78,8 +82,15 @@ def ensure(name: str, policy: Policy, checks: collections.abc.Callable[[], list[
     if not node.is_valid or "NOT_RESPONDING" in node.flags:
         return dataclasses.replace(found, lacks=_TO_REGISTER)
     nodes.resume(name)
+    node_state.write(node_state.SERVED, {"node": name})
     logger.info("%s takes jobs again: it %s, and all checks passed", name, found.why)
     return None
+
+
+def note_service(node: nodes.Node | None) -> None:
+    """Record that the node has been in service: from then on it is down because someone ordered that."""
+    if node is not None and node.state in {"IDLE", "MIXED", "ALLOCATED"} and not node.is_drained:
+        node_state.write(node_state.SERVED, {"node": node.name})
 
 
 def is_stale(node: nodes.Node | None) -> bool:
@@ -88,6 +99,17 @@ def is_stale(node: nodes.Node | None) -> bool:
         return False
     uptime_s = float(UPTIME.read_text().split()[0])
     return node.boot_time < time.time() - uptime_s - _CLOCKS_S
+
+
+def _is_new(node: nodes.Node) -> bool:
+    """Whether upstream's slurmd set the reason, as it does right after it started slurmd, and not `set-node-state`.
+
+    Both write the same reason. A later start of slurmd leaves only the record of the node's service to go by.
+    """
+    since = node.slurmd_start_time
+    if since is None or node.reason_time is None or node.reason_time < since:
+        return (node_state.read(node_state.SERVED) or {}).get("node") != node.name
+    return node.reason_time - since <= UPSTREAM_S
 
 
 def _was_rebooted(node: nodes.Node) -> bool:

@@ -87,6 +87,7 @@ def ensure_absent() -> None:
     for unit in (PATH_UNIT, UNIT):
         systemd.ensure_no_unit(unit)
     node_hold.release()
+    node_state.clear(node_state.SERVED)
     files.ensure_absent(CONFIG)
 
 

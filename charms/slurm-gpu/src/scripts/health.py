@@ -35,7 +35,8 @@ STATE = pathlib.Path("/var/lib/slurm-gpu/health.json")
 HOLD = pathlib.Path("/var/lib/slurm-gpu/holds/gpu-health.json")  # as node/hold.py reads it
 WATCH = "slurm-gpu-node.service"  # which keeps a hold up
 SYS = pathlib.Path("/sys")
-UPTIME = pathlib.Path("/proc/uptime")
+PROC = pathlib.Path("/proc")
+UPTIME = PROC / "uptime"
 
 REASON = "gpu-health: "
 # The whole ends before the 60 s of its unit: each query gets at most its own limit, and no more than what is left of
@@ -360,8 +361,10 @@ def _ask_driver() -> tuple[ET.Element, Finding | None]:
     """Query all cards; return what the driver reports, and what the query's exit status warns of.
 
     Raises:
-        CommandError: the query failed.
+        CommandError: the query failed, or a killed one of before does not die, beside which another would hang, too.
     """
+    if stuck := _killed(pathlib.Path(NVIDIA_SMI).name):
+        raise CommandError(f"nvidia-smi (pid {', '.join(stuck)}) hangs in the driver since it was killed: reboot")
     done = _run(NVIDIA_SMI, "-q", "-x", limit=_SMI_S)
     trouble: Finding | None = None
     if done.returncode != 0:
@@ -374,6 +377,16 @@ def _ask_driver() -> tuple[ET.Element, Finding | None]:
         return ET.fromstring(done.stdout), trouble  # noqa: S314 - the driver's own program wrote it
     except ET.ParseError as e:
         raise CommandError(f"nvidia-smi returned invalid XML ({e})") from e
+
+
+def _killed(name: str) -> list[str]:
+    """List the processes of this name that were killed and cannot end: SIGKILL is pending (proc(5), SigPnd)."""
+    found: list[str] = []
+    for path in PROC.glob("[0-9]*/status"):
+        fields = dict(re.findall(r"^(Name|SigPnd):\s*(\S+)$", files.read(path), re.MULTILINE))
+        if fields.get("Name") == name and int(fields.get("SigPnd", "0"), 16) >> 8 & 1:
+            found.append(path.parent.name)
+    return found
 
 
 def _fabric_manager(root: ET.Element) -> list[Finding]:

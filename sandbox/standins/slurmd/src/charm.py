@@ -39,8 +39,7 @@ class SlurmdCharm(daemons.Client):
     @charm.refreshes
     def _on_install(self, event: ops.InstallEvent) -> None:
         self.install(event, wire.SLURMD_PORT)
-        # Upstream's driver comes after this, so NVML reports nothing yet.
-        slurmd_node.set_node(slurmd_node.describe(self.app.name, gpus=[]))
+        slurmd_node.set_node(slurmd_node.describe(self.app.name, slurmd_node.gpus()))  # upstream's driver comes later
         slurmd_node.set_name(self.unit.name.replace("/", "-"))
 
     @charm.refreshes
