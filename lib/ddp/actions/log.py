@@ -27,6 +27,8 @@ def run_log(settings: Settings, params: models.RunLog, log: Log) -> Result:
             settings, folder.read_log, path=path, job_id=job_id, lines=params.lines, rank=params.rank
         )
     except folders.MissingError as e:
+        if params.follow and known is not None and known.is_active:  # it waits in the queue: the limit has passed
+            return Result(results | {"lines": "0"}, {"run": name, "job_id": job_id, "state": known.state}, text="")
         text = f"job {job_id} has no output" + ("" if params.rank is None else f" of rank {params.rank}")
         text += f"; it is {known.state}" if known is not None else ""
         raise TrainerError(text, remedy=Command("show", arguments=(name,)), results=results) from e

@@ -178,6 +178,7 @@ def test_a_log_that_does_not_exist_is_explained(program: Program, cluster: Clust
     program.run("submit-ddp", workload="smoke", run="a")
     assert program.fails("run-log") == "job 40 has no output; it is PENDING; ddp show a"
     assert program.fails("run-log", rank=3) == "job 40 has no output of rank 3; it is PENDING; ddp show a"
+    assert program.run("run-log", follow=True, follow_timeout=1)["lines"] == "0"
 
 
 @pytest.mark.parametrize("verb", ["show-run", "run-log", "resume-run"])
