@@ -1,294 +1,148 @@
-"""Where text comes from: documents out of files, in an order that depends on the files only.
+"""Where text comes from: files and folders to items, in an order that depends on the files only.
 
-Plain text (also compressed), JSON lines (`text`, `prompt` + `completion`, or `messages`), tar archives (WebDataset
-samples `key.txt`, `key.json`, and OpenWebText's archives of archives), and LMDB databases whose values are text or
-JSON. Big uncompressed files are cut into ranges: of bytes at line ends, of a database's entries.
+Big uncompressed files are cut into ranges: of bytes at line ends, of a database's entries, of row groups.
 """
 
-import bz2
 import collections.abc
-import contextlib
 import dataclasses
-import gzip
-import importlib
-import io
 import itertools
 import json
-import lzma
 import os
 import pathlib
 import sysconfig
-import tarfile
 import typing
 
-from ddptrain import errors
+from ddptrain import archives, errors, kinds, reading, records
 
-TEXT = {".txt", ".text", ".md", ".rst", ".py", ".tex", ".c", ".h", ".html"}
-LINES = {".jsonl", ".ndjson"}
-DATABASES = {".mdb", ".lmdb"}
-PACKED: dict[str, typing.Any] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
-READS = "text files, .jsonl, .tar, each also with .gz, .xz or .bz2, and LMDB databases"
-STDLIB = "python-stdlib"
-_PIECE_CHARS = 32 << 10
+# Beside tables: what Hugging Face's hub and `save_to_disk` write to describe them
+_CARDS = {"readme.md", "dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
+_DATABASE = "data.mdb"  # in its folder
+_HEAD_BYTES = 1 << 20
+_FIELDS = {"messages", "conversations", "prompt", "instruction", "text"}
 
-
-@dataclasses.dataclass(frozen=True)
-class Segment:
-    """Text of a document; `learned` is false for what a model reads but need not produce (a prompt)."""
-
-    text: str
-    learned: bool = True
+Found = tuple[pathlib.Path, str, str]  # a file, its kind, its split
 
 
-Document = tuple[Segment, ...]  # never empty
+def find(
+    specs: collections.abc.Sequence[str], part_bytes: int, encoding_errors: str = "strict"
+) -> tuple[list[reading.Item], kinds.Unread]:
+    """Return the items of `python-stdlib`, folders and files, sorted, and what is left out in the folders.
 
-
-@dataclasses.dataclass(frozen=True)
-class Item:
-    """A file, or the bytes [begin, end) of one."""
-
-    path: pathlib.Path
-    kind: str  # text, lines, tar or lmdb
-    size_bytes: int
-    mtime_ns: int
-    begin: int = 0
-    end: int | None = None  # None: to the end of the file
-    validation: bool = False  # the file is named val.* or validation.*
-
-    @property
-    def num_bytes(self) -> int:
-        """Return how many bytes of the file belong to the item."""
-        return (self.size_bytes if self.end is None else self.end) - self.begin
-
-
-def find(specs: collections.abc.Sequence[str], part_bytes: int) -> list[Item]:
-    """Return the items of `python-stdlib`, folders and files, sorted. Raises UserError when there are none."""
-    items: list[Item] = []
+    Raises UserError when there are none, or most is left out.
+    """
+    items: list[reading.Item] = []
+    unread = kinds.Unread()
     for spec in specs:
-        if spec == STDLIB:
+        path, left = pathlib.Path(spec), kinds.Unread()
+        path = path / _DATABASE if (path / _DATABASE).is_file() else path
+        if spec == kinds.STDLIB:  # some of its tests are deliberately in no encoding
             root = pathlib.Path(sysconfig.get_paths()["stdlib"])
             skip = {"site-packages", "dist-packages", "__pycache__", "lib-dynload"}
-            found = [p for p in sorted(root.rglob("*.py")) if not skip & set(p.relative_to(root).parts)]
+            found = [(p, "text", "") for p in sorted(root.rglob("*.py")) if not skip & set(p.relative_to(root).parts)]
+        elif path.is_dir():
+            found = _below(path, left)
+        elif path.is_file():
+            found = [_named(path)]
         else:
-            path = pathlib.Path(spec)
-            if path.is_dir():
-                found = [p for p in _files(path) if p.is_file() and _kind(p) and not _hidden(p, path)]
-            elif path.is_file():
-                found = [path]
-            else:
-                raise errors.UserError(f"--source {spec}: no such file or folder; give one, or {STDLIB}")
-        for path in found:
-            items += _cut(path, part_bytes)
+            raise errors.UserError(f"--source {spec}: no such file or folder; give one, or {kinds.STDLIB}")
+        how = "replace" if spec == kinds.STDLIB else encoding_errors
+        inside = [part for p, kind, split in found for part in _cut(p, kind, part_bytes, how=how, split=split)]
+        if left.missed_bytes > sum(item.num_bytes for item in inside):
+            what = "most of it is not read" if inside else "no text found"
+            remedy = f"give the files or folders of text; I read {kinds.READS}"
+            raise errors.UserError(f"--source {spec}: {what}: {left}; {remedy}")
+        items += inside
+        unread.merge(left)
     if not items:
-        raise errors.UserError(f"--source {' '.join(specs)}: no text found; I read {READS}")
-    return items
+        left_out = f"; not read: {unread}" if unread else ""
+        raise errors.UserError(f"--source {' '.join(specs)}: no text found{left_out}; I read {kinds.READS}")
+    return items, unread
 
 
-def documents(item: Item) -> collections.abc.Iterator[Document]:
-    """Yield the documents of an item. Raises UserError naming the file (and the line) that cannot be read."""
-    try:
-        if item.kind == "text":
-            yield from _texts(_read_range(item))
-        elif item.kind == "lines":
-            yield from _json_lines(item)
-        elif item.kind == "lmdb":
-            yield from _database(item)
+def _named(path: pathlib.Path) -> Found:
+    """Return a file that was asked for; one without a suffix is text. Raises UserError if its suffix is not known."""
+    kind = kinds.kind_of(path.name)
+    if kind is None and pathlib.PurePath(archives.split_name(path.name)[0]).suffix:
+        what = f"--source {path}: {kinds.suffix_of(path.name)} is not read"
+        raise errors.UserError(f"{what}; convert it, or name it .txt if it is plain text; I read {kinds.READS}")
+    named = path.parent if path.name == _DATABASE else path
+    return path, kind or "text", kinds.split_of(pathlib.PurePath(named.name), kind)
+
+
+def _below(root: pathlib.Path, unread: kinds.Unread) -> list[Found]:
+    """Return the files in all folders below one that are read, and count the others."""
+    found: list[Found] = []
+    files = _files(root, unread)
+    targets = {path.resolve() for path in files if path.is_symlink()}  # the hub's cache: links to blobs without names
+    for path in files:
+        relative, kind = path.relative_to(root), kinds.kind_of(path.name)
+        is_file = path.is_file()
+        split = kinds.split_of(relative.parent if path.name == _DATABASE else relative, kind)
+        if hidden := kinds.hidden(relative):
+            why = hidden
+        elif kind is None or not is_file or (kind == "json" and not _has_records(path)):
+            why = kinds.suffix_of(path.name)
+        elif split != "test":
+            found.append((path, kind, split))
+            continue
         else:
-            yield from _tar(item)
-    except (OSError, EOFError, lzma.LZMAError, tarfile.TarError) as e:
-        raise errors.UserError(f"{item.path} cannot be read: {e}; repair or remove the file") from e
+            why = kinds.OTHER_SPLIT
+        if not (targets and path.resolve() in targets):
+            unread.add(why, path.stat().st_size if is_file else 0)
+    if kinds.RECORDS.isdisjoint(kind for _, kind, _ in found):
+        return found
+    for path in [path for path, _, _ in found if path.name.lower() in _CARDS]:
+        unread.add(kinds.CARD, path.stat().st_size)
+    return [one for one in found if one[0].name.lower() not in _CARDS]
 
 
-def pieces(document: Document) -> collections.abc.Iterator[Document]:
-    """Yield a long plain text in pieces of some 32 Ki characters cut at line ends, anything else whole.
+def _files(root: pathlib.Path, unread: kinds.Unread) -> list[pathlib.Path]:
+    """Return the files in all folders below one, and count those in linked folders.
 
-    They are what is assigned to training or validation, so that a book is not wholly one or the other.
+    Raises OSError where a folder cannot be read: its text would be missing.
     """
-    first = next(iter(document))
-    if len(document) > 1 or len(first.text) <= 2 * _PIECE_CHARS:
-        yield document
-        return
-    text, at = first.text, 0
-    while at < len(text):
-        cut = text.find("\n", at + _PIECE_CHARS)
-        end = len(text) if cut < 0 or len(text) - cut < _PIECE_CHARS // 2 else cut + 1
-        yield (Segment(text[at:end]),)
-        at = end
-
-
-def from_object(value: object, where: str) -> Document:
-    """Return the document in one JSON object, in any of the three shapes. Raises UserError with `where`."""
-    if isinstance(value, dict):
-        record = typing.cast(dict[str, typing.Any], value)
-        match record:
-            case {"messages": [*messages]}:
-                return tuple(segment for message in messages for segment in _message(message, where))
-            case {"prompt": str(prompt), "completion": str(completion)}:
-                return (Segment(prompt, learned=False), Segment(completion))
-            case {"text": str(text)}:
-                return (Segment(text),)
-            case _:
-                pass
-    raise errors.UserError(
-        f'{where}: expected an object with "text", with "prompt" and "completion", or with "messages"'
-    )
-
-
-def _message(message: object, where: str) -> tuple[Segment, Segment]:
-    match message:
-        case {"role": str(role), "content": str(content)}:
-            return Segment(f"<{role}>\n", learned=False), Segment(f"{content}\n", learned=role == "assistant")
-        case _:
-            raise errors.UserError(f'{where}: each of "messages" needs "role" and "content" as text')
-
-
-def _files(root: pathlib.Path) -> list[pathlib.Path]:
-    """Return the files in all folders below one. Raises OSError where one cannot be read: its text would be missing."""
 
     def refuse(e: OSError) -> typing.NoReturn:
         raise e
 
-    return sorted(pathlib.Path(folder, name) for folder, _, names in os.walk(root, onerror=refuse) for name in names)
+    found: list[pathlib.Path] = []
+    for folder, folders, names in os.walk(root, onerror=refuse):
+        found += [pathlib.Path(folder, name) for name in names]
+        for link in (path for path in (pathlib.Path(folder, name) for name in folders) if path.is_symlink()):
+            if root.resolve().is_relative_to(link.resolve()):  # a loop
+                continue
+            inside = [pathlib.Path(top, name) for top, _, names in os.walk(link) for name in names]
+            unread.add("linked folder", sum(path.stat().st_size for path in inside if path.is_file()), len(inside))
+    return sorted(found)
 
 
-def _hidden(path: pathlib.Path, root: pathlib.Path) -> bool:
-    return any(part.startswith(".") for part in path.relative_to(root).parts)
+def _has_records(path: pathlib.Path) -> bool:
+    """Return whether a JSON file is, or may be, a set of records and not a configuration."""
+    try:
+        with archives.opened(path) as file:
+            head = reading.as_utf8(file, str(path), "replace").read(_HEAD_BYTES).decode("utf-8", "replace")
+        value: object = json.JSONDecoder().raw_decode(head.lstrip("[ \t\r\n"))[0]
+    except (*archives.DAMAGE, errors.UserError):
+        return True  # reading it whole will find out
+    return isinstance(value, dict) and not _FIELDS.isdisjoint(typing.cast(records.Record, value))
 
 
-def _kind(path: pathlib.Path) -> str | None:
-    suffixes = [s.lower() for s in path.suffixes]
-    if suffixes and suffixes[-1] in PACKED:
-        suffixes.pop()
-    last = suffixes[-1] if suffixes else ""
-    if path.suffix.lower() == ".tgz" or last == ".tar":
-        return "tar"
-    if last in DATABASES:
-        return None if path.name == "lock.mdb" else "lmdb"
-    return "lines" if last in LINES else "text" if last in TEXT else None
-
-
-def _cut(path: pathlib.Path, part_bytes: int) -> list[Item]:
-    stat = path.stat()
-    kind = _kind(path) or "text"
-    named = path.parent.name if path.name == "data.mdb" else path.name
-    validation = named.split(".")[0].lower() in {"val", "valid", "validation"}
-    whole = Item(path, kind, stat.st_size, stat.st_mtime_ns, validation=validation)
-    if kind == "tar" or path.suffix.lower() in PACKED or stat.st_size <= 2 * part_bytes:
+def _cut(path: pathlib.Path, kind: str, part_bytes: int, *, how: str, split: str = "") -> list[reading.Item]:
+    about = path.stat()
+    whole = reading.Item(path, kind, about.st_size, about.st_mtime_ns, validation=split == "val", errors=how)
+    is_packed = kind in ("tar", "zip") or bool(archives.split_name(path.name)[1])
+    if is_packed or about.st_size <= 2 * part_bytes or not _has_lines(path, kind):
         return [whole]
-    cuts = [*range(0, stat.st_size - part_bytes // 2, part_bytes), stat.st_size]
+    cuts = [*range(0, about.st_size - part_bytes // 2, part_bytes), about.st_size]
     return [dataclasses.replace(whole, begin=b, end=e) for b, e in itertools.pairwise(cuts)]
 
 
-def _open(path: pathlib.Path) -> typing.BinaryIO:
-    opener = PACKED.get(path.suffix.lower())
-    return typing.cast(typing.BinaryIO, opener(path, "rb") if opener else path.open("rb"))
-
-
-def _line_range(item: Item) -> collections.abc.Iterator[tuple[int, bytes]]:
-    """Yield (offset, line) of the lines that start inside the item's range."""
-    with _open(item.path) as file:
-        offset = item.begin
-        if item.begin:
-            file.seek(item.begin - 1)
-            offset = item.begin - 1 + len(file.readline())  # a line that began before belongs to the range before
-        for line in file:
-            if item.end is not None and offset >= item.end:
-                return
-            yield offset, line
-            offset += len(line)
-
-
-def _read_range(item: Item) -> str:
-    if item.end is None:
-        with _open(item.path) as file:
-            data = file.read()
-    else:
-        data = b"".join(line for _, line in _line_range(item))
-    return data.decode("utf-8", errors="replace")
-
-
-def _texts(text: str) -> collections.abc.Iterator[Document]:
-    if text.strip():
-        yield (Segment(text),)
-
-
-def _json_lines(item: Item) -> collections.abc.Iterator[Document]:
-    for number, (offset, line) in enumerate(_line_range(item), start=1):
-        where = f"{item.path} line {number}" if not item.begin else f"{item.path} at byte {offset}"
-        if line.strip():
-            yield from (d for d in [_parsed(line, where)] if any(s.text for s in d))
-
-
-def _parsed(line: bytes, where: str) -> Document:
-    try:
-        value = json.loads(line)
-    except ValueError as e:
-        raise errors.UserError(f"{where} is not JSON: {e}") from e
-    return from_object(value, where)
-
-
-def _tar(item: Item) -> collections.abc.Iterator[Document]:
-    with tarfile.open(item.path, "r|*") as archive:
-        for member in archive:
-            if member.isfile() and (file := archive.extractfile(member)) is not None:
-                yield from _member(member.name, file.read(), f"{item.path}:{member.name}")
-
-
-def _member(name: str, data: bytes, where: str) -> collections.abc.Iterator[Document]:
-    path = pathlib.PurePath(name)
-    suffix = path.suffix.lower()
-    if suffix in PACKED:
-        plain = {".gz": gzip.decompress, ".xz": lzma.decompress, ".bz2": bz2.decompress}[suffix](data)
-        if tarfile.is_tarfile(io.BytesIO(plain)):  # OpenWebText: a tar of .xz files, each a tar of texts
-            with tarfile.open(fileobj=io.BytesIO(plain)) as inner:
-                for member in inner:
-                    if member.isfile() and (file := inner.extractfile(member)) is not None:
-                        yield from _member(member.name, file.read(), f"{where}:{member.name}")
-        else:
-            yield from _member(path.stem, plain, where)
-    elif suffix in LINES:
-        for number, line in enumerate(data.splitlines(), start=1):
-            if line.strip():
-                yield _parsed(line, f"{where} line {number}")
-    elif suffix == ".json":
-        yield _parsed(data, where)
-    elif suffix in TEXT:
-        yield from _texts(data.decode("utf-8", errors="replace"))
-
-
-def _database(item: Item) -> collections.abc.Iterator[Document]:
-    """Yield the documents of an LMDB database, or of the share of its entries that the item's bytes stand for."""
-    try:
-        lmdb: typing.Any = importlib.import_module("lmdb")
-    except ImportError as e:
-        raise errors.UserError(f"{item.path} needs the package lmdb, which is not installed: pip install lmdb") from e
-    try:
-        with (
-            lmdb.open(str(item.path), subdir=False, readonly=True, lock=False, create=False) as database,
-            database.begin(buffers=True) as reading,
-        ):
-            entries = int(reading.stat()["entries"])
-            end = item.size_bytes if item.end is None else item.end
-            first, last = (entries * at // item.size_bytes for at in (item.begin, end))
-            for key, value in itertools.islice(reading.cursor(), first, last):
-                name = bytes(key).decode("utf-8", errors="replace")
-                yield from _entry(name, bytes(value), f"{item.path} key {name!r}")
-    except lmdb.Error as e:
-        raise errors.UserError(f"{item.path} cannot be read: {e}; repair or remove the file") from e
-
-
-def _entry(name: str, data: bytes, where: str) -> collections.abc.Iterator[Document]:
-    if name.startswith("__"):  # __len__, __keys__: what common writers of such databases note about them
-        return
-    if pathlib.PurePath(name).suffix.lower() in {*TEXT, *LINES, *PACKED, ".json"}:
-        yield from _member(name, data, where)
-        return
-    try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError as e:
-        raise errors.UserError(f"{where} is neither UTF-8 text nor JSON; store the text itself, not a pickle") from e
-    if text.startswith("{"):
-        with contextlib.suppress(ValueError):
-            yield from_object(json.loads(text), where)
-            return
-    yield from _texts(text)
+def _has_lines(path: pathlib.Path, kind: str) -> bool:
+    """Return whether a file may be cut at line ends, if it has any."""
+    if kind not in ("text", "lines", "json"):
+        return True
+    with path.open("rb") as file:
+        head = file.readline(_HEAD_BYTES)
+    encoding, mark = reading.encoding_of(head)
+    is_array = kind == "lines" and head[len(mark) :].lstrip().startswith(b"[")
+    return encoding == "utf-8" and not is_array and (kind != "json" or reading.is_json(head[len(mark) :]))

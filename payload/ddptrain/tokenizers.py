@@ -2,15 +2,17 @@
 
 - `byte`: the text's UTF-8 bytes, and 256 for the end of a text. Needs nothing.
 - `gpt2`: GPT-2's byte-pair encoding from the packaged vocabulary or a given file, if it has the published hash.
-- `hf`: a tokenizer saved by transformers in a local folder.
+- `hf`: a tokenizer that transformers or tokenizers saved in a local folder.
 """
 
 import array
 import collections.abc
 import dataclasses
+import functools
 import hashlib
 import importlib.resources
 import importlib.util
+import json
 import lzma
 import os
 import pathlib
@@ -27,6 +29,8 @@ GPT2_END = 50256
 GPT2_VOCAB = 50257
 # Of vocab.bpe as OpenAI published it with GPT-2 (modified MIT licence); tiktoken asks for the same hash.
 GPT2_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
+# Of models: GPT-2's, Llama's, Gemma's, Llama 3's, Qwen's, BERT's
+_USUAL_ENDS = ["<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "<|im_end|>", "<end>", "[SEP]"]
 _PACKAGED = "gpt2-vocab.bpe.xz"
 # How GPT-2 cuts text before merging (Radford et al. 2019, section 2.2), in the form without backtracking.
 _GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
@@ -81,7 +85,7 @@ class ByteTokenizer:
 
     def encode(self, text: str) -> shards.Tokens:
         """Return a document's ids."""
-        return np.frombuffer(text.encode("utf-8", errors="replace"), dtype=np.uint8).astype(np.uint16)
+        return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.uint16)
 
 
 class Gpt2Tokenizer:
@@ -137,30 +141,61 @@ class _Known(dict[str, bytes]):
 
 
 class HfTokenizer:
-    """A tokenizer saved by transformers."""
+    """A tokenizer saved by transformers, or by tokenizers alone (`tokenizer.json`)."""
 
     def __init__(self, folder: pathlib.Path) -> None:
-        transformers = need_transformers("--tokenizer-local-dir")
-        if not folder.is_dir():
+        if not folder.exists():
             raise errors.UserError(f"--tokenizer-local-dir {folder}: no such folder; copy a saved tokenizer there")
-        try:
-            self.core: typing.Any = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-        except (OSError, ValueError, KeyError) as e:
-            text = f"--tokenizer-local-dir {folder} holds no tokenizer: {str(e).splitlines()[0]}"
-            raise errors.UserError(text) from e
-        end = self.core.eos_token_id
+        file = folder / "tokenizer.json" if folder.is_dir() else folder
+        is_alone = file.is_file() and not (file.parent / "tokenizer_config.json").is_file()
+        if is_alone or (file.is_file() and importlib.util.find_spec("transformers") is None):
+            self._encode, vocab, end = _load_fast(file)
+        else:
+            self._encode, vocab, end = _load_saved(folder)
         if end is None:
-            text = f"the tokenizer in {folder} has no end-of-text token; set eos_token in its configuration"
+            text = f"the tokenizer in {folder} has no end-of-text token; set eos_token in its tokenizer_config.json"
             raise errors.UserError(text)
         digest = hashlib.sha256()
-        for path in sorted(folder.iterdir()):
+        for path in sorted(folder.iterdir()) if folder.is_dir() else [folder]:
             if path.is_file() and path.suffix in {".json", ".txt", ".model", ".bpe", ".jinja"}:
                 digest.update(path.name.encode() + b"\0" + path.read_bytes())
-        self.identity = Identity("hf", len(self.core), int(end), digest.hexdigest())
+        self.identity = Identity("hf", vocab, end, digest.hexdigest())
 
     def encode(self, text: str) -> shards.Tokens:
         """Return a document's ids."""
-        return np.array(self.core.encode(text, add_special_tokens=False), dtype=np.uint32)
+        return np.array(self._encode(text), dtype=np.uint32)
+
+
+_Loaded = tuple[collections.abc.Callable[[str], list[int]], int, int | None]  # encode, ids, end-of-text id
+
+
+def _load_saved(folder: pathlib.Path) -> _Loaded:
+    """Load what transformers saved. Raises UserError."""
+    transformers = need_transformers("--tokenizer-local-dir")
+    try:
+        core: typing.Any = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    except (OSError, ValueError, KeyError, ImportError) as e:
+        text = f"--tokenizer-local-dir {folder} holds no tokenizer: {str(e).splitlines()[0]}"
+        raise errors.UserError(text) from e
+    return functools.partial(core.encode, add_special_tokens=False), len(core), core.eos_token_id
+
+
+def _load_fast(file: pathlib.Path) -> _Loaded:
+    """Load a tokenizer.json; its end-of-text token is the configuration's, or has a usual name. Raises UserError."""
+    try:
+        module: typing.Any = importlib.import_module("tokenizers")
+    except ImportError as e:
+        text = "--tokenizer-local-dir needs the package tokenizers, which is not installed: pip install tokenizers"
+        raise errors.UserError(text) from e
+    try:
+        core = module.Tokenizer.from_file(str(file))
+        described = json.loads(path.read_text()) if (path := file.parent / "tokenizer_config.json").is_file() else {}
+    except Exception as e:  # the library raises nothing narrower
+        raise errors.UserError(f"--tokenizer-local-dir {file} holds no tokenizer: {e}") from e
+    named = described.get("eos_token")
+    names = [named.get("content") if isinstance(named, dict) else named] if named else _USUAL_ENDS
+    end = next((found for name in names if (found := core.token_to_id(name)) is not None), None)
+    return lambda text: core.encode(text, add_special_tokens=False).ids, core.get_vocab_size(), end
 
 
 def need_transformers(flag: str) -> typing.Any:
