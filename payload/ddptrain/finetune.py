@@ -117,7 +117,7 @@ def export(wrapped: Wrapped, settings: config.Config, output: pathlib.Path) -> N
     shutil.rmtree(draft, ignore_errors=True)
     core: typing.Any = wrapped.core
     core.save_pretrained(str(draft))
-    tokenizers.HfTokenizer(settings.tokenizer_local_dir or settings.model_local_dir).core.save_pretrained(str(draft))
+    tokenizers.HfTokenizer(settings.tokenizer_local_dir or settings.model_local_dir).save(draft)
     if output.exists():
         output.rename(draft / "replaced")
         shutil.rmtree(draft / "replaced")

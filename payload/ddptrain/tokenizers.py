@@ -8,7 +8,6 @@
 import array
 import collections.abc
 import dataclasses
-import functools
 import hashlib
 import importlib.resources
 import importlib.util
@@ -30,7 +29,7 @@ GPT2_VOCAB = 50257
 # Of vocab.bpe as OpenAI published it with GPT-2 (modified MIT licence); tiktoken asks for the same hash.
 GPT2_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
 # Of models: GPT-2's, Llama's, Gemma's, Llama 3's, Qwen's, BERT's
-_USUAL_ENDS = ["<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "<|im_end|>", "<end>", "[SEP]"]
+_USUAL_ENDS = ["<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "<|im_end|>", "[SEP]"]
 _PACKAGED = "gpt2-vocab.bpe.xz"
 # How GPT-2 cuts text before merging (Radford et al. 2019, section 2.2), in the form without backtracking.
 _GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
@@ -149,12 +148,9 @@ class HfTokenizer:
         file = folder / "tokenizer.json" if folder.is_dir() else folder
         is_alone = file.is_file() and not (file.parent / "tokenizer_config.json").is_file()
         if is_alone or (file.is_file() and importlib.util.find_spec("transformers") is None):
-            self._encode, vocab, end = _load_fast(file)
+            self._core, vocab, end = _load_fast(file)
         else:
-            self._encode, vocab, end = _load_saved(folder)
-        if end is None:
-            text = f"the tokenizer in {folder} has no end-of-text token; set eos_token in its tokenizer_config.json"
-            raise errors.UserError(text)
+            self._core, vocab, end = _load_saved(folder)
         digest = hashlib.sha256()
         for path in sorted(folder.iterdir()) if folder.is_dir() else [folder]:
             if path.is_file() and path.suffix in {".json", ".txt", ".model", ".bpe", ".jinja"}:
@@ -163,10 +159,18 @@ class HfTokenizer:
 
     def encode(self, text: str) -> shards.Tokens:
         """Return a document's ids."""
-        return np.array(self._encode(text), dtype=np.uint32)
+        found = self._core.encode(text, add_special_tokens=False)
+        return np.array(getattr(found, "ids", found), dtype=np.uint32)
+
+    def save(self, folder: pathlib.Path) -> None:
+        """Save it in a folder, as the library that loaded it does."""
+        if hasattr(self._core, "save_pretrained"):
+            self._core.save_pretrained(str(folder))
+        else:
+            self._core.save(str(folder / "tokenizer.json"))
 
 
-_Loaded = tuple[collections.abc.Callable[[str], list[int]], int, int | None]  # encode, ids, end-of-text id
+_Loaded = tuple[typing.Any, int, int]  # tokenizer, number of ids, end-of-text id
 
 
 def _load_saved(folder: pathlib.Path) -> _Loaded:
@@ -177,11 +181,15 @@ def _load_saved(folder: pathlib.Path) -> _Loaded:
     except (OSError, ValueError, KeyError, ImportError) as e:
         text = f"--tokenizer-local-dir {folder} holds no tokenizer: {str(e).splitlines()[0]}"
         raise errors.UserError(text) from e
-    return functools.partial(core.encode, add_special_tokens=False), len(core), core.eos_token_id
+    if core.eos_token_id is None:
+        raise errors.UserError(
+            f"the tokenizer in {folder} has no end-of-text token; set eos_token in its configuration"
+        )
+    return core, len(core), int(core.eos_token_id)
 
 
 def _load_fast(file: pathlib.Path) -> _Loaded:
-    """Load a tokenizer.json; its end-of-text token is the configuration's, or has a usual name. Raises UserError."""
+    """Load a tokenizer.json. Where no token is known to end a text, an id more does. Raises UserError."""
     try:
         module: typing.Any = importlib.import_module("tokenizers")
     except ImportError as e:
@@ -194,8 +202,9 @@ def _load_fast(file: pathlib.Path) -> _Loaded:
         raise errors.UserError(f"--tokenizer-local-dir {file} holds no tokenizer: {e}") from e
     named = described.get("eos_token")
     names = [named.get("content") if isinstance(named, dict) else named] if named else _USUAL_ENDS
-    end = next((found for name in names if (found := core.token_to_id(name)) is not None), None)
-    return lambda text: core.encode(text, add_special_tokens=False).ids, core.get_vocab_size(), end
+    size = core.get_vocab_size()
+    end = next((found for name in names if (found := core.token_to_id(name)) is not None), size)
+    return core, max(size, end + 1), end
 
 
 def need_transformers(flag: str) -> typing.Any:
