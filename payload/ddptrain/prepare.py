@@ -25,7 +25,7 @@ import zlib
 
 import numpy as np
 
-from ddptrain import errors, files, kinds, markers, reading, records, shards, sources, tokenizers
+from ddptrain import errors, files, markers, reading, records, shards, sources, tokenizers
 
 CODE_VERSION = 2  # raise it when the same text would become other tokens
 MASK_NOTE = "top bit set: read, not learned"
@@ -58,7 +58,7 @@ class Part:
     """What one worker does in one go."""
 
     number: int
-    items: tuple[reading.Item, ...]
+    items: tuple[sources.Item, ...]
 
     @property
     def num_bytes(self) -> int:
@@ -75,7 +75,7 @@ class Plan:
     masked: bool
     val_share: float
     has_val_files: bool
-    unread: kinds.Unread  # outside archives
+    unread: sources.Unread  # outside archives
 
     @property
     def dtype(self) -> str:
@@ -86,8 +86,8 @@ class Plan:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
     add = parser.add_argument
-    own = f"{kinds.STDLIB} (Python's own source code: needs no network)"
-    add("--source", nargs="+", required=True, metavar="SRC", help=f"{own}, folders or files: {kinds.READS}")
+    own = f"{sources.STDLIB} (Python's own source code: needs no network)"
+    add("--source", nargs="+", required=True, metavar="SRC", help=f"{own}, folders or files: {sources.READS}")
     add("--output", type=pathlib.Path, required=True, help="folder of the dataset")
     add(
         "--tokenizer",
@@ -128,7 +128,7 @@ def run(options: Options) -> None:
     """Do what is missing, then write the manifest unless this is one element of an array."""
     began = time.monotonic()
     _check_output(options.output)
-    total = sum(item.num_bytes for item in sources.find(options.source, 1 << 60)[0])
+    total = sum(item.num_bytes for item in sources.find(options.source, 1 << 60, options.errors, options.output)[0])
     tokenizer = tokenizers.make(
         options.tokenizer, vocabulary=options.vocabulary, local_dir=options.tokenizer_local_dir, text_bytes=total
     )
@@ -153,9 +153,9 @@ def make_plan(options: Options, identity: tokenizers.Identity, total: int) -> Pl
     """Return the parts: consecutive sources up to the part size, or a piece of a big file."""
     part_bytes = int(options.part_mib * 2**20) if options.part_mib else min(_PART_BYTES, max(4 << 20, total // 8))
     share = options.val_share if options.val_share is not None else 0.01 if total < _SMALL_BYTES else 0.0005
-    groups: list[list[reading.Item]] = []
+    groups: list[list[sources.Item]] = []
     size = 0
-    items, unread = sources.find(options.source, part_bytes, options.errors)
+    items, unread = sources.find(options.source, part_bytes, options.errors, options.output)
     for item in items:
         if not groups or size + item.num_bytes > part_bytes or item.kind in ("tar", "zip"):
             groups.append([])
@@ -176,7 +176,7 @@ def finalize(options: Options, plan: Plan) -> shards.Dataset:
         raise errors.UserError(f"{what}; run prepare again, it does only those")
     done = [note for note in notes if note is not None]
     entries = [entry for note in done for entry in note["shards"]]
-    unread = kinds.Unread(plan.unread)
+    unread = sources.Unread(plan.unread)
     for note in done:
         unread.merge(note["unread"])
     splits = {split: [entry for entry in entries if entry["split"] == split] for split in shards.SPLITS}
@@ -238,7 +238,7 @@ def tokenize_part(output: pathlib.Path, plan: Plan, part: Part, tokenizer: token
     docs = dict.fromkeys(shards.SPLITS, 0)
     roles: collections.Counter[str] = collections.Counter()
     chats = unanswered = 0
-    unread = kinds.Unread()
+    unread = sources.Unread()
     digest = hashlib.sha256()
     end = np.array([plan.identity.eot_id], dtype=plan.dtype)
     for item in part.items:

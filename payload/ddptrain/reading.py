@@ -1,77 +1,39 @@
 """Documents out of a file: text in its encoding, JSON lines and arrays, tables, archives of these, databases."""
 
 import collections.abc
-import dataclasses
-import importlib
 import io
 import itertools
 import pathlib
 import tarfile
 import typing
 
-from ddptrain import archives, errors, kinds, records, tables
+from ddptrain import archives, errors, records, sources
 
 _PIECE_CHARS = 32 << 10
-_MARKS = (  # the longest first
-    (b"\xff\xfe\0\0", "utf-32-le"),
-    (b"\0\0\xfe\xff", "utf-32-be"),
-    (b"\xef\xbb\xbf", "utf-8"),
-    (b"\xff\xfe", "utf-16-le"),
-    (b"\xfe\xff", "utf-16-be"),
-)
 
 Documents = collections.abc.Iterator[records.Document]
 
 
-@dataclasses.dataclass(frozen=True)
-class Item:
-    """A file, or the bytes [begin, end) of one."""
-
-    path: pathlib.Path
-    kind: str  # a value of kinds.KINDS
-    size_bytes: int
-    mtime_ns: int
-    begin: int = 0
-    end: int | None = None  # None: to the end of the file
-    validation: bool = False  # the file or a folder of it is named val, validation, dev ...
-    errors: str = "strict"  # or replace: what becomes of bytes that are no text
-
-    @property
-    def num_bytes(self) -> int:
-        """Return how many bytes of the file belong to the item."""
-        return self.stop - self.begin
-
-    @property
-    def stop(self) -> int:
-        """Return the end as a number."""
-        return self.size_bytes if self.end is None else self.end
-
-    def share(self, count: int) -> tuple[int, int]:
-        """Return the first and the last of `count` entries that the bytes stand for, the last excluded."""
-        return count * self.begin // max(1, self.size_bytes), count * self.stop // max(1, self.size_bytes)
-
-
-def documents(item: Item, unread: kinds.Unread | None = None) -> Documents:
+def documents(item: sources.Item, unread: sources.Unread) -> Documents:
     """Yield the documents of an item, and count what is not read inside it.
 
     Raises UserError naming the file (and the line) that cannot be read, or an archive most of which is not text.
     """
-    left = kinds.Unread() if unread is None else unread
     try:
-        match item.kind:
-            case "text":
-                yield from _text(item)
-            case "lines" | "json":
-                with archives.opened(item.path) as file:
-                    yield from _json(file, str(item.path), item.errors, whole=item.kind == "json", item=item)
-            case "lmdb":
-                yield from _database(item, left)
-            case "parquet":
-                yield from tables.parquet(item.path, item.share)
-            case "arrow":
-                yield from tables.arrow(item.path, item.begin, item.stop)
-            case _:
-                yield from _archive(item, left)
+        if item.kind == "lmdb":
+            yield from _database(item, unread)
+        elif item.kind in ("parquet", "arrow"):
+            yield from records.from_table(item.path, item.kind, item.share)
+        else:
+            with archives.opened(item.path) as file:
+                if item.kind == "text":
+                    yield from _text(file, item)
+                elif item.kind in ("lines", "json"):
+                    yield from _json(file, item.path, item.errors, item=item, is_whole=item.kind == "json")
+                else:
+                    is_named = bool(sources.split_of(pathlib.PurePath(item.path.name), item.kind))
+                    members = archives.zip_members(file) if item.kind == "zip" else archives.tar_members(file)
+                    yield from _inside(members, item.path, item.errors, unread, is_named=is_named)
     except archives.DAMAGE as e:
         raise errors.UserError(f"{item.path} cannot be read: {e}; repair or remove the file") from e
 
@@ -93,14 +55,14 @@ def pieces(document: records.Document) -> Documents:
         at = end
 
 
-def _lines(
-    file: typing.BinaryIO, begin: int = 0, end: int | None = None
-) -> collections.abc.Iterator[tuple[int, bytes]]:
-    """Yield (offset, line) of the lines that start inside a range."""
-    offset = file.tell()
-    if begin:
-        file.seek(begin - 1)
-        offset = begin - 1 + len(file.readline())  # a line that began before belongs to the range before
+def _lines(file: typing.IO[bytes], item: sources.Item | None) -> collections.abc.Iterator[tuple[int, bytes]]:
+    """Yield (offset, line) of the lines that start inside the item's range."""
+    offset, end = 0, None
+    if item is not None and item.end is not None:
+        offset, end = item.begin, item.end
+        if item.begin:
+            file.seek(item.begin - 1)
+            offset = item.begin - 1 + len(file.readline())  # a line that began before belongs to the range before
     for line in file:
         if end is not None and offset >= end:
             return
@@ -108,43 +70,11 @@ def _lines(
         offset += len(line)
 
 
-def encoding_of(data: bytes) -> tuple[str, bytes]:
-    """Return the encoding and the byte order mark that text begins with."""
-    return next(((encoding, mark) for mark, encoding in _MARKS if data.startswith(mark)), ("utf-8", b""))
-
-
-def _decoded(data: bytes, where: str, how: str, offset: int = 0) -> str:
-    """Return the text in a file's bytes from an offset. Raises UserError naming the offset of what is no text."""
-    encoding, mark = ("utf-8", b"") if offset else encoding_of(data)
-    offset += len(mark)
-    try:
-        text = data[len(mark) :].decode(encoding, how)
-    except UnicodeDecodeError as e:
-        at = offset + e.start
-    else:
-        if how != "strict" or (zero := text.find("\0")) < 0:
-            return text
-        at = offset + len(text[:zero].encode(encoding))
-    what = f"{where} is no text in {encoding} at byte {at}"
-    raise errors.UserError(f"{what}; convert it to UTF-8, remove it, or use --errors replace")
-
-
-def as_utf8(file: typing.Any, where: str, how: str) -> typing.BinaryIO:
-    """Return a file, which must be at its begin, as UTF-8 without a byte order mark."""
-    encoding, mark = encoding_of(file.peek(4)[:4])
-    if encoding == "utf-8":
-        file.read(len(mark))
-        return file
-    return io.BytesIO(_decoded(file.read(), where, how).encode())
-
-
-def _text(item: Item) -> Documents:
-    with archives.opened(item.path) as file:
-        if item.end is None:
-            return _texts(_decoded(file.read(), str(item.path), item.errors))
-        lines = list(_lines(file, item.begin, item.end))
-    offset = lines[0][0] if lines else 0
-    return _texts(_decoded(b"".join(line for _, line in lines), str(item.path), item.errors, offset))
+def _text(file: typing.IO[bytes], item: sources.Item) -> Documents:
+    lines = [(0, file.read())] if item.end is None else list(_lines(file, item))
+    if lines:
+        return _texts(archives.decoded(b"".join(line for _, line in lines), item.path, item.errors, lines[0][0]))
+    return iter(())
 
 
 def _texts(text: str) -> Documents:
@@ -152,26 +82,30 @@ def _texts(text: str) -> Documents:
         yield (records.Segment(text),)
 
 
-def _json(file: typing.BinaryIO, where: str, how: str, *, whole: bool, item: Item | None = None) -> Documents:
-    """Yield the documents of JSON lines, of one array, or if `whole` of one object over several lines."""
-    begin, end = (item.begin, item.end) if item else (0, None)
-    lines = _lines(file if begin else as_utf8(file, where, how), begin, end)
+def _json(
+    file: io.BufferedReader, where: object, how: str, *, is_whole: bool, item: sources.Item | None = None
+) -> Documents:
+    """Yield the documents of JSON lines, of one array, or if `is_whole` of one object over several lines."""
+    begin = item.begin if item else 0
+    lines = _lines(file, item)
+    if not begin and archives.encoding_of(file.peek(4))[0] != "utf-8":
+        lines = _lines(io.BytesIO(archives.decoded(file.read(), where, how).encode()), None)
     is_first = not begin
     for number, (offset, line) in enumerate(lines, start=1):
         if not line.strip():
             continue
         place = f"{where} at byte {offset}" if begin else f"{where} line {number}"
-        if is_first and (line.lstrip().startswith(b"[") or (whole and not is_json(line))):
-            value = records.parse(line + b"".join(more for _, more in lines), where, how)
-            values = typing.cast(list[object], value) if isinstance(value, list) else [value]
-            found = [(f"{where} record {n}", one) for n, one in enumerate(values, start=1)]
+        is_list = is_first and line.lstrip(b"\xef\xbb\xbf \t\r").startswith(b"[")
+        if is_list or (is_first and is_whole and not is_json(line)):
+            value = records.parse(line + b"".join(more for _, more in lines), str(where), how)
+            found = typing.cast(list[object], value) if isinstance(value, list) else [value]
         else:
-            found = [(place, records.parse(line, place, how))]
-        is_first = False
-        for place, value in found:
-            document = records.from_object(value, place)
+            found = [records.parse(line, place, how)]
+        for count, value in enumerate(found, start=1):
+            document = records.from_object(value, f"{where} record {count}" if is_list else place)
             if any(segment.text for segment in document):
                 yield document
+        is_first = False
 
 
 def is_json(line: bytes) -> bool:
@@ -183,65 +117,53 @@ def is_json(line: bytes) -> bool:
     return True
 
 
-def _archive(item: Item, unread: kinds.Unread) -> Documents:
-    is_named = bool(kinds.split_of(pathlib.PurePath(item.path.name), item.kind))  # a val.tar may hold val/1.txt
-    with archives.opened(item.path) as file:
-        members = archives.zip_members(file) if item.kind == "zip" else archives.tar_members(file)
-        yield from _inside(members, str(item.path), item.errors, unread, is_named=is_named)
-
-
 def _inside(
     members: collections.abc.Iterator[archives.Member],
-    where: str,
+    where: object,
     how: str,
-    unread: kinds.Unread,
+    unread: sources.Unread,
     *,
-    is_named: bool = True,
+    is_named: bool,  # for a split, itself: val.tar may hold val/1.txt
 ) -> Documents:
     """Yield the documents of an archive's members. Raises UserError if most of it is not read."""
-    left, total = kinds.Unread(), 0
+    left, total = sources.Unread(), 0
     for member in members:
-        name, size, _ = member
-        path = pathlib.PurePath(name)
-        total += size
-        if hidden := kinds.hidden(path):
-            left.add(hidden, size)
-        elif not is_named and kinds.split_of(path, kinds.kind_of(path.name)) in ("val", "test"):
-            left.add(kinds.OTHER_SPLIT, size)
+        path = pathlib.PurePath(member[0])
+        total += member[1]
+        why = sources.hidden(path)
+        if not why and not is_named and sources.split_of(path, sources.kind_of(path.name)) in ("val", "test"):
+            why = sources.OTHER_SPLIT
+        if why:
+            left.add(why, member[1])
         else:
-            yield from _member(member, f"{where}:{name}", how, left)
+            yield from _member(member, f"{where}:{path}", how, left)
     if left.missed_bytes > total - sum(size for _, size in left.values()):
         text = f"{where}: most of it is not read: {left}; take the text out of it"
-        raise errors.UserError(f"{text}; I read {kinds.READS}")
+        raise errors.UserError(f"{text}; I read {sources.READS}")
     unread.merge(left)
 
 
-def _member(member: archives.Member, where: str, how: str, unread: kinds.Unread) -> Documents:
+def _member(member: archives.Member, where: str, how: str, unread: sources.Unread) -> Documents:
     name, size, contents = member
-    bare, packing = archives.split_name(pathlib.PurePath(name).name)
-    kind = kinds.kind_of(name)
-    may_be_tar = bool(packing) and not pathlib.PurePath(bare).suffix
-    if contents is None or not (kind in ("text", "lines", "json", "tar") or may_be_tar):
-        unread.add("link" if contents is None else kinds.suffix_of(name), size)
-        return
-    file = io.BytesIO((archives.unpacked(contents, packing, where) if packing else contents).read())
-    if kind == "text":
-        yield from _texts(_decoded(file.getvalue(), where, how))
-    elif kind in ("lines", "json"):
-        yield from _json(io.BufferedReader(file), where, how, whole=kind == "json")
-    elif kind == "tar" or tarfile.is_tarfile(file):  # OpenWebText: a tar of .xz files, each a tar of texts
-        file.seek(0)
-        yield from _inside(archives.tar_members(file), where, how, unread)
-    else:
-        unread.add(kinds.suffix_of(name), size)
+    kind, (_, suffix, packing) = sources.kind_of(name), archives.split_name(name)
+    if contents is not None and (kind in ("text", "lines", "json", "tar") or (packing and not suffix)):
+        file = io.BytesIO((archives.unpacked(contents, packing, where) if packing else contents).read())
+        if kind == "text":
+            yield from _texts(archives.decoded(file.getvalue(), where, how))
+            return
+        if kind in ("lines", "json"):
+            yield from _json(io.BufferedReader(file), where, how, is_whole=kind == "json")
+            return
+        if kind == "tar" or tarfile.is_tarfile(file):  # OpenWebText: a tar of .xz files, each a tar of texts
+            file.seek(0)
+            yield from _inside(archives.tar_members(file), where, how, unread, is_named=False)
+            return
+    unread.add(sources.suffix_of(name), size)
 
 
-def _database(item: Item, unread: kinds.Unread) -> Documents:
+def _database(item: sources.Item, unread: sources.Unread) -> Documents:
     """Yield the documents of an LMDB database, or of the share of its entries that the item's bytes stand for."""
-    try:
-        lmdb: typing.Any = importlib.import_module("lmdb")
-    except ImportError as e:
-        raise errors.UserError(f"{item.path} needs the package lmdb, which is not installed: pip install lmdb") from e
+    lmdb = archives.need("lmdb", item.path)
     try:
         with (
             lmdb.open(str(item.path), subdir=False, readonly=True, lock=False, create=False) as database,
@@ -255,17 +177,13 @@ def _database(item: Item, unread: kinds.Unread) -> Documents:
         raise errors.UserError(f"{item.path} cannot be read: {e}; repair or remove the file") from e
 
 
-def _entry(name: str, data: bytes, where: str, how: str, unread: kinds.Unread) -> Documents:
+def _entry(name: str, data: bytes, where: str, how: str, unread: sources.Unread) -> Documents:
     if name.startswith("__"):  # __len__, __keys__: what common writers of such databases note about them
         return
-    if pathlib.PurePath(name).suffix.lower() in {*kinds.TEXT, *kinds.LINES, *archives.PACKED, ".json"}:
+    _, suffix, packing = archives.split_name(name)
+    if packing or sources.KINDS.get(suffix) in ("text", "lines", "json"):
         yield from _member((name, len(data), io.BytesIO(data)), where, how, unread)
-        return
-    try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError as e:
-        raise errors.UserError(f"{where} is neither UTF-8 text nor JSON; store the text itself, not a pickle") from e
-    if text.startswith("{") and is_json(data):
+    elif data.startswith(b"{") and is_json(data):
         yield records.from_object(records.parse(data, where), where)
     else:
-        yield from _texts(text)
+        yield from _texts(archives.decoded(data, where, how))

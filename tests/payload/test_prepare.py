@@ -319,7 +319,7 @@ def test_a_big_lmdb_database_is_cut_and_nothing_is_lost_or_doubled(tmp_path: pat
 
 def test_an_lmdb_value_that_is_no_text_is_named(tmp_path: pathlib.Path):
     folder = database(tmp_path / "set", {"a": b"fine", "b": b"\x80\x04\x95pickle"})
-    with pytest.raises(errors.UserError, match=r"data\.mdb key 'b' is neither UTF-8 text nor JSON"):
+    with pytest.raises(errors.UserError, match=r"data\.mdb key 'b' is no text in utf-8 at byte 0"):
         run(folder, output=tmp_path / "d")
     (folder / "data.mdb").write_bytes(b"no database" * 1000)
     with pytest.raises(errors.UserError, match=r"data\.mdb cannot be read"):
