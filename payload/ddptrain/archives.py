@@ -101,12 +101,11 @@ def _members(file: typing.IO[bytes], make: collections.abc.Callable[[], typing.A
             pass
 
 
-def _zstd(file: typing.IO[bytes], where: object) -> collections.abc.Iterator[bytes]:
-    if len(head := file.read(5)) < 5:
+def _zstd(file: typing.Any, where: object) -> collections.abc.Iterator[bytes]:
+    if len(head := file.peek(5)) < 5:
         raise EOFError("it ends too early")
     if not head[4] & _ZSTD_CHECKSUM:
         markers.warn("DATA", f"{where} has no checksum, which zstd adds unless told not to: damage may not show")
-    file.seek(0)
     stream = need("pyarrow", where).CompressedInputStream(file, "zstd")
     while chunk := stream.read(_CHUNK_BYTES):
         yield chunk
@@ -141,6 +140,9 @@ def tar_members(file: typing.IO[bytes]) -> collections.abc.Iterator[Member]:
 def zip_members(file: typing.IO[bytes]) -> collections.abc.Iterator[Member]:
     """Yield the files of a ZIP archive in order. Raises one of DAMAGE."""
     with zipfile.ZipFile(file) as archive:
+        file.seek(-12 - len(archive.comment), io.SEEK_END)  # in the record that ends the file: APPNOTE.TXT, 4.3.16
+        if int.from_bytes(file.read(2), "little") not in (len(archive.infolist()), 0xFFFF):
+            raise zipfile.BadZipFile("its directory has another length than it records")
         for member in archive.infolist():
             with archive.open(member) as contents:  # of each: it compares the two names that the archive has
                 if not member.is_dir() or member.file_size:

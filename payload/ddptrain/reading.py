@@ -182,7 +182,7 @@ def _entry(name: str, data: bytes, where: str, how: str, unread: sources.Unread)
         return
     _, suffix, packing = archives.split_name(name)
     if packing or sources.KINDS.get(suffix) in ("text", "lines", "json"):
-        yield from _member((name, len(data), io.BytesIO(data)), where, how, unread)
+        yield from _member((name, len(data), io.BufferedReader(io.BytesIO(data))), where, how, unread)
     elif data.startswith(b"{") and is_json(data):
         yield records.from_object(records.parse(data, where), where)
     else:

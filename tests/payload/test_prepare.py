@@ -21,32 +21,15 @@ import hypothesis.strategies
 import numpy as np
 import pytest
 import ranks
+from builders import add, decoded, run
 
 from ddptrain import errors, prepare, shards, tokenizers
 
 GPT2 = tokenizers.Gpt2Tokenizer()
 
 
-def run(*source: object, output: pathlib.Path, **more: object) -> shards.Dataset:
-    """Prepare in this process, with one worker."""
-    options = prepare.Options(tuple(str(s) for s in source), output, **{"tokenizer": "byte", "workers": 1, **more})  # type: ignore[arg-type]
-    prepare.run(options)
-    return shards.open_dataset(output)
-
-
 def contents(root: pathlib.Path) -> dict[str, bytes]:
     return {str(p.relative_to(root)): p.read_bytes() for p in sorted(root.rglob("*.bin"))}
-
-
-def decoded(dataset: shards.Dataset, split: str = "train") -> list[bytes]:
-    """Return a byte-level dataset's documents."""
-    tokens = np.concatenate(
-        [np.fromfile(s.path, dtype=s.dtype, offset=1024) for s in dataset.splits[split]] or [np.empty(0, int)]
-    )
-    if dataset.masked:
-        tokens &= (1 << 15) - 1
-    cuts = np.flatnonzero(tokens == 256)
-    return [bytes(part[1:].astype(np.uint8)) for part in np.split(tokens, cuts)[1:]]
 
 
 def test_every_document_arrives_whole(tmp_path: pathlib.Path, text_dir: pathlib.Path):
@@ -265,12 +248,6 @@ def test_a_bad_line_is_named(tmp_path: pathlib.Path, line: str, words: str):
     path.write_text('{"text": "fine"}\n' + line + "\n")
     with pytest.raises(errors.UserError, match=f"{path} line 2.*{words}"):
         run(path, output=tmp_path / "d")
-
-
-def add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
-    info = tarfile.TarInfo(name)
-    info.size = len(data)
-    archive.addfile(info, io.BytesIO(data))
 
 
 def test_webdataset_archives(tmp_path: pathlib.Path):
