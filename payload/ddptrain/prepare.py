@@ -201,7 +201,7 @@ def finalize(options: Options, plan: Plan) -> shards.Dataset:
         "mask": MASK_NOTE if plan.masked else None,
         "val_share": plan.val_share,
         "source": list(options.source),
-        "not_read": {what: {"files": count, "bytes": size} for what, (count, size) in unread.items()},
+        "not_read": unread,  # by suffix: files, bytes
         "totals": totals,
         "splits": splits,
         "code_version": CODE_VERSION,
