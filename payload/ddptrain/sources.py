@@ -138,22 +138,20 @@ def _below(root: pathlib.Path, unread: Unread, output: pathlib.Path) -> list[Fou
     found: list[Found] = []
     files = _files(root, unread, output.resolve())
     targets = {path.resolve() for path in files if path.is_symlink()}  # the hub's cache: links to blobs without names
-    for path in files:
+    for path in sorted(files, key=lambda path: path.name.lower() in _CARDS):  # these last
         relative, kind = path.relative_to(root), kind_of(path.name)
         is_file = path.is_file()
         split = split_of(relative.parent if path.name == _DATABASE else relative, kind)
         why = hidden(relative) or (OTHER_SPLIT if split == "test" else "")
+        if path.name.lower() in _CARDS and any(kind in _RECORDS for _, kind, _ in found):
+            why = _CARD
         if not why and (kind is None or not is_file or (kind == "json" and not _has_records(path))):
             why = suffix_of(path.name)
         if kind and not why:
             found.append((path, kind, split))
         elif not (targets and path.resolve() in targets):
             unread.add(why, path.stat().st_size if is_file else 0)
-    if _RECORDS.isdisjoint(kind for _, kind, _ in found):
-        return found
-    for path in [path for path, _, _ in found if path.name.lower() in _CARDS]:
-        unread.add(_CARD, path.stat().st_size)
-    return [one for one in found if one[0].name.lower() not in _CARDS]
+    return sorted(found)
 
 
 def _files(root: pathlib.Path, unread: Unread, output: pathlib.Path) -> list[pathlib.Path]:
