@@ -5,7 +5,6 @@ A checksum that nobody compares finds no damage. Behind a member of a compressed
 
 import bz2
 import collections.abc
-import importlib
 import io
 import lzma
 import pathlib
@@ -33,16 +32,6 @@ DAMAGE = (OSError, EOFError, ValueError, OverflowError, RuntimeError, struct.err
 DAMAGE += (tarfile.TarError, zipfile.BadZipFile)
 
 Member = tuple[str, int, typing.IO[bytes] | None]  # name, size in bytes, contents, which a link has not
-
-
-def need(package: str, where: object) -> typing.Any:
-    """Return an optional package. Raises UserError naming the file or flag that needs it."""
-    try:
-        return importlib.import_module(package)
-    except ImportError as e:
-        name = package.partition(".")[0]
-        text = f"{where} needs the package {name}, which is not installed: pip install {name}"
-        raise errors.UserError(text) from e
 
 
 def split_name(name: str) -> tuple[str, str, str]:
@@ -106,7 +95,7 @@ def _zstd(file: typing.Any, where: object) -> collections.abc.Iterator[bytes]:
         raise EOFError("it ends too early")
     if not head[4] & _ZSTD_CHECKSUM:
         markers.warn("DATA", f"{where} has no checksum, which zstd adds unless told not to: damage may not show")
-    stream = need("pyarrow", where).CompressedInputStream(file, "zstd")
+    stream = errors.need("pyarrow", where).CompressedInputStream(file, "zstd")
     while chunk := stream.read(_CHUNK_BYTES):
         yield chunk
 

@@ -213,16 +213,18 @@ def finalize(options: Options, plan: Plan) -> shards.Dataset:
 
 def _check_learned(options: Options, plan: Plan, notes: list[Note], train: list[dict[str, typing.Any]]) -> None:
     """Raise UserError where nothing would be learned, or nothing of most conversations."""
-    what = f"--source {' '.join(options.source)}:"
-    roles: collections.Counter[str] = sum((collections.Counter(note["roles"]) for note in notes), collections.Counter())
-    chats, unanswered = (sum(note[key] for note in notes) for key in ("chats", "unanswered"))
-    if 2 * unanswered > chats:
-        found = ", ".join(f"{role} ({count})" for role, count in roles.most_common(10))
-        text = f"{unanswered} of {chats} conversations have no message of the role {records.ASSISTANT}"
-        raise errors.UserError(f"{what} {text}, which alone is learned; roles found: {found}; rename them")
+    chats: collections.Counter[str] = sum((collections.Counter(note["chats"]) for note in notes), collections.Counter())
+    unanswered = sum(count for roles, count in chats.items() if records.ASSISTANT not in roles.split(", "))
+    what = ""
+    if 2 * unanswered > chats.total():
+        found = ", ".join(sorted({role for roles in chats for role in roles.split(", ")}))
+        what = f"{unanswered} of {chats.total()} conversations have no message of the role {records.ASSISTANT}, which"
+        what = f"{what} alone is learned; roles found: {found}; rename them"
     found = [shards.Shard(options.output / entry["file"], entry["tokens"], plan.dtype) for entry in train]
-    if not sum(shards.num_learned(shard, plan.identity.eot_id, masked=True) for shard in found):
-        raise errors.UserError(f"{what} no token would be learned: all completions and assistant's messages are empty")
+    if not what and not sum(shards.num_learned(shard, plan.identity.eot_id, masked=True) for shard in found):
+        what = "no token would be learned: all completions and assistant's messages are empty"
+    if what:
+        raise errors.UserError(f"--source {' '.join(options.source)}: {what}")
 
 
 def _inputs(part: Part) -> str:
@@ -236,17 +238,14 @@ def tokenize_part(output: pathlib.Path, plan: Plan, part: Part, tokenizer: token
     """Write the part's shards and its note, and return the note."""
     tokens: dict[str, list[shards.Tokens]] = {split: [] for split in shards.SPLITS}
     docs = dict.fromkeys(shards.SPLITS, 0)
-    roles: collections.Counter[str] = collections.Counter()
-    chats = unanswered = 0
+    chats: collections.Counter[str] = collections.Counter()  # by their roles
     unread = sources.Unread()
     digest = hashlib.sha256()
     end = np.array([plan.identity.eot_id], dtype=plan.dtype)
     for item in part.items:
         for document in reading.documents(item, unread):
-            spoke = {segment.role for segment in document if segment.role}
-            roles.update(segment.role for segment in document if segment.role)
-            chats += bool(spoke)
-            unanswered += bool(spoke) and records.ASSISTANT not in spoke
+            if roles := sorted({segment.role for segment in document if segment.role}):
+                chats[", ".join(roles)] += 1
             fresh: set[str] = set()
             for piece in reading.pieces(document):
                 text = "".join(segment.text for segment in piece).encode()
@@ -264,8 +263,13 @@ def tokenize_part(output: pathlib.Path, plan: Plan, part: Part, tokenizer: token
         if tokens[split]:
             facts = shards.write(output / name, tokens[split], plan.dtype)
             entries.append({"split": split, "file": name, "docs": docs[split], **facts})
-    note = {"wanted": _wanted(plan, part), "text_sha256": digest.hexdigest(), "shards": entries}
-    note |= {"unread": unread, "roles": roles, "chats": chats, "unanswered": unanswered}
+    note = {
+        "wanted": _wanted(plan, part),
+        "text_sha256": digest.hexdigest(),
+        "shards": entries,
+        "unread": unread,
+        "chats": chats,
+    }
     files.write_json(_note_path(output, part), note)
     return note
 

@@ -20,22 +20,28 @@ def documents(item: sources.Item, unread: sources.Unread) -> Documents:
     Raises UserError naming the file (and the line) that cannot be read, or an archive most of which is not text.
     """
     try:
-        if item.kind == "lmdb":
-            yield from _database(item, unread)
-        elif item.kind in ("parquet", "arrow"):
-            yield from records.from_table(item.path, item.kind, item.share)
-        else:
-            with archives.opened(item.path) as file:
-                if item.kind == "text":
-                    yield from _text(file, item)
-                elif item.kind in ("lines", "json"):
-                    yield from _json(file, item.path, item.errors, item=item, is_whole=item.kind == "json")
-                else:
-                    is_named = bool(sources.split_of(pathlib.PurePath(item.path.name), item.kind))
-                    members = archives.zip_members(file) if item.kind == "zip" else archives.tar_members(file)
-                    yield from _inside(members, item.path, item.errors, unread, is_named=is_named)
+        for document in _documents(item, unread):
+            if any(segment.text for segment in document):
+                yield document
     except archives.DAMAGE as e:
         raise errors.UserError(f"{item.path} cannot be read: {e}; repair or remove the file") from e
+
+
+def _documents(item: sources.Item, unread: sources.Unread) -> Documents:
+    if item.kind == "lmdb":
+        yield from _database(item, unread)
+    elif item.kind in ("parquet", "arrow"):
+        yield from records.from_table(item.path, item.kind, item.share)
+    else:
+        with archives.opened(item.path) as file:
+            if item.kind == "text":
+                yield from _text(file, item)
+            elif item.kind in ("lines", "json"):
+                yield from _json(file, item.path, item.errors, item)
+            else:
+                is_named = bool(sources.split_of(pathlib.PurePath(item.path.name), item.kind))
+                members = archives.zip_members(file) if item.kind == "zip" else archives.tar_members(file)
+                yield from _inside(members, item.path, item.errors, unread, is_named=is_named)
 
 
 def pieces(document: records.Document) -> Documents:
@@ -55,14 +61,14 @@ def pieces(document: records.Document) -> Documents:
         at = end
 
 
-def _lines(file: typing.IO[bytes], item: sources.Item | None) -> collections.abc.Iterator[tuple[int, bytes]]:
-    """Yield (offset, line) of the lines that start inside the item's range."""
-    offset, end = 0, None
-    if item is not None and item.end is not None:
-        offset, end = item.begin, item.end
-        if item.begin:
-            file.seek(item.begin - 1)
-            offset = item.begin - 1 + len(file.readline())  # a line that began before belongs to the range before
+def _lines(
+    file: typing.IO[bytes], begin: int = 0, end: int | None = None
+) -> collections.abc.Iterator[tuple[int, bytes]]:
+    """Yield (offset, line) of the lines that start inside a range."""
+    offset = begin
+    if begin:
+        file.seek(begin - 1)
+        offset = begin - 1 + len(file.readline())  # a line that began before belongs to the range before
     for line in file:
         if end is not None and offset >= end:
             return
@@ -71,10 +77,9 @@ def _lines(file: typing.IO[bytes], item: sources.Item | None) -> collections.abc
 
 
 def _text(file: typing.IO[bytes], item: sources.Item) -> Documents:
-    lines = [(0, file.read())] if item.end is None else list(_lines(file, item))
-    if lines:
-        return _texts(archives.decoded(b"".join(line for _, line in lines), item.path, item.errors, lines[0][0]))
-    return iter(())
+    lines = [(0, file.read())] if item.end is None else [*_lines(file, item.begin, item.end), (item.stop, b"")]
+    data = b"".join(line for _, line in lines)
+    return _texts(archives.decoded(data, item.path, item.errors, lines[0][0]))
 
 
 def _texts(text: str) -> Documents:
@@ -82,29 +87,25 @@ def _texts(text: str) -> Documents:
         yield (records.Segment(text),)
 
 
-def _json(
-    file: io.BufferedReader, where: object, how: str, *, is_whole: bool, item: sources.Item | None = None
-) -> Documents:
-    """Yield the documents of JSON lines, of one array, or if `is_whole` of one object over several lines."""
-    begin = item.begin if item else 0
-    lines = _lines(file, item)
+def _json(file: io.BufferedReader, where: object, how: str, item: sources.Item | None = None) -> Documents:
+    """Yield the documents of JSON lines, of one array, or of one object over several lines."""
+    begin, end = (item.begin, item.end) if item else (0, None)
+    lines = _lines(file, begin, end)
     if not begin and archives.encoding_of(file.peek(4))[0] != "utf-8":
-        lines = _lines(io.BytesIO(archives.decoded(file.read(), where, how).encode()), None)
+        lines = _lines(io.BytesIO(archives.decoded(file.read(), where, how).encode()))
     is_first = not begin
     for number, (offset, line) in enumerate(lines, start=1):
         if not line.strip():
             continue
         place = f"{where} at byte {offset}" if begin else f"{where} line {number}"
         is_list = is_first and line.lstrip(b"\xef\xbb\xbf \t\r").startswith(b"[")
-        if is_list or (is_first and is_whole and not is_json(line)):
-            value = records.parse(line + b"".join(more for _, more in lines), str(where), how)
+        if is_list or (is_first and end is None and not is_json(line)):
+            value = records.parse(line + b"".join(more for _, more in lines), place, how)
             found = typing.cast(list[object], value) if isinstance(value, list) else [value]
         else:
             found = [records.parse(line, place, how)]
         for count, value in enumerate(found, start=1):
-            document = records.from_object(value, f"{where} record {count}" if is_list else place)
-            if any(segment.text for segment in document):
-                yield document
+            yield records.from_object(value, f"{where} record {count}" if is_list else place)
         is_first = False
 
 
@@ -146,24 +147,27 @@ def _inside(
 def _member(member: archives.Member, where: str, how: str, unread: sources.Unread) -> Documents:
     name, size, contents = member
     kind, (_, suffix, packing) = sources.kind_of(name), archives.split_name(name)
+    file = io.BytesIO()
     if contents is not None and (kind in ("text", "lines", "json", "tar") or (packing and not suffix)):
         file = io.BytesIO((archives.unpacked(contents, packing, where) if packing else contents).read())
-        if kind == "text":
-            yield from _texts(archives.decoded(file.getvalue(), where, how))
-            return
-        if kind in ("lines", "json"):
-            yield from _json(io.BufferedReader(file), where, how, is_whole=kind == "json")
-            return
-        if kind == "tar" or tarfile.is_tarfile(file):  # OpenWebText: a tar of .xz files, each a tar of texts
+        if not suffix and tarfile.is_tarfile(file):  # OpenWebText: a tar of .xz files, each a tar of texts
+            kind = "tar"
             file.seek(0)
-            yield from _inside(archives.tar_members(file), where, how, unread, is_named=False)
-            return
-    unread.add(sources.suffix_of(name), size)
+    else:
+        kind = None
+    if kind == "text":
+        yield from _texts(archives.decoded(file.getvalue(), where, how))
+    elif kind in ("lines", "json"):
+        yield from _json(io.BufferedReader(file), where, how)
+    elif kind == "tar":
+        yield from _inside(archives.tar_members(file), where, how, unread, is_named=False)
+    else:
+        unread.add(sources.suffix_of(name), size)
 
 
 def _database(item: sources.Item, unread: sources.Unread) -> Documents:
     """Yield the documents of an LMDB database, or of the share of its entries that the item's bytes stand for."""
-    lmdb = archives.need("lmdb", item.path)
+    lmdb = errors.need("lmdb", item.path)
     try:
         with (
             lmdb.open(str(item.path), subdir=False, readonly=True, lock=False, create=False) as database,

@@ -7,7 +7,7 @@ import pathlib
 import re
 import typing
 
-from ddptrain import archives, errors
+from ddptrain import errors
 
 COLUMNS = ("messages", "conversations", "system", "prompt", "completion", "instruction", "input", "output", "text")
 SHAPES = '"text", "prompt" and "completion", "messages", "conversations", or "instruction" and "output"'
@@ -88,7 +88,7 @@ def from_table(
     `share` returns the first and the last of as many as it is given, the last excluded. Raises UserError, ValueError or
     OSError.
     """
-    pyarrow = archives.need("pyarrow", path)
+    pyarrow = errors.need("pyarrow", path)
     try:
         for row, batch in (_parquet if kind == "parquet" else _arrow)(path, share):
             for number, values in enumerate(batch.to_pylist(), start=row):
@@ -99,7 +99,7 @@ def from_table(
 
 
 def _parquet(path: pathlib.Path, share: typing.Any) -> collections.abc.Iterator[tuple[int, typing.Any]]:
-    parquet = archives.need("pyarrow.parquet", path)
+    parquet = errors.need("pyarrow.parquet", path)
     with parquet.ParquetFile(path, page_checksum_verification=True) as file:
         columns = _columns(path, file.schema_arrow.names)
         first, last = share(file.num_row_groups)
@@ -110,7 +110,7 @@ def _parquet(path: pathlib.Path, share: typing.Any) -> collections.abc.Iterator[
 
 
 def _arrow(path: pathlib.Path, share: typing.Any) -> collections.abc.Iterator[tuple[int, typing.Any]]:
-    pyarrow = archives.need("pyarrow", path)
+    pyarrow = errors.need("pyarrow", path)
     with pyarrow.memory_map(str(path)) as file:
         file.seek(max(0, file.size() - 8))
         if not file.read().endswith(_ARROW_ENDS):

@@ -11,7 +11,6 @@ import dataclasses
 import hashlib
 import importlib.resources
 import importlib.util
-import json
 import lzma
 import os
 import pathlib
@@ -140,22 +139,33 @@ class _Known(dict[str, bytes]):
 
 
 class HfTokenizer:
-    """A tokenizer saved by transformers, or by tokenizers alone (`tokenizer.json`)."""
+    """A tokenizer saved by transformers, or by tokenizers alone: then a usual name, or an id more, ends a text."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         if not folder.exists():
             raise errors.UserError(f"--tokenizer-local-dir {folder}: no such folder; copy a saved tokenizer there")
         file = folder / "tokenizer.json" if folder.is_dir() else folder
         is_alone = file.is_file() and not (file.parent / "tokenizer_config.json").is_file()
-        if is_alone or (file.is_file() and importlib.util.find_spec("transformers") is None):
-            self._core, vocab, end = _load_fast(file)
-        else:
-            self._core, vocab, end = _load_saved(folder)
+        flag = "--tokenizer-local-dir"
+        library = errors.need("tokenizers", flag) if is_alone else need_transformers(flag)
+        try:
+            if is_alone:
+                self._core: typing.Any = library.Tokenizer.from_file(str(file))
+            else:
+                self._core = library.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        except Exception as e:  # tokenizers raises nothing narrower
+            raise errors.UserError(f"{flag} {folder} holds no tokenizer: {str(e).partition(chr(10))[0]}") from e
+        size = self._core.get_vocab_size() if is_alone else len(self._core)
+        known = (self._core.token_to_id(name) for name in _USUAL_ENDS)
+        end = next((found for found in known if found is not None), size) if is_alone else self._core.eos_token_id
+        if end is None:
+            text = f"the tokenizer in {folder} has no end-of-text token; set eos_token in its configuration"
+            raise errors.UserError(text)
         digest = hashlib.sha256()
         for path in sorted(folder.iterdir()) if folder.is_dir() else [folder]:
             if path.is_file() and path.suffix in {".json", ".txt", ".model", ".bpe", ".jinja"}:
                 digest.update(path.name.encode() + b"\0" + path.read_bytes())
-        self.identity = Identity("hf", vocab, end, digest.hexdigest())
+        self.identity = Identity("hf", max(size, end + 1), int(end), digest.hexdigest())
 
     def encode(self, text: str) -> shards.Tokens:
         """Return a document's ids."""
@@ -170,53 +180,11 @@ class HfTokenizer:
             self._core.save(str(folder / "tokenizer.json"))
 
 
-_Loaded = tuple[typing.Any, int, int]  # tokenizer, number of ids, end-of-text id
-
-
-def _load_saved(folder: pathlib.Path) -> _Loaded:
-    """Load what transformers saved. Raises UserError."""
-    transformers = need_transformers("--tokenizer-local-dir")
-    try:
-        core: typing.Any = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    except (OSError, ValueError, KeyError, ImportError) as e:
-        text = f"--tokenizer-local-dir {folder} holds no tokenizer: {str(e).splitlines()[0]}"
-        raise errors.UserError(text) from e
-    if core.eos_token_id is None:
-        raise errors.UserError(
-            f"the tokenizer in {folder} has no end-of-text token; set eos_token in its configuration"
-        )
-    return core, len(core), int(core.eos_token_id)
-
-
-def _load_fast(file: pathlib.Path) -> _Loaded:
-    """Load a tokenizer.json. Where no token is known to end a text, an id more does. Raises UserError."""
-    try:
-        module: typing.Any = importlib.import_module("tokenizers")
-    except ImportError as e:
-        text = "--tokenizer-local-dir needs the package tokenizers, which is not installed: pip install tokenizers"
-        raise errors.UserError(text) from e
-    try:
-        core = module.Tokenizer.from_file(str(file))
-        described = json.loads(path.read_text()) if (path := file.parent / "tokenizer_config.json").is_file() else {}
-    except Exception as e:  # the library raises nothing narrower
-        raise errors.UserError(f"--tokenizer-local-dir {file} holds no tokenizer: {e}") from e
-    named = described.get("eos_token")
-    names = [named.get("content") if isinstance(named, dict) else named] if named else _USUAL_ENDS
-    size = core.get_vocab_size()
-    end = next((found for name in names if (found := core.token_to_id(name)) is not None), size)
-    return core, max(size, end + 1), end
-
-
 def need_transformers(flag: str) -> typing.Any:
     """Return the transformers module, made to stay offline. Raises UserError naming the flag that needs it."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    try:
-        import transformers  # pyright: ignore[reportMissingImports] - an optional extra
-    except ImportError as e:
-        text = f"{flag} needs the package transformers, which is not installed: pip install transformers"
-        raise errors.UserError(text) from e
-    return transformers
+    return errors.need("transformers", flag)
 
 
 def make(
