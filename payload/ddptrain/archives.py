@@ -25,12 +25,17 @@ _DECOMPRESSORS: dict[str, collections.abc.Callable[[], typing.Any]] = {
 }
 PACKED = frozenset({*_DECOMPRESSORS, ".zst"})
 _ZSTD_CHECKSUM = 4  # this bit of a frame's fifth byte: RFC 8878, section 3.1.1.1.1
-_MARKS = {b"\xff\xfe\0\0": "utf-32-le", b"\0\0\xfe\xff": "utf-32-be", b"\xef\xbb\xbf": "utf-8"}
-_MARKS |= {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}  # after the longer ones
+_MARKS = {  # the longest first
+    **{b"\xff\xfe\0\0": "utf-32-le", b"\0\0\xfe\xff": "utf-32-be", b"\xef\xbb\xbf": "utf-8"},
+    **{b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"},
+}
 # What the readers raise for damaged files; RuntimeError also for encryption, and for nesting without end
-DAMAGE = (OSError, EOFError, ValueError, OverflowError, RuntimeError, struct.error, zlib.error, lzma.LZMAError)
-DAMAGE += (tarfile.TarError, zipfile.BadZipFile)
+DAMAGE = (
+    *(OSError, EOFError, ValueError, OverflowError, RuntimeError, struct.error, zlib.error, lzma.LZMAError),
+    *(tarfile.TarError, zipfile.BadZipFile),
+)
 
+_HeaderError = tarfile.HeaderError  # where `tarfile` is an argument
 Member = tuple[str, int, typing.IO[bytes] | None]  # name, size in bytes, contents, which a link has not
 
 
@@ -107,11 +112,10 @@ class _Header(tarfile.TarInfo):
     def fromtarfile(cls, tarfile: tarfile.TarFile) -> typing.Self:
         try:
             return super().fromtarfile(tarfile)
-        except _NO_HEADER as e:
+        except _HeaderError as e:
+            if "EOF" in type(e).__name__:
+                raise
             raise EOFError(f"no member and no end of the archive at byte {tarfile.offset}: {e}") from e
-
-
-_NO_HEADER = (tarfile.EmptyHeaderError, tarfile.TruncatedHeaderError, tarfile.InvalidHeaderError)
 
 
 def tar_members(file: typing.IO[bytes]) -> collections.abc.Iterator[Member]:

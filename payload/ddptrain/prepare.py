@@ -213,7 +213,9 @@ def finalize(options: Options, plan: Plan) -> shards.Dataset:
 
 def _check_learned(options: Options, plan: Plan, notes: list[Note], train: list[dict[str, typing.Any]]) -> None:
     """Raise UserError where nothing would be learned, or nothing of most conversations."""
-    chats: collections.Counter[str] = sum((collections.Counter(note["chats"]) for note in notes), collections.Counter())
+    chats: collections.Counter[str] = collections.Counter()
+    for note in notes:
+        chats.update(note["chats"])
     unanswered = sum(count for roles, count in chats.items() if records.ASSISTANT not in roles.split(", "))
     what = ""
     if 2 * unanswered > chats.total():

@@ -47,8 +47,9 @@ def parse(data: bytes, where: str, how: str = "strict") -> object:
 def from_object(value: object, where: str) -> Document:
     """Return the document in one JSON object or row, in any of the shapes. Raises UserError with `where`."""
     match value:
-        case {"messages": [*messages]} | {"conversations": [*messages]}:
-            return _chat(typing.cast(Record, value), typing.cast(list[object], messages), where)
+        case {"messages": [*_]} | {"conversations": [*_]}:
+            record = typing.cast(Record, value)
+            return _chat(record, record.get("messages") or record.get("conversations") or [], where)
         case {"prompt": str(prompt), "completion": str(completion)}:
             return (Segment(prompt, learned=False), Segment(completion))
         case {"instruction": str(instruction), "output": str(output)}:  # Alpaca's; its "text" repeats them

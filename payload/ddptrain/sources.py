@@ -26,8 +26,10 @@ READS = "text files, .jsonl, .json and .tar, each also with .gz, .xz, .bz2 or .z
 STDLIB = "python-stdlib"
 _DATABASE = "data.mdb"  # in its folder
 _FIELDS = {"messages", "conversations", "prompt", "instruction", "text"}
-_SPLITS = dict.fromkeys(("val", "valid", "validation", "dev", "eval", "evaluation"), "val")
-_SPLITS |= {"test": "test", "testing": "test", "train": "train", "training": "train"}
+_SPLITS = {
+    **dict.fromkeys("val valid validation dev eval evaluation".split(), "val"),
+    **{"test": "test", "testing": "test", "train": "train", "training": "train"},
+}
 # Beside tables: what Hugging Face's hub and `save_to_disk` write to describe them
 _CARDS = {"readme.md", "dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
 _CARD, OTHER_SPLIT, _GIT, _HIDDEN_FILE = "dataset card", "other split", ".git", "hidden file"
