@@ -1,8 +1,6 @@
 """From text to a dataset: the same bytes however it was made, only what is missing done again."""
 
 # pyright: basic, reportPrivateImportUsage=false
-import bz2
-import gzip
 import io
 import json
 import lzma
@@ -317,16 +315,6 @@ def test_openwebtexts_archives_of_archives(tmp_path: pathlib.Path):
         b"page 10",
         b"page 11",
     ]
-
-
-def test_compressed_text(tmp_path: pathlib.Path):
-    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"gz"))
-    (tmp_path / "b.jsonl.xz").write_bytes(lzma.compress(b'{"text": "xz"}\n'))
-    (tmp_path / "c.md.bz2").write_bytes(bz2.compress(b"bz2"))
-    assert decoded(run(tmp_path, output=tmp_path / "d", val_share=0.0)) == [b"gz", b"xz", b"bz2"]
-    (tmp_path / "a.txt.gz").write_bytes(b"not gzip at all")
-    with pytest.raises(errors.UserError, match=r"a\.txt\.gz cannot be read"):
-        run(tmp_path, output=tmp_path / "d", val_share=0.0)
 
 
 def test_gpt2_tokens_are_the_published_ones():

@@ -145,9 +145,7 @@ def test_any_bytes_are_the_right_text_or_refused_with_file_and_offset(data: byte
 
 WORDS = st.text(st.characters(codec="utf-8"), max_size=8)
 ROLES = {"user": False, "human": False, "system": False, "assistant": True, "gpt": True}
-TURNS = st.lists(
-    st.tuples(st.sampled_from(sorted(ROLES)), WORDS, st.sampled_from([None, 0, 1])), max_size=4
-)
+TURNS = st.lists(st.tuples(st.sampled_from(sorted(ROLES)), WORDS, st.sampled_from([None, 0, 1])), max_size=4)
 
 
 def chat(key: str, turns: list[tuple[str, str, int | None]]) -> tuple[dict[str, typing.Any], int]:
@@ -205,7 +203,8 @@ def test_learned_tokens_are_those_of_the_assistants_turns(made: list[tuple[dict[
         alpaca = sum(bool(one.get("instruction") is not None) for one, _ in made)
         if 2 * unanswered > len(chats) + alpaca or not expected:
             with pytest.raises(
-                errors.UserError, match=r"no message of the role assistant.*roles found|no token would be|no training text"
+                errors.UserError,
+                match=r"no message of the role assistant.*roles found|no token would be|no training text",
             ):
                 run(path, output=pathlib.Path(folder, "d"), val_share=0.0, mask_prompts=True)
             return
