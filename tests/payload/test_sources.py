@@ -324,3 +324,23 @@ def test_a_package_that_is_missing_is_one_line(tmp_path: pathlib.Path, monkeypat
     (tmp_path / "x.parquet").write_bytes(b"PAR1")
     with pytest.raises(errors.UserError, match=r"x\.parquet needs the package pyarrow.*pip install pyarrow"):
         read(tmp_path / "x.parquet")
+
+
+@pytest.mark.parametrize(
+    ("name", "right"),
+    [
+        ("x.tar.gz", "cannot be read: .*incorrect data check"),
+        ("train-00000-of-00001.parquet", "cannot be read: Parquet file size is 10248 bytes, smaller than"),
+        ("alpaca.json", ["<user>\nAdd 1 and 1.\n<assistant>\n2\n"] * 50),
+        ("c4-train.00000-of-01024.json.gz", [f"page {n} says hello" for n in range(50)]),
+        ("chat.jsonl", ["cut emoji \ufffd"] * 20),
+        ("notes.txt", ["Hello from PowerShell\r\n" + "more lines\r\n" * 100]),
+    ],
+)
+def test_cases_that_people_reported(name: str, right: str | list[str]):
+    path = pathlib.Path(__file__).parent / "cases" / name
+    if isinstance(right, list):
+        assert read(path) == right
+    else:
+        with pytest.raises(errors.UserError, match=f"{name} {right}"):
+            read(path)
