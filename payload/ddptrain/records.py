@@ -46,17 +46,18 @@ def parse(data: bytes, where: str, how: str = "strict") -> object:
 
 def from_object(value: object, where: str) -> Document:
     """Return the document in one JSON object or row, in any of the shapes. Raises UserError with `where`."""
+    record = typing.cast(Record, value) if isinstance(value, dict) else {}
+    for messages in (record.get("messages"), record.get("conversations")):
+        if isinstance(messages, list):
+            return _chat(record, typing.cast(list[object], messages), where)
     match value:
-        case {"messages": [*_]} | {"conversations": [*_]}:
-            record = typing.cast(Record, value)
-            return _chat(record, record.get("messages") or record.get("conversations") or [], where)
         case {"prompt": str(prompt), "completion": str(completion)}:
             return (Segment(prompt, learned=False), Segment(completion))
         case {"instruction": str(instruction), "output": str(output)}:  # Alpaca's; its "text" repeats them
-            more: object = typing.cast(Record, value).get("input")
+            more: object = record.get("input")
             asked = f"{instruction}\n{more}" if isinstance(more, str) and more else instruction
             turns: list[object] = [{"from": "human", "value": asked}, {"from": "gpt", "value": output}]
-            return _chat(typing.cast(Record, value), turns, where)
+            return _chat(record, turns, where)
         case {"text": str(text)}:
             return (Segment(text),)
         case _:

@@ -145,7 +145,7 @@ def _below(root: pathlib.Path, unread: Unread, output: pathlib.Path) -> list[Fou
         is_file = path.is_file()
         split = split_of(relative.parent if path.name == _DATABASE else relative, kind)
         why = hidden(relative) or (OTHER_SPLIT if split == "test" else "")
-        if path.name.lower() in _CARDS and any(kind in _RECORDS for _, kind, _ in found):
+        if not why and path.name.lower() in _CARDS and any(kind in _RECORDS for _, kind, _ in found):
             why = _CARD
         if not why and (kind is None or not is_file or (kind == "json" and not _has_records(path))):
             why = suffix_of(path.name)
