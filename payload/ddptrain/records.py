@@ -50,7 +50,7 @@ def from_object(value: object, where: str) -> Document:
     for messages in (record.get("messages"), record.get("conversations")):
         if isinstance(messages, list):
             return _chat(record, typing.cast(list[object], messages), where)
-    match value:
+    match record:
         case {"prompt": str(prompt), "completion": str(completion)}:
             return (Segment(prompt, learned=False), Segment(completion))
         case {"instruction": str(instruction), "output": str(output)}:  # Alpaca's; its "text" repeats them
