@@ -26,6 +26,7 @@ ROWS = {
     "checkpoint": 900,
     "collectives": 900,
     "tokenizing": 900,
+    "parquet": 300,
     "resume": 300,
     "stop": 300,
     "start": 300,

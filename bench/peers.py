@@ -56,15 +56,7 @@ def get_batch(
     """Return train.py's function get_batch, cut out of it, for the training split of a folder that was laid out."""
     body = ast.parse((checkout / "train.py").read_text(encoding="utf-8")).body
     (function,) = (node for node in body if isinstance(node, ast.FunctionDef) and node.name == "get_batch")
-    names = {
-        "np": np,
-        "os": os,
-        "torch": torch,
-        "data_dir": str(folder / "data" / DATASET),
-        "block_size": seq_len,
-        "batch_size": batch,
-        "device": "cpu",
-        "device_type": "cpu",
-    }
+    names = {"np": np, "os": os, "torch": torch, "data_dir": str(folder / "data" / DATASET), "block_size": seq_len}
+    names |= {"batch_size": batch, "device": "cpu", "device_type": "cpu"}
     exec(compile(ast.Module([function], []), "train.py", "exec"), names)
     return lambda: names["get_batch"]("train")  # pyright: ignore[reportCallIssue]

@@ -70,11 +70,8 @@ def _pack_plainly(source: pathlib.Path, target: pathlib.Path) -> str:
 
 def _unpack(archive: pathlib.Path, parts: list[packing.Part], folder: pathlib.Path) -> None:
     wanted = spec.Environment(str(archive), "", "", 1, "", (), "", tuple(parts))
-    descriptor = os.open(archive, os.O_RDONLY)
-    try:
-        environment._extract(descriptor, wanted, str(folder))
-    finally:
-        os.close(descriptor)
+    with archive.open("rb") as file:
+        environment._extract(file.fileno(), wanted, str(folder))
 
 
 def _unpack_plainly(archive: pathlib.Path, digest: str, folder: pathlib.Path) -> None:

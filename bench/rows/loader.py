@@ -72,13 +72,8 @@ def _whole_shard(path: pathlib.Path) -> None:
 
 def _cache(path: pathlib.Path, *, keep: bool) -> None:
     """Bring a file into the page cache, or put it out."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-        if keep:
-            while os.read(fd, 8 << 20):
-                pass
-        else:
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(fd)
+    with path.open("rb", buffering=0) as file:
+        os.fsync(file)
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        while keep and file.read(8 << 20):
+            pass

@@ -15,21 +15,9 @@ def run(scratch: pathlib.Path) -> list[row.Row]:
     """Measure five warnings."""
     dataset = data.dataset(scratch / "data", 400_000, 256)
     turns = [_warn(dataset.root, scratch / str(turn)) for turn in range(TURNS)]
-    found: list[row.Row] = []
-    for measure, seconds in zip(("saved", "all processes ended"), zip(*turns, strict=True), strict=True):
-        found.append(
-            row.Row(
-                f"warning to {measure}",
-                row.median(seconds),
-                LIMIT_S,
-                "s",
-                "Slurm's KillWait (a limit)",
-                more_is_better=False,
-                goal=3.0,
-                note=row.spread(seconds, "s"),
-            )
-        )
-    return found
+    found = zip(("saved", "all processes ended"), zip(*turns, strict=True), strict=True)
+    about = (LIMIT_S, "s", "Slurm's KillWait (a limit)", False, 3.0)
+    return [row.Row(f"warning to {what}", row.median(s), *about, note=row.spread(s, "s")) for what, s in found]
 
 
 def _warn(data_root: pathlib.Path, folder: pathlib.Path) -> tuple[float, float]:

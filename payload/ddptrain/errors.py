@@ -1,5 +1,8 @@
 """Errors that the user can fix."""
 
+import importlib
+import typing
+
 
 class UserError(Exception):
     """What was asked for cannot be done. `str()` is one line: what, on what, and the remedy."""
@@ -19,3 +22,13 @@ class SharedError(UserError):
 
 class PeerError(Exception):
     """Another rank has failed and tells why; this one only leaves."""
+
+
+def need(package: str, where: object) -> typing.Any:
+    """Return an optional package. Raises UserError naming the file or flag that needs it."""
+    try:
+        return importlib.import_module(package)
+    except ImportError as e:
+        name = package.partition(".")[0]
+        text = f"{where} needs the package {name}, which is not installed: pip install {name}"
+        raise UserError(text) from e

@@ -40,13 +40,24 @@ def prepare_data(settings: config.Config) -> pathlib.Path:
     tokenizer_dir = settings.tokenizer_local_dir or settings.model_local_dir
     if (settings.data / shards.MANIFEST).exists():
         _check_tokenizer(shards.open_dataset(settings.data), tokenizer_dir)
-        return settings.data
+        return _with_learned_tokens(settings.data)
     if not settings.data.exists():
         raise errors.UserError(f"--data {settings.data}: no such file or folder")
     output = settings.run_dir / "tokens"
     source, how = (str(settings.data),), {"mask_prompts": True, "workers": 1}
     prepare.run(prepare.Options(source, output, tokenizer_local_dir=tokenizer_dir, **how))
-    return output
+    return _with_learned_tokens(output)
+
+
+def _with_learned_tokens(root: pathlib.Path) -> pathlib.Path:
+    """Report how many tokens of a dataset are learned, and return its folder. Raises UserError where none is."""
+    dataset = shards.open_dataset(root)
+    end, masked = dataset.tokenizer["eot_id"], dataset.masked
+    learned = sum(shards.num_learned(shard, end, masked=masked) for shard in dataset.splits["train"])
+    markers.emit("DATA", learned_tokens=learned, train_tokens=dataset.tokens("train"), dataset=root)
+    if not learned:
+        raise errors.UserError(f"--data {root}: no token would be learned; prepare it again")
+    return root
 
 
 def _check_tokenizer(dataset: shards.Dataset, folder: pathlib.Path) -> None:
@@ -106,7 +117,7 @@ def export(wrapped: Wrapped, settings: config.Config, output: pathlib.Path) -> N
     shutil.rmtree(draft, ignore_errors=True)
     core: typing.Any = wrapped.core
     core.save_pretrained(str(draft))
-    tokenizers.HfTokenizer(settings.tokenizer_local_dir or settings.model_local_dir).core.save_pretrained(str(draft))
+    tokenizers.HfTokenizer(settings.tokenizer_local_dir or settings.model_local_dir).save(draft)
     if output.exists():
         output.rename(draft / "replaced")
         shutil.rmtree(draft / "replaced")

@@ -7,7 +7,7 @@ import pathlib
 import sys
 import typing
 
-from ddptrain import errors, files, markers, report, resume, shards
+from ddptrain import errors, files, markers, report, resume, shards, sources
 
 _RUN_FILES = (report.METRICS, report.SUMMARY, "config.json", "latest")
 
@@ -61,6 +61,7 @@ def _dataset(path: pathlib.Path, *, quick: bool) -> tuple[dict[str, typing.Any],
         "name": dataset.name,
         "created": manifest.get("created"),
         "source": manifest.get("source"),
+        "not-read": str(sources.Unread(manifest.get("not_read", {}))),
         "tokenizer": dataset.tokenizer["kind"],
         "vocabulary": dataset.vocab,
         "dtype": dataset.dtype,

@@ -7,6 +7,7 @@ last.
 """
 
 import argparse
+import collections
 import concurrent.futures
 import dataclasses
 import hashlib
@@ -24,9 +25,9 @@ import zlib
 
 import numpy as np
 
-from ddptrain import errors, files, markers, shards, sources, tokenizers
+from ddptrain import errors, files, markers, reading, records, shards, sources, tokenizers
 
-CODE_VERSION = 1  # raise it when the same text would become other tokens
+CODE_VERSION = 2  # raise it when the same text would become other tokens
 MASK_NOTE = "top bit set: read, not learned"
 _PART_BYTES = 64 << 20
 _SMALL_BYTES = 1 << 30
@@ -49,6 +50,7 @@ class Options:
     mask_prompts: bool = False
     val_share: float | None = None
     part_mib: float | None = None
+    errors: str = "strict"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +75,7 @@ class Plan:
     masked: bool
     val_share: float
     has_val_files: bool
+    unread: sources.Unread  # outside archives
 
     @property
     def dtype(self) -> str:
@@ -86,10 +89,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     own = f"{sources.STDLIB} (Python's own source code: needs no network)"
     add("--source", nargs="+", required=True, metavar="SRC", help=f"{own}, folders or files: {sources.READS}")
     add("--output", type=pathlib.Path, required=True, help="folder of the dataset")
-    kinds = ("auto", "byte", "gpt2")
-    add("--tokenizer", choices=kinds, default="auto", help="auto: gpt2 from 256 MiB of text, otherwise byte")
+    add(
+        "--tokenizer",
+        choices=("auto", "byte", "gpt2"),
+        default="auto",
+        help="auto: gpt2 from 256 MiB of text, otherwise byte",
+    )
     add("--vocabulary", type=pathlib.Path, help="GPT-2's vocab.bpe, or its folder (default: the packaged one)")
-    add("--tokenizer-local-dir", type=pathlib.Path, help="folder of a tokenizer saved by transformers")
+    add("--tokenizer-local-dir", type=pathlib.Path, help="folder of a tokenizer that transformers or tokenizers saved")
     add("--workers", type=int, default=0, help="processes (default: one per core)")
     add(
         "--task",
@@ -100,6 +107,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--mask-prompts", action="store_true", help="learn only completions and the assistant's messages")
     add("--val-share", type=float, help="share of the text held out (default: 0.01, above 1 GiB 0.0005)")
     add("--part-mib", type=float, help="text per part (default: depends on the amount, at most 64)")
+    add("--errors", choices=("strict", "replace"), default="strict", help="what becomes of bytes that are no text")
 
 
 def check(args: argparse.Namespace) -> Options:
@@ -120,7 +128,7 @@ def run(options: Options) -> None:
     """Do what is missing, then write the manifest unless this is one element of an array."""
     began = time.monotonic()
     _check_output(options.output)
-    total = sum(item.num_bytes for item in sources.find(options.source, 1 << 60))
+    total = sum(item.num_bytes for item in sources.find(options.source, 1 << 60, options.errors, options.output)[0])
     tokenizer = tokenizers.make(
         options.tokenizer, vocabulary=options.vocabulary, local_dir=options.tokenizer_local_dir, text_bytes=total
     )
@@ -147,15 +155,15 @@ def make_plan(options: Options, identity: tokenizers.Identity, total: int) -> Pl
     share = options.val_share if options.val_share is not None else 0.01 if total < _SMALL_BYTES else 0.0005
     groups: list[list[sources.Item]] = []
     size = 0
-    items = sources.find(options.source, part_bytes)
+    items, unread = sources.find(options.source, part_bytes, options.errors, options.output)
     for item in items:
-        if not groups or size + item.num_bytes > part_bytes or item.kind == "tar":
+        if not groups or size + item.num_bytes > part_bytes or item.kind in ("tar", "zip"):
             groups.append([])
             size = 0
         groups[-1].append(item)
         size += item.num_bytes
     parts = tuple(Part(number, tuple(group)) for number, group in enumerate(groups))
-    return Plan(parts, identity, options.mask_prompts, share, any(item.validation for item in items))
+    return Plan(parts, identity, options.mask_prompts, share, any(item.validation for item in items), unread)
 
 
 def finalize(options: Options, plan: Plan) -> shards.Dataset:
@@ -166,13 +174,21 @@ def finalize(options: Options, plan: Plan) -> shards.Dataset:
         some = ", ".join(f"{number} ({_inputs(plan.parts[number])})" for number in missing[:5])
         what = f"{len(missing)} of {len(notes)} parts are not done: {some}{', ...' if len(missing) > 5 else ''}"
         raise errors.UserError(f"{what}; run prepare again, it does only those")
-    entries = [entry for note in notes if note is not None for entry in note["shards"]]
+    done = [note for note in notes if note is not None]
+    entries = [entry for note in done for entry in note["shards"]]
+    unread = sources.Unread(plan.unread)
+    for note in done:
+        unread.merge(note["unread"])
     splits = {split: [entry for entry in entries if entry["split"] == split] for split in shards.SPLITS}
     if not splits["train"]:
         text = "no training text; all of it is validation or empty"
         raise errors.UserError(f"--source {' '.join(options.source)}: {text}")
     if not splits["val"]:
         markers.warn("DATA", "no validation text: give a file named val.jsonl or val.txt, or raise --val-share")
+    if unread:
+        markers.warn("DATA", f"not read: {unread}")
+    if plan.masked:
+        _check_learned(options, plan, done, splits["train"])
     _remove_strays(options.output, {entry["file"] for entry in entries}, len(plan.parts))
     keys = ("tokens", "docs")
     totals = {split: {key: sum(entry[key] for entry in found) for key in keys} for split, found in splits.items()}
@@ -185,6 +201,7 @@ def finalize(options: Options, plan: Plan) -> shards.Dataset:
         "mask": MASK_NOTE if plan.masked else None,
         "val_share": plan.val_share,
         "source": list(options.source),
+        "not_read": unread,  # by suffix: files, bytes
         "totals": totals,
         "splits": splits,
         "code_version": CODE_VERSION,
@@ -192,6 +209,24 @@ def finalize(options: Options, plan: Plan) -> shards.Dataset:
     }
     files.write_json(options.output / shards.MANIFEST, manifest)
     return shards.open_dataset(options.output)
+
+
+def _check_learned(options: Options, plan: Plan, notes: list[Note], train: list[dict[str, typing.Any]]) -> None:
+    """Raise UserError where nothing would be learned, or nothing of most conversations."""
+    chats: collections.Counter[str] = collections.Counter()
+    for note in notes:
+        chats.update(note["chats"])
+    unanswered = sum(count for roles, count in chats.items() if records.ASSISTANT not in roles.split(", "))
+    what = ""
+    if 2 * unanswered > chats.total():
+        found = ", ".join(sorted({role for roles in chats for role in roles.split(", ")}))
+        what = f"{unanswered} of {chats.total()} conversations have no message of the role {records.ASSISTANT}, which"
+        what = f"{what} alone is learned; roles found: {found}; rename them"
+    found = [shards.Shard(options.output / entry["file"], entry["tokens"], plan.dtype) for entry in train]
+    if not what and not sum(shards.num_learned(shard, plan.identity.eot_id, masked=True) for shard in found):
+        what = "no token would be learned: all completions and assistant's messages are empty"
+    if what:
+        raise errors.UserError(f"--source {' '.join(options.source)}: {what}")
 
 
 def _inputs(part: Part) -> str:
@@ -205,13 +240,17 @@ def tokenize_part(output: pathlib.Path, plan: Plan, part: Part, tokenizer: token
     """Write the part's shards and its note, and return the note."""
     tokens: dict[str, list[shards.Tokens]] = {split: [] for split in shards.SPLITS}
     docs = dict.fromkeys(shards.SPLITS, 0)
+    chats: collections.Counter[str] = collections.Counter()  # by their roles
+    unread = sources.Unread()
     digest = hashlib.sha256()
     end = np.array([plan.identity.eot_id], dtype=plan.dtype)
     for item in part.items:
-        for document in sources.documents(item):
+        for document in reading.documents(item, unread):
+            if roles := sorted({segment.role for segment in document if segment.role}):
+                chats[", ".join(roles)] += 1
             fresh: set[str] = set()
-            for piece in sources.pieces(document):
-                text = "".join(segment.text for segment in piece).encode("utf-8", errors="replace")
+            for piece in reading.pieces(document):
+                text = "".join(segment.text for segment in piece).encode()
                 digest.update(text)
                 held_out = item.validation or (not plan.has_val_files and _held_out(text, plan.val_share))
                 split = "val" if held_out else "train"
@@ -226,12 +265,18 @@ def tokenize_part(output: pathlib.Path, plan: Plan, part: Part, tokenizer: token
         if tokens[split]:
             facts = shards.write(output / name, tokens[split], plan.dtype)
             entries.append({"split": split, "file": name, "docs": docs[split], **facts})
-    note = {"wanted": _wanted(plan, part), "text_sha256": digest.hexdigest(), "shards": entries}
+    note = {
+        "wanted": _wanted(plan, part),
+        "text_sha256": digest.hexdigest(),
+        "shards": entries,
+        "unread": unread,
+        "chats": chats,
+    }
     files.write_json(_note_path(output, part), note)
     return note
 
 
-def _encode(segment: sources.Segment, tokenizer: tokenizers.Tokenizer, plan: Plan) -> shards.Tokens:
+def _encode(segment: records.Segment, tokenizer: tokenizers.Tokenizer, plan: Plan) -> shards.Tokens:
     ids = tokenizer.encode(segment.text).astype(plan.dtype, copy=False)
     if plan.masked and not segment.learned:
         ids = ids | ids.dtype.type(1 << (ids.itemsize * 8 - 1))
@@ -245,7 +290,7 @@ def _held_out(text: bytes, share: float) -> bool:
 
 def _wanted(plan: Plan, part: Part) -> dict[str, typing.Any]:
     """Identify the inputs of a part; a note with another value is stale."""
-    items = [[str(i.path), i.size_bytes, i.mtime_ns, i.begin, i.end, i.validation] for i in part.items]
+    items = [[str(i.path), i.size_bytes, i.mtime_ns, i.begin, i.end, i.validation, i.errors] for i in part.items]
     return {
         "sources": hashlib.sha256(json.dumps(items).encode()).hexdigest(),
         "tokenizer": plan.identity.as_record(),

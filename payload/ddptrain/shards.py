@@ -88,6 +88,13 @@ def write(path: pathlib.Path, parts: collections.abc.Iterable[Tokens], dtype: st
     return {"tokens": count, "bytes": size, "crc32": crc}
 
 
+def num_learned(shard: Shard, eot_id: int, *, masked: bool) -> int:
+    """Return how many of a shard's tokens are learned, ends of texts not counted."""
+    tokens = np.fromfile(shard.path, dtype=shard.dtype, offset=HEADER_BYTES)
+    bit = tokens.itemsize * 8 - 1 if masked else None
+    return int(np.count_nonzero((tokens != eot_id) & (bit is None or tokens >> bit == 0)))
+
+
 def read_header(path: pathlib.Path) -> Shard:
     """Return the shard that a file says it is. Raises ShardError when it is none or has another length."""
     try:

@@ -1,46 +1,64 @@
-"""Where text comes from: documents out of files, in an order that depends on the files only.
+"""Where text comes from: files and folders to items, in an order that depends on the files only.
 
-Plain text (also compressed), JSON lines (`text`, `prompt` + `completion`, or `messages`), tar archives (WebDataset
-samples `key.txt`, `key.json`, and OpenWebText's archives of archives), and LMDB databases whose values are text or
-JSON. Big uncompressed files are cut into ranges: of bytes at line ends, of a database's entries.
+Big uncompressed files are cut into ranges: of bytes at line ends, of a database's entries, of row groups.
 """
 
-import bz2
 import collections.abc
-import contextlib
 import dataclasses
-import gzip
-import importlib
-import io
 import itertools
 import json
-import lzma
 import os
 import pathlib
+import re
 import sysconfig
-import tarfile
 import typing
 
-from ddptrain import errors
+from ddptrain import archives, errors, records
 
-TEXT = {".txt", ".text", ".md", ".rst", ".py", ".tex", ".c", ".h", ".html"}
-LINES = {".jsonl", ".ndjson"}
-DATABASES = {".mdb", ".lmdb"}
-PACKED: dict[str, typing.Any] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
-READS = "text files, .jsonl, .tar, each also with .gz, .xz or .bz2, and LMDB databases"
+_TEXT = ".txt .text .md .rst .py .tex .c .h .html"
+KINDS = {
+    **{**dict.fromkeys(_TEXT.split(), "text"), ".jsonl": "lines", ".ndjson": "lines", ".json": "json", ".tar": "tar"},
+    **{".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow", ".zip": "zip", ".mdb": "lmdb", ".lmdb": "lmdb"},
+}
+_UNPACKED = {"lmdb", "parquet", "arrow", "zip"}  # they are not read when something compressed them
+_RECORDS = {"lines", "json", "parquet", "arrow"}
+READS = "text files, .jsonl, .json and .tar, each also with .gz, .xz, .bz2 or .zst, .parquet, .arrow, .zip and LMDB"
 STDLIB = "python-stdlib"
-_PIECE_CHARS = 32 << 10
+_DATABASE = "data.mdb"  # in its folder
+_FIELDS = {"messages", "conversations", "prompt", "instruction", "text"}
+_SPLITS = {
+    **dict.fromkeys("val valid validation dev eval evaluation".split(), "val"),
+    **{"test": "test", "testing": "test", "train": "train", "training": "train"},
+}
+# Beside tables: what Hugging Face's hub and `save_to_disk` write to describe them
+_CARDS = {"readme.md", "dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
+_CARD, OTHER_SPLIT, _GIT, _HIDDEN_FILE = "dataset card", "other split", ".git", "hidden file"
+_EXPECTED = {_CARD, OTHER_SPLIT, _GIT, _HIDDEN_FILE}  # nobody misses them
+
+Found = tuple[pathlib.Path, str, str]  # a file, its kind, its split
 
 
-@dataclasses.dataclass(frozen=True)
-class Segment:
-    """Text of a document; `learned` is false for what a model reads but need not produce (a prompt)."""
+class Unread(dict[str, list[int]]):
+    """What was not read: numbers of files and bytes by suffix, or by the reason."""
 
-    text: str
-    learned: bool = True
+    def add(self, what: str, size_bytes: int, count: int = 1) -> None:
+        """Count files."""
+        self.merge({what: (count, size_bytes)})
 
+    def merge(self, other: collections.abc.Mapping[str, collections.abc.Sequence[int]]) -> None:
+        """Count what another has."""
+        for what, (count, size_bytes) in other.items():
+            files, total = self.get(what, (0, 0))
+            self[what] = [files + count, total + size_bytes]
 
-Document = tuple[Segment, ...]  # never empty
+    @property
+    def missed_bytes(self) -> int:
+        """Return the bytes of what might have been text."""
+        return sum(total for what, (_, total) in self.items() if what not in _EXPECTED)
+
+    def __str__(self) -> str:
+        most_first = sorted(self.items(), key=lambda one: (-one[1][1], one[0]))
+        return ", ".join(f"{what} {count} ({total} bytes)" for what, (count, total) in most_first)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,247 +66,169 @@ class Item:
     """A file, or the bytes [begin, end) of one."""
 
     path: pathlib.Path
-    kind: str  # text, lines, tar or lmdb
+    kind: str  # a value of KINDS
     size_bytes: int
     mtime_ns: int
     begin: int = 0
     end: int | None = None  # None: to the end of the file
-    validation: bool = False  # the file is named val.* or validation.*
+    validation: bool = False  # the file or a folder of it is named val, validation, dev ...
+    errors: str = "strict"  # or replace: what becomes of bytes that are no text
 
     @property
     def num_bytes(self) -> int:
         """Return how many bytes of the file belong to the item."""
-        return (self.size_bytes if self.end is None else self.end) - self.begin
+        return self.stop - self.begin
+
+    @property
+    def stop(self) -> int:
+        """Return the end as a number."""
+        return self.size_bytes if self.end is None else self.end
+
+    def share(self, count: int) -> tuple[int, int]:
+        """Return the first and the last of `count` entries that the bytes stand for, the last excluded."""
+        return count * self.begin // max(1, self.size_bytes), count * self.stop // max(1, self.size_bytes)
 
 
-def find(specs: collections.abc.Sequence[str], part_bytes: int) -> list[Item]:
-    """Return the items of `python-stdlib`, folders and files, sorted. Raises UserError when there are none."""
+def find(
+    specs: collections.abc.Sequence[str], part_bytes: int, encoding_errors: str, output: pathlib.Path
+) -> tuple[list[Item], Unread]:
+    """Return the items of `python-stdlib`, folders and files, sorted, and what is left out in the folders.
+
+    `output` may lie in one of them, and is none. Raises UserError when there are no items, or most is left out.
+    """
     items: list[Item] = []
+    unread = Unread()
     for spec in specs:
-        if spec == STDLIB:
+        path, left = pathlib.Path(spec), Unread()
+        path = path / _DATABASE if (path / _DATABASE).is_file() else path
+        if spec == STDLIB:  # some of its tests are deliberately in no encoding
             root = pathlib.Path(sysconfig.get_paths()["stdlib"])
             skip = {"site-packages", "dist-packages", "__pycache__", "lib-dynload"}
-            found = [p for p in sorted(root.rglob("*.py")) if not skip & set(p.relative_to(root).parts)]
+            found = [(p, "text", "") for p in sorted(root.rglob("*.py")) if not skip & set(p.relative_to(root).parts)]
+        elif path.is_dir():
+            found = _below(path, left, output)
+        elif path.is_file():
+            found = [_named(path)]
         else:
-            path = pathlib.Path(spec)
-            if path.is_dir():
-                found = [p for p in _files(path) if p.is_file() and _kind(p) and not _hidden(p, path)]
-            elif path.is_file():
-                found = [path]
-            else:
-                raise errors.UserError(f"--source {spec}: no such file or folder; give one, or {STDLIB}")
-        for path in found:
-            items += _cut(path, part_bytes)
+            raise errors.UserError(f"--source {spec}: no such file or folder; give one, or {STDLIB}")
+        how = "replace" if spec == STDLIB else encoding_errors
+        inside = [part for p, kind, split in found for part in _cut(p, kind, part_bytes, how=how, split=split)]
+        if left.missed_bytes > sum(item.num_bytes for item in inside):
+            what = "most of it is not read" if inside else "no text found"
+            remedy = f"give the files or folders of text; I read {READS}"
+            raise errors.UserError(f"--source {spec}: {what}: {left}; {remedy}")
+        items += inside
+        unread.merge(left)
     if not items:
-        raise errors.UserError(f"--source {' '.join(specs)}: no text found; I read {READS}")
-    return items
+        left_out = f"; not read: {unread}" if unread else ""
+        raise errors.UserError(f"--source {' '.join(specs)}: no text found{left_out}; I read {READS}")
+    return items, unread
 
 
-def documents(item: Item) -> collections.abc.Iterator[Document]:
-    """Yield the documents of an item. Raises UserError naming the file (and the line) that cannot be read."""
-    try:
-        if item.kind == "text":
-            yield from _texts(_read_range(item))
-        elif item.kind == "lines":
-            yield from _json_lines(item)
-        elif item.kind == "lmdb":
-            yield from _database(item)
-        else:
-            yield from _tar(item)
-    except (OSError, EOFError, lzma.LZMAError, tarfile.TarError) as e:
-        raise errors.UserError(f"{item.path} cannot be read: {e}; repair or remove the file") from e
+def _named(path: pathlib.Path) -> Found:
+    """Return a file that was asked for; one without a suffix is text. Raises UserError if its suffix is not known."""
+    kind = kind_of(path.name)
+    if kind is None and archives.split_name(path.name)[1]:
+        what = f"--source {path}: {suffix_of(path.name)} is not read"
+        raise errors.UserError(f"{what}; convert it, or name it .txt if it is plain text; I read {READS}")
+    named = path.parent if path.name == _DATABASE else path
+    return path, kind or "text", split_of(pathlib.PurePath(named.name), kind)
 
 
-def pieces(document: Document) -> collections.abc.Iterator[Document]:
-    """Yield a long plain text in pieces of some 32 Ki characters cut at line ends, anything else whole.
+def _below(root: pathlib.Path, unread: Unread, output: pathlib.Path) -> list[Found]:
+    """Return the files in all folders below one that are read, and count the others."""
+    found: list[Found] = []
+    files = _files(root, unread, output.resolve())
+    targets = {path.resolve() for path in files if path.is_symlink()}  # the hub's cache: links to blobs without names
+    for path in sorted(files, key=lambda path: path.name.lower() in _CARDS):  # these last
+        relative, kind = path.relative_to(root), kind_of(path.name)
+        is_file = path.is_file()
+        split = split_of(relative.parent if path.name == _DATABASE else relative, kind)
+        why = hidden(relative) or (OTHER_SPLIT if split == "test" else "")
+        if not why and path.name.lower() in _CARDS and any(kind in _RECORDS for _, kind, _ in found):
+            why = _CARD
+        if not why and (kind is None or not is_file or (kind == "json" and not _has_records(path))):
+            why = suffix_of(path.name)
+        if kind and not why:
+            found.append((path, kind, split))
+        elif not (targets and path.resolve() in targets):
+            unread.add(why, path.stat().st_size if is_file else 0)
+    return sorted(found)
 
-    They are what is assigned to training or validation, so that a book is not wholly one or the other.
+
+def _files(root: pathlib.Path, unread: Unread, output: pathlib.Path) -> list[pathlib.Path]:
+    """Return the files in all folders below one, and count those in linked folders.
+
+    Raises OSError where a folder cannot be read: its text would be missing.
     """
-    first = next(iter(document))
-    if len(document) > 1 or len(first.text) <= 2 * _PIECE_CHARS:
-        yield document
-        return
-    text, at = first.text, 0
-    while at < len(text):
-        cut = text.find("\n", at + _PIECE_CHARS)
-        end = len(text) if cut < 0 or len(text) - cut < _PIECE_CHARS // 2 else cut + 1
-        yield (Segment(text[at:end]),)
-        at = end
-
-
-def from_object(value: object, where: str) -> Document:
-    """Return the document in one JSON object, in any of the three shapes. Raises UserError with `where`."""
-    if isinstance(value, dict):
-        record = typing.cast(dict[str, typing.Any], value)
-        match record:
-            case {"messages": [*messages]}:
-                return tuple(segment for message in messages for segment in _message(message, where))
-            case {"prompt": str(prompt), "completion": str(completion)}:
-                return (Segment(prompt, learned=False), Segment(completion))
-            case {"text": str(text)}:
-                return (Segment(text),)
-            case _:
-                pass
-    raise errors.UserError(
-        f'{where}: expected an object with "text", with "prompt" and "completion", or with "messages"'
-    )
-
-
-def _message(message: object, where: str) -> tuple[Segment, Segment]:
-    match message:
-        case {"role": str(role), "content": str(content)}:
-            return Segment(f"<{role}>\n", learned=False), Segment(f"{content}\n", learned=role == "assistant")
-        case _:
-            raise errors.UserError(f'{where}: each of "messages" needs "role" and "content" as text')
-
-
-def _files(root: pathlib.Path) -> list[pathlib.Path]:
-    """Return the files in all folders below one. Raises OSError where one cannot be read: its text would be missing."""
 
     def refuse(e: OSError) -> typing.NoReturn:
         raise e
 
-    return sorted(pathlib.Path(folder, name) for folder, _, names in os.walk(root, onerror=refuse) for name in names)
+    found: list[pathlib.Path] = []
+    for folder, folders, names in os.walk(root, onerror=refuse):
+        folders[:] = [name for name in folders if name != output.name or pathlib.Path(folder, name).resolve() != output]
+        found += [pathlib.Path(folder, name) for name in names]
+        for link in (pathlib.Path(folder, name) for name in folders):
+            if link.is_symlink() and not root.resolve().is_relative_to(link.resolve()):  # that would be a loop
+                inside = [path for path in link.rglob("*") if path.is_file()]
+                unread.add("linked folder", sum(path.stat().st_size for path in inside), len(inside))
+    return sorted(found)
 
 
-def _hidden(path: pathlib.Path, root: pathlib.Path) -> bool:
-    return any(part.startswith(".") for part in path.relative_to(root).parts)
+def _has_records(path: pathlib.Path) -> bool:
+    """Return whether a JSON file is, or may be, a set of records and not a configuration."""
+    try:
+        with archives.opened(path) as file:
+            head = archives.decoded(file.read(1 << 20), path, "replace")
+        value: object = json.JSONDecoder().raw_decode(head.lstrip("[ \t\r\n"))[0]
+    except archives.DAMAGE:
+        return True  # reading it whole will find out
+    return isinstance(value, dict) and not _FIELDS.isdisjoint(typing.cast(records.Record, value))
 
 
-def _kind(path: pathlib.Path) -> str | None:
-    suffixes = [s.lower() for s in path.suffixes]
-    if suffixes and suffixes[-1] in PACKED:
-        suffixes.pop()
-    last = suffixes[-1] if suffixes else ""
-    if path.suffix.lower() == ".tgz" or last == ".tar":
-        return "tar"
-    if last in DATABASES:
-        return None if path.name == "lock.mdb" else "lmdb"
-    return "lines" if last in LINES else "text" if last in TEXT else None
-
-
-def _cut(path: pathlib.Path, part_bytes: int) -> list[Item]:
-    stat = path.stat()
-    kind = _kind(path) or "text"
-    named = path.parent.name if path.name == "data.mdb" else path.name
-    validation = named.split(".")[0].lower() in {"val", "valid", "validation"}
-    whole = Item(path, kind, stat.st_size, stat.st_mtime_ns, validation=validation)
-    if kind == "tar" or path.suffix.lower() in PACKED or stat.st_size <= 2 * part_bytes:
+def _cut(path: pathlib.Path, kind: str, part_bytes: int, *, how: str, split: str = "") -> list[Item]:
+    about = path.stat()
+    whole = Item(path, kind, about.st_size, about.st_mtime_ns, validation=split == "val", errors=how)
+    can_cut = kind not in ("tar", "zip", "json") and not archives.split_name(path.name)[2]
+    if can_cut and kind in ("text", "lines") and about.st_size > 2 * part_bytes:
+        with path.open("rb") as file:
+            head = file.read(64)
+        can_cut = archives.encoding_of(head)[0] == "utf-8" and not (kind == "lines" and head.lstrip().startswith(b"["))
+    if not can_cut or about.st_size <= 2 * part_bytes:
         return [whole]
-    cuts = [*range(0, stat.st_size - part_bytes // 2, part_bytes), stat.st_size]
+    cuts = [*range(0, about.st_size - part_bytes // 2, part_bytes), about.st_size]
     return [dataclasses.replace(whole, begin=b, end=e) for b, e in itertools.pairwise(cuts)]
 
 
-def _open(path: pathlib.Path) -> typing.BinaryIO:
-    opener = PACKED.get(path.suffix.lower())
-    return typing.cast(typing.BinaryIO, opener(path, "rb") if opener else path.open("rb"))
+def kind_of(name: str) -> str | None:
+    """Return the kind of a file that is read, by its name."""
+    _, suffix, packing = archives.split_name(pathlib.PurePath(name).name)
+    kind = KINDS.get(suffix)
+    return None if packing and kind in _UNPACKED else kind
 
 
-def _line_range(item: Item) -> collections.abc.Iterator[tuple[int, bytes]]:
-    """Yield (offset, line) of the lines that start inside the item's range."""
-    with _open(item.path) as file:
-        offset = item.begin
-        if item.begin:
-            file.seek(item.begin - 1)
-            offset = item.begin - 1 + len(file.readline())  # a line that began before belongs to the range before
-        for line in file:
-            if item.end is not None and offset >= item.end:
-                return
-            yield offset, line
-            offset += len(line)
+def suffix_of(name: str) -> str:
+    """Return a file's suffix with that of its compression."""
+    return "".join(archives.split_name(name)[1:]) or "no suffix"
 
 
-def _read_range(item: Item) -> str:
-    if item.end is None:
-        with _open(item.path) as file:
-            data = file.read()
-    else:
-        data = b"".join(line for _, line in _line_range(item))
-    return data.decode("utf-8", errors="replace")
+def hidden(path: pathlib.PurePath) -> str:
+    """Return how a file is hidden, itself (macOS's `._name`, LMDB's lock) or by a folder, or nothing."""
+    folders = [part for part in path.parts[:-1] if part.startswith(".")]
+    if folders:
+        return _GIT if _GIT in folders else "hidden folder"
+    return _HIDDEN_FILE if path.name.startswith(".") or path.name == "lock.mdb" else ""
 
 
-def _texts(text: str) -> collections.abc.Iterator[Document]:
-    if text.strip():
-        yield (Segment(text),)
+def split_of(path: pathlib.PurePath, kind: str | None) -> str:
+    """Return train, val or test where the file or a folder of it is named for that, otherwise nothing.
 
-
-def _json_lines(item: Item) -> collections.abc.Iterator[Document]:
-    for number, (offset, line) in enumerate(_line_range(item), start=1):
-        where = f"{item.path} line {number}" if not item.begin else f"{item.path} at byte {offset}"
-        if line.strip():
-            yield from (d for d in [_parsed(line, where)] if any(s.text for s in d))
-
-
-def _parsed(line: bytes, where: str) -> Document:
-    try:
-        value = json.loads(line)
-    except ValueError as e:
-        raise errors.UserError(f"{where} is not JSON: {e}") from e
-    return from_object(value, where)
-
-
-def _tar(item: Item) -> collections.abc.Iterator[Document]:
-    with tarfile.open(item.path, "r|*") as archive:
-        for member in archive:
-            if member.isfile() and (file := archive.extractfile(member)) is not None:
-                yield from _member(member.name, file.read(), f"{item.path}:{member.name}")
-
-
-def _member(name: str, data: bytes, where: str) -> collections.abc.Iterator[Document]:
-    path = pathlib.PurePath(name)
-    suffix = path.suffix.lower()
-    if suffix in PACKED:
-        plain = {".gz": gzip.decompress, ".xz": lzma.decompress, ".bz2": bz2.decompress}[suffix](data)
-        if tarfile.is_tarfile(io.BytesIO(plain)):  # OpenWebText: a tar of .xz files, each a tar of texts
-            with tarfile.open(fileobj=io.BytesIO(plain)) as inner:
-                for member in inner:
-                    if member.isfile() and (file := inner.extractfile(member)) is not None:
-                        yield from _member(member.name, file.read(), f"{where}:{member.name}")
-        else:
-            yield from _member(path.stem, plain, where)
-    elif suffix in LINES:
-        for number, line in enumerate(data.splitlines(), start=1):
-            if line.strip():
-                yield _parsed(line, f"{where} line {number}")
-    elif suffix == ".json":
-        yield _parsed(data, where)
-    elif suffix in TEXT:
-        yield from _texts(data.decode("utf-8", errors="replace"))
-
-
-def _database(item: Item) -> collections.abc.Iterator[Document]:
-    """Yield the documents of an LMDB database, or of the share of its entries that the item's bytes stand for."""
-    try:
-        lmdb: typing.Any = importlib.import_module("lmdb")
-    except ImportError as e:
-        raise errors.UserError(f"{item.path} needs the package lmdb, which is not installed: pip install lmdb") from e
-    try:
-        with (
-            lmdb.open(str(item.path), subdir=False, readonly=True, lock=False, create=False) as database,
-            database.begin(buffers=True) as reading,
-        ):
-            entries = int(reading.stat()["entries"])
-            end = item.size_bytes if item.end is None else item.end
-            first, last = (entries * at // item.size_bytes for at in (item.begin, end))
-            for key, value in itertools.islice(reading.cursor(), first, last):
-                name = bytes(key).decode("utf-8", errors="replace")
-                yield from _entry(name, bytes(value), f"{item.path} key {name!r}")
-    except lmdb.Error as e:
-        raise errors.UserError(f"{item.path} cannot be read: {e}; repair or remove the file") from e
-
-
-def _entry(name: str, data: bytes, where: str) -> collections.abc.Iterator[Document]:
-    if name.startswith("__"):  # __len__, __keys__: what common writers of such databases note about them
-        return
-    if pathlib.PurePath(name).suffix.lower() in {*TEXT, *LINES, *PACKED, ".json"}:
-        yield from _member(name, data, where)
-        return
-    try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError as e:
-        raise errors.UserError(f"{where} is neither UTF-8 text nor JSON; store the text itself, not a pickle") from e
-    if text.startswith("{"):
-        with contextlib.suppress(ValueError):
-            yield from_object(json.loads(text), where)
-            return
-    yield from _texts(text)
+    In the name of a file of records any word counts, as in Hugging Face's datasets; in another the last one.
+    """
+    words = [
+        word for word in re.split(r"[-._ 0-9]+", archives.split_name(path.name.lower())[0]) if word not in ("", "of")
+    ]
+    words = sorted(words if kind in _RECORDS else words[-1:], key=lambda word: not word.startswith("train"))
+    folders = reversed([part.lower() for part in path.parts[:-1]])
+    return next((_SPLITS[word] for word in (*words, *folders) if word in _SPLITS), "")

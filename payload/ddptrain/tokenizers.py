@@ -2,7 +2,7 @@
 
 - `byte`: the text's UTF-8 bytes, and 256 for the end of a text. Needs nothing.
 - `gpt2`: GPT-2's byte-pair encoding from the packaged vocabulary or a given file, if it has the published hash.
-- `hf`: a tokenizer saved by transformers in a local folder.
+- `hf`: a tokenizer that transformers or tokenizers saved in a local folder.
 """
 
 import array
@@ -27,6 +27,8 @@ GPT2_END = 50256
 GPT2_VOCAB = 50257
 # Of vocab.bpe as OpenAI published it with GPT-2 (modified MIT licence); tiktoken asks for the same hash.
 GPT2_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
+# Of models: GPT-2's, Llama's, Gemma's, Llama 3's, Qwen's, BERT's
+_USUAL_ENDS = ["<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "<|im_end|>", "[SEP]"]
 _PACKAGED = "gpt2-vocab.bpe.xz"
 # How GPT-2 cuts text before merging (Radford et al. 2019, section 2.2), in the form without backtracking.
 _GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
@@ -81,7 +83,7 @@ class ByteTokenizer:
 
     def encode(self, text: str) -> shards.Tokens:
         """Return a document's ids."""
-        return np.frombuffer(text.encode("utf-8", errors="replace"), dtype=np.uint8).astype(np.uint16)
+        return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.uint16)
 
 
 class Gpt2Tokenizer:
@@ -137,42 +139,52 @@ class _Known(dict[str, bytes]):
 
 
 class HfTokenizer:
-    """A tokenizer saved by transformers."""
+    """A tokenizer saved by transformers, or by tokenizers alone: then a usual name, or an id more, ends a text."""
 
     def __init__(self, folder: pathlib.Path) -> None:
-        transformers = need_transformers("--tokenizer-local-dir")
-        if not folder.is_dir():
+        if not folder.exists():
             raise errors.UserError(f"--tokenizer-local-dir {folder}: no such folder; copy a saved tokenizer there")
+        file = folder / "tokenizer.json" if folder.is_dir() else folder
+        is_alone = file.is_file() and not (file.parent / "tokenizer_config.json").is_file()
+        flag = "--tokenizer-local-dir"
+        library = errors.need("tokenizers", flag) if is_alone else need_transformers(flag)
         try:
-            self.core: typing.Any = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-        except (OSError, ValueError, KeyError) as e:
-            text = f"--tokenizer-local-dir {folder} holds no tokenizer: {str(e).splitlines()[0]}"
-            raise errors.UserError(text) from e
-        end = self.core.eos_token_id
+            if is_alone:
+                self._core: typing.Any = library.Tokenizer.from_file(str(file))
+            else:
+                self._core = library.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        except Exception as e:  # tokenizers raises nothing narrower
+            raise errors.UserError(f"{flag} {folder} holds no tokenizer: {str(e).partition(chr(10))[0]}") from e
+        size = self._core.get_vocab_size() if is_alone else len(self._core)
+        known = (self._core.token_to_id(name) for name in _USUAL_ENDS)
+        end = next((found for found in known if found is not None), size) if is_alone else self._core.eos_token_id
         if end is None:
             text = f"the tokenizer in {folder} has no end-of-text token; set eos_token in its configuration"
             raise errors.UserError(text)
         digest = hashlib.sha256()
-        for path in sorted(folder.iterdir()):
+        for path in sorted(folder.iterdir()) if folder.is_dir() else [folder]:
             if path.is_file() and path.suffix in {".json", ".txt", ".model", ".bpe", ".jinja"}:
                 digest.update(path.name.encode() + b"\0" + path.read_bytes())
-        self.identity = Identity("hf", len(self.core), int(end), digest.hexdigest())
+        self.identity = Identity("hf", max(size, end + 1), int(end), digest.hexdigest())
 
     def encode(self, text: str) -> shards.Tokens:
         """Return a document's ids."""
-        return np.array(self.core.encode(text, add_special_tokens=False), dtype=np.uint32)
+        found = self._core.encode(text, add_special_tokens=False)
+        return np.array(getattr(found, "ids", found), dtype=np.uint32)
+
+    def save(self, folder: pathlib.Path) -> None:
+        """Save it in a folder, as the library that loaded it does."""
+        if hasattr(self._core, "save_pretrained"):
+            self._core.save_pretrained(str(folder))
+        else:
+            self._core.save(str(folder / "tokenizer.json"))
 
 
 def need_transformers(flag: str) -> typing.Any:
     """Return the transformers module, made to stay offline. Raises UserError naming the flag that needs it."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    try:
-        import transformers  # pyright: ignore[reportMissingImports] - an optional extra
-    except ImportError as e:
-        text = f"{flag} needs the package transformers, which is not installed: pip install transformers"
-        raise errors.UserError(text) from e
-    return transformers
+    return errors.need("transformers", flag)
 
 
 def make(

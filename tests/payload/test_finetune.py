@@ -9,7 +9,7 @@ import pytest
 import ranks
 import torch
 
-from ddptrain import checkpoint, config, finetune, prepare
+from ddptrain import checkpoint, config, errors, finetune, prepare
 from ddptrain import tokenizers as payload_tokenizers
 
 tokenizers = pytest.importorskip("tokenizers", reason="the optional extra transformers is not installed")
@@ -156,3 +156,25 @@ def test_gpt2_tokens_go_to_a_model_with_gpt2s_own_vocabulary(
         data=tmp_path / "d", run_dir=tmp_path / "run", model_local_dir=model_dir, tokenizer_local_dir=tmp_path / "gpt2"
     )
     assert finetune.prepare_data(asked) == tmp_path / "d"
+
+
+@pytest.mark.parametrize("end", ["<|endoftext|>", "<odd>"])
+def test_what_tokenizers_alone_saved_is_read(end: str, text_dir: pathlib.Path, tmp_path: pathlib.Path):
+    core = tokenizers.Tokenizer(tokenizers.models.WordLevel({"the": 0, "?": 1, end: 2}, unk_token="?"))
+    core.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    core.save(str(tmp_path / "tokenizer.json"))
+    for saved in (tmp_path, tmp_path / "tokenizer.json"):
+        mine = payload_tokenizers.HfTokenizer(saved)
+        assert mine.encode("the cat").tolist() == [0, 1]
+        assert (mine.identity.eot_id, mine.identity.vocab) == ((2, 3) if end == "<|endoftext|>" else (3, 4))
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(errors.UserError, match="holds no tokenizer"):
+        payload_tokenizers.HfTokenizer(tmp_path)
+
+
+def test_a_set_without_the_assistants_role_is_refused_before_training(model_dir: pathlib.Path, tmp_path: pathlib.Path):
+    said = [{"role": "user", "content": "a"}, {"role": "bot", "content": "b"}]
+    (tmp_path / "chat.jsonl").write_text(f"{json.dumps({'messages': said})}\n" * 20)
+    asked = config.Config(data=tmp_path / "chat.jsonl", run_dir=tmp_path / "run", model_local_dir=model_dir)
+    with pytest.raises(errors.UserError, match=r"20 of 20 conversations have no message .* roles found: bot, user"):
+        finetune.prepare_data(asked)

@@ -189,6 +189,7 @@ Workload = typing.Annotated[
     _checked_path,
 ]
 Source = typing.Annotated[str, _path("python-stdlib"), _checked_path]
+Tokenizer = typing.Annotated[str, _path("auto", "byte", "gpt2"), _checked_path]
 Dataset = typing.Annotated[
     str,
     matches(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,63}}|{_PATH}", 1024, f"a dataset's name or {_PATH_RULE}"),

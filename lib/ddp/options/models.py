@@ -129,7 +129,8 @@ class PrepareDataset(Resources):
 
     source: fields.Source = "python-stdlib"
     name: fields.ShortName | None = None
-    tokenizer: typing.Annotated[str, among("auto", "byte", "gpt2")] = "auto"
+    tokenizer: fields.Tokenizer = "auto"
+    errors: typing.Annotated[str, among("strict", "replace")] = "strict"
     elements: typing.Annotated[int, between(1, 1000)] | None = None
     parallel: typing.Annotated[int, between(1, 1000)] | None = None
     wait: bool = True

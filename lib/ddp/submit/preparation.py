@@ -43,8 +43,9 @@ class _Work:
 
     def texts(self, environment: folders.Manifest) -> dict[str, str]:
         """Render the run's files: with several elements `parts.sbatch`, an array, and `job.sbatch`, which ends it."""
-        given = ("--source", self.params.source, "--output", self.output, "--tokenizer", self.params.tokenizer)
-        prepare = ("ddptrain", "prepare", *given)
+        flag = "--tokenizer-local-dir" if self.params.tokenizer.startswith("/") else "--tokenizer"
+        given = ("--source", self.params.source, "--output", self.output, flag, self.params.tokenizer)
+        prepare = ("ddptrain", "prepare", *given, "--errors", self.params.errors)
         check = ("ddptrain", "inspect", "--json", self.output)
         about = (self.settings, self.request, self.params, environment)
         render = functools.partial(scripts.preparation, *about, run=self.run, dataset=self.dataset)
@@ -65,6 +66,8 @@ def prepare_dataset(
     name = params.name or checks.label(params.source.rstrip("/"))
     if params.source != DEFAULT_DATASET:
         checks.check_inside(settings, "source", params.source, kinds=("file", "folder"))
+    if params.tokenizer.startswith("/"):
+        checks.check_inside(settings, "tokenizer", params.tokenizer, kinds=("file", "folder"))
     request = resources.preparation(params, partitions)
     control.claim(settings, f"{control.PREPARATION}{name}")
     control.refuse_if_active(settings, f"{control.PREPARATION}{name}")
@@ -168,7 +171,7 @@ def _describe(settings: Settings, submitted: control.Submitted) -> Results:
         found = folders.call(settings, operations.read_json, path=f"{submitted.folder}/inspection.json")
     except folders.WorkspaceError:
         return {}
-    facts = {name: found.get(name) for name in ("tokenizer", "vocabulary", "fingerprint", "begins")}
+    facts = {name: found.get(name) for name in ("tokenizer", "vocabulary", "fingerprint", "begins", "not-read")}
     results = {name: control.printable(str(value))[:200] for name, value in facts.items() if value}
     totals: object = found.get("totals")
     if isinstance(totals, dict):

@@ -159,7 +159,7 @@ def measure_source(path: str, part_bytes: int) -> Json:
         with contextlib.suppress(OSError):
             about = file.lstat()
             if stat.S_ISREG(about.st_mode):
-                packed = file.suffix.lower() in (".tar", ".tgz", ".gz", ".xz", ".bz2")
+                packed = file.suffix.lower() in (".tar", ".tgz", ".gz", ".xz", ".bz2", ".zst", ".zip", ".json")
                 total += about.st_size
                 parts += 1 if packed else -(-about.st_size // part_bytes)
     return {"bytes": total, "parts": parts}

@@ -33,18 +33,21 @@ def finish(job: Job) -> None:
             "totals": {"train": "90 tokens, 9 documents"},
             "shards": [{}, {}],
             "damage": [],
+            "not-read": ".csv 2 (7 bytes)",
         }
         (job.script.parent / "inspection.json").write_text(json.dumps(found))
 
 
 def test_little_text_is_one_job(ready: Trainer, raw: pathlib.Path, cluster: Cluster):
     cluster.submitted = finish
-    results = ready.run("prepare-dataset", source=str(raw))
+    results = ready.run("prepare-dataset", source=str(raw), tokenizer=str(raw), errors="replace")
     (job,) = cluster.jobs
     assert "--array" not in job.text
     assert "--dependency" not in job.text
     prepares, checks = job.commands()
     assert f"ddptrain prepare --source {raw}" in prepares
+    assert prepares.endswith(f" --tokenizer-local-dir {raw} --errors replace")
+    assert results["not-read"] == ".csv 2 (7 bytes)"
     assert "ddptrain inspect --json" in checks
     assert results["train"] == "90 tokens, 9 documents"
     assert (results["shards"], results["verified"], results["vocabulary"]) == ("2", "every byte", "257")

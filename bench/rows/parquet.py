@@ -1,0 +1,22 @@
+"""Megabytes of text per second out of a Parquet file, against pyarrow alone."""
+
+# pyright: basic, reportPrivateImportUsage=false, reportMissingImports=false
+import pathlib
+
+import pyarrow
+import pyarrow.parquet
+
+from bench import data, row
+from ddptrain import reading, sources
+
+
+def run(scratch: pathlib.Path) -> list[row.Row]:
+    """Measure reading all documents, in turns."""
+    documents, path = data.corpus(80_000_000), scratch / "train.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"text": documents}), path)
+    (item,), unread = sources.find([str(path)], 1 << 40, "strict", scratch)
+    read = [lambda: list(reading.documents(item, unread)), lambda: pyarrow.parquet.read_table(path).to_pylist()]
+    taken = row.alternate(read, 5)
+    ours, peer = (sum(map(len, documents)) / row.median(laps.wall_s) / 1e6 for laps in taken)
+    note = taken[0].beside(taken[1])
+    return [row.Row("reading Parquet", ours, peer, "MB/s", "pyarrow: read_table, to_pylist", note=note)]

@@ -1,0 +1,134 @@
+"""Records and rows of tables to documents: their text, and which of it a model learns."""
+
+import collections.abc
+import dataclasses
+import json
+import pathlib
+import re
+import typing
+
+from ddptrain import errors
+
+COLUMNS = ("messages", "conversations", "system", "prompt", "completion", "instruction", "input", "output", "text")
+SHAPES = '"text", "prompt" and "completion", "messages", "conversations", or "instruction" and "output"'
+ASSISTANT = "assistant"
+_ROLES = {"human": "user", "gpt": ASSISTANT}  # ShareGPT's names
+_SURROGATE = re.compile("[\ud800-\udfff]")
+# An Arrow stream ends with these, a file of the same batches with its magic: Arrow's columnar format, "IPC".
+_ARROW_MAGIC, _ARROW_ENDS = b"ARROW1", (b"\xff\xff\xff\xff\0\0\0\0", b"ARROW1")
+
+Record = dict[str, typing.Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """Text of a document, without surrogates; `learned` is false for what a model reads but need not produce."""
+
+    text: str
+    learned: bool = True
+    role: str = ""  # of the message whose content this is
+
+    def __post_init__(self) -> None:
+        if not self.text.isascii():
+            object.__setattr__(self, "text", _SURROGATE.sub("\ufffd", self.text))
+
+
+Document = tuple[Segment, ...]
+
+
+def parse(data: bytes, where: str, how: str = "strict") -> object:
+    """Return the value of JSON text in UTF-8. Raises UserError with `where`."""
+    try:
+        return json.loads(data.decode("utf-8-sig", how))
+    except (ValueError, RecursionError) as e:
+        raise errors.UserError(f"{where} is not JSON: {e}") from e
+
+
+def from_object(value: object, where: str) -> Document:
+    """Return the document in one JSON object or row, in any of the shapes. Raises UserError with `where`."""
+    record = typing.cast(Record, value) if isinstance(value, dict) else {}
+    for messages in (record.get("messages"), record.get("conversations")):
+        if isinstance(messages, list):
+            return _chat(record, typing.cast(list[object], messages), where)
+    match record:
+        case {"prompt": str(prompt), "completion": str(completion)}:
+            return (Segment(prompt, learned=False), Segment(completion))
+        case {"instruction": str(instruction), "output": str(output)}:  # Alpaca's; its "text" repeats them
+            more: object = record.get("input")
+            asked = f"{instruction}\n{more}" if isinstance(more, str) and more else instruction
+            turns: list[object] = [{"from": "human", "value": asked}, {"from": "gpt", "value": output}]
+            return _chat(record, turns, where)
+        case {"text": str(text)}:
+            return (Segment(text),)
+        case _:
+            raise errors.UserError(f"{where}: expected an object with {SHAPES}")
+
+
+def _chat(record: Record, messages: list[object], where: str) -> Document:
+    if isinstance(system := record.get("system"), str) and system:
+        messages = [{"role": "system", "content": system}, *messages]
+    return tuple(segment for message in messages for segment in _message(message, where))
+
+
+def _message(message: object, where: str) -> tuple[Segment, Segment]:
+    match message:
+        case {"role": str(role), "content": str(content)} | {"from": str(role), "value": str(content)}:
+            role, weight = _ROLES.get(role, role), typing.cast(Record, message).get("weight")
+        case _:
+            raise errors.UserError(f'{where}: each message needs "role" and "content", or "from" and "value", as text')
+    if weight not in (None, 0, 1):
+        raise errors.UserError(f'{where}: the "weight" of a message is 0 or 1, not {weight!r}')
+    learned = role == ASSISTANT and weight != 0
+    return Segment(f"<{role}>\n", learned=False), Segment(f"{content}\n", learned, role)
+
+
+def from_table(
+    path: pathlib.Path, kind: str, share: collections.abc.Callable[[int], tuple[int, int]]
+) -> collections.abc.Iterator[Document]:
+    """Yield the documents of a Parquet or Arrow file, of the row groups or batches in a share of it.
+
+    `share` returns the first and the last of as many as it is given, the last excluded. Raises UserError, ValueError or
+    OSError.
+    """
+    pyarrow = errors.need("pyarrow", path)
+    try:
+        for row, batch in (_parquet if kind == "parquet" else _arrow)(path, share):
+            for number, values in enumerate(batch.to_pylist(), start=row):
+                held = {name: value for name, value in values.items() if value is not None}
+                yield from_object(held, f"{path} row {number}")
+    except pyarrow.ArrowException as e:
+        raise ValueError(str(e)) from e
+
+
+def _parquet(path: pathlib.Path, share: typing.Any) -> collections.abc.Iterator[tuple[int, typing.Any]]:
+    parquet = errors.need("pyarrow.parquet", path)
+    with parquet.ParquetFile(path, page_checksum_verification=True) as file:
+        columns = _columns(path, file.schema_arrow.names)
+        first, last = share(file.num_row_groups)
+        row = sum(file.metadata.row_group(group).num_rows for group in range(first))
+        for batch in file.iter_batches(1024, row_groups=range(first, last), columns=columns):
+            yield row, batch
+            row += batch.num_rows
+
+
+def _arrow(path: pathlib.Path, share: typing.Any) -> collections.abc.Iterator[tuple[int, typing.Any]]:
+    pyarrow = errors.need("pyarrow", path)
+    with pyarrow.memory_map(str(path)) as file:
+        file.seek(max(0, file.size() - 8))
+        if not file.read().endswith(_ARROW_ENDS):
+            raise EOFError("it ends too early")
+        file.seek(0)
+        file.seek(8 if file.read(len(_ARROW_MAGIC)) == _ARROW_MAGIC else 0)
+        stream, row, at = pyarrow.ipc.open_stream(file), 0, file.tell()
+        columns, (begin, end) = _columns(path, stream.schema.names), share(file.size())
+        for batch in stream:
+            if begin <= at < end:
+                batch.validate(full=True)
+                yield row, batch.select(columns)
+            row, at = row + batch.num_rows, file.tell()
+
+
+def _columns(path: pathlib.Path, names: list[str]) -> list[str]:
+    if found := [name for name in names if name in COLUMNS]:
+        return found
+    raise errors.UserError(f"{path} has the columns {', '.join(names) or 'none'}; it needs {SHAPES}: rename them")
