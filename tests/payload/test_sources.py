@@ -109,7 +109,8 @@ def test_archives_are_read_to_their_end_and_no_further(name: str, tmp_path: path
 
 def oracle(data: bytes) -> str | None:
     """Return the text in bytes, or nothing if they are no text."""
-    for mark, name in [(b"\xff\xfe\0\0", "utf-32"), (b"\0\0\xfe\xff", "utf-32"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"), (b"", "utf-8-sig")]:  # fmt: skip
+    marks = {b"\xff\xfe\0\0": "utf-32", b"\0\0\xfe\xff": "utf-32", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
+    for mark, name in {**marks, b"": "utf-8-sig"}.items():
         if data.startswith(mark):
             try:
                 text = data.decode(name)
