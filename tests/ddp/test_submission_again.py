@@ -101,12 +101,14 @@ def test_a_job_that_slurm_accepted_before_a_write_failed_is_found(
         ("prepare-dataset", {"wait": False}, "prepare-python-stdlib"),
     ],
 )
-@pytest.mark.parametrize("answer", ["banner", "noise", "timeout"])
+@pytest.mark.parametrize("answer", ["banner", "digits", "noise", "replaced", "timeout"])
 def test_whatever_sbatch_answers_an_accepted_job_is_known(
     settings: Settings, cluster: Cluster, pip: Pip, verb: str, params: dict[str, object], name: str, answer: str
 ):
     answers = {
         "banner": lambda job: Completed(0, f"Welcome to the cluster\n{job.job_id};west\nbye\n", ""),
+        "digits": lambda job: Completed(0, f"2026\n{job.job_id}\n", ""),
+        "replaced": lambda job: setattr(job, "comment", "the site's own") or Completed(0, "Welcome\n", ""),
         "noise": lambda job: Completed(0, "Welcome to the cluster\n", ""),
         "timeout": lambda job: Completed(
             1, "", "sbatch: error: Batch job submission failed: Socket timed out on send/recv"
