@@ -1,8 +1,10 @@
 """Accounts, QOS, reservations, nodes by name, other jobs, and the forms of the time limit."""
 
+import contextlib
+
 import pytest
 from cluster import Cluster
-from harness import Trainer
+from harness import ActionFailedError, Trainer
 from node_reports import answering, healthy
 from resource_requests import node, partition, refusal, training
 
@@ -23,6 +25,18 @@ def test_slurm_decides_on_accounts_qos_and_reservations_before_anything_is_writt
     assert ready.fails(action, **given) == f"account: Slurm rejects the job: {cluster.refusal}"
     assert ready.files() == before
     assert not cluster.changes
+
+
+@pytest.mark.parametrize("action", ["submit-sweep", "prepare-dataset", "benchmark-collectives", "doctor"])
+def test_every_job_carries_the_person_s_account_and_options(ready: Trainer, cluster: Cluster, action: str):
+    given = {"account": "chem", "qos": "gold", "sbatch": "--nice=5"} | ({"grid": "lr=1"} if "sweep" in action else {})
+    cluster.submit_refusal = "stop"
+    answering(cluster, healthy("slurmd-0", ("slurmd-0", "slurmd-1")))
+    with contextlib.suppress(ActionFailedError):
+        ready.run(action, **given)
+    asked = [*cluster.judged, *(" ".join(call) for call in cluster.calls if call[0] == "srun")]
+    assert asked
+    assert all({"--account=chem", "--qos=gold", "--nice=5"} <= {*text.split()} for text in asked)
 
 
 MAINTENANCE = "MAINT,SPEC_NODES"
