@@ -211,12 +211,13 @@ class Cluster:
                 raise AssertionError(f"scontrol {arguments} is not known")
 
     def _sbatch(self, arguments: tuple[str, ...], stdin: str | None) -> Completed:
-        if self.refusal:
-            return Completed(1, "", self.refusal)
         if arguments == ("--test-only",):
             assert stdin is not None
             assert stdin.startswith("#!/bin/bash\n")
             self.judged.append(stdin)
+        if self.refusal:
+            return Completed(1, "", self.refusal)
+        if arguments == ("--test-only",):
             return Completed(
                 0,
                 "",
@@ -252,8 +253,8 @@ class Cluster:
                 found = [job for job in self.jobs if job.job_id == int(number) and not self.forgets]
                 return Completed(0, found[0].line(), "") if found else Completed(1, "", UNKNOWN_JOB)
             case ("-h", "-a", "-j", number, "-O", "State:|,Reason:|"):
-                known = [job for job in self.jobs if job.job_id == int(number)]
-                return Completed(0, "".join(f"{job.states[0][0]}|{job.reason or 'Resources'}|\n" for job in known), "")
+                job = self.job(int(number))
+                return Completed(0, f"{job.states[0][0]}|{job.reason or 'Resources'}|\n", "")
             case ("-h", "-a", "-t", "all", "-u", self.user, "-n", name, "-O", form) if form.endswith("Comment:|"):
                 known = [job for job in self.jobs if job.name == name]
                 lines = (

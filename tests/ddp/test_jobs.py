@@ -3,7 +3,7 @@
 import pytest
 from slurm_commands import ASKED, Commands, node, partition
 
-from ddp.slurm import jobs, policy, submissions
+from ddp.slurm import jobs, submissions
 from slurm_ddp.run import CommandError, CommandTimeout
 
 # Captured from 24.11.5.
@@ -20,19 +20,6 @@ def partitions(commands: Commands, partition_text: str, node_text: str) -> tuple
     commands.expect("/usr/bin/scontrol", "-a", "show", "nodes", "-o", stdout=node_text)
     commands.expect("/usr/bin/scontrol", "show", "config", stdout="MaxArraySize = 1001\n")
     return jobs.partitions()
-
-
-def test_partitions_with_their_nodes(commands: Commands):
-    text = node("slurmd-10", gres="gpu:mock_gpu:1(S:0)") + node("slurmd-9", kept=1024, partitions="slurmd,big")
-    found = partitions(
-        commands, partition() + partition("big", default="NO", most="1-00:00:00", usual="01:00:00"), text
-    )
-    nine = jobs.Capacity("slurmd-9", 2, 6976, 0, "IDLE", True)
-    ten = jobs.Capacity("slurmd-10", 2, 8000, 1, "IDLE", True, models=frozenset({"mock_gpu"}))
-    assert found == (
-        jobs.Partition("slurmd", True, True, None, None, (ten, nine), "OFF", policy.Limits(max_array_size=1001)),
-        jobs.Partition("big", False, True, 86400, 3600, (nine,), "OFF", policy.Limits(max_array_size=1001)),
-    )
 
 
 @pytest.mark.parametrize(
@@ -180,22 +167,6 @@ def test_a_command_that_hangs_or_is_missing_may_come_back(commands: Commands):
         jobs.NotAnsweringError, match=r"^Slurm's client is not installed: squeue: No such file or directory$"
     ):
         jobs.job(9, user="ddp")
-
-
-def test_submitting(commands: Commands):
-    commands.expect("/usr/bin/sbatch", "--parsable", "/x/job.sbatch", stdout="12\n")
-    assert submissions.submit("/x/job.sbatch") == 12
-    commands.expect("/usr/bin/sbatch", "--parsable", "/x/job.sbatch", stdout="13;west\n")
-    assert submissions.submit("/x/job.sbatch") == 13
-
-
-def test_the_verdict_on_a_script(commands: Commands):
-    message = (
-        "sbatch: Job 3 to start at 2026-11-20T18:48:42 using 2 processors on nodes slurmd-[0-1] in partition slurmd\n"
-    )
-    commands.expect("/usr/bin/sbatch", "--test-only", stderr=message)
-    assert submissions.judge("#!/bin/bash\n") == message.removeprefix("sbatch: ").strip()
-    assert commands.stdin == ["#!/bin/bash\n"]
 
 
 @pytest.mark.parametrize(

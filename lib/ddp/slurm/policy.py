@@ -8,6 +8,7 @@ import os
 import pwd
 
 _LISTS = ("AllowGroups", "AllowAccounts", "DenyAccounts", "AllowQos", "DenyQos")
+_OPTIONS = {"Groups": "partition", "Accounts": "account", "Qos": "qos"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,25 +44,21 @@ def read(partition: collections.abc.Mapping[str, str], cluster: collections.abc.
 
 def refusal(limits: Limits, *, account: str | None, qos: str | None) -> tuple[str, str] | None:
     """Return the option and the list that keep this process's user out of the partition; None if none does."""
-    asked = (("account", "Accounts", {account}), ("qos", "Qos", {qos}), ("partition", "Groups", _groups()))
-    for option, kind, mine in asked:
-        if names := {name.lower() for name in mine if name}:
-            allowed, denied = limits.lists.get(f"Allow{kind}"), limits.lists.get(f"Deny{kind}", ())
-            if allowed is not None and names.isdisjoint(map(str.lower, allowed)):
-                return option, f"Allow{kind}={','.join(allowed)}"
-            if not names.isdisjoint(map(str.lower, denied)):
-                return option, f"Deny{kind}={','.join(denied)}"
+    for name, listed in limits.lists.items():
+        option = _OPTIONS[name.removeprefix("Allow").removeprefix("Deny")]
+        mine = _groups() if option == "partition" else {account if option == "account" else qos}
+        names = {one.lower() for one in mine if one}
+        if names and names.isdisjoint(map(str.lower, listed)) == name.startswith("Allow"):
+            return option, f"{name}={','.join(listed)}"
     return None
 
 
 def _groups() -> set[str | None]:
     """List the groups of the user, as slurmctld looks them up; of an unknown user none."""
     found: set[str | None] = set()
-    with contextlib.suppress(KeyError):
+    with contextlib.suppress(KeyError):  # a group without a name
         about = pwd.getpwuid(os.geteuid())
-        for gid in os.getgrouplist(about.pw_name, about.pw_gid):
-            with contextlib.suppress(KeyError):
-                found.add(grp.getgrgid(gid).gr_name)
+        found |= {grp.getgrgid(gid).gr_name for gid in os.getgrouplist(about.pw_name, about.pw_gid)}
     return found
 
 

@@ -1,9 +1,12 @@
 """A script becomes a job: its id, and why the job waits."""
 
 import contextlib
+import pathlib
 import re
 import time
+import typing
 
+from ddp import backports
 from ddp.slurm import jobs
 from slurm_ddp.slurm import commands
 
@@ -12,24 +15,10 @@ _SQUEUE = commands.find("squeue")
 _ID = re.compile(r"^\s*(\d+)(?:;\S+)?\s*$", re.MULTILINE)  # a federation adds the cluster's name
 _MARK = re.compile(r"\bddp:[0-9a-f]{16}\b")
 _LOOKS, _PAUSE_S = 5, 0.5  # slurmctld evaluates a new job within batch_sched_delay, 3 s (slurm.conf(5))
-# Reasons that only another request ends, and the option that each points to: slurm.schedmd.com/job_reason_codes.html,
-# and part_policy_valid_acct() and part_policy_valid_qos() in slurmctld of 22.05, whose reasons are sentences
-FINAL = {
-    "PartitionNodeLimit": "nodes",
-    "PartitionTimeLimit": "time-limit",
-    "PartitionConfig": "partition",  # slurmctld's first word for each limit of a partition
-    "MaxMemPerLimit": "memory",
-    "BadConstraints": "constraint",
-    "AccountNotAllowed": "account",
-    "InvalidAccount": "account",
-    "Job's account": "account",
-    "InvalidQOS": "qos",
-    "QOSNotAllowed": "qos",
-    "Job's QOS": "qos",
-}
-_OF_ONE_JOB = re.compile(r"(?:Assoc|QOS)(?:Max\w*Per(?:Job|Node)|Min)")
-_OF_ONE_USER = re.compile(r"AssocMaxJobs|QOSMax\w*PerUser")  # final for a user without other jobs
-_SHARED = re.compile(r"(?:Assoc|QOS)Grp|Max\w+PerAccount")
+_TABLE = pathlib.Path(__file__).with_name("reasons.toml").read_text()
+_KNOWN = typing.cast("dict[str, dict[str, str]]", backports.parse_toml(_TABLE))
+FINAL = _KNOWN["final"]
+_OF_ONE_JOB, _OF_ONE_USER, _SHARED = (re.compile(_KNOWN["limits"][name]) for name in ("job", "user", "shared"))
 
 
 def judge(script: str) -> str:
@@ -72,25 +61,20 @@ def explain_wait(job_id: int, *, user: str) -> tuple[str, bool]:
 
     slurmctld takes a moment to evaluate a job: the answer may take two seconds.
     """
-    for _ in range(_LOOKS):
-        with contextlib.suppress(jobs.SlurmError):
+    with contextlib.suppress(jobs.SlurmError):
+        for _ in range(_LOOKS):
             line = jobs.ask(_SQUEUE, "-h", "-a", "-j", str(job_id), "-O", "State:|,Reason:|", timeout=10)
             state, reason, *_ = (*line.partition("\n")[0].split("|"), "", "")
-            if state == "PENDING" and is_limit(reason):
-                return reason, _is_final(reason, user)
             if state != "PENDING" or reason not in ("None", ""):
-                break
-        time.sleep(_PAUSE_S)
+                return _limit(reason, user) if state == "PENDING" else ("", False)
+            time.sleep(_PAUSE_S)
     return "", False
 
 
-def is_limit(reason: str) -> bool:
-    """Return whether a job with this reason waits for a limit, not for its turn."""
-    return reason.startswith(tuple(FINAL)) or any(found.match(reason) for found in (_OF_ONE_JOB, _OF_ONE_USER, _SHARED))
-
-
-def _is_final(reason: str, user: str) -> bool:
+def _limit(reason: str, user: str) -> tuple[str, bool]:
+    """Return the reason if it is a limit, and whether that is final."""
+    if reason.startswith(tuple(FINAL)) or _OF_ONE_JOB.match(reason):
+        return reason, True
     if _OF_ONE_USER.match(reason):
-        known = jobs.jobs(user=user)
-        return not any(one.is_active and one.state != "PENDING" for one in known)
-    return not _SHARED.match(reason)
+        return reason, all(one.state == "PENDING" for one in jobs.jobs(user=user) if one.is_active)
+    return (reason, False) if _SHARED.match(reason) else ("", False)
