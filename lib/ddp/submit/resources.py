@@ -148,18 +148,15 @@ def _amounts(
     cpus = params.cpus_per_task or min(share, most_cpus)
     if per_cpu_mb and not params.cpus_per_task:
         cpus = max(1, min(cpus, min(least_mb, most.max_memory_mb or least_mb) // per_cpu_mb))
-    tasks = (gpus or params.ranks or 1) if params.launcher == "srun" else 1
-    granted = max(1, cpus // tasks) * tasks  # Slurm gives each task the same number
-    _check("launcher", granted, min(most_cpus, *(n.cpus for n in nodes)), f"cores of a node, for {tasks} tasks")
     if not per_cpu_mb:
         share = min(n.memory_mb if whole else _memory(n, cpus, gpus) for n in nodes)
-        return cpus, bounded_mb(params.memory, share, granted, most), 0
+        return cpus, bounded_mb(params.memory, share, cpus, most), 0
     if params.memory is not None:
         raise ParameterError("mem-per-cpu", "omit one of memory and mem-per-cpu")
     _check("mem-per-cpu", per_cpu_mb, most.max_memory_per_cpu_mb, "MaxMemPerCPU", "M")
-    _check("mem-per-cpu", per_cpu_mb * granted, most.max_memory_mb, f"MaxMemPerNode, for {granted} cores", "M")
-    _check("mem-per-cpu", per_cpu_mb * granted, least_mb, f"memory of a node, for {granted} cores", "M")
-    return cpus, per_cpu_mb * granted, per_cpu_mb
+    _check("mem-per-cpu", per_cpu_mb * cpus, most.max_memory_mb, f"MaxMemPerNode, for {cpus} cores", "M")
+    _check("mem-per-cpu", per_cpu_mb * cpus, least_mb, f"memory of a node, for {cpus} cores", "M")
+    return cpus, per_cpu_mb * cpus, per_cpu_mb
 
 
 def _check(name: str, amount: int, limit: int | None, what: str, unit: str = "") -> None:

@@ -30,7 +30,6 @@ OPTIONS: dict[str, st.SearchStrategy[typing.Any]] = {
     "memory": st.just("site") | st.integers(256, 600000).map(str),
     "mem_per_cpu": st.integers(50, 9000).map(str),
     "exclusive": st.booleans(),
-    "launcher": st.sampled_from(["torchrun", "srun"]),
 }
 
 
@@ -46,9 +45,8 @@ def test_a_request_is_within_every_limit_or_refused_by_the_option(
         assert e.name.replace("-", "_") in asked
     most = (limits.max_nodes, limits.max_cpus_per_node, limits.max_memory_mb, limits.max_memory_per_cpu_mb)
     for one in found:
-        tasks = one.ranks_per_node if asked.get("launcher") == "srun" and one is not found[0] else 1
-        cpus = max(1, one.cpus_per_task // tasks) * tasks
-        amounts = (one.num_nodes, cpus, one.memory_mb, one.memory_per_cpu_mb or -(-one.memory_mb // cpus))
+        cpus, per_cpu = one.cpus_per_task, one.memory_per_cpu_mb or -(-one.memory_mb // one.cpus_per_task)
+        amounts = (one.num_nodes, cpus, one.memory_mb, per_cpu)
         assert all(limit is None or amount <= limit for amount, limit in zip(amounts, most, strict=True))
         able = (n.gpus >= one.gpus_per_node and n.cpus >= cpus and n.memory_mb >= one.memory_mb for n in nodes)
         assert sum(able) >= one.num_nodes, "nodes that can hold it"
