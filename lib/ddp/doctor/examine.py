@@ -55,7 +55,7 @@ def gather(settings: Settings, params: models.Doctor, partitions: tuple[jobs.Par
     left_out = {name: why for name in asked if (why := _unfit(known.get(name), is_usable=name in usable))}
     fit = [name for name in asked if name not in left_out]
     if most := partition.limits.max_nodes:
-        left_out |= dict.fromkeys(fit[most:], f"MaxNodes of {partition.name} is {most}; name it in another call")
+        left_out |= dict.fromkeys(fit[most:], f"MaxNodes of partition {partition.name} is {most}")
         fit = fit[:most]
     contents = folders.look(settings)
     installed = environments.installed(settings, contents)

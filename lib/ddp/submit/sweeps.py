@@ -28,7 +28,7 @@ def submit_sweep(settings: Settings, params: models.SubmitSweep, log: Log) -> An
     for taken in (name, f"{name}-0"):
         if folders.locate(settings, str(settings.runs / taken)).kind != "absent":
             raise ParameterError("name", f"{settings.runs / taken} exists already; choose another name")
-    resources.check_array("grid" if params.file is None else "file", sweep.size, checks.partitions())
+    resources.check_array("grid", sweep.size, checks.partitions())
     checked = training.check(settings, params, run=name, sweep=sweep, choices=choices)
     lines = [json.dumps(choice, sort_keys=True) for choice in choices]
     if params.dry_run:
