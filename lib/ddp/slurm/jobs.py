@@ -88,7 +88,7 @@ class Partition:
     default_time_s: int | None  # None: NONE, then the maximum counts
     nodes: tuple[Capacity, ...]
     preempt_mode: str = ""  # its own, or the cluster's where it has none
-    limits: policy.Limits = policy.UNLIMITED
+    limits: policy.Limits = dataclasses.field(default_factory=policy.Limits)
 
     @property
     def usable(self) -> tuple[Capacity, ...]:

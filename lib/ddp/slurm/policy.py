@@ -24,9 +24,6 @@ class Limits:
     lists: collections.abc.Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict[str, tuple[str, ...]])
 
 
-UNLIMITED = Limits()
-
-
 def read(partition: collections.abc.Mapping[str, str], cluster: collections.abc.Mapping[str, str]) -> Limits:
     """Read a partition as `scontrol show partition` prints it; its limits of memory replace the cluster's."""
     memory = ("MaxMemPerNode", "MaxMemPerCPU")

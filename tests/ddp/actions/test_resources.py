@@ -193,17 +193,7 @@ def shown(record: str = "") -> policy.Limits:
     return policy.read(dict(word.split("=") for word in text.split()), {"MaxMemPerCPU": "2000", "MaxArraySize": "10"})
 
 
-@pytest.mark.parametrize(
-    ("record", "given", "line"),
-    [
-        ("", {"nodes": 3}, "nodes: 3 exceeds the limit of 2 (MaxNodes)"),
-        ("", {"memory": "9000"}, "memory: 9000M exceeds the limit of 8000M (MaxMemPerCPU, for 4 cores)"),
-        ("", {"mem_per_cpu": "1G", "memory": "4G"}, "mem-per-cpu: omit one of memory and mem-per-cpu"),
-        ("AllowGroups=x-y", {}, "partition: partition main does not take your groups: AllowGroups=x-y"),
-        ("AllowQos=a,b", {"qos": "c"}, "qos: partition main does not take c: AllowQos=a,b"),
-        ("DenyAccounts=me", {"account": "Me"}, "account: partition main does not take Me: DenyAccounts=me"),
-    ],
-)
+@pytest.mark.parametrize(("record", "given", "line"), CASES["a_limit_is_named_with_its_value"])
 def test_a_limit_is_named_with_its_value(record: str, given: dict[str, object], line: str):
     cluster = dataclasses.replace(partition(*map(node, "abc")), limits=shown(record))
     assert refusal(cluster, **given) == line
