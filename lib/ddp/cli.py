@@ -27,6 +27,7 @@ _CONTEXT: dict[str, typing.Any] = {
     "max_content_width": 120,
     "formatter_settings": cloup.HelpFormatter.settings(col1_max_width=36, col2_min_width=40),
 }
+_SBATCH = ("account", "partition", "qos", "reservation")  # that SBATCH_ACCOUNT and the like set (sbatch(1))
 _GROUPS = ("", "Sweep", "Resources", "Code and environment", "Running", "Faults", "Slurm", "Kubernetes")
 
 
@@ -154,6 +155,8 @@ def _parsed(
         value = given.get(option.name.replace("-", "_"))
         if isinstance(value, tuple):
             value = _joined(option, typing.cast("tuple[str, ...]", value)) or None
+        if value is None and option.name in _SBATCH:
+            value = os.environ.get(f"SBATCH_{option.name.upper()}") or None
         value = option.text.terminal if value is None else value
         if value is not None:
             values[option.name] = value

@@ -95,7 +95,7 @@ class Job:
 def changes(call: tuple[str, ...]) -> bool:
     """Return whether a command changes something."""
     if call[0] == "scontrol":
-        return call[1] not in ("ping", "show")
+        return not {"ping", "show"} & {*call}
     return call[0] in ("sbatch", "scancel") and "--test-only" not in call
 
 
@@ -181,7 +181,7 @@ class Cluster:
         match arguments:
             case ("ping",):
                 return Completed(0, "Slurmctld(primary) at ctl is UP\n", "")
-            case ("show", "partition", "-o"):
+            case ("-a", "show", "partition", "-o"):
                 names = ",".join(machine.name for machine in self.machines)
                 return Completed(
                     0,
@@ -191,7 +191,7 @@ class Cluster:
                     f"State={self.partition_state} TotalCPUs=4 TotalNodes=2 DefMemPerNode=UNLIMITED\n{self.extra_partitions}",
                     "",
                 )
-            case ("show", "nodes", "-o"):
+            case ("-a", "show", "nodes", "-o"):
                 return Completed(0, "".join(machine.line("slurmd") for machine in self.machines), "")
             case ("show", "config"):
                 return Completed(0, self.config, "")
@@ -211,12 +211,13 @@ class Cluster:
                 raise AssertionError(f"scontrol {arguments} is not known")
 
     def _sbatch(self, arguments: tuple[str, ...], stdin: str | None) -> Completed:
-        if self.refusal:
-            return Completed(1, "", self.refusal)
         if arguments == ("--test-only",):
             assert stdin is not None
             assert stdin.startswith("#!/bin/bash\n")
             self.judged.append(stdin)
+        if self.refusal:
+            return Completed(1, "", self.refusal)
+        if arguments == ("--test-only",):
             return Completed(
                 0,
                 "",
@@ -251,9 +252,15 @@ class Cluster:
                 assert form == QUEUE_FORMAT
                 found = [job for job in self.jobs if job.job_id == int(number) and not self.forgets]
                 return Completed(0, found[0].line(), "") if found else Completed(1, "", UNKNOWN_JOB)
+            case ("-h", "-a", "-j", number, "-O", "State:|,Reason:|"):
+                job = self.job(int(number))
+                return Completed(0, f"{job.states[0][0]}|{job.reason or 'Resources'}|\n", "")
             case ("-h", "-a", "-t", "all", "-u", self.user, "-n", name, "-O", form) if form.endswith("Comment:|"):
                 known = [job for job in self.jobs if job.name == name]
-                lines = (f"{job.job_id}|{job.array_id or job.job_id}|{job.task}|{job.comment}|\n" for job in known)
+                lines = (
+                    f"{job.job_id}|{job.array_id or job.job_id}|{job.task}|{job.states[0][0]}|{job.comment}|\n"
+                    for job in known
+                )
                 return Completed(0, "".join(lines), "")
             case ("-h", "-a", "-t", "PENDING", "--sort=-p,i", "-O", "JobID:|,Partition:|"):
                 known = [job for job in self.jobs if job.states[0][0] == "PENDING"]

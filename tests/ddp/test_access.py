@@ -27,10 +27,11 @@ RESERVATION = (
     ],
 )
 def test_the_nodes_of_a_reservation(commands: Commands, flags: str, usable: list[str], new: str):
-    commands.expect("/usr/bin/scontrol", "show", "partition", "-o", stdout=partition())
+    commands.expect("/usr/bin/scontrol", "-a", "show", "partition", "-o", stdout=partition())
     states = ("IDLE", "IDLE+MAINTENANCE", "IDLE+DRAIN+MAINTENANCE", "IDLE")
     text = "".join(node(f"n{number}", state=state) for number, state in enumerate(states))
-    commands.expect("/usr/bin/scontrol", "show", "nodes", "-o", stdout=text)
+    commands.expect("/usr/bin/scontrol", "-a", "show", "nodes", "-o", stdout=text)
+    commands.expect("/usr/bin/scontrol", "show", "config", stdout="MaxArraySize = 1001\n")
     found = jobs.partitions()
     commands.expect(*RESERVATIONS, stdout=RESERVATION.format(flags=flags, new=new))
     if "n3" not in usable:

@@ -255,6 +255,14 @@ def test_a_metric_has_blanks_and_may_be_repeated(asked: Asked):
     assert fields.patterns(one(asked).metric) == (("loss", "loss[ =:]+([0-9.]+)"), ("step", "at step ([0-9]+)"))
 
 
+@pytest.mark.parametrize("verb", ["submit", "doctor", "bench", "prepare"])
+def test_sbatch_s_variables_count_where_no_flag_is_given(asked: Asked, monkeypatch: pytest.MonkeyPatch, verb: str):
+    monkeypatch.setenv("SBATCH_ACCOUNT", "def-lab")
+    monkeypatch.setenv("SBATCH_PARTITION", "gpu")
+    assert typed(verb, "--partition", "long")[0] == 0
+    assert (getattr(asked[-1], "account"), getattr(asked[-1], "partition")) == ("def-lab", "long")  # noqa: B009
+
+
 def test_env_is_a_variable_and_may_be_repeated(asked: Asked, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HERE", "x'y z")
     assert typed("submit", "-e", "mine", "--env", "A=b c", "--env", "HERE", "--env", "PROFILE_MEMORY=")[0] == 0

@@ -3,7 +3,7 @@
 import pytest
 from slurm_commands import ASKED, Commands, node, partition
 
-from ddp.slurm import jobs
+from ddp.slurm import jobs, submissions
 from slurm_ddp.run import CommandError, CommandTimeout
 
 # Captured from 24.11.5.
@@ -16,22 +16,10 @@ QUEUE = """12|ddp|CANCELLED|0:0|1|1|slurmd|0:00|UNLIMITED|2026-11-20T18:48:45|20
 
 
 def partitions(commands: Commands, partition_text: str, node_text: str) -> tuple[jobs.Partition, ...]:
-    commands.expect("/usr/bin/scontrol", "show", "partition", "-o", stdout=partition_text)
-    commands.expect("/usr/bin/scontrol", "show", "nodes", "-o", stdout=node_text)
+    commands.expect("/usr/bin/scontrol", "-a", "show", "partition", "-o", stdout=partition_text)
+    commands.expect("/usr/bin/scontrol", "-a", "show", "nodes", "-o", stdout=node_text)
+    commands.expect("/usr/bin/scontrol", "show", "config", stdout="MaxArraySize = 1001\n")
     return jobs.partitions()
-
-
-def test_partitions_with_their_nodes(commands: Commands):
-    text = node("slurmd-10", gres="gpu:mock_gpu:1(S:0)") + node("slurmd-9", kept=1024, partitions="slurmd,big")
-    found = partitions(
-        commands, partition() + partition("big", default="NO", most="1-00:00:00", usual="01:00:00"), text
-    )
-    nine = jobs.Capacity("slurmd-9", 2, 6976, 0, "IDLE", True)
-    ten = jobs.Capacity("slurmd-10", 2, 8000, 1, "IDLE", True)
-    assert found == (
-        jobs.Partition("slurmd", True, True, None, None, (ten, nine), preempt_mode="OFF"),
-        jobs.Partition("big", False, True, 86400, 3600, (nine,), preempt_mode="OFF"),
-    )
 
 
 @pytest.mark.parametrize(
@@ -183,22 +171,6 @@ def test_a_command_that_hangs_or_is_missing_may_come_back(commands: Commands):
         jobs.job(9, user="ddp")
 
 
-def test_submitting(commands: Commands):
-    commands.expect("/usr/bin/sbatch", "--parsable", "/x/job.sbatch", stdout="12\n")
-    assert jobs.submit("/x/job.sbatch") == 12
-    commands.expect("/usr/bin/sbatch", "--parsable", "/x/job.sbatch", stdout="13;west\n")
-    assert jobs.submit("/x/job.sbatch") == 13
-
-
-def test_the_verdict_on_a_script(commands: Commands):
-    message = (
-        "sbatch: Job 3 to start at 2026-11-20T18:48:42 using 2 processors on nodes slurmd-[0-1] in partition slurmd\n"
-    )
-    commands.expect("/usr/bin/sbatch", "--test-only", stderr=message)
-    assert jobs.judge("#!/bin/bash\n") == message.removeprefix("sbatch: ").strip()
-    assert commands.stdin == ["#!/bin/bash\n"]
-
-
 @pytest.mark.parametrize(
     ("message", "words"),
     [
@@ -217,7 +189,7 @@ def test_the_verdict_on_a_script(commands: Commands):
 def test_a_refusal_is_one_line_in_slurms_words(commands: Commands, message: str, words: str):
     commands.expect("/usr/bin/sbatch", "--test-only", stderr=message, returncode=1)
     with pytest.raises(jobs.SlurmError) as caught:
-        jobs.judge("#!/bin/bash\n")
+        submissions.judge("#!/bin/bash\n")
     assert str(caught.value) == words
     assert not isinstance(caught.value, jobs.NotAnsweringError)
 

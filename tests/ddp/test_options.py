@@ -40,8 +40,9 @@ def test_no_directive_of_a_job_can_be_given_past_its_option(settings: Settings):
         line = refusal(models.SubmitDdp, {"sbatch": f"--{name}=1"})
         assert line.startswith((f"sbatch: --{name} has its own option; use ", f"sbatch: --{name} is set by the job"))
     assert fields.parse(models.SubmitDdp, {"sbatch": "--switches=3"}).sbatch, "an option of sbatch alone passes"
-    own = {directive.name for directive in fields.directives(models.SubmitDdp).values()}
-    assert not own & set(fields.SBATCH_KEPT)
+    for model in (models.Doctor, models.PrepareDataset, models.BenchmarkCollectives):
+        for name in ("nodes", "mem", "time", "cpus-per-task", "job-name", "account"):
+            assert refusal(model, {"sbatch": f"--{name}=1"}).startswith(f"sbatch: --{name} ")
 
 
 def test_the_copies_of_the_options_are_current():
@@ -154,7 +155,7 @@ def test_numbers_are_natural_for_names_and_amounts():
         ),
         ({"args": "x" * 1000000}, "args: 1000000 characters; at most 32768 are allowed"),
         ({"workload": "/a/../b"}, "workload: '/a/../b' is not allowed; write the path without . and .. as parts"),
-        ({"memory": 0}, "memory: '0' is not allowed; a whole number with M, G or T, such as 8G"),
+        ({"memory": 0}, "memory: '0' is not allowed; a whole number with M, G or T, such as 8G, or site"),
         ({"env": "A"}, "env: A has no value; write A=value"),
         ({"env": "A=b c=d 1=2"}, "env: '1=2' is not NAME=value; quote a value with blanks, as in A='b c'"),
         (

@@ -49,10 +49,11 @@ CAPTURED = {
 @pytest.mark.parametrize("release", CAPTURED)
 def test_partitions_and_what_their_nodes_give(commands: Commands, release: str):
     partition, node = CAPTURED[release]["partition"], CAPTURED[release]["node"]
-    commands.expect("/usr/bin/scontrol", "show", "partition", "-o", stdout=partition)
+    commands.expect("/usr/bin/scontrol", "-a", "show", "partition", "-o", stdout=partition)
     shown = node.format(name="slurmd-0", state="IDLE+DYNAMIC_NORM")
     shown += node.format(name="slurmd-1", state="DOWN*+DYNAMIC_NORM")
-    commands.expect("/usr/bin/scontrol", "show", "nodes", "-o", stdout=shown)
+    commands.expect("/usr/bin/scontrol", "-a", "show", "nodes", "-o", stdout=shown)
+    commands.expect("/usr/bin/scontrol", "show", "config", stdout="MaxArraySize = 1001\n")
     (found,) = jobs.partitions()
     assert (found.name, found.is_default, found.is_up, found.max_time_s) == ("slurmd", True, True, 2 * 86400)
     assert found.default_time_s is None

@@ -1,19 +1,24 @@
-"""A run that is submitted again and that Slurm refuses: its folder stays as the former submission left it."""
+"""Submissions that Slurm answers in odd ways, refuses, or accepts and lets wait; and a run that is submitted again."""
 
 import errno
 import json
 import os
 import pathlib
 import typing
+import unittest.mock
 
+import hypothesis
 import pytest
 from cluster import Cluster, Job
+from hypothesis import example, given
+from hypothesis import strategies as st
 from pip_double import Pip
 
 from ddp import verbs
 from ddp.base import Settings, TrainerError, texts_of
 from ddp.options import fields
 from ddp.run import catalog, folder
+from ddp.slurm import jobs, submissions
 from slurm_ddp.run import Completed
 
 REFUSAL = "sbatch: error: Batch job submission failed: QOSMaxSubmitJobPerUserLimit"
@@ -101,12 +106,14 @@ def test_a_job_that_slurm_accepted_before_a_write_failed_is_found(
         ("prepare-dataset", {"wait": False}, "prepare-python-stdlib"),
     ],
 )
-@pytest.mark.parametrize("answer", ["banner", "noise", "timeout"])
+@pytest.mark.parametrize("answer", ["banner", "digits", "noise", "replaced", "timeout"])
 def test_whatever_sbatch_answers_an_accepted_job_is_known(
     settings: Settings, cluster: Cluster, pip: Pip, verb: str, params: dict[str, object], name: str, answer: str
 ):
     answers = {
         "banner": lambda job: Completed(0, f"Welcome to the cluster\n{job.job_id};west\nbye\n", ""),
+        "digits": lambda job: Completed(0, f"2026\n{job.job_id}\n", ""),
+        "replaced": lambda job: setattr(job, "comment", "the site's own") or Completed(0, "Welcome\n", ""),
         "noise": lambda job: Completed(0, "Welcome to the cluster\n", ""),
         "timeout": lambda job: Completed(
             1, "", "sbatch: error: Batch job submission failed: Socket timed out on send/recv"
@@ -169,3 +176,54 @@ def test_a_preparation_by_an_array(settings: Settings, cluster: Cluster, pip: Pi
         do(settings, "prepare-dataset", source=str(raw), elements=2, wait=False)
     assert contents(run) == before
     assert run.exists() == is_there
+
+
+LINES = st.lists(st.text(st.characters(codec="utf-8")) | st.integers(1, 99).map(str), max_size=4).map("\n".join)
+AUKS = "Thu Nov 26 15:08:22 2026 [INFO4] auks_krb5_cred: kerberos context successfully initialized"
+
+
+@hypothesis.settings(deadline=None)
+@given(before=LINES, after=LINES, job_id=st.integers(1, 2**32), cluster=st.sampled_from(["", ";west"]))
+@example(before=AUKS, after="", job_id=31, cluster="")
+def test_the_id_is_found_among_any_lines_or_doubted(before: str, after: str, job_id: int, cluster: str):
+    answer = Completed(0, f"{before}\n{job_id}{cluster}\n{after}\n", "")
+    with unittest.mock.patch.object(jobs, "run", lambda *_, **__: answer):
+        try:
+            assert submissions.submit("job.sbatch") == job_id
+        except jobs.UncertainError:
+            assert any(line.partition(";")[0].strip().isdecimal() for line in f"{before}\n{after}".splitlines())
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "wanted"),
+    [
+        ("RUNNING", "Resources", ""),
+        ("RUNNING", "AssocGrpGRES", "AssocGrpGRES"),
+        ("RUNNING", "AssocMaxJobsLimit", "AssocMaxJobsLimit"),
+        ("FAILED", "AssocMaxJobsLimit", "Slurm rejects"),
+        ("FAILED", "QOSMaxJobsPerUserLimit", "qos: Slurm rejects"),
+        ("RUNNING", "QOSMaxNodePerJobLimit", "nodes: Slurm rejects"),
+        (
+            "RUNNING",
+            "PartitionNodeLimit",
+            "nodes: Slurm rejects the job: job 41 would wait for ever: PartitionNodeLimit",
+        ),
+        ("RUNNING", "MaxMemPerLimit", "memory: Slurm rejects"),
+        ("RUNNING", "Job's account not permitted to use this partition (p allows a not b)", "account: Slurm rejects"),
+    ],
+)
+def test_a_limit_is_reported_and_one_that_nothing_ends_is_refused(
+    settings: Settings, cluster: Cluster, pip: Pip, state: str, reason: str, wanted: str
+):
+    cluster.states = [(state, 0)]  # of the user's other job
+    do(settings, "submit-ddp", workload="smoke")
+    cluster.states = [("PENDING", 0)]
+    cluster.submitted = lambda job: setattr(job, "reason", reason)
+    try:
+        answer = do(settings, "submit-ddp", workload="smoke", run="night").get("waits-for", "")
+    except TrainerError as e:
+        answer = str(e)
+        assert cluster.job(41).cancelled
+        assert not (settings.runs / "night").exists()
+    assert answer.startswith(wanted)
+    assert bool(answer) == bool(wanted)

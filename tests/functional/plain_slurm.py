@@ -44,7 +44,20 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU_Memory
 MpiDefault=none
 ReturnToService=2
+JobSubmitPlugins=lua
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+PartitionName=charged Nodes=ALL Hidden=YES MaxNodes=1 MaxMemPerNode=1500 OverSubscribe=EXCLUSIVE State=UP
+PartitionName=members Nodes=ALL AllowAccounts=physics State=UP
+"""
+# A site's plugin: jobs of one partition need an account
+PLUGIN = """\
+function slurm_job_submit(job, parts, uid)
+  if job.partition ~= "charged" or job.account ~= nil then return slurm.SUCCESS end
+  slurm.log_user("Please specify an account")
+  return slurm.ERROR
+end
+function slurm_job_modify(job, record, parts, uid) return slurm.SUCCESS end
+return slurm.SUCCESS
 """
 # What belongs to a cluster lies below /mnt, on all hosts; what a host has for itself, in a folder of its name
 _MOUNTS = """\
@@ -195,6 +208,7 @@ def _fill(folder: pathlib.Path, conf: str) -> None:
     (folder / "home" / USER).mkdir(mode=0o750)
     os.chown(folder / "home" / USER, UID, UID)
     (folder / "etc/slurm/slurm.conf").write_text(conf)
+    (folder / "etc/slurm/job_submit.lua").write_text(PLUGIN)
     passwd, group = pathlib.Path("/etc/passwd").read_text(), pathlib.Path("/etc/group").read_text()
     (folder / "etc/passwd").write_text(f"{passwd}{USER}:x:{UID}:{UID}::{HOME}:/bin/bash\n")
     (folder / "etc/group").write_text(f"{group}{USER}:x:{UID}:\n")
@@ -261,7 +275,7 @@ def _await_idle(cluster: PlainSlurm) -> None:
     deadline = time.monotonic() + READY_S
     output = ""
     while time.monotonic() < deadline:
-        argv = [*_enter(cluster.login), f"{BIN}/sinfo", "-h", "-N", "-o", "%N %T"]
+        argv = [*_enter(cluster.login), f"{BIN}/sinfo", "-h", "-N", "-p", "all", "-o", "%N %T"]
         done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
         if sorted(done.stdout.splitlines()) == sorted(f"{name} idle" for name in NODES):
             return

@@ -90,3 +90,18 @@ def test_a_script_of_one_s_own_is_submitted_and_followed(plain: PlainSlurm, smok
     listed = plain.does("ddp list")
     found = re.findall(r"^(\S+) +\S+ +(COMPLETED) +2 ", listed, re.MULTILINE)
     assert found == [("first", "COMPLETED"), (smoke["run"], "COMPLETED")], listed
+
+
+def test_a_site_s_account_and_limits(plain: PlainSlurm, smoke: Json):
+    """A hidden partition that demands an account and has one node for a job; and one whose account nobody has."""
+    for command in ("submit -p charged smoke", "bench -p charged", "prepare -p charged"):
+        refused = plain.tries(f"ddp {command}")
+        assert (refused.code, "Please specify an account" in refused.err) == (1, True), refused
+    done = results(plain, "ddp --json submit --wait -p charged --account lab --sbatch=--nice=5 smoke")
+    assert (done["state"], str(done["nodes"])) == ("COMPLETED", "1")
+    assert "account" not in plain.tries("SBATCH_ACCOUNT=lab ddp doctor -p charged").err
+    many = plain.tries("ddp submit -p charged --account lab -N 2 smoke")
+    assert many.err.splitlines()[-1] == "ddp: --nodes: 2 exceeds the limit of 1 (MaxNodes)"
+    stranger = plain.tries("ddp submit -p members smoke")
+    assert re.search(r"job \d+ would wait for ever: Job's account not known, .*; it is cancelled$", stranger.err)
+    assert plain.does("squeue -h") == ""

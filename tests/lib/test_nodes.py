@@ -212,7 +212,7 @@ def test_the_reservations_of_a_node(commands: Commands):
 
 def test_all_nodes_sorted(commands: Commands):
     text = shown().replace("slurmd-0", "slurmd-1") + shown()
-    commands.expect("/usr/bin/scontrol", "show", "nodes", "-o", stdout=text)
+    commands.expect("/usr/bin/scontrol", "-a", "show", "nodes", "-o", stdout=text)
     assert [node.name for node in nodes.show_all()] == ["slurmd-0", "slurmd-1"]
 
 

@@ -74,7 +74,7 @@ def _manifests(
         gpus_per_node=gpus,
         ranks_per_node=max(gpus, 1),
         cpus_per_task=params.cpus_per_task or max(4 * gpus, 1),
-        memory_mb=fields.memory_mb(params.memory) if params.memory else max(16384 * gpus, 4096),
+        memory_mb=fields.memory_mb(params.memory or fields.SITE) or max(16384 * gpus, 4096),
         time_limit_s=jobs.parse_time(params.time_limit) if params.time_limit else None,
         workspace=str(settings.workspace),
         run_dir=str(run_dir),

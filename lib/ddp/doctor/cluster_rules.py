@@ -86,6 +86,8 @@ def _absent(facts: Facts, findings: Findings) -> None:
             findings.add("gone", name, "error" if is_all else None)
         elif why.startswith("busy"):
             findings.add("busy", name, "warning" if is_all else None, why=why)
+        elif why.startswith("MaxNodes"):
+            findings.add("beyond-limit", name, why=why)
         else:
             findings.add("left-out", name, "error" if is_all else None, why=why)
     trouble = one_line(facts.trouble or "its task ended without an answer", 300)

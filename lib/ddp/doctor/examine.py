@@ -55,6 +55,9 @@ def gather(settings: Settings, params: models.Doctor, partitions: tuple[jobs.Par
     gone = {node.name: node.state for node in partition.nodes if node.state == access.GONE}
     left_out = {name: why for name in asked if (why := _unfit(known.get(name), is_usable=name in usable))} | gone
     fit = [name for name in asked if name not in left_out]
+    if most := partition.limits.max_nodes:
+        left_out |= dict.fromkeys(fit[most:], f"MaxNodes of partition {partition.name} is {most}")
+        fit = fit[:most]
     contents = folders.look(settings)
     installed = environments.installed(settings, contents)
     mount = mounts.find(settings.workspace)
@@ -104,15 +107,16 @@ def _options(params: models.Doctor, partition: jobs.Partition, fit: list[str], *
 
     They are bound like torchrun's agent in a job, which shows whether a task gets more than one CPU.
     """
+    cpus = max(1, min(2, cpus, partition.limits.max_cpus_per_node or 2))
     options = [
         f"--partition={partition.name}",
         f"--nodes={len(fit)}",
         f"--ntasks={len(fit)}",
         "--ntasks-per-node=1",
         f"--nodelist={','.join(fit)}",
-        f"--cpus-per-task={max(1, min(2, cpus))}",
+        f"--cpus-per-task={cpus}",
         "--cpu-bind=none",
-        f"--mem={_MEMORY_MB}M",
+        f"--mem={resources.bounded_mb(None, _MEMORY_MB, cpus, partition.limits)}M",
         "--time=6",
         "--chdir=/",
         f"--immediate={params.wait_timeout}",
@@ -174,7 +178,7 @@ def _tracking_server(uri: str) -> list[str | int] | None:
 def _partition(params: models.Doctor, partitions: tuple[jobs.Partition, ...]) -> jobs.Partition:
     """Choose the partition to examine; one without a usable node is examined too."""
     try:
-        return resources.choose_partition(params.partition, partitions)
+        return resources.choose_partition(params, partitions)
     except ParameterError:
         named = [p for p in partitions if p.name == params.partition or (params.partition is None and p.is_default)]
         if len(named) == 1 and named[0].nodes:

@@ -126,6 +126,6 @@ def _flags(params: models.BenchmarkCollectives) -> tuple[str, ...]:
 
 def as_training(params: models.BenchmarkCollectives | models.Plan) -> models.SubmitDdp:
     """Return the parameters that a training has, too, as a training's."""
-    names = fields.directives(type(params)).keys() | {"env", "fabric", "gpus_per_node", "cpus_per_task"}
+    names = fields.directives(type(params)).keys() | {"env", "fabric", "gpus_per_node", "cpus_per_task", "sbatch"}
     given = {name.replace("_", "-"): getattr(params, name, None) for name in names}
     return fields.parse(models.SubmitDdp, {name: value for name, value in given.items() if value is not None})

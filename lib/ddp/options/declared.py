@@ -83,14 +83,15 @@ def options(model: type[fields.Parsed]) -> tuple[Option, ...]:
 
 
 def directives(params: fields.Parsed) -> list[tuple[str, str]]:
-    """List sbatch's options that are given as they are, with their values; a flag has none."""
+    """List sbatch's options that are given as they are, those of `sbatch` too, with their values; a flag has none."""
     found: list[tuple[str, str]] = []
     for name, directive in fields.directives(type(params)).items():
         value = getattr(params, name)
         is_given = value is not None and value is not False and value != ""
         if is_given and not directive.is_computed:
             found.append((directive.name, "" if value is True else str(value)))
-    return found
+    words = (word[2:].partition("=") for word in getattr(params, "sbatch", "").split())
+    return [*found, *((name, value) for name, _, value in words)]
 
 
 @functools.cache

@@ -36,11 +36,11 @@ _SLURMS = re.compile(r"(SLURMD?|SRUN)_.*")
 # sbatch(1), long options: the job sets these and relies on them
 SBATCH_KEPT = tuple(
     """
-    array batch bb bbf chdir clusters container cores-per-socket cpus-per-gpu error export export-file extra-node-info
-    get-user-env gid gpus gpus-per-socket gpus-per-task gres hold ignore-pbs input job-name kill-on-invalid-dep
-    mem-per-cpu mem-per-gpu mincpus no-kill no-requeue ntasks ntasks-per-core ntasks-per-gpu ntasks-per-node
-    ntasks-per-socket open-mode output overcommit parsable propagate quiet requeue signal test-only tres-per-task uid
-    use-min-nodes verbose version wait wait-all-nodes wrap
+    array batch bb bbf chdir clusters container cores-per-socket cpus-per-gpu cpus-per-task error export export-file
+    extra-node-info get-user-env gid gpus gpus-per-socket gpus-per-task gres hold ignore-pbs input job-name
+    kill-on-invalid-dep mem mem-per-cpu mem-per-gpu mincpus no-kill no-requeue nodes ntasks ntasks-per-core
+    ntasks-per-gpu ntasks-per-node ntasks-per-socket open-mode output overcommit parsable propagate quiet requeue
+    signal test-only time tres-per-task uid use-min-nodes verbose version wait wait-all-nodes wrap
     """.split()
 )
 
@@ -211,7 +211,10 @@ Constraint = typing.Annotated[str, matches(f"{_WORD}([&|]{_WORD})*", 256, "names
 Time = typing.Annotated[
     str, matches(rf"[0-9:-]+|{'|'.join(jobs.NO_LIMIT)}", 24, _TIME), pydantic.AfterValidator(_check_time)
 ]
-Memory = typing.Annotated[str, matches(r"[1-9][0-9]{0,8}[MGT]?", 10, "a whole number with M, G or T, such as 8G")]
+_MEMORY, _MEMORY_RULE = r"[1-9][0-9]{0,8}[MGT]?", "a whole number with M, G or T, such as 8G"
+SITE = "site"
+Memory = typing.Annotated[str, matches(f"{_MEMORY}|{SITE}", 10, f"{_MEMORY_RULE}, or {SITE}")]
+MemoryPerCpu = typing.Annotated[str, matches(_MEMORY, 10, _MEMORY_RULE)]
 _IMAGE = rf"[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]+)?([#/]{_WORD})*(:[A-Za-z0-9_][A-Za-z0-9._-]*|@sha256:[0-9a-f]{{64}})"
 _IMAGE_RULE = "an image with its tag, such as nvcr.io#nvidia/pytorch:25.01-py3, or the path of an image file"
 Image = typing.Annotated[str, matches(rf"{_IMAGE}|{_PATH}", 512, _IMAGE_RULE), _checked_path]
@@ -335,6 +338,8 @@ def patterns(text: str) -> tuple[tuple[str, str], ...]:
 
 
 def memory_mb(text: str) -> int:
-    """Convert a checked `memory` to MiB."""
+    """Convert a checked `memory` to MiB; 0 where the site decides."""
+    if text == SITE:
+        return 0
     factor = {"M": 1, "G": 1024, "T": 1024 * 1024}
     return int(text[:-1]) * factor[text[-1]] if text[-1] in factor else int(text)

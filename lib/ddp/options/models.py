@@ -21,6 +21,20 @@ class Place(Parsed):
     account: typing.Annotated[fields.Name | None, Directive("account")] = None
     qos: typing.Annotated[fields.Name | None, Directive("qos")] = None
     reservation: typing.Annotated[fields.Name | None, Directive("reservation")] = None
+    sbatch: fields.Sbatch = ""
+
+    @pydantic.field_validator("sbatch")
+    @classmethod
+    def _check_sbatch(cls, value: str) -> str:
+        own = {directive.name: cls.model_fields[name].alias for name, directive in fields.directives(cls).items()}
+        for word in value.split():
+            name = word.partition("=")[0].removeprefix("--")
+            # sbatch accepts a prefix of an option's name for the option
+            if ours := next((ours for theirs, ours in own.items() if theirs.startswith(name)), None):
+                raise ValueError(f"--{name} has its own option; use {ours}")
+            if kept := next((theirs for theirs in fields.SBATCH_KEPT if theirs.startswith(name)), None):
+                raise ValueError(f"--{kept} is set by the job itself, which relies on it; omit it")
+        return value
 
 
 class Resources(Place):
@@ -46,9 +60,9 @@ class Training(Nodes):
     workload: fields.Workload = pydantic.Field("gpt", validate_default=True)
     cpus_per_task: fields.Cpus = None
     memory: typing.Annotated[fields.Memory | None, Directive("mem", is_computed=True)] = None
+    mem_per_cpu: typing.Annotated[fields.MemoryPerCpu | None, Directive("mem-per-cpu", is_computed=True)] = None
     exclusive: typing.Annotated[bool, Directive("exclusive")] = False
     dependency: typing.Annotated[fields.Dependency | None, Directive("dependency")] = None
-    sbatch: fields.Sbatch = ""
     args: fields.Words = ""
     env: fields.Env = ""
     metric: fields.Metrics = ""
@@ -65,19 +79,6 @@ class Training(Nodes):
     arguments: tuple[str, ...] = pydantic.Field((), exclude=True)  # of the command line, behind the workload
     ranks: int | None = pydantic.Field(None, exclude=True)  # on each node, as torchrun's command line asks for them
     typed_in: str = pydantic.Field("", exclude=True)  # the folder; an action has none
-
-    @pydantic.field_validator("sbatch")
-    @classmethod
-    def _check_sbatch(cls, value: str) -> str:
-        own = {directive.name: cls.model_fields[name].alias for name, directive in fields.directives(cls).items()}
-        for word in value.split():
-            name = word.partition("=")[0].removeprefix("--")
-            # sbatch accepts a prefix of an option's name for the option
-            if ours := next((ours for theirs, ours in own.items() if theirs.startswith(name)), None):
-                raise ValueError(f"--{name} has its own option; use {ours}")
-            if kept := next((theirs for theirs in fields.SBATCH_KEPT if theirs.startswith(name)), None):
-                raise ValueError(f"--{kept} is set by the job itself, which relies on it; omit it")
-        return value
 
     @pydantic.field_validator("workload")
     @classmethod
@@ -220,7 +221,7 @@ class OneEnvironment(Parsed):
 class Doctor(Place):
     """Options of doctor."""
 
-    nodes: fields.Hosts | None = None
+    nodes: typing.Annotated[fields.Hosts | None, Directive("nodelist", is_computed=True)] = None
     wait_timeout: typing.Annotated[int, between(1, 3600)] = 60
 
 

@@ -11,7 +11,7 @@ from ddp.base import ParameterError, Results, Settings, TrainerError
 from ddp.problem import Command, one_line
 from ddp.run import folder, metrics, reading, state
 from ddp.run.model import Run, State
-from ddp.slurm import jobs
+from ddp.slurm import jobs, submissions
 from ddp.view import tables
 from ddp.workspace import folders
 
@@ -140,7 +140,7 @@ def _settled(settings: Settings, run: Run, *, is_brief: bool) -> Run:
         return run
     mark = str(run.record["submission"])
     with contextlib.suppress(jobs.SlurmError, folders.WorkspaceError):  # the next look tries again
-        job_id = jobs.find_submission(mark, user=settings.user, name=run.name) or run.job_id
+        job_id = submissions.find(mark, user=settings.user, name=run.name) or run.job_id
         folders.call(settings, folder.settle, path=run.folder, job_id=job_id)
         return read(settings, run.name, is_brief=is_brief)
     return run

@@ -16,7 +16,7 @@ from ddp.run import catalog, failure, folder, state
 from ddp.run.catalog import aligned
 from ddp.run.model import PREPARATION, UTC, Run
 from ddp.run.reading import printable
-from ddp.slurm import jobs
+from ddp.slurm import jobs, submissions
 from ddp.submit import checks
 from ddp.view import curve, tables
 from ddp.workspace import folders, tokens
@@ -36,6 +36,7 @@ class Submitted:
 
     job_id: int
     folder: pathlib.Path
+    limit: str = ""  # that it waits for
 
     @property
     def run(self) -> str:
@@ -50,6 +51,7 @@ class Submitted:
             "run-dir": str(self.folder),
             "log": str(self.folder / "logs" / f"{self.job_id}.out"),
             "script": str(self.folder / "job.sbatch"),
+            **({"waits-for": self.limit} if self.limit else {}),
         }
 
 
@@ -113,7 +115,7 @@ def submit(
             kept.place()
         if token:
             tokens.deliver(settings, run)
-        job_id = send(settings, run, "job.sbatch", texts["job.sbatch"], mark)
+        job_id, limit = send(settings, run, "job.sbatch", texts["job.sbatch"], mark)
     except (jobs.SlurmError, folders.WorkspaceError) as e:
         if isinstance(e, jobs.UncertainError):
             raise TrainerError(f"{run}: {e}", remedy=catalog.LIST) from e
@@ -124,29 +126,45 @@ def submit(
         raise checks.refused(str(e)) if isinstance(e, jobs.SlurmError) else e from e
     note_job(settings, run, record, job_id)
     settings.claims.drop(run)
-    return Submitted(job_id, path)
+    return Submitted(job_id, path, limit)
 
 
-def send(settings: Settings, run: str, name: str, text: str, mark: str) -> int:
-    """Submit a script of a run's folder and return its job's id; if sbatch's answer was lost, look for the job.
+def send(settings: Settings, run: str, name: str, text: str, mark: str) -> tuple[int, str]:
+    """Submit a script of a run's folder; return its job's id, and the limit that the job waits for or nothing.
 
     Raises:
         jobs.UncertainError: Slurm may have accepted the job.
-        jobs.SlurmError: it has not.
+        jobs.SlurmError: it has not, or the job would wait for ever and is cancelled.
     """
+    job_id = _send(settings, run, name, text, mark)
+    limit, is_final = submissions.explain_wait(job_id, user=settings.user)
+    if not is_final:
+        return job_id, limit
+    what = f"job {job_id} would wait for ever: {limit}"
+    try:
+        jobs.cancel(job_id)
+    except jobs.SlurmError as e:
+        raise jobs.UncertainError(f"{what}; it cannot be cancelled: {e}") from e
+    raise jobs.SlurmError(f"{what}; it is cancelled")
+
+
+def _send(settings: Settings, run: str, name: str, text: str, mark: str) -> int:
+    """Submit a script and return its job's id; if sbatch's answer was lost, look for the job."""
     theirs = _COMMENT.search(text)
     comment = f"{theirs[1]} {mark}" if theirs else mark
     try:
-        return jobs.submit(f"--comment={comment}", str(settings.runs / run / name))
+        return submissions.submit(f"--comment={comment}", str(settings.runs / run / name))
     except jobs.SlurmError as e:
         if not isinstance(e, jobs.UncertainError) and not _LOST_ANSWER.search(str(e)):
             raise
         try:
-            found = jobs.find_submission(mark, user=settings.user, name=run)
+            found = submissions.find(mark, user=settings.user, name=run)
         except jobs.SlurmError as silence:
             raise jobs.UncertainError(f"{e}; Slurm may have accepted the job") from silence
-        if found is None:
+        if found is None and not isinstance(e, jobs.UncertainError):
             raise jobs.SlurmError(str(e)) from e
+        if found is None:
+            raise
         return found
 
 

@@ -9,6 +9,7 @@ import dataclasses
 import os
 import re
 
+from ddp.slurm import policy
 from slurm_ddp.run import CommandError, CommandTimeout, run
 from slurm_ddp.slurm import commands, nodes, show
 
@@ -75,6 +76,7 @@ class Capacity:
     features: frozenset[str] = frozenset()
     is_kept: bool = False  # it would take jobs, were it not for a MAINT reservation; that one's own jobs it takes
     endpoint: tuple[str, int] | None = None  # of its slurmd, if that registered the node itself and has to run now
+    models: frozenset[str] = frozenset()  # of its GPUs, as gres.conf names them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +90,7 @@ class Partition:
     default_time_s: int | None  # None: NONE, then the maximum counts
     nodes: tuple[Capacity, ...]
     preempt_mode: str = ""  # its own, or the cluster's where it has none
+    limits: policy.Limits = dataclasses.field(default_factory=policy.Limits)
 
     @property
     def usable(self) -> tuple[Capacity, ...]:
@@ -139,12 +142,13 @@ def ping(*, timeout_s: float = 10) -> None:
     except CommandError as e:
         raise NotAnsweringError(f"Slurm: {e}") from e
     if answer.returncode != 0 or " UP" not in answer.stdout:
-        raise NotAnsweringError(_words(answer.stderr) or _words(answer.stdout) or "scontrol ping: no answer")
+        raise NotAnsweringError(words(answer.stderr) or words(answer.stdout) or "scontrol ping: no answer")
 
 
 def partitions() -> tuple[Partition, ...]:
-    """Return all partitions with their nodes, in Slurm's order. Raises SlurmError."""
-    found = [record for record in show.records(ask(_SCONTROL, "show", "partition", "-o")) if "PartitionName" in record]
+    """Return all partitions with their nodes and limits, hidden ones too, in Slurm's order. Raises SlurmError."""
+    text = ask(_SCONTROL, "-a", "show", "partition", "-o")
+    found = [record for record in show.records(text) if "PartitionName" in record]
     members: dict[str, list[Capacity]] = {}
     try:
         known = nodes.show_all()
@@ -153,6 +157,7 @@ def partitions() -> tuple[Partition, ...]:
     for node in known:
         for name in node.fields.get("Partitions", "").split(","):
             members.setdefault(name, []).append(_capacity(node))
+    general = configuration()
     return tuple(
         Partition(
             name=record["PartitionName"],
@@ -162,39 +167,10 @@ def partitions() -> tuple[Partition, ...]:
             default_time_s=parse_time(record.get("DefaultTime", "")),
             nodes=tuple(members.get(record["PartitionName"], ())),
             preempt_mode=record.get("PreemptMode", ""),
+            limits=policy.read(record, general),
         )
         for record in found
     )
-
-
-def judge(script: str) -> str:
-    """Check a script with `sbatch --test-only`, which submits and writes nothing: its output. Raises SlurmError."""
-    return _words(ask(_SBATCH, "--test-only", stdin=script, answer="stderr"))
-
-
-def submit(*words: str, stdin: str | None = None) -> int:
-    """Submit a script, named last or given on `stdin`, and return the job's id. Raises SlurmError.
-
-    A federation adds the cluster's name to the id, and a site's wrapper its own lines.
-    """
-    answer = ask(_SBATCH, "--parsable", *words, stdin=stdin)
-    found = re.findall(r"^\s*(\d+)(?:;\S+)?\s*$", answer, re.MULTILINE)
-    if not found:
-        raise UncertainError(f"sbatch answered {answer.strip()[:80]!r} instead of a job's id")
-    return int(found[-1])
-
-
-def find_submission(mark: str, *, user: str, name: str) -> int | None:
-    """Return the job of this name that was submitted with `mark` in its comment; of an array its id.
-
-    None if the controller does not know it. Raises SlurmError.
-    """
-    form = "JobID:|,ArrayJobID:|,ArrayTaskID:|,Comment:|"
-    for line in ask(_SQUEUE, "-h", "-a", "-t", "all", "-u", user, "-n", name, "-O", form).splitlines():
-        values = line.split("|", 3)
-        if len(values) == 4 and mark in values[3] and values[0].isdecimal():
-            return _number(values[0] if values[2] in ("N/A", "") else values[1])
-    return None
 
 
 def job(job_id: int, *, user: str, timeout_s: float = 60) -> Job | None:
@@ -278,8 +254,8 @@ def run_everywhere(
         raise NotAnsweringError(f"Slurm: {e}") from e
     except CommandError as e:
         raise NotAnsweringError(f"Slurm's client is not installed: {e}") from e
-    words = _words(done.stderr) if done.returncode else ""
-    return done.stdout, words or (f"srun exited {done.returncode}" if done.returncode else "")
+    trouble = words(done.stderr) if done.returncode else ""
+    return done.stdout, trouble or (f"srun exited {done.returncode}" if done.returncode else "")
 
 
 def configuration() -> dict[str, str]:
@@ -307,9 +283,9 @@ def ask(*argv: str, stdin: str | None = None, timeout: float = 60, answer: str =
     except CommandError as e:
         if e.returncode is None:
             raise NotAnsweringError(f"Slurm's client is not installed: {e}") from e
-        words = _words(e.stderr) or _words(e.stdout) or str(e)
+        refusal = words(e.stderr) or words(e.stdout) or str(e)
         # in the whole text: 23.02 and later first tell of each try to resolve the controller's name
-        raise (NotAnsweringError if _SILENT.search(f"{e.stderr}\n{e.stdout}") else SlurmError)(words) from e
+        raise (NotAnsweringError if _SILENT.search(f"{e.stderr}\n{e.stdout}") else SlurmError)(refusal) from e
     return done.stderr if answer == "stderr" else done.stdout
 
 
@@ -358,7 +334,7 @@ def parse_gpus(gres: str) -> int:
     return total
 
 
-def _words(text: str) -> str:
+def words(text: str) -> str:
     """Return Slurm's message as one line, without the commands' names in front and without saying anything twice."""
     lines: list[str] = []
     for raw in text.splitlines():
@@ -386,6 +362,7 @@ def _capacity(node: nodes.Node) -> Capacity:
         features=frozenset((show.value(fields, "AvailableFeatures") or "").split(",")) - {""},
         is_kept=takes_jobs and _KEPT in node.flags,
         endpoint=(address, _number(fields.get("Port", "6818"))) if can_ask else None,
+        models=frozenset(re.findall(r"\bgpu:([A-Za-z][\w.-]*)", node.gres or "")),
     )
 
 

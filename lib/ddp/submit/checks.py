@@ -5,7 +5,7 @@ import re
 
 from ddp.base import ParameterError, Settings, TrainerError, ahead
 from ddp.problem import Step
-from ddp.slurm import access, jobs
+from ddp.slurm import access, jobs, submissions
 from ddp.workspace import folders, operations
 
 # A run's scripts, logs and figures; checkpoints check for themselves
@@ -54,7 +54,7 @@ def workspace(settings: Settings, contents: folders.Contents) -> list[str]:
 def judge(script: str) -> str:
     """Check a script with `sbatch --test-only` and give its verdict. Raises TrainerError if Slurm rejects it."""
     try:
-        return jobs.judge(script)
+        return submissions.judge(script)
     except jobs.NotAnsweringError as e:
         raise TrainerError(f"Slurm: {e}") from e
     except jobs.SlurmError as e:
@@ -62,6 +62,7 @@ def judge(script: str) -> str:
 
 
 _CULPRITS = {
+    **submissions.FINAL,
     "nvalid account": "account",
     "artition": "partition",
     "qos": "qos",

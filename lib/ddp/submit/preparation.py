@@ -71,7 +71,10 @@ def prepare_dataset(
     request = resources.preparation(params, partitions)
     control.claim(settings, f"{control.PREPARATION}{name}")
     control.refuse_if_active(settings, f"{control.PREPARATION}{name}")
-    work = _Work(settings, params, request, name, params.elements or _elements(settings, params.source))
+    resources.check_array("elements", params.elements or 1, partitions)
+    largest = partitions[0].limits.max_array_size or _MOST_ELEMENTS
+    elements = params.elements or min(_elements(settings, params.source), largest)
+    work = _Work(settings, params, request, name, elements)
     drafts = work.texts(environments.NOT_INSTALLED)
     for script in sorted(name for name in drafts if name.endswith(".sbatch")):
         checks.judge(drafts[script])
@@ -131,7 +134,7 @@ def _submit_array(
     path = settings.runs / run
     former = folders.call(settings, folder.create, path=path, texts=texts, again=again)
     try:
-        return control.send(settings, run, "parts.sbatch", texts["parts.sbatch"], control.new_mark()), former
+        return control.send(settings, run, "parts.sbatch", texts["parts.sbatch"], control.new_mark())[0], former
     except jobs.UncertainError as e:
         raise TrainerError(f"{run}: {e}") from e
     except jobs.SlurmError as e:

@@ -66,8 +66,6 @@ def training(
         from_env = (*(pair for pair in from_env if pair[0] != "PYTHONPATH"), ("PYTHONPATH", start.python_path))
     variables = (*_tracking(settings, {name for name, _ in from_env}), *token, *from_env)
     folder = str(settings.runs / run)
-    given = declared.directives(params)
-    given += [(name, value) for name, _, value in (word[2:].partition("=") for word in params.sbatch.split())]
     about = f"Written by ddp for run {run}. To continue the run: sbatch {folder}/job.sbatch"
     if sweep is not None:
         about = f"Written by ddp for sweep {run}: one task of the array for each line of {folder}/sweep.jsonl."
@@ -75,7 +73,7 @@ def training(
         request,
         run,
         folder,
-        given,
+        declared.directives(params),
         output=f"{folder}{'-%a' if sweep else ''}/logs/%j.out",
         array=sweep.directive if sweep else None,
         signal=f"B:USR1@{request.lead_s}",
@@ -186,8 +184,9 @@ def _directives(
 ) -> list[tuple[str, str]]:
     """List a job's directives: the computed ones, the `given` ones of options, and the fixed ones.
 
-    Memory is given, or the job would take the whole node's. GPUs are by node: Slurm would bind those of tasks
-    and cut the ranks' paths to each other. The log is appended to, so that a requeued attempt keeps the first one's.
+    Memory is given unless the site decides, or the job would take the whole node's. GPUs are by node: Slurm would
+    bind those of tasks and cut the ranks' paths to each other. The log is appended to, so that a requeued attempt
+    keeps the first one's.
     A job whose dependency can no longer come true ends. The login host's limits are not propagated: it locks too
     little memory for RDMA. The signal goes to the batch script alone, which is the program from then on and makes the
     ranks save.
@@ -199,7 +198,8 @@ def _directives(
         ("nodes", request.num_nodes),
         ("ntasks-per-node", 1),
         ("cpus-per-task", request.cpus_per_task),
-        ("mem", f"{request.memory_mb}M"),
+        ("mem", f"{request.memory_mb}M" if request.memory_mb and not request.memory_per_cpu_mb else None),
+        ("mem-per-cpu", f"{request.memory_per_cpu_mb}M" if request.memory_per_cpu_mb else None),
         ("gpus-per-node", request.gpus_per_node or None),
         ("time", request.time_limit),
         *given,

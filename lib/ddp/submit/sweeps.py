@@ -12,7 +12,7 @@ from ddp.problem import Command
 from ddp.run import catalog, control, folder
 from ddp.run.model import State
 from ddp.slurm import jobs
-from ddp.submit import checks, precheck, scripts, training
+from ddp.submit import checks, precheck, resources, scripts, training
 from ddp.view import tables
 from ddp.view.result import Result
 from ddp.workspace import folders, tokens
@@ -28,6 +28,7 @@ def submit_sweep(settings: Settings, params: models.SubmitSweep, log: Log) -> An
     for taken in (name, f"{name}-0"):
         if folders.locate(settings, str(settings.runs / taken)).kind != "absent":
             raise ParameterError("name", f"{settings.runs / taken} exists already; choose another name")
+    resources.check_array("grid", sweep.size, checks.partitions())
     checked = training.check(settings, params, run=name, sweep=sweep, choices=choices)
     lines = [json.dumps(choice, sort_keys=True) for choice in choices]
     if params.dry_run:
@@ -58,7 +59,7 @@ def submit_sweep(settings: Settings, params: models.SubmitSweep, log: Log) -> An
         try:
             if tokens.is_wanted(settings, params):
                 tokens.deliver(settings, name)
-            job_id = control.send(settings, name, "job.sbatch", texts["job.sbatch"], mark)
+            job_id, limit = control.send(settings, name, "job.sbatch", texts["job.sbatch"], mark)
         except jobs.UncertainError as e:
             raise TrainerError(f"{name}: {e}", remedy=catalog.LIST) from e
         except (jobs.SlurmError, folders.WorkspaceError) as e:
@@ -78,6 +79,7 @@ def submit_sweep(settings: Settings, params: models.SubmitSweep, log: Log) -> An
         "script": str(path / "job.sbatch"),
         "count": str(len(choices)),
         "runs": _listing(name, lines),
+        **({"waits-for": limit} if limit else {}),
     }
     if not params.wait:
         return results

@@ -122,15 +122,16 @@ def check(
     """Check everything that can be known before anything is written. Raises ParameterError that names the option."""
     partitions = checks.partitions(params.reservation)
     request = resources.training(params, partitions)
+    remarks = resources.remark(params, request, partitions)
     contents = folders.look(settings)
-    remarks: list[str] = []
-    passed = [f"resources: {describe(request)}", *checks.workspace(settings, contents)]
+    passed = [f"resources: {describe(request)}", *remarks, *checks.workspace(settings, contents)]
     tuned = tuning.check(settings, params, choices) if params.workload == "gpt" else ()
     passed += [f"model: {', '.join(tuned)} is readable"] if tuned else []
     workload = _workload(settings, params, contents, run=run, resume=resume, tunes=bool(tuned))
     if workload.kind == "script":
-        remarks = programs.check(settings, params, contents)
-        passed += [f"workload: {params.workload} {'is a module' if params.module else 'is readable'}", *remarks]
+        about = programs.check(settings, params, contents)
+        passed += [f"workload: {params.workload} {'is a module' if params.module else 'is readable'}", *about]
+        remarks += about
     if workload.dataset:
         passed.append(f"dataset: {workload.dataset} {'is prepared first' if workload.prepare else 'exists'}")
     _check_profile(params, workload.kind, request)
@@ -199,7 +200,7 @@ def describe(request: resources.Request) -> str:
     nodes = f"{request.num_nodes} node{'s' if request.num_nodes > 1 else ''} of {request.partition}"
     gpus = f"{request.gpus_per_node} GPU{'s' if request.gpus_per_node > 1 else ''}, " if request.gpus_per_node else ""
     cores = f"{request.cpus_per_task} core{'s' if request.cpus_per_task > 1 else ''}"
-    return f"{nodes}, each {gpus}{cores}, {request.memory_mb} MiB"
+    return f"{nodes}, each {gpus}{cores}, {f'{request.memory_mb} MiB' if request.memory_mb else 'the default memory'}"
 
 
 def _workload(

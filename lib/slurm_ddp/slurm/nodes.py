@@ -144,7 +144,7 @@ def show(name: str) -> Node | None:
 
 def show_all() -> list[Node]:
     """Ask for all nodes, sorted by name."""
-    return sorted(parse(_scontrol("show nodes", "show", "nodes", "-o")), key=lambda node: node.name)
+    return sorted(parse(_scontrol("show nodes", "-a", "show", "nodes", "-o")), key=lambda node: node.name)
 
 
 def parse(text: str) -> list[Node]:

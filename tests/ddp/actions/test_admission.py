@@ -11,18 +11,22 @@ def reservation(name: str = "spring", *, nodes: str = "slurmd-0", flags: str = "
     return f"ReservationName={name} StartTime=2026-11-23T08:00:00 Nodes={nodes} NodeCnt=1 Flags={flags} State=ACTIVE\n"
 
 
-@pytest.mark.parametrize("action", ["submit-ddp", "submit-sweep", "prepare-dataset", "benchmark-collectives"])
-def test_slurm_decides_on_accounts_qos_and_reservations_before_anything_is_written(
+@pytest.mark.parametrize("action", ["submit-ddp", "submit-sweep", "prepare-dataset", "benchmark-collectives", "doctor"])
+def test_every_job_carries_the_account_on_which_slurm_decides_before_anything_is_written(
     ready: Trainer, cluster: Cluster, action: str
 ):
     before = ready.files()
-    given = {"account": "chem", "qos": "gold", "reservation": "autumn"} | (
-        {"grid": "lr=1"} if "sweep" in action else {}
-    )
+    given = {"account": "chem", "qos": "gold", "sbatch": "--nice=5"} | ({"grid": "lr=1"} if "sweep" in action else {})
     cluster.refusal = "allocation failure: Invalid account or account/partition combination specified"
-    assert ready.fails(action, **given) == f"account: Slurm rejects the job: {cluster.refusal}"
-    assert ready.files() == before
+    if action == "doctor":
+        ready.run(action, **given)
+    else:
+        assert ready.fails(action, **given) == f"account: Slurm rejects the job: {cluster.refusal}"
+        assert ready.files() == before
     assert not cluster.changes
+    asked = [*cluster.judged, *(" ".join(call) for call in cluster.calls if call[0] == "srun")]
+    assert asked
+    assert all({"--account=chem", "--qos=gold", "--nice=5"} <= {*text.split()} for text in asked)
 
 
 MAINTENANCE = "MAINT,SPEC_NODES"

@@ -183,7 +183,7 @@ class SlurmDouble:
             "hostlist",
         }:
             return self._reservations(command)
-        if command == "/usr/bin/scontrol show nodes -o":
+        if command == "/usr/bin/scontrol -a show nodes -o":
             return self._show() if self.record else Completed(0, "No nodes in the system\n", "")
         self.log.append(command)
         if command == "/usr/bin/scontrol reconfigure":

@@ -1,0 +1,64 @@
+"""The limits of a partition, under the names of slurm.conf(5), and whose jobs it takes."""
+
+import collections.abc
+import contextlib
+import dataclasses
+import grp
+import os
+import pwd
+
+_LISTS = ("AllowGroups", "AllowAccounts", "DenyAccounts", "AllowQos", "DenyQos")
+_OPTIONS = {"Groups": "partition", "Accounts": "account", "Qos": "qos"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What a job in the partition may ask for; None: any amount."""
+
+    max_nodes: int | None = None
+    max_cpus_per_node: int | None = None
+    max_memory_mb: int | None = None  # on a node
+    max_memory_per_cpu_mb: int | None = None
+    max_array_size: int | None = None  # the cluster's
+    is_exclusive: bool = False  # jobs get whole nodes
+    lists: collections.abc.Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict[str, tuple[str, ...]])
+
+
+def read(partition: collections.abc.Mapping[str, str], cluster: collections.abc.Mapping[str, str]) -> Limits:
+    """Read a partition as `scontrol show partition` prints it; its limits of memory replace the cluster's."""
+    memory = ("MaxMemPerNode", "MaxMemPerCPU")
+    source = partition if any(_number(partition, name) for name in memory) else cluster
+    return Limits(
+        max_nodes=_number(partition, "MaxNodes"),
+        max_cpus_per_node=_number(partition, "MaxCPUsPerNode"),
+        max_memory_mb=_number(source, memory[0]),
+        max_memory_per_cpu_mb=_number(source, memory[1]),
+        max_array_size=_number(cluster, "MaxArraySize"),
+        is_exclusive=partition.get("OverSubscribe") == "EXCLUSIVE",
+        lists={name: tuple(text.split(",")) for name in _LISTS if (text := partition.get(name, "ALL")) != "ALL"},
+    )
+
+
+def refusal(limits: Limits, *, account: str | None, qos: str | None) -> tuple[str, str] | None:
+    """Return the option and the list that keep this process's user out of the partition; None if none does."""
+    for name, listed in limits.lists.items():
+        option = _OPTIONS[name.removeprefix("Allow").removeprefix("Deny")]
+        mine = _groups() if option == "partition" else {account if option == "account" else qos}
+        names = {one.lower() for one in mine if one}
+        if names and names.isdisjoint(map(str.lower, listed)) == name.startswith("Allow"):
+            return option, f"{name}={','.join(listed)}"
+    return None
+
+
+def _groups() -> set[str | None]:
+    """List the groups of the user, as slurmctld looks them up; of an unknown user none."""
+    found: set[str | None] = set()
+    with contextlib.suppress(KeyError):  # a group without a name
+        about = pwd.getpwuid(os.geteuid())
+        found |= {grp.getgrgid(gid).gr_name for gid in os.getgrouplist(about.pw_name, about.pw_gid)}
+    return found
+
+
+def _number(record: collections.abc.Mapping[str, str], name: str) -> int | None:
+    text = record.get(name, "")
+    return int(text) if text.isdecimal() and int(text) else None

@@ -1,0 +1,80 @@
+"""A script becomes a job: its id, and why the job waits."""
+
+import contextlib
+import pathlib
+import re
+import time
+import typing
+
+from ddp import backports
+from ddp.slurm import jobs
+from slurm_ddp.slurm import commands
+
+_SBATCH = commands.find("sbatch")
+_SQUEUE = commands.find("squeue")
+_ID = re.compile(r"^\s*(\d+)(?:;\S+)?\s*$", re.MULTILINE)  # a federation adds the cluster's name
+_MARK = re.compile(r"\bddp:[0-9a-f]{16}\b")
+_LOOKS, _PAUSE_S = 5, 0.5  # slurmctld evaluates a new job within batch_sched_delay, 3 s (slurm.conf(5))
+_TABLE = pathlib.Path(__file__).with_name("reasons.toml").read_text()
+_KNOWN = typing.cast("dict[str, dict[str, str]]", backports.parse_toml(_TABLE))
+FINAL = _KNOWN["final"]
+_OF_ONE_JOB, _OF_ONE_USER, _SHARED = (re.compile(_KNOWN["limits"][name]) for name in ("job", "user", "shared"))
+
+
+def judge(script: str) -> str:
+    """Check a script with `sbatch --test-only`, which submits and writes nothing: its output. Raises SlurmError."""
+    return jobs.words(jobs.ask(_SBATCH, "--test-only", stdin=script, answer="stderr"))
+
+
+def submit(*words: str) -> int:
+    """Submit the script named last and return the job's id, whatever a site prints around it.
+
+    Raises UncertainError if no line, or more than one, may be the id, and SlurmError.
+    """
+    answer = jobs.ask(_SBATCH, "--parsable", *words)
+    found = {*_ID.findall(answer)}
+    if len(found) != 1:
+        raise jobs.UncertainError(f"sbatch answered {answer.strip()[:80]!r} instead of a job's id")
+    return int(found.pop())
+
+
+def find(mark: str, *, user: str, name: str) -> int | None:
+    """Return the job of this name that was submitted with `mark` in its comment; of an array its id.
+
+    Where a site's plugin replaces comments, the newest active job of this name counts that has no other mark.
+    None if the controller does not know it. Raises SlurmError.
+    """
+    form = "JobID:|,ArrayJobID:|,ArrayTaskID:|,State:|,Comment:|"
+    others: list[int] = []
+    for line in jobs.ask(_SQUEUE, "-h", "-a", "-t", "all", "-u", user, "-n", name, "-O", form).splitlines():
+        job_id, array, task, state, comment = (*line.split("|", 4), "", "", "", "", "")[:5]
+        number = job_id if task in ("N/A", "") else array
+        if number.isdecimal() and mark in comment:
+            return int(number)
+        if number.isdecimal() and state in jobs.ACTIVE and not _MARK.search(comment):
+            others.append(int(number))
+    return max(others, default=None)
+
+
+def explain_wait(job_id: int, *, user: str) -> tuple[str, bool]:
+    """Return the limit that a new job waits for, and whether it does so for ever; "" if it waits for no limit.
+
+    slurmctld takes a moment to evaluate a job: the answer may take two seconds.
+    """
+    with contextlib.suppress(jobs.SlurmError):
+        for _ in range(_LOOKS):
+            line = jobs.ask(_SQUEUE, "-h", "-a", "-j", str(job_id), "-O", "State:|,Reason:|", timeout=10)
+            state, reason, *_ = (*line.partition("\n")[0].split("|"), "", "")
+            if state != "PENDING" or reason not in ("None", ""):
+                return _limit(reason, user) if state == "PENDING" else ("", False)
+            time.sleep(_PAUSE_S)
+    return "", False
+
+
+def _limit(reason: str, user: str) -> tuple[str, bool]:
+    """Return the reason if it is a limit, and whether that is final."""
+    if reason.startswith(tuple(FINAL)) or _OF_ONE_JOB.match(reason):
+        return reason, True
+    if _OF_ONE_USER.match(reason):
+        return reason, all(one.state == "PENDING" for one in jobs.jobs(user=user) if one.is_active)
+    return (reason, False) if _SHARED.match(reason) else ("", False)
