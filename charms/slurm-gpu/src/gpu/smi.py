@@ -39,7 +39,6 @@ class Rule(typing.NamedTuple):
     level: str
     text: str  # with the field's value as {}
     good: str | int  # the value that is fine, or the greatest number that is
-    field: str = ""  # of `nvidia-smi --query-gpu`, by which NVML reports the same without XML
 
 
 _ECC, _SLOW = "ecc_errors/volatile/", "clocks_event_reasons/clocks_event_reason_hw_"
@@ -50,71 +49,15 @@ _SINGLE = "retired_pages/multiple_single_bit_retirement/retired_count"
 # volatile uncorrectable error asks for a reset). Correctable errors are repaired; Azure's node checks count so many.
 RULES = (
     Rule("recovery", "gpu_recovery_action", DRAIN, "recovery action {}", "None"),
-    Rule(
-        "row-remap",
-        "remapped_rows/remapped_row_failure",
-        DRAIN,
-        "row remapping failed: replace it",
-        "No",
-        "remapped_rows.failure",
-    ),
-    Rule(
-        "row-remap",
-        "remapped_rows/remapped_row_pending",
-        DRAIN,
-        "row remapping pending: reset it",
-        "No",
-        "remapped_rows.pending",
-    ),
-    Rule(
-        "retired",
-        "retired_pages/pending_retirement",
-        DRAIN,
-        "page retirement pending: reset it",
-        "No",
-        "retired_pages.pending",
-    ),
-    Rule(
-        "retired",
-        _DOUBLE,
-        DRAIN,
-        "{} pages retired for double-bit errors: replace it",
-        60,
-        "retired_pages.double_bit.count",
-    ),
-    Rule(
-        "retired",
-        _SINGLE,
-        DRAIN,
-        "{} pages retired for single-bit errors: replace it",
-        60,
-        "retired_pages.single_bit_ecc.count",
-    ),
-    Rule(
-        "ecc",
-        f"{_ECC}dram_correctable",
-        WARN,
-        "{} correctable DRAM errors",
-        20_000_000,
-        "ecc.errors.corrected.volatile.dram",
-    ),
+    Rule("row-remap", "remapped_rows/remapped_row_failure", DRAIN, "row remapping failed: replace it", "No"),
+    Rule("row-remap", "remapped_rows/remapped_row_pending", DRAIN, "row remapping pending: reset it", "No"),
+    Rule("retired", "retired_pages/pending_retirement", DRAIN, "page retirement pending: reset it", "No"),
+    Rule("retired", _DOUBLE, DRAIN, "{} pages retired for double-bit errors: replace it", 60),
+    Rule("retired", _SINGLE, DRAIN, "{} pages retired for single-bit errors: replace it", 60),
+    Rule("ecc", f"{_ECC}dram_correctable", WARN, "{} correctable DRAM errors", 20_000_000),
     Rule("ecc", f"{_ECC}sram_correctable", WARN, "{} correctable SRAM errors", 10_000),
-    Rule(
-        "ecc",
-        f"{_ECC}dram_uncorrectable",
-        DRAIN,
-        "{} uncorrectable DRAM errors: reset it",
-        0,
-        "ecc.errors.uncorrected.volatile.dram",
-    ),
-    Rule(
-        "ecc",
-        f"{_ECC}sram_uncorrectable",
-        DRAIN,
-        "{} uncorrectable SRAM errors: reset it",
-        0,
-        "ecc.errors.uncorrected.volatile.sram",
-    ),
+    Rule("ecc", f"{_ECC}dram_uncorrectable", DRAIN, "{} uncorrectable DRAM errors: reset it", 0),
+    Rule("ecc", f"{_ECC}sram_uncorrectable", DRAIN, "{} uncorrectable SRAM errors: reset it", 0),
     Rule("ecc", f"{_ECC}sram_uncorrectable_parity", DRAIN, "{} SRAM parity errors: reset it", 0),
     Rule("ecc", f"{_ECC}sram_uncorrectable_secded", DRAIN, "{} SRAM SEC-DED errors: reset it", 0),
     Rule("sram", "ecc_errors/aggregate/sram_threshold_exceeded", DRAIN, "SRAM error threshold: replace it", "No"),
@@ -125,9 +68,19 @@ RULES = (
     Rule("fabric", "fabric/state", DRAIN, "fabric/state {}: is nvidia-fabricmanager running?", "Completed"),
     Rule("fabric", "fabric/status", DRAIN, "fabric/status {}: is nvidia-fabricmanager running?", "Success"),
 )
+# The fields of `nvidia-smi --query-gpu` by which NVML reports the same without XML
+FIELDS = {
+    "remapped_rows/remapped_row_failure": "remapped_rows.failure",
+    "remapped_rows/remapped_row_pending": "remapped_rows.pending",
+    "retired_pages/pending_retirement": "retired_pages.pending",
+    _DOUBLE: "retired_pages.double_bit.count",
+    _SINGLE: "retired_pages.single_bit_ecc.count",
+    f"{_ECC}dram_correctable": "ecc.errors.corrected.volatile.dram",
+    f"{_ECC}dram_uncorrectable": "ecc.errors.uncorrected.volatile.dram",
+    f"{_ECC}sram_uncorrectable": "ecc.errors.uncorrected.volatile.sram",
+}
 _READ = tuple(dict.fromkeys([*(rule.path.split("/")[0] for rule in RULES), "mig_devices"]))  # elements below <gpu>
-_PATHS = {rule.path: rule.field for rule in RULES if rule.field}
-QUERY = (f"--query-gpu={','.join(('pci.bus_id', *_PATHS.values()))}", "--format=csv,noheader")
+QUERY = (f"--query-gpu={','.join(('pci.bus_id', *FIELDS.values()))}", "--format=csv,noheader")
 
 
 class UnreadableError(Exception):
@@ -165,10 +118,10 @@ def read_table(printed: str) -> ET.Element:
     """Return the document that `read` would, from the answer to `QUERY`. Raises `UnreadableError`."""
     root = ET.Element("nvidia_smi_log")
     for row in csv.reader(printed.splitlines(), skipinitialspace=True):
-        if len(row) != len(_PATHS) + 1 or not re.fullmatch(r"[0-9A-Fa-f:.]+", row[0]):
+        if len(row) != len(FIELDS) + 1 or not re.fullmatch(r"[0-9A-Fa-f:.]+", row[0]):
             raise UnreadableError(f"nvidia-smi --query-gpu printed {_line(','.join(row), 0)}")
         gpu = ET.SubElement(root, "gpu", id=row[0])
-        for path, value in zip(_PATHS, row[1:], strict=True):
+        for path, value in zip(FIELDS, row[1:], strict=True):
             element = gpu
             for name in path.split("/"):
                 found = element.find(name)
