@@ -19,13 +19,11 @@ def plan(spec: mount_plan.Spec, export: fs.Nfs) -> mount_plan.Plan:
     kernel.check(kind)
     if export.port is not None:
         options = {"port": str(export.port)} | options
-    given = kernel.below(export.path, spec.subdirectory)
-    path = re.sub("/+", "/", given).rstrip("/") or "/"  # as the kernel shows it
+    path = re.sub("/+", "/", kernel.below(export.path, spec.subdirectory)).rstrip("/") or "/"  # as the kernel shows it
     servers = () if options["proto"].startswith("rdma") else (((export.host, int(options.get("port", _PORT))),),)
-    source, spelled = (f"{fs.join_address(export.host, None)}:{each}" for each in (path, given))
-    aliases = (spelled,) if spelled != source else ()
+    source = f"{fs.join_address(export.host, None)}:{path}"
     remedy = f"chmod +t {path}, on {export.host}"
-    return kernel.plan(spec, kind=kind, source=source, aliases=aliases, options=options, servers=servers, remedy=remedy)
+    return kernel.plan(spec, kind=kind, source=source, options=options, servers=servers, remedy=remedy)
 
 
 def _version(options: presets.Options) -> presets.Options:
