@@ -87,6 +87,11 @@ def blame(folder: pathlib.Path, text: str, *others: str) -> tuple[str, str]:
             ("program", ""),
             "",
         ),
+        (
+            f"{TRACE}RuntimeError: unable to open shared memory object </torch_1>: Too many open files (24)\n",
+            ("mistake", ""),
+            "ulimit",
+        ),
         (f"{TRACE}ValueError: see Disk quota exceeded\n", ("program", ""), ""),
         (f"{TRACE}ValueError: see [Errno 28] and FileNotFoundError\n", ("program", ""), ""),
     ],
