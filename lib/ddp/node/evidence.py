@@ -47,7 +47,7 @@ _PEER_LEFT = re.compile(rf"rank \d+ leaves:|{_MODULES}(?:SharedError|SignalExcep
 _CUT = re.compile(
     r"[Cc]onnection (closed|reset|timed out)|Broken pipe|remote process exited|No route to host|Network is unreachable"
 )
-# Python's errors begin with the number; torch's, h5py's and safetensors' have strerror(3)'s words (behind `>: `: of shm)
+# Python's errors begin with the number, torch's, h5py's and safetensors' have strerror(3)'s words; `>: ` is torch's shm
 _OF_SYSTEM = rf"{_MODULES}(?:\w+Error: \[Errno %s\]|(?:OS|IO|Runtime|Safetensor)Error: .*%s)"
 _QUOTA = "quota -s, lfs quota or juicefs quota"
 # Faults of the program with a known remedy: the exception (errno.h's numbers), whether it would come again, the remedy
