@@ -16,7 +16,7 @@ _COUNT = re.compile(r"(?<!Xid )(?<!exited )\b\d+\b")
 
 
 def kinds(reason: str) -> frozenset[str]:
-    """Return what a drain's reason complains of, without the cards and counts, which differ between nodes."""
+    """Return the complaints in a drain's reason, without the cards and counts, which differ between nodes."""
     complaints = (_COUNT.sub("N", _BUS_ID.sub("", part)) for part in reason.partition(": ")[2].split("; "))
     return frozenset(" ".join(complaint.split()) for complaint in complaints) - {""}
 

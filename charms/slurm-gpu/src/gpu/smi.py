@@ -91,7 +91,7 @@ def read(printed: str) -> ET.Element:
     """Return the document of `nvidia-smi -q -x` with those elements of each card that `RULES` and counts need.
 
     Raises:
-        UnreadableError: there is no document, one of the elements is no XML, or cards cannot be told apart.
+        UnreadableError: there is no document, one of the elements is no XML, or the cards cannot be distinguished.
     """
     found = _DOCUMENT.search(printed)
     if found is None:
