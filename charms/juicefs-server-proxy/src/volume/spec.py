@@ -20,7 +20,7 @@ _BUCKETS = {
 # Hosts that begin with the bucket's name, by the stores' own documentation; others of S3 may be of either style
 _HOST_STYLE = re.compile(
     r"(?!s3[.-]|vpce-)[^/]+\.s3[.-][^/]*\.?(amazonaws\.com(\.cn)?|wasabisys\.com|backblazeb2\.com)"
-    r"|[^.]+(\.[^.]+){2,}\.(aliyuncs|digitaloceanspaces)\.com",
+    r"|[^.]+(\.[^.]+)+\.(aliyuncs|digitaloceanspaces)\.com",
     re.IGNORECASE,
 )
 _COMPRESSIONS = ("none", "lz4", "zstd")
