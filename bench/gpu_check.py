@@ -1,4 +1,4 @@
-"""One check for a machine with a GPU: the bench's row `gpu`, and slurm-gpu's NVML readers against nvidia-smi.
+"""One check for a machine with a GPU: the bench's row `gpu`, and slurm-gpu's NVML reader against nvidia-smi.
 
     python3 bench/gpu_check.py > gpu.json
 
@@ -14,12 +14,10 @@ import subprocess
 import sys
 import tempfile
 import typing
-import xml.etree.ElementTree as ET
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 READER = ROOT / "charms" / "slurm-gpu" / "src" / "scripts" / "nvml.py"
-FIELDS = ("pci.bus_id", "uuid", "name", "memory.total", "driver_version", "mig.mode.current")
-MIB = 1 << 20
+FIELDS = ("pci.bus_id", "uuid", "name", "driver_version", "mig.mode.current")
 
 
 def output(*argv: str) -> str:
@@ -37,7 +35,7 @@ def bus_id(text: str) -> str:
 
 def cards() -> tuple[list[dict[str, typing.Any]], list[str]]:
     """Return the cards that slurm-gpu lists, and how they differ from nvidia-smi's."""
-    found = json.loads(output(sys.executable, str(READER), "gpus"))
+    found = json.loads(output(sys.executable, str(READER)))
     listed = output("nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits")
     differences: list[str] = []
     ours = {bus_id(card["bus_id"]): card for card in found["gpus"]}
@@ -45,45 +43,20 @@ def cards() -> tuple[list[dict[str, typing.Any]], list[str]]:
     if ours.keys() != theirs.keys():
         differences.append(f"cards: {sorted(ours)}, nvidia-smi {sorted(theirs)}")
     for bus in ours.keys() & theirs.keys():
-        card, (_, uuid, name, memory, driver, mig) = ours[bus], theirs[bus]
+        card, (_, uuid, name, driver, mig) = ours[bus], theirs[bus]
         pairs = {
             "uuid": (card["uuid"], uuid),
             "name": (card["name"], name),
             "driver": (found["driver"], driver),
-            "memory_mib": (card["memory_bytes"] // MIB, int(memory)),
             "mig": (card["mig"], mig == "Enabled"),
         }
         differences += [f"{bus} {key}: {one}, nvidia-smi {two}" for key, (one, two) in pairs.items() if one != two]
     return found["gpus"], differences
 
 
-def health() -> list[str]:
-    """Return how the report that gpu-health reads differs from `nvidia-smi -q -x`, element by element."""
-    ours = ET.fromstring(output(sys.executable, str(READER)))
-    theirs = {bus_id(gpu.get("id", "")): gpu for gpu in ET.fromstring(output("nvidia-smi", "-q", "-x")).iter("gpu")}
-    differences: list[str] = []
-    for gpu in ours.iter("gpu"):
-        bus = bus_id(gpu.get("id", ""))
-        for path, value in leaves(gpu):
-            there = theirs[bus].findtext(path) if bus in theirs else None
-            if (there or "N/A").strip() != value:
-                differences.append(f"{bus} {path}: {value}, nvidia-smi {there}")
-    return differences
-
-
-def leaves(element: ET.Element, prefix: str = "") -> list[tuple[str, str]]:
-    """Return the path and text of each element without children."""
-    found: list[tuple[str, str]] = []
-    for child in element:
-        path = f"{prefix}{child.tag}"
-        found += leaves(child, f"{path}/") if len(child) else [(path, (child.text or "").strip())]
-    return found
-
-
 def main() -> int:
     """Check, print the JSON object, return an exit status."""
     listed, differences = cards()
-    differences += health()
     with tempfile.TemporaryDirectory() as scratch:
         report = pathlib.Path(scratch, "row.json")
         done = subprocess.run(

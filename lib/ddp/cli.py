@@ -150,9 +150,15 @@ def _parsed(
 ) -> fields.Parsed:
     """Parse a verb's options. Raises click.UsageError."""
     values: dict[str, object] = {}
+    more: dict[str, object] = {"is_json": session.is_json}
     options = declared.options(verb.options)
     for option in options:
         value = given.get(option.name.replace("-", "_"))
+        if option.name == "env" and "secrets" in verb.options.model_fields:
+            words = typing.cast("tuple[str, ...]", value or ())
+            hidden = [word for word in words if fields.is_secret(word) and word in os.environ]
+            more["secrets"] = {word: os.environ[word] for word in hidden}
+            value = tuple(word for word in words if word not in hidden)
         if isinstance(value, tuple):
             value = _joined(option, typing.cast("tuple[str, ...]", value)) or None
         if value is None and option.name in _SBATCH:
@@ -160,7 +166,6 @@ def _parsed(
         value = option.text.terminal if value is None else value
         if value is not None:
             values[option.name] = value
-    more: dict[str, object] = {"is_json": session.is_json}
     try:
         if "workload" in values:
             from ddp.submit import typed  # noqa: PLC0415 - the other commands start without it

@@ -196,7 +196,10 @@ def find(settings: Settings, params: models.Training) -> project.Project:
     """Find the project of a script or module. Raises ParameterError."""
     own = [*settings.folders, settings.runs, settings.datasets]
     typed_in = pathlib.Path(params.typed_in) if params.typed_in else None
-    return project.find(None if params.module else pathlib.Path(params.workload), own=own, typed_in=typed_in)
+    script = None if params.module else pathlib.Path(params.workload)
+    found = project.find(script, own=own, typed_in=typed_in)
+    secret = os.path.realpath(params.env_file) if params.env_file else ""
+    return dataclasses.replace(found, files=tuple(name for name in found.files if str(found.root / name) != secret))
 
 
 def in_place(params: models.Training) -> Start:

@@ -29,6 +29,11 @@ def show_node(name: str, *, timeout: float = SCONTROL_S) -> nodes.Node:
     return shown[0]
 
 
+def show_nodes(*, timeout: float = SCONTROL_S) -> list[nodes.Node]:
+    """Show all nodes as the controller reports them. Raises `CommandError`."""
+    return nodes.parse(run(nodes.SCONTROL, "show", "nodes", "-o", timeout=timeout).stdout)
+
+
 def is_drained_by(prefix: str, node: nodes.Node) -> bool:
     """Report whether the node is drained with a reason that begins with this program's prefix."""
     return node.is_drained and (node.reason or "").startswith(prefix)

@@ -270,6 +270,17 @@ def test_env_is_a_variable_and_may_be_repeated(asked: Asked, monkeypatch: pytest
     assert fields.variables(one(asked).env) == (("A", "b c"), ("HERE", "x'y z"), ("PROFILE_MEMORY", ""))
 
 
+def test_a_secret_of_this_terminal_is_no_variable_of_the_script(asked: Asked, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("WANDB_API_KEY", "se cret")
+    assert typed("submit", "--env", "WANDB_API_KEY", "--env", "A=b", "--env-file", "mine")[0] == 0
+    assert (one(asked).secrets, one(asked).env) == ({"WANDB_API_KEY": "se cret"}, "A=b")
+    assert one(asked).env_file == str(pathlib.Path.cwd() / "mine")
+    assert "se cret" not in repr(one(asked))
+    for words in (["submit", "--env", "DB_PASSWORD"], ["bench", "--env", "WANDB_API_KEY"]):
+        code, _, error = typed(*words)
+        assert (code, "for others to read; use env-file" in error, "cret" in error) == (2, True, False), error
+
+
 def test_a_log_is_followed_until_its_end(asked: Asked):
     assert typed("log", "-f", "night")[0] == 0
     assert (one(asked).follow, one(asked).follow_timeout) == (True, 86400)

@@ -105,10 +105,39 @@ def test_the_variables_that_a_job_sets_are_reserved_and_no_others():
     elastic = ("ERROR_FILE", "MAX_RESTARTS", "RESTART_COUNT", "RUN_ID", "USE_AGENT_STORE")
     torchruns |= {f"TORCHELASTIC_{name}" for name in elastic}
     assert found | torchruns == fields.RESERVED
-    for free in ("RUN_NAME", "JOB_TYPE", "PROFILE_MEMORY", "MASTER_KEY", "PATH", "HOME", "LD_PRELOAD", "PYTHONPATH"):
+    for free in ("RUN_NAME", "JOB_TYPE", "PROFILE_MEMORY", "MASTER_NAME", "PATH", "HOME", "LD_PRELOAD", "PYTHONPATH"):
         assert fields.parse(models.SubmitDdp, {"env": f"{free}=x"}).env
     for reserved in (*found, "SLURM_JOB_ID", "SRUN_CPUS_PER_TASK"):
         assert refusal(models.SubmitDdp, {"env": f"{reserved}=x"}).startswith(f"env: {reserved} is set by the job")
+
+
+@hypothesis.settings(deadline=None)
+@hypothesis.given(
+    st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,20}", fullmatch=True),
+    st.sampled_from("KEY TOKEN SECRET PASSWORD PASSPHRASE".split()),
+    st.text(st.characters(exclude_characters="\0")),
+)
+def test_no_secret_is_taken_as_a_variable_or_shown(start: str, end: str, value: str):
+    for name in (start + end, (start + end).lower()):
+        error = refusal(models.SubmitDdp, {"env": shlex.join([f"{name}=~{value}~"])})
+        assert error.startswith("env: ")
+        assert f"~{value}~" not in error
+
+
+@hypothesis.settings(deadline=None)
+@hypothesis.given(st.dictionaries(st.from_regex(r"[A-Z_]{1,9}", fullmatch=True), st.text(st.characters(codec="ascii"))))
+def test_a_file_of_variables_is_read_as_it_is_written(variables: dict[str, str]):
+    kept = {name: "".join(value.split()) for name, value in variables.items() if name not in fields.RESERVED}
+    kept = {name: value for name, value in kept.items() if "\0" not in value and not name.startswith("SLURM")}
+    for form in ("{}={}", "export {}='{}'", '# x\n\n{}="{}"\r'):
+        text = "\n".join(form.format(name, value) for name, value in kept.items())
+        found = fields.parse_variables(text)
+        assert found == kept or form == "{}={}"
+        assert list(found) == list(kept)
+    for line in ("A", "1A=secret", "A B=secret", "RANK=secret"):
+        with pytest.raises(ValueError, match=r"^(line 2 is not NAME=value|RANK is set by the job)") as caught:
+            fields.parse_variables(f"B=x\n{line}")
+        assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,11 @@ class Spec(Config, frozen=True):
     app: str  # names the files and units
     wanted_by: str = ""  # the Juju unit; one for each principal on the machine
 
+    @property
+    def holding(self) -> str:
+        """Name the mount options that the charm's options stand for, so that they may be given as well."""
+        return f"{'ro' if self.read_only else 'rw'} {'noexec' if self.noexec else 'exec'}"
+
 
 @dataclasses.dataclass(frozen=True)
 class Plan:

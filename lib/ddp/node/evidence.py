@@ -47,17 +47,16 @@ _PEER_LEFT = re.compile(rf"rank \d+ leaves:|{_MODULES}(?:SharedError|SignalExcep
 _CUT = re.compile(
     r"[Cc]onnection (closed|reset|timed out)|Broken pipe|remote process exited|No route to host|Network is unreachable"
 )
+# Python's errors begin with the number, torch's, h5py's and safetensors' have strerror(3)'s words; `>: ` is torch's shm
+_OF_SYSTEM = rf"{_MODULES}(?:\w+Error: \[Errno %s\]|(?:OS|IO|Runtime|Safetensor)Error: .*%s)"
+_QUOTA = "quota -s, lfs quota or juicefs quota"
 # Faults of the program with a known remedy: the exception (errno.h's numbers), whether it would come again, the remedy
 _KNOWN = tuple(
     (re.compile(pattern), comes_again, remedy)
     for pattern, comes_again, remedy in (
-        (r"\w+Error: \[Errno 122\]", True, "the quota is used up: quota -s, lfs quota or juicefs quota show it"),
-        (
-            r"\w+Error: \[Errno 28\]",
-            True,
-            "remove files, or write to another filesystem; quota -s shows your own limit",
-        ),
-        (r"\w+Error: \[Errno 24\]", True, "see ulimit -n; use fewer workers, or close files"),
+        (_OF_SYSTEM % (122, "Disk quota exceeded"), True, f"the quota is used up: {_QUOTA} show it"),
+        (_OF_SYSTEM % (28, "(?<!>: )No space left on device"), True, f"remove files; {_QUOTA} show your limits"),
+        (_OF_SYSTEM % (24, "Too many open files"), True, "see ulimit -n; use fewer workers, or close files"),
         (r"FileNotFoundError\b", True, "does the file exist on the nodes?"),
         (re.escape(ends.NO_MEMORY), True, "or use a smaller batch"),
         (r"(torch\.(cuda\.)?)?OutOfMemoryError: ", False, "use a smaller batch"),

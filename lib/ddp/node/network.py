@@ -1,6 +1,7 @@
 """The network between a job's nodes: addresses, routes, and the variables of each fabric's libraries."""
 
-import contextlib
+import array
+import errno
 import fcntl
 import os
 import re
@@ -11,7 +12,7 @@ import time
 
 from ddp.node import ending, spec
 
-_SIOCGIFADDR = 0x8915  # netdevice(7)
+_SIOCGIFCONF, _IFREQ, _MOST_ADDRESSES = 0x8912, 40, 1024  # netdevice(7); bytes of a struct ifreq on 64 bits
 _PROBE_PORT = 9  # connecting UDP sends nothing, it picks the route
 
 
@@ -24,11 +25,23 @@ def choose(job: spec.JobSpec, num_nodes: int) -> spec.Fabric:
     return spec.Fabric(job.fabric, (), "", (), (), "", "", "", (), ())
 
 
-def interface_address(name: str) -> str:
-    """Return the IPv4 address of an interface. Raises OSError where it has none."""
+def addresses() -> dict[str, str]:
+    """Return the IPv4 addresses of this node, secondary ones too, with the interface of each."""
+    data = array.array("B", bytes(_IFREQ * _MOST_ADDRESSES))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        found = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()))
-    return socket.inet_ntoa(found[20:24])
+        answer = fcntl.ioctl(probe, _SIOCGIFCONF, struct.pack("iP", len(data), data.buffer_info()[0]))
+    num_bytes = int(struct.unpack("iP", answer)[0])
+    found = [data[at : at + _IFREQ].tobytes() for at in range(0, num_bytes, _IFREQ)]
+    # A secondary address may have a label, such as eth0:1
+    return {socket.inet_ntoa(one[20:24]): one[:16].split(b"\0")[0].split(b":")[0].decode() for one in found}
+
+
+def interface_address(name: str) -> str:
+    """Return the first IPv4 address of an interface. Raises OSError where it has none."""
+    for address, interface in addresses().items():
+        if interface == name:
+            return address
+    raise OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
 
 
 def head_address(here: str, hosts: list[str], shown: str) -> str:
@@ -78,13 +91,10 @@ def is_free(port: int) -> bool:
 def find_way(head: str, head_node: str, interface: str) -> tuple[str, str]:
     """Return this node's address and interface ("": unknown) on the way to the head; `interface` is preferred."""
     mine = _route(head, head_node)
-    addresses: dict[str, str] = {}
-    for _, name in socket.if_nameindex():
-        with contextlib.suppress(OSError):
-            addresses[name] = interface_address(name)
-    if interface in addresses:
-        return addresses[interface], interface
-    return mine, next((name for name, address in addresses.items() if address == mine), "")
+    known = addresses()
+    if interface in known.values() and known.get(mine) != interface:
+        return interface_address(interface), interface
+    return mine, known.get(mine, "")
 
 
 def check_head(head: str, port: int, head_node: str) -> None:

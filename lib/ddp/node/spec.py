@@ -83,6 +83,7 @@ class JobSpec:
     workdir: str  # the folder that the ranks start in
     origin: str = ""  # the root of the user's project, of which `code` is a copy
     code: str = ""  # the copy's root; empty: there is none
+    secrets_path: str = ""  # file with variables that nobody else may read, a JSON object; empty: there are none
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,6 +5,7 @@ disk first, so that this program survives the death of the shared filesystem's c
 """
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -117,6 +118,7 @@ class Supervisor:
         job, env = self.job, self.env
         self.srun = shutil.which("srun", path=env.get("PATH")) or "srun"  # PATH may be the user's from here on
         env.update(job.variables)
+        env.update(self._secrets())
         env |= {
             "JOB_DIR": job.job_dir,
             "RUN_DIR": self.run_dir,
@@ -352,14 +354,26 @@ class Supervisor:
             self._write(f"{self.control}/{self.attempt_id}.outcome", f"{text}\n")
 
     def _forget_token(self) -> None:
-        """Remove the token when this job ends by itself; where it may be requeued, the trainer removes it later."""
-        if not self.job.token_path or self.stopping or self.comes_back:
+        """Remove the secrets when this job ends by itself; where it may be requeued, they are removed later."""
+        paths = [path for path in (self.job.token_path, self.job.secrets_path) if path]
+        if not paths or self.stopping or self.comes_back:
             return
         array = (self.env["SLURM_ARRAY_JOB_ID"], self.env["SLURM_ARRAY_TASK_ID"]) if self.job.is_sweep else None
         if array and not slurm.is_last_task(*array):
             return  # other runs of the sweep use it
-        with contextlib.suppress(OSError):
-            storage.within(lambda: os.unlink(self.job.token_path), storage.CALL_S)
+        for path in paths:
+            with contextlib.suppress(OSError):
+                storage.within(functools.partial(os.unlink, path), storage.CALL_S)
+
+    def _secrets(self) -> dict[str, str]:
+        """Read the variables that stand in no script. Raises FatalError."""
+        path = self.job.secrets_path
+        try:
+            found: dict[str, str] = json.loads(self.storage.do(lambda: _text(path))) if path else {}
+        except OSError as e:
+            hint = "submit the run again with env-file"
+            raise ending.FatalError(f"{path}, the job's secret variables: {storage.reason(e)}; {hint}") from e
+        return found
 
     def _read(self, path: str) -> str:
         """Return the text of a file, "" where it does not exist."""

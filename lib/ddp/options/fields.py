@@ -32,6 +32,8 @@ RESERVED = frozenset(
     TORCHELASTIC_RESTART_COUNT TORCHELASTIC_RUN_ID TORCHELASTIC_USE_AGENT_STORE WORLD_SIZE
     """.split()
 )
+# Names of variables with secrets, by their ends
+_SECRET = re.compile(r".*(KEY|TOKEN|SECRET|PASSWORD|PASSPHRASE)", re.ASCII | re.IGNORECASE)
 _SLURMS = re.compile(r"(SLURMD?|SRUN)_.*")
 # sbatch(1), long options: the job sets these and relies on them
 SBATCH_KEPT = tuple(
@@ -97,6 +99,9 @@ def among(*choices: str) -> pydantic.AfterValidator:
     return Limits(check, choices=choices)
 
 
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
+
+
 def _check_path(value: str) -> str:
     if {"..", "."} & set(value.split("/")):
         raise ValueError(f"{shown(value)} is not allowed; write the path without . and .. as parts")
@@ -137,15 +142,46 @@ def _check_words(value: str) -> str:
 def _check_env(value: str) -> str:
     for word in shlex.split(value):
         name, equals, _ = word.partition("=")
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,127}", name, re.ASCII):
+        if not _VARIABLE.fullmatch(name):
             raise ValueError(f"{shown(word)} is not NAME=value; quote a value with blanks, as in A='b c'")
-        if not equals:
-            raise ValueError(f"{name} has no value; write {name}=value")
-        if name in RESERVED or _SLURMS.fullmatch(name):
-            raise ValueError(f"{name} is set by the job itself; choose another variable")
+        check_unreserved(name)
         if name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
             raise ValueError(f"{name} would be in the job's script for others to read; use the trainer's hf-token")
+        if is_secret(name):
+            how = "use env-file with a file of mode 0600, or in a terminal export it and give env its name alone"
+            raise ValueError(f"{name} would be in the job's script for others to read; {how}")
+        if not equals:
+            raise ValueError(f"{name} has no value; write {name}=value")
     return value
+
+
+def check_unreserved(name: str) -> None:
+    """Raise ValueError for a variable that the job itself sets."""
+    if name in RESERVED or _SLURMS.fullmatch(name):
+        raise ValueError(f"{name} is set by the job itself; choose another variable")
+
+
+def is_secret(name: str) -> bool:
+    """Return whether a variable's name is that of a secret."""
+    return _SECRET.fullmatch(name) is not None
+
+
+def parse_variables(text: str) -> dict[str, str]:
+    """Parse a file of variables: NAME=value on a line, with the value as it is or in quotes; # begins a comment.
+
+    Raises:
+        ValueError: a line is something else, or sets what the job itself sets; the message shows no value.
+    """
+    found: dict[str, str] = {}
+    for number, line in enumerate(text.split("\n"), 1):
+        name, equals, value = line.strip().removeprefix("export ").partition("=")
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        if not equals or not _VARIABLE.fullmatch(name) or "\0" in value:
+            raise ValueError(f"line {number} is not NAME=value")
+        check_unreserved(name)
+        found[name] = value[1:-1] if re.fullmatch(r"'.*'|\".*\"", value) else value
+    return found
 
 
 def _check_metric(value: str) -> str:

@@ -65,6 +65,7 @@ class Training(Nodes):
     dependency: typing.Annotated[fields.Dependency | None, Directive("dependency")] = None
     args: fields.Words = ""
     env: fields.Env = ""
+    env_file: fields.Path | None = None
     metric: fields.Metrics = ""
     dataset: fields.Dataset | None = None
     fabric: fields.Fabric = "auto"
@@ -78,6 +79,7 @@ class Training(Nodes):
     snapshot: bool = True
     arguments: tuple[str, ...] = pydantic.Field((), exclude=True)  # of the command line, behind the workload
     ranks: int | None = pydantic.Field(None, exclude=True)  # on each node, as torchrun's command line asks for them
+    secrets: dict[str, str] = pydantic.Field({}, exclude=True, repr=False)  # variables of the terminal's, by env
     typed_in: str = pydantic.Field("", exclude=True)  # the folder; an action has none
 
     @pydantic.field_validator("workload")

@@ -96,6 +96,7 @@ def submit(
     again: bool,
     token: bool = False,
     kept: copies.Copy | None = None,
+    secrets: collections.abc.Mapping[str, str] | None = None,
 ) -> Submitted:
     """Write a run's files and submit its script; with `token`, deliver Hugging Face's. Raises TrainerError.
 
@@ -115,6 +116,7 @@ def submit(
             kept.place()
         if token:
             tokens.deliver(settings, run)
+        tokens.deliver_variables(settings, run, secrets or {})
         job_id, limit = send(settings, run, "job.sbatch", texts["job.sbatch"], mark)
     except (jobs.SlurmError, folders.WorkspaceError) as e:
         if isinstance(e, jobs.UncertainError):

@@ -56,8 +56,9 @@ def training(
     run: str,
     program: Program,
     sweep: Array | None = None,
+    secrets: collections.abc.Collection[str] = (),
 ) -> dict[str, str]:
-    """Render the files of a training run or a sweep, by name."""
+    """Render the files of a training run or a sweep, by name; `secrets` are the names of variables in its own file."""
     from_env = fields.variables(params.env)
     has_token = tokens.is_wanted(settings, params)
     token = ((tokens.VARIABLE, tokens.path(settings, run)),) if has_token else ()
@@ -79,7 +80,7 @@ def training(
         signal=f"B:USR1@{request.lead_s}",
     )
     script = _script(folder, "job job.json", about, directives)
-    names = ["PYTHONUNBUFFERED", "CUDA_VISIBLE_DEVICES", *(name for name, _ in variables)]
+    names = ["PYTHONUNBUFFERED", "CUDA_VISIBLE_DEVICES", *(name for name, _ in variables), *secrets]
     image = params.container_image
     job = spec.JobSpec(
         run=run,
@@ -107,6 +108,7 @@ def training(
         workdir=start.folder or folder,
         origin=start.origin,
         code=start.code,
+        secrets_path=tokens.variables_path(settings, run) if secrets else "",
     )
     return {"job.sbatch": script, "program/job.json": spec.dump(job), **_program()}
 

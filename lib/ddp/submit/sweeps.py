@@ -59,6 +59,7 @@ def submit_sweep(settings: Settings, params: models.SubmitSweep, log: Log) -> An
         try:
             if tokens.is_wanted(settings, params):
                 tokens.deliver(settings, name)
+            tokens.deliver_variables(settings, name, checked.secrets)
             job_id, limit = control.send(settings, name, "job.sbatch", texts["job.sbatch"], mark)
         except jobs.UncertainError as e:
             raise TrainerError(f"{name}: {e}", remedy=catalog.LIST) from e

@@ -59,12 +59,13 @@ class Checked:
     passed: tuple[str, ...] = ()  # the checks, in words
     remarks: tuple[str, ...] = ()  # on what may fail
     verdict: str = ""  # Slurm's
+    secrets: dict[str, str] = dataclasses.field(default_factory=dict[str, str], repr=False)  # variables
 
     def texts(self, environment: folders.Manifest, kept: copies.Copy | None = None) -> dict[str, str]:
         """Render the run's files by name."""
         program = self.program(kept)
         about = (self.settings, self.request, self.params, environment)
-        return scripts.training(*about, run=self.workload.run, program=program, sweep=self.sweep)
+        return scripts.training(*about, run=self.workload.run, program=program, sweep=self.sweep, secrets=self.secrets)
 
     def program(self, kept: copies.Copy | None) -> scripts.Program:
         """Build the command of the ranks."""
@@ -102,7 +103,14 @@ def submit_ddp(settings: Settings, params: models.SubmitDdp, log: Log) -> Answer
         texts, facts = checked.texts(environment, kept), checked.facts(environment, kept)
         token = tokens.is_wanted(settings, params)
         submitted = control.submit(
-            settings, workload.run, texts, facts, again=workload.is_again, token=token, kept=kept
+            settings,
+            workload.run,
+            texts,
+            facts,
+            again=workload.is_again,
+            token=token,
+            kept=kept,
+            secrets=checked.secrets,
         )
     log(f"job {submitted.job_id}: {workload.run} on {describe(checked.request)}")
     if not params.wait:
@@ -138,7 +146,11 @@ def check(
     passed += _check_metric(params, workload.kind)
     passed += precheck.check(settings, workload.kind, workload.run, params.words, choices)
     passed += _check_environment(settings, params, contents)
-    checked = Checked(settings, params, request, workload, contents, sweep, tuple(passed), tuple(remarks))
+    if settings.unit and params.env_file:  # an operator's, who has no files of the submit user's elsewhere
+        checks.check_inside(settings, "env-file", params.env_file, kinds=("file",))
+    secrets = tokens.read_variables(settings, params)
+    about = (settings, params, request, workload, contents, sweep, tuple(passed), tuple(remarks))
+    checked = Checked(*about, secrets=secrets)
     # sbatch --test-only finds no start time for a job that waits for another
     draft = dataclasses.replace(checked, params=params.model_copy(update={"dependency": None}))
     verdict = checks.judge(draft.texts(environments.NOT_INSTALLED)["job.sbatch"])

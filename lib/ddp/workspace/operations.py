@@ -12,10 +12,10 @@ import typing
 
 from ddp.base import USERS
 from ddp.node import ownership
-from ddp.node.explain import Json, read_object, tail
+from ddp.node.explain import Json, opened, read_object, tail
 from ddp.workspace.files import MAX_LISTED, RefusedError, private, replace
 
-HF_SUFFIX = ".hf-token"
+HF_SUFFIX, ENV_SUFFIX = ".hf-token", ".env"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,16 +111,40 @@ def locate(workspace: str, path: str) -> Place:
     return Place(kind, str(real), real.is_relative_to(top) and real != top, os.access(real, os.R_OK))
 
 
+def read_private(path: str, limit: int) -> str:
+    """Read a file of at most `limit` bytes that no other account can read. Raises RefusedError."""
+    with opened(pathlib.Path(path).resolve()) as file:
+        if os.fstat(file.fileno()).st_mode & 0o077:
+            raise RefusedError(f"{path} can be read by others; type: chmod 600 {path}")
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise RefusedError(f"{path} has more than {limit} bytes")
+    return data.decode(errors="replace")
+
+
 def keep_token(secrets: str, owner: str, run: str, token: str) -> None:
     """Write the file with the token for a run, readable by this account alone."""
+    keep_secret(secrets, owner, f"{run}{HF_SUFFIX}", f"{token}\n")
+
+
+def keep_secret(secrets: str, owner: str, name: str, text: str) -> None:
+    """Write a file that this account alone can read."""
     folder = private(pathlib.Path(secrets)) / owner
     folder.mkdir(mode=0o700, exist_ok=True)
-    replace(private(folder) / f"{run}{HF_SUFFIX}", f"{token}\n", mode=0o600)
+    replace(private(folder) / name, text, mode=0o600)
 
 
-def drop_token(secrets: str, owner: str, run: str) -> None:
-    """Remove a run's file with the token."""
-    pathlib.Path(secrets, owner, f"{run}{HF_SUFFIX}").unlink(missing_ok=True)
+def drop_secrets(secrets: str, owner: str, run: str) -> None:
+    """Remove a run's files with the token and with variables."""
+    for suffix in (HF_SUFFIX, ENV_SUFFIX):
+        pathlib.Path(secrets, owner, f"{run}{suffix}").unlink(missing_ok=True)
+
+
+def drop_variables(secrets: str, owner: str, active: list[str]) -> None:
+    """Remove the files with variables of runs that are not active, but for those of the last two minutes."""
+    for path in pathlib.Path(secrets, owner).glob(f"*{ENV_SUFFIX}"):
+        if path.name.removesuffix(ENV_SUFFIX) not in active and time.time() - path.lstat().st_mtime > 120:
+            path.unlink()
 
 
 def sync_tokens(secrets: str, owner: str, token: str, active: list[str] | None) -> Json:
@@ -134,8 +158,8 @@ def sync_tokens(secrets: str, owner: str, token: str, active: list[str] | None) 
         return counts
     for path in sorted(private(folder).iterdir()):
         about = path.lstat()
-        if not stat.S_ISREG(about.st_mode):
-            continue  # not written by ddp
+        if not stat.S_ISREG(about.st_mode) or path.name.endswith(ENV_SUFFIX):
+            continue  # not written by ddp, or not the trainer's
         run = path.name.removesuffix(HF_SUFFIX)
         is_ours = path.name.endswith(HF_SUFFIX) and not path.name.startswith(".")
         is_unused = not is_ours or (active is not None and run not in active)

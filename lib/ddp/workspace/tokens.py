@@ -1,17 +1,19 @@
-"""The Hugging Face token: a secret, in a file that only the submit user can read for as long as a job may need it.
+"""Secrets of jobs, in files that only the submit user can read: the Hugging Face token, and variables of the user's.
 
-The file lies in the workspace, since every node must read it, below a folder of mode 0700 and one for each unit, which
-maintains its own. A job gets only the path (HF_TOKEN_PATH), so that the token is in no script and no environment.
-A job that ends by itself removes the file; after a signal it may be requeued, so then the trainer removes it once Slurm
-no longer lists the job as pending or running.
+They lie in the workspace, since every node must read them, below a folder of mode 0700 and one for each unit, which
+maintains its own. A job gets only the paths (HF_TOKEN_PATH), so that no secret is in a script; its ranks get the
+variables. A job that ends by itself removes the files; after a signal it may be requeued, so then the trainer removes
+the token, and a later submission the variables, once Slurm no longer lists the job as pending or running.
 """
 
 import collections.abc
 import contextlib
+import json
 import logging
+import pathlib
 import typing
 
-from ddp.base import Settings
+from ddp.base import ParameterError, Settings
 from ddp.options import fields, models
 from ddp.slurm import jobs
 from ddp.workspace import folders, operations
@@ -19,6 +21,7 @@ from ddp.workspace import folders, operations
 # huggingface_hub reads the file at each request: constants.py HF_TOKEN_PATH, utils/_auth.py get_token.
 VARIABLE = "HF_TOKEN_PATH"
 FOLDER = ".secrets"
+_MOST_BYTES = 64 * 1024
 
 logger = logging.getLogger(__name__)
 T = typing.TypeVar("T")
@@ -27,6 +30,22 @@ T = typing.TypeVar("T")
 def path(settings: Settings, run: str) -> str:
     """Return the path of the token's file for a run's job, or for all jobs of a sweep."""
     return str(settings.folder / FOLDER / _owner(settings) / f"{run}.hf-token")
+
+
+def variables_path(settings: Settings, run: str) -> str:
+    """Return the path of the file with a run's secret variables."""
+    return str(settings.folder / FOLDER / _owner(settings) / f"{run}{operations.ENV_SUFFIX}")
+
+
+def read_variables(settings: Settings, params: models.Training) -> dict[str, str]:
+    """Read the secret variables that a training gets. Raises ParameterError, which shows no value."""
+    if params.env_file is None:
+        return params.secrets
+    try:
+        text = folders.call(settings, operations.read_private, path=params.env_file, limit=_MOST_BYTES)
+        return {**fields.parse_variables(text), **params.secrets}
+    except (folders.WorkspaceError, ValueError) as e:
+        raise ParameterError("env-file", str(e)) from e
 
 
 def is_wanted(settings: Settings, params: models.Training) -> bool:
@@ -40,13 +59,25 @@ def deliver(settings: Settings, run: str) -> None:
     _call(settings, operations.keep_token, run=run, token=settings.token)
 
 
-def drop(settings: Settings, run: str) -> None:
-    """Remove the file of a run unless a job of it is pending or running; `sync` repeats what fails here."""
-    if not settings.token:
+def deliver_variables(settings: Settings, run: str, variables: collections.abc.Mapping[str, str]) -> None:
+    """Write a run's secret variables before it is submitted; remove those of runs that ended. Raises WorkspaceError."""
+    if not variables:
         return
+    folders.ensure_folders(settings, (FOLDER,))
+    with contextlib.suppress(jobs.SlurmError):
+        active = [job.name for job in jobs.jobs(user=settings.user) if job.is_active]
+        _call(settings, operations.drop_variables, active=active)
+    _call(settings, operations.keep_secret, name=f"{run}{operations.ENV_SUFFIX}", text=json.dumps(dict(variables)))
+
+
+def drop(settings: Settings, run: str) -> None:
+    """Remove the files of a run unless a job of it is pending or running; `sync` repeats what fails here."""
     with contextlib.suppress(jobs.SlurmError, folders.WorkspaceError):
+        path = pathlib.Path(variables_path(settings, run))
+        if not settings.token and not folders.call(settings, path.exists):
+            return
         if not any(job.is_active for job in jobs.jobs(user=settings.user, name=run)):
-            _call(settings, operations.drop_token, run=run)
+            _call(settings, operations.drop_secrets, run=run)
 
 
 def sync(settings: Settings) -> None:

@@ -77,6 +77,22 @@ def blame(folder: pathlib.Path, text: str, *others: str) -> tuple[str, str]:
         (f"[rank1]: {TRACE}[rank1]: OSError: [Errno 28] No space left on device\n", ("mistake", ""), "quota -s"),
         (f"{TRACE}OSError: [Errno 24] Too many open files: 'x'\n", ("mistake", ""), "ulimit -n"),
         (f"{TRACE}FileNotFoundError: [Errno 2] No such file or directory: 'x.yaml'\n", ("mistake", ""), "on the nodes"),
+        (
+            f"{TRACE}h5py.H5.RuntimeError: write failed (errno = 122, 'Disk quota exceeded')\n",
+            ("mistake", ""),
+            "lfs quota",
+        ),
+        (
+            f"{TRACE}RuntimeError: unable to write to file </torch_1>: No space left on device (28)\n",
+            ("program", ""),
+            "",
+        ),
+        (
+            f"{TRACE}RuntimeError: unable to open shared memory object </torch_1>: Too many open files (24)\n",
+            ("mistake", ""),
+            "ulimit",
+        ),
+        (f"{TRACE}ValueError: see Disk quota exceeded\n", ("program", ""), ""),
         (f"{TRACE}ValueError: see [Errno 28] and FileNotFoundError\n", ("program", ""), ""),
     ],
 )

@@ -138,6 +138,39 @@ def test_a_job_without_the_file_says_so(given: tuple[Settings, pathlib.Path], no
     assert "this job has no Hugging Face token; submit the run with the trainer to get one" in output
 
 
+@pytest.mark.parametrize("exists", [True, False])
+def test_the_ranks_get_the_variables_of_the_file_and_the_script_has_their_names_at_most(
+    settings: Settings, node: Node, exists: bool
+):
+    files, variables = texts(settings, secrets=("WANDB_API_KEY",)), {"WANDB_API_KEY": "a b'$x"}
+    if exists:
+        tokens.deliver_variables(settings, "first", variables)
+    assert pathlib.Path(tokens.variables_path(settings, "first")).exists() is exists
+    node.add("srun", 'printf %s "$WANDB_API_KEY" > "$NOTES/key"; ' + ENDS % "done")
+    code, output = node.run(files)
+    assert "a b'$x" not in output + "".join(files.values())
+    assert not list(settings.workspace.rglob(".secrets/*/*"))
+    if exists:
+        assert (code, (node.notes / "key").read_text()) == (0, "a b'$x"), output
+    else:
+        assert "the job's secret variables: No such file or directory; submit the run again with env-file" in output
+
+
+def test_variables_of_runs_that_ended_are_removed_with_the_next(settings: Settings, cluster: Cluster):
+    for run in ("first", "second", "third"):
+        tokens.deliver_variables(settings, run, {"A": "x"})
+    paths = {run: pathlib.Path(tokens.variables_path(settings, run)) for run in ("first", "second", "third")}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in paths.values()} == {0o600}
+    for run in ("first", "second"):
+        os.utime(paths[run], (1, 1))
+    cluster.jobs = [Job(40, USER, "second", paths["second"], "", [("PENDING", 0)])]
+    operations.sync_tokens(str(settings.workspace / ".secrets"), "trainer-0", token="", active=None)
+    tokens.deliver_variables(settings, "fourth", {"A": "y"})
+    assert {run for run, path in paths.items() if path.exists()} == {"second", "third"}
+    tokens.drop(settings, "third")
+    assert not paths["third"].exists()
+
+
 def test_in_a_container_the_path_is_known(given: tuple[Settings, pathlib.Path]):
     job = json.loads(texts(given[0], container_image="a/b:1")["program/job.json"])
     assert job["container"]["variables"].endswith(",HF_TOKEN_PATH")

@@ -1,6 +1,7 @@
 """The Hugging Face token: which jobs get it, for how long, and where it never appears."""
 
 import base64
+import json
 import os
 import pathlib
 import stat
@@ -84,6 +85,26 @@ def test_a_job_finds_the_token_in_a_file_and_nothing_else_holds_it(
         assert [stat.S_IMODE(one.stat().st_mode) for one in (path, *path.parents[:2])] == [0o600, 0o700, 0o700]
         cloud.event("update_status")
         assert shown(cloud, cluster) == ["HF_TOKEN_PATH"]
+
+
+@SUBMISSIONS
+def test_a_variable_of_env_file_is_in_a_file_and_nothing_else_holds_it(
+    cloud: Trainer, cluster: Cluster, action: str, params: dict[str, str]
+):
+    cloud.config.pop("hf-token")
+    cluster.states = [("RUNNING", 0)]
+    path = cloud.workspace / "mine.env"
+    path.write_text(f"WANDB_API_KEY={TOKEN}\n")
+    asked = {"workload": "smoke", "env_file": str(path), **params}
+    assert cloud.fails(action, **asked) == f"env-file: {path} can be read by others; type: chmod 600 {path}"
+    path.chmod(0o600)
+    cloud.run(action, **asked)
+    cloud.event("update_status")
+    path.unlink()
+    assert shown(cloud, cluster) == []
+    assert [json.loads(text) for text in files(cloud).values()] == [{"WANDB_API_KEY": TOKEN}]
+    (kept,) = folder(cloud).glob("*.env")
+    assert (stat.S_IMODE(kept.stat().st_mode), cluster.jobs[-1].training().secrets_path) == (0o600, str(kept))
 
 
 def test_the_search_would_find_it(running: Trainer, cluster: Cluster):

@@ -2,8 +2,10 @@
 
 import pathlib
 
+import hypothesis
 import pytest
 import yaml
+from hypothesis import strategies as st
 
 from slurm_ddp import juicefs_access
 from slurm_ddp.interfaces import filesystem_info as fs
@@ -32,6 +34,28 @@ def test_other_blocks_are_refused(size: str):
 @pytest.mark.parametrize(("storage", "bucket", "taken"), CASES["a_bucket_as_juicefs_takes_it"])
 def test_a_bucket_as_juicefs_takes_it(storage: str, bucket: str, taken: str):
     assert spec.read_bucket(storage, bucket) == taken
+
+
+HOSTS = {  # of the bucket `b`, and whether its name is in the host
+    **dict.fromkeys(
+        "s3.eu-west-1.amazonaws.com s3.amazonaws.com h:9000 10.0.0.1 ams3.digitaloceanspaces.com".split(), "/b"
+    ),
+    **dict.fromkeys("b.s3.amazonaws.com b.s3.cn-north-1.amazonaws.com.cn b.s3-eu-west-1.amazonaws.com".split(), ""),
+    **dict.fromkeys("b.c.s3.eu-west-1.amazonaws.com b.ams3.digitaloceanspaces.com b.s3.wasabisys.com".split(), ""),
+}
+
+
+@hypothesis.settings(deadline=None)
+@hypothesis.given(
+    st.sampled_from(sorted(HOSTS)), st.lists(st.from_regex(r"[a-z0-9._~-]{1,9}", fullmatch=True), min_size=1)
+)
+def test_a_path_behind_a_bucket_is_refused_and_the_bucket_alone_is_not(host: str, path: list[str]):
+    bucket = f"https://{host}{HOSTS[host]}"
+    assert [spec.read_bucket("s3", f"{bucket}{end}") for end in ("", "/")] == [bucket, f"{bucket}/"]
+    for storage in ("s3", "minio") if HOSTS[host] else ("s3",):
+        for end in ("", "/"):
+            with pytest.raises(ValueError, match=r"^write it as .*without a path behind the bucket"):
+                spec.read_bucket(storage, f"{bucket}/{'/'.join(path)}{end}")
 
 
 @pytest.mark.parametrize(("storage", "bucket"), CASES["a_bucket_of_another_form_is_refused"])

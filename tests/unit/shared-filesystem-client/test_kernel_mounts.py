@@ -9,9 +9,11 @@ import typing
 
 import pytest
 import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import mount_plan
-from kinds import cephfs, kernel, lustre, presets
+from kinds import cephfs, kernel, lustre, nfs, presets
 from machine import Machine
 from slurm_ddp import mounts
 from slurm_ddp.interfaces import filesystem_info as fs
@@ -63,7 +65,7 @@ class Rig:
         monkeypatch.setattr(kernel, "PROC", root / "proc")
         (root / "proc/self").mkdir(parents=True)
         self.set_uid_map("0 0 4294967295")
-        self.set_filesystems("nodev\tsysfs", "\text4", "nodev\tlustre", "nodev\tnfs4", "nodev\tceph")
+        self.set_filesystems("nodev\tsysfs", "\text4", "nodev\tlustre", "nodev\tnfs4", "nodev\tnfs", "nodev\tceph")
         release = {"ID": "ubuntu", "VERSION_ID": "24.04", "VERSION_CODENAME": "noble"}
         monkeypatch.setattr(platform, "freedesktop_os_release", lambda: release)
         self.content = b"-----BEGIN PGP PUBLIC KEY BLOCK-----"
@@ -142,6 +144,35 @@ def test_monitors_of_the_newer_protocol_are_preferred(rig: Rig):
     assert options(plan)["ms_mode"] == "secure"
     assert "ro" in options(plan)
     assert plan.source.endswith("=/team/a/b")
+
+
+@pytest.mark.parametrize(("uri", "shown", "proto"), CASES["the_same_export_however_it_is_written"])
+def test_the_same_export_however_it_is_written(rig: Rig, uri: str, shown: str, proto: str):
+    export = fs.parse(uri)
+    assert isinstance(export, fs.Nfs)
+    plan = nfs.plan(SPEC, export)
+    assert (plan.source, values(plan)["What"], options(plan)["proto"]) == (shown, shown, proto)
+    assert not {f"{shown}2", f"{shown.rstrip('/')}/x"} & set(plan.sources)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(line=st.sampled_from(CASES["vendors_lines"]), data=st.data())
+def test_a_vendors_line_is_taken_in_any_order(rig: Rig, line: tuple[str, str], data: st.DataObject):
+    given, version = line
+    words = data.draw(st.permutations(given.split(",")))
+    found = options(nfs.plan(SPEC.model_copy(update={"mount_options": ",".join(words)}), fs.Nfs("10.0.0.5", "/x")))
+    kept = {word.partition("=")[0]: word.partition("=")[2] for word in words if "=" in word}
+    for name in ("nfsvers", "minorversion", "vers"):
+        kept.pop(name, None)
+    assert found == found | kept | {"vers": version, "hard": "", "rw": "", "proto": "tcp"}
+
+
+@pytest.mark.parametrize(("given", "message"), CASES["nfs_options_that_contradict"])
+def test_nfs_options_that_contradict(rig: Rig, given: str, message: str):
+    with pytest.raises(presets.OptionError) as caught:
+        nfs.plan(SPEC.model_copy(update={"mount_options": given}), fs.Nfs("10.0.0.5", "/x"))
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("changes", "key", "message"), CASES["what_the_ceph_helper_would_misread"])

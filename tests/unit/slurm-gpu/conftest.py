@@ -1,10 +1,12 @@
 """What the tests of slurm-gpu share: the charm's paths in a temporary folder, and a Slurm that keeps to the real one's rules."""
 
 import pathlib
+import time
 
 import machines
 import pytest
 import roles
+from health_scene import BUS, Scene
 from machine_double import MachineDouble
 from ops import testing
 from slurm_double import Record, SlurmDouble
@@ -26,6 +28,7 @@ from slurm_ddp import apt, files, readiness, systemd, wake
 from slurm_ddp.run import CommandError, Completed
 from slurm_ddp.slurm import nodes
 
+REAL = {"sleep": time.sleep, "monotonic": time.monotonic}
 ROOT = pathlib.Path(charm.__file__).resolve().parents[1]
 COMPUTE = testing.SubordinateRelation("compute", interface="juju-info", remote_app_name="slurmd")
 CONTROLLER = testing.SubordinateRelation("controller", interface="juju-info", remote_app_name="slurmctld")
@@ -183,3 +186,18 @@ def uptime(paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path
     monkeypatch.setattr(resume, "UPTIME", paths / "proc/uptime")
     resume.UPTIME.write_text("86400.00 100.00\n")
     return resume.UPTIME
+
+
+@pytest.fixture
+def scene(paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    programs = {"NVIDIA_SMI": "nvidia-smi", "JOURNALCTL": "journalctl", "SYSTEMCTL": "systemctl"}
+    monkeypatch.setattr(nodes, "SCONTROL", str(paths / "bin/scontrol"))
+    for name, program in programs.items():
+        monkeypatch.setattr(gpu_health, name, str(paths / "bin" / program))
+    for name, function in REAL.items():  # programs run here, and take their time
+        monkeypatch.setattr(gpu_health.time, name, function)
+    (paths / "uptime").write_text("1000.0 1.0\n")
+    for name, path in {"STATE": "var/slurm-gpu/health.json", "SYS": "sys", "UPTIME": "uptime", "PROC": "proc"}.items():
+        monkeypatch.setattr(gpu_health, name, paths / path)
+    machines.add_pci(paths, BUS)
+    return Scene(paths)

@@ -6,6 +6,7 @@ import xml.etree.ElementTree as ET
 import pytest
 from smi_samples import BARE, HEALTHY, gpu
 
+from gpu import smi
 from scripts import health as gpu_health
 from scripts.health import Finding
 
@@ -33,10 +34,8 @@ def test_what_is_not_known_is_no_fault(path: str, value: str):
     assert judged(HEALTHY | {path: value}) == []
 
 
-@pytest.mark.parametrize(
-    "rule", [rule for rule in gpu_health.RULES if rule.check != "fabric"], ids=lambda rule: rule.path
-)
-def test_every_rule(rule: gpu_health.Rule):
+@pytest.mark.parametrize("rule", [rule for rule in smi.RULES if rule.check != "fabric"], ids=lambda rule: rule.path)
+def test_every_rule(rule: smi.Rule):
     bad = str(rule.good + 1) if isinstance(rule.good, int) else "Yes"
     (found,) = judged(HEALTHY | {rule.path: bad})
     assert (found.level, found.check, found.gpu) == (rule.level, rule.check, "0000:01:00.0")

@@ -17,6 +17,12 @@ _BUCKETS = {
     "gs": ("gs://BUCKET", r"(?i:gs)://[^/?#\s]+/*"),
     "file": ("file:///FOLDER", r"(?i:file):(//)?(/[A-Za-z0-9._+-]+)+/?"),
 }
+# Hosts that begin with the bucket's name, by the stores' own documentation; others of S3 may be of either style
+_HOST_STYLE = re.compile(
+    r"(?!s3[.-]|vpce-)[^/]+\.s3[.-][^/]*\.?(amazonaws\.com(\.cn)?|wasabisys\.com|backblazeb2\.com)"
+    r"|[^.]+(\.[^.]+)+\.(aliyuncs|digitaloceanspaces)\.com",
+    re.IGNORECASE,
+)
 _COMPRESSIONS = ("none", "lz4", "zstd")
 _KIB = {"": 1, "K": 1, "M": 1024}
 
@@ -97,6 +103,15 @@ def read_bucket(storage: str, bucket: str) -> str:
         raise ValueError("remove the keys from it: they go into a secret, named by the option credentials")
     if not re.fullmatch(pattern, bucket):
         raise ValueError(f"write it as {example}")
+    # JuiceFS takes the first name of a path for the bucket, whatever the host, and drops the rest; MinIO's may be below
+    # /minio (pkg/object/s3.go and minio.go, 1.3)
+    path = re.sub("^/minio(?=/[^/])", "", parts.path) if storage == "minio" else parts.path
+    in_host = storage == "s3" and _HOST_STYLE.fullmatch(parts.hostname or "") is not None
+    if storage in ("s3", "minio") and not re.fullmatch("/*" if in_host else "(/[^/]+)?/*", path):
+        where = (
+            "this host begins with the bucket's name, and JuiceFS would take another" if in_host else "it is dropped"
+        )
+        raise ValueError(f"write it as {example}, without a path behind the bucket: {where}")
     if storage == "file":
         return parts.path.rstrip("/") + "/"
     return f"gs://{parts.netloc}" if storage == "gs" else bucket

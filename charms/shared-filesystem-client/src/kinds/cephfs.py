@@ -29,7 +29,7 @@ def plan(spec: mount_plan.Spec, volume: fs.Cephfs, key: str) -> mount_plan.Plan:
     addresses = [fs.join_address(*one) for one in monitors]
     path = kernel.below(volume.path, spec.subdirectory)
     key_file = mount_plan.ETC / spec.app / "ceph.secret"
-    options = presets.merge(presets.CEPHFS, profile=spec.profile, given=spec.mount_options)
+    options = presets.merge(presets.CEPHFS, profile=spec.profile, given=spec.mount_options, holding=spec.holding)
     if messenger == 2:
         options = {"ms_mode": "prefer-crc"} | options  # the kernel's own choice is the first protocol
     options = {"secretfile": str(key_file)} | options

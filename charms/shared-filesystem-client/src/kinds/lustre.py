@@ -70,7 +70,7 @@ def plan(spec: mount_plan.Spec, filesystem: fs.Lustre) -> mount_plan.Plan:
     identifiers = nids(filesystem.nids)
     path = kernel.below("/", spec.subdirectory)
     source = f"{servers(identifiers)}:/{filesystem.fs_name}{path if path != '/' else ''}"
-    options = presets.merge(presets.LUSTRE, profile=spec.profile, given=spec.mount_options)
+    options = presets.merge(presets.LUSTRE, profile=spec.profile, given=spec.mount_options, holding=spec.holding)
     pairs = [identifier.split("@") for identifier in identifiers]
     if not kernel.container():
         ensure_installed(spec, mgs=pairs[0][0])

@@ -24,32 +24,39 @@ class Kind(typing.NamedTuple):
     defaults: Rows
     allowed: dict[str, str]  # name -> what the value must match; empty: the option takes none
     profiles: dict[str, Rows]
+    holding: frozenset[str]  # names that change nothing
 
 
 def _kind(name: str) -> Kind:
     table = _TABLES[name]
     flags, numbers = dict.fromkeys(table["flags"].split(), ""), dict.fromkeys(table["numbers"].split(), r"\d{1,9}")
-    return Kind(table.get("defaults", {}), flags | numbers | table["values"], table.get("profiles", {}))
+    holding = frozenset(f"{_TABLES['holding']['all']} {_TABLES['holding'].get(name, '')}".split())
+    return Kind(table.get("defaults", {}), flags | numbers | table["values"], table.get("profiles", {}), holding)
 
 
 NFS, CEPHFS, LUSTRE, JUICEFS = map(_kind, ("nfs", "cephfs", "lustre", "juicefs"))
 
 
-def merge(kind: Kind, *, profile: str, given: str) -> Options:
+def merge(kind: Kind, *, profile: str, given: str, holding: str = "") -> Options:
     """Merge the defaults, over them the profile's options, over them those that the user gave; raises as `parse`."""
     options = {option: row[0] for option, row in (kind.defaults | kind.profiles.get(profile, {})).items()}
-    for name, value in parse(kind, given).items():
+    for name, value in parse(kind, given, holding=holding).items():
         options.pop(_RIVALS.get(name, ""), None)
         options[name] = value
     return options
 
 
-def parse(kind: Kind, given: str) -> Options:
-    """Parse the user's options, separated by commas. Raises `OptionError` where one is unknown, refused or wrong."""
+def parse(kind: Kind, given: str, *, holding: str = "") -> Options:
+    """Parse the user's options, separated by commas, without those that hold anyway (`holding`: further names).
+
+    Raises `OptionError` where one is unknown, refused or wrong.
+    """
     options: Options = {}
     for item in filter(None, (part.strip() for part in given.split(","))):
         name, equals, value = item.partition("=")
         name = name.removeprefix("--")
+        if not equals and (name in kind.holding or name in holding.split()):
+            continue
         if name in REFUSED and name not in kind.allowed:
             raise OptionError(f"mount-options: {name[:40]} is rejected: {REFUSED[name]}")
         if name.startswith("x-"):

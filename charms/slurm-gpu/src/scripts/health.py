@@ -5,9 +5,10 @@
 
 It prints one JSON object, and exits 0 without a finding, 2 with warnings only, 1 when jobs must stay away. --act drains
 the node with a reason that begins with `gpu-health: `, and resumes a node with such a reason after two passes without a
-finding to drain for. --xids names Xids to drain for (+) besides those of the table, and Xids to ignore (-). A value
-that a card does not support is no fault; a query that fails or hangs is one. Standard library only: the charm packs it
-with its imports.
+finding to drain for; what holds more than a third of the nodes within minutes is a warning on the rest (gpu/fleet.py).
+--xids names Xids to drain for (+) besides those of the table, and Xids to ignore (-). A value that a card does not
+support is no fault, and an answer that cannot be read a warning; a query that fails or hangs is a fault. Standard
+library only: the charm packs it with its imports.
 """
 
 import argparse
@@ -20,10 +21,9 @@ import pathlib
 import re
 import sys
 import time
-import typing
 import xml.etree.ElementTree as ET
 
-from gpu import pci
+from gpu import fleet, pci, smi
 from slurm_ddp import files, records, watchdog
 from slurm_ddp.run import CommandError, Completed, last_line, run
 from slurm_ddp.slurm import nodes
@@ -39,6 +39,7 @@ PROC = pathlib.Path("/proc")
 UPTIME = PROC / "uptime"
 
 REASON = "gpu-health: "
+_SPARED = "not drained, since it holds too many nodes: see sinfo -R"
 # The whole ends before the 60 s of its unit: each query gets at most its own limit, and no more than what is left of
 # the whole, less what the last order to Slurm takes.
 _WHOLE_S = 53.0
@@ -46,7 +47,7 @@ _SMI_S, _LOG_S, _SYSTEMCTL_S = 30.0, 8.0, 4.0
 _LEAST_S = 0.1
 _FABRIC_SETTLES_S = 300.0  # a fabric manager has the cards of a host ready within minutes of boot
 
-WARN, DRAIN = LEVELS = ("warn", "drain")
+WARN, DRAIN = LEVELS = smi.LEVELS
 EXIT_STATUS = {"ok": 0, DRAIN: 1, WARN: 2}
 
 # What an Xid asks for: NVIDIA's Xid catalog (docs.nvidia.com/deploy/xid-errors), column "immediate action". Not listed:
@@ -85,54 +86,7 @@ _XIDS_BY_TEXT: dict[int, tuple[str, str]] = {
 }
 XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+)(.*)")
 
-# nvidia-smi(1), RETURN VALUE, which are NVML's numbers; 18 is NVML_ERROR_LIB_RM_VERSION_MISMATCH of nvml.h.
-SMI_EXITS: dict[int, tuple[str, str]] = {
-    9: (DRAIN, "the driver is not loaded: reboot"),
-    12: (DRAIN, "libnvidia-ml.so.1 is missing: install libnvidia-compute of the driver's version"),
-    14: (WARN, "infoROM is corrupt"),
-    15: (DRAIN, "a GPU fell off the bus: reboot"),
-    18: (DRAIN, "driver and library are of different versions: reboot"),
-}
-
-
-class Rule(typing.NamedTuple):
-    """What one field of `nvidia-smi -q -x` means."""
-
-    check: str
-    path: str  # below <gpu>
-    level: str
-    text: str  # with the field's value as {}
-    good: str | int  # the value that is fine, or the greatest number that is
-
-
 _FABRIC_MANAGER = "nvidia-fabricmanager.service"
-_ECC, _SLOW = "ecc_errors/volatile/", "clocks_event_reasons/clocks_event_reason_hw_"
-_DOUBLE = "retired_pages/double_bit_retirement/retired_count"
-_SINGLE = "retired_pages/multiple_single_bit_retirement/retired_count"
-# Elements as in nvsmi_device_v12.dtd. Thresholds: NVIDIA's "GPU Memory Error Management" (row remapping, SRAM
-# threshold), "Dynamic Page Retirement" (a card may be returned from 60 retired pages on) and "GPU Debug Guidelines" (a
-# volatile uncorrectable error asks for a reset). Correctable errors are repaired; Azure's node checks count so many.
-RULES = (
-    Rule("recovery", "gpu_recovery_action", DRAIN, "recovery action {}", "None"),
-    Rule("row-remap", "remapped_rows/remapped_row_failure", DRAIN, "row remapping failed: replace it", "No"),
-    Rule("row-remap", "remapped_rows/remapped_row_pending", DRAIN, "row remapping pending: reset it", "No"),
-    Rule("retired", "retired_pages/pending_retirement", DRAIN, "page retirement pending: reset it", "No"),
-    Rule("retired", _DOUBLE, DRAIN, "{} pages retired for double-bit errors: replace it", 60),
-    Rule("retired", _SINGLE, DRAIN, "{} pages retired for single-bit errors: replace it", 60),
-    Rule("ecc", f"{_ECC}dram_correctable", WARN, "{} correctable DRAM errors", 20_000_000),
-    Rule("ecc", f"{_ECC}sram_correctable", WARN, "{} correctable SRAM errors", 10_000),
-    Rule("ecc", f"{_ECC}dram_uncorrectable", DRAIN, "{} uncorrectable DRAM errors: reset it", 0),
-    Rule("ecc", f"{_ECC}sram_uncorrectable", DRAIN, "{} uncorrectable SRAM errors: reset it", 0),
-    Rule("ecc", f"{_ECC}sram_uncorrectable_parity", DRAIN, "{} SRAM parity errors: reset it", 0),
-    Rule("ecc", f"{_ECC}sram_uncorrectable_secded", DRAIN, "{} SRAM SEC-DED errors: reset it", 0),
-    Rule("sram", "ecc_errors/aggregate/sram_threshold_exceeded", DRAIN, "SRAM error threshold: replace it", "No"),
-    Rule("repair", "ecc_errors/channel_repair_pending", DRAIN, "channel repair pending: reset it", "No"),
-    Rule("repair", "ecc_errors/tpc_repair_pending", DRAIN, "TPC repair pending: reset it", "No"),
-    Rule("thermal", f"{_SLOW}thermal_slowdown", WARN, "slowed down by heat", "Not Active"),
-    Rule("power", f"{_SLOW}power_brake_slowdown", WARN, "slowed down by the power supply", "Not Active"),
-    Rule("fabric", "fabric/state", DRAIN, "fabric/state {}: is nvidia-fabricmanager running?", "Completed"),
-    Rule("fabric", "fabric/status", DRAIN, "fabric/status {}: is nvidia-fabricmanager running?", "Success"),
-)
 _UNKNOWN = frozenset({"", "N/A", "[N/A]", "Unknown Error", "Not Supported", "[Not Supported]", "Unknown"})
 
 
@@ -159,6 +113,7 @@ class State:
     reason: str = ""  # why jobs must stay away, as of the last check
     resets: dict[str, float] = dataclasses.field(default_factory=dict[str, float])  # as `since`, of one card
     began: str = ""  # SlurmdStartTime of the node, as of the last check
+    spared: tuple[str, ...] = ()  # kinds of findings that are the fleet's
 
     @classmethod
     def load(cls) -> "State":
@@ -214,8 +169,13 @@ def main(arguments: collections.abc.Sequence[str] | None = None) -> int:
             _wake()
         state = dataclasses.replace(state, since=started if was_ended else state.since, drained=False)
     findings = examine(node, dataclasses.replace(scope, since=state.since, resets=state.resets))
+    spared = fleet.kinds(_reason(findings)) & set(state.spared)
+    if options.act and node is not None and not node.is_drained:
+        spared |= _shared(_reason(_demoted(findings, spared)), node)
+    findings = _demoted(findings, spared)
     did = ""
     if options.act:
+        state = dataclasses.replace(state, spared=tuple(sorted(spared)))
         did = act(options.node, node, findings, state, started)
     level = max((finding.level for finding in findings), key=LEVELS.index, default="ok")
     listed = [dataclasses.asdict(finding) for finding in findings]
@@ -244,21 +204,21 @@ def examine(node: nodes.Node | None, scope: Scope) -> list[Finding]:
         return []
     findings: list[Finding] = []
     try:
-        root, trouble = _ask_driver()
+        root, findings = _ask_driver()
     except CommandError as e:
         findings.append(Finding(DRAIN, "query", str(e)))
     else:
-        findings += [trouble] if trouble else []
-        findings += _counts(root, on_bus, num_gpus)
-        findings += [finding for gpu in root.iter("gpu") for finding in judge(gpu)]
-        findings += _fabric_manager(root)
+        if root is not None:
+            findings += _counts(root, on_bus, num_gpus)
+            findings += [finding for gpu in root.iter("gpu") for finding in judge(gpu)]
+            findings += _fabric_manager(root)
     return findings + _xids(scope)
 
 
 def judge(gpu: ET.Element) -> list[Finding]:
     """Apply the rules to one card."""
     findings: list[Finding] = []
-    for rule in RULES:
+    for rule in smi.RULES:
         value = (gpu.findtext(rule.path) or "").strip()
         is_bad = value.isdigit() and int(value) > rule.good if isinstance(rule.good, int) else value != rule.good
         if value in _UNKNOWN or not is_bad:
@@ -291,8 +251,8 @@ def act(name: str | None, node: nodes.Node | None, findings: list[Finding], stat
 
     A drain with another reason is left alone.
     """
-    bad = [finding for finding in findings if finding.level == DRAIN]
-    reason = watchdog.drain_reason(REASON, bad) if bad else ""
+    reason = _reason(findings)
+    bad, spared = bool(reason), state.spared
     passes = 0 if bad else state.passes + 1
     drained, did = state.drained, ""
     try:
@@ -301,6 +261,10 @@ def act(name: str | None, node: nodes.Node | None, findings: list[Finding], stat
             drained = drained or is_ours
             if bad and not node.is_drained:
                 watchdog.drain(name, reason, timeout=_left(watchdog.SCONTROL_S))
+                if late := _shared(reason, node):  # others did the same at the same time
+                    watchdog.resume(name, timeout=_left(watchdog.SCONTROL_S))
+                    spared = tuple(sorted({*spared, *late}))
+                    return f"resumed {name}, since too many nodes were drained for {'; '.join(sorted(late))}"
                 _set_hold(name, reason)
                 drained, did = True, f"drained {name}"
             elif not bad and is_ours and passes >= watchdog.PASSES_TO_RESUME:
@@ -316,8 +280,33 @@ def act(name: str | None, node: nodes.Node | None, findings: list[Finding], stat
         did = str(e)
     finally:
         since = now if not bad and not drained else state.since
-        State(since, passes, drained, reason, state.resets, _began(node) or state.began).save()
+        began = _began(node) or state.began
+        reason = reason or (f"{REASON}{'; '.join(spared)}: {_SPARED}" if spared else "")
+        State(since, passes, drained, reason, state.resets, began, spared).save()
     return did
+
+
+def _reason(findings: collections.abc.Iterable[Finding]) -> str:
+    """Return the reason to drain for the findings, "" for none."""
+    bad = [finding for finding in findings if finding.level == DRAIN]
+    return watchdog.drain_reason(REASON, bad) if bad else ""
+
+
+def _demoted(findings: list[Finding], spared: collections.abc.Collection[str]) -> list[Finding]:
+    """Return the findings, those of the fleet as warnings."""
+    is_fleets = [bool(fleet.kinds(f"{REASON}{finding}") & set(spared)) for finding in findings]
+    pairs = zip(findings, is_fleets, strict=True)
+    return [dataclasses.replace(one, level=WARN, text=f"{one.text} ({_SPARED})") if its else one for one, its in pairs]
+
+
+def _shared(reason: str, node: nodes.Node) -> frozenset[str]:
+    """Return the kinds of a reason that too many nodes are drained for; none if Slurm does not list its nodes."""
+    if not reason or "Partitions" not in node.fields:  # no job can come to it
+        return frozenset()
+    with contextlib.suppress(CommandError):
+        listed = watchdog.show_nodes(timeout=_left(watchdog.SCONTROL_S, spare=2 * watchdog.SCONTROL_S))
+        return fleet.shared(reason, node.name, listed, time.time())
+    return frozenset()
 
 
 def _set_hold(node: str | None, reason: str = "") -> None:
@@ -352,31 +341,49 @@ def _counts(root: ET.Element, on_bus: list[str], num_gpus: int) -> list[Finding]
         without = f" without {' '.join(missing)}" if missing else ""
         findings.append(Finding(DRAIN, "count", f"the driver has {count} of {len(on_bus)} GPUs{without}"))
     devices = sum(len(card.findall("mig_devices/mig_device")) or 1 for card in cards)
-    if devices < num_gpus:
+    if devices < num_gpus and attached:  # else NVML's table has no MIG devices
         findings.append(Finding(DRAIN, "count", f"the driver has {devices} of the {num_gpus} GPUs in Slurm"))
     return findings
 
 
-def _ask_driver() -> tuple[ET.Element, Finding | None]:
-    """Query all cards; return what the driver reports, and what the query's exit status warns of.
+def _ask_driver() -> tuple[ET.Element | None, list[Finding]]:
+    """Query all cards; return what the driver reports, and what the queries warn of.
+
+    What cannot be read is a warning, and asked for in another way; None if that cannot be read either.
 
     Raises:
-        CommandError: the query failed, or a killed one of before does not die, beside which another would hang, too.
+        CommandError: the driver, or a card, does not answer, or a killed query of before, beside which another would
+            hang, does not end.
     """
     if stuck := _killed(pathlib.Path(NVIDIA_SMI).name):
         raise CommandError(f"nvidia-smi (pid {', '.join(stuck)}) hangs in the driver since it was killed: reboot")
-    done = _run(NVIDIA_SMI, "-q", "-x", limit=_SMI_S)
-    trouble: Finding | None = None
-    if done.returncode != 0:
-        printed = last_line(done.stderr, 120) or last_line(done.stdout, 120) or "no output"
-        level, text = SMI_EXITS.get(done.returncode, (DRAIN, printed))
-        trouble = Finding(level, "query", f"nvidia-smi exited {done.returncode}: {text}")
-        if level == DRAIN:
-            raise CommandError(trouble.text)
+    printed, findings = _query("-q", "-x")
     try:
-        return ET.fromstring(done.stdout), trouble  # noqa: S314 - the driver's own program wrote it
-    except ET.ParseError as e:
-        raise CommandError(f"nvidia-smi returned invalid XML ({e})") from e
+        return smi.read(printed), findings
+    except smi.UnreadableError as e:
+        findings.append(Finding(WARN, "query", f"nvidia-smi -q -x cannot be read: {e}"))
+    printed, more = _query(*smi.QUERY, unknown=WARN)
+    try:
+        return smi.read_table(printed), [*findings, *more]
+    except smi.UnreadableError as e:
+        return None, [*findings, *(more or [Finding(WARN, "query", str(e))])]
+
+
+def _query(*options: str, unknown: str = DRAIN) -> tuple[str, list[Finding]]:
+    """Run nvidia-smi; return what it printed, and what its exit status warns of. `unknown` is the level of any other.
+
+    Raises:
+        CommandError: it failed.
+    """
+    done = _run(NVIDIA_SMI, *options, limit=_SMI_S)
+    if done.returncode == 0:
+        return done.stdout, []
+    printed = last_line(done.stderr, 120) or last_line(done.stdout, 120) or "no output"
+    level, text = smi.EXITS.get(done.returncode, (unknown, printed))
+    trouble = Finding(level, "query", f"nvidia-smi exited {done.returncode}: {text}")
+    if level == DRAIN:
+        raise CommandError(trouble.text)
+    return done.stdout, [trouble]
 
 
 def _killed(name: str) -> list[str]:
@@ -392,7 +399,7 @@ def _killed(name: str) -> list[str]:
 def _fabric_manager(root: ET.Element) -> list[Finding]:
     """Require a fabric manager if there are NVSwitches and no card reports its fabric, as A100s do not."""
     reported = {(gpu.findtext("fabric/state") or "").strip() for gpu in root.iter("gpu")}
-    if reported - _UNKNOWN or not pci.switches(SYS) or _is_settling():
+    if reported - _UNKNOWN or root.find("attached_gpus") is None or not pci.switches(SYS) or _is_settling():
         return []
     try:
         done = _run(SYSTEMCTL, "is-active", "--quiet", _FABRIC_MANAGER, limit=_SYSTEMCTL_S)

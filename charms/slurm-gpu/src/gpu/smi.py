@@ -1,0 +1,148 @@
+"""Read of nvidia-smi's answers what a judge of the cards needs; nothing else in them can spoil that.
+
+The XML of `nvidia-smi -q -x` has processes' names in it as they are (`a&b<c`, control characters), drivers wrote clocks
+that close the wrong element, and warnings go around it. So the document is cut out and divided by its cards, what
+processes may have written goes, and of the rest only the elements that are asked for are parsed. Standard library only.
+"""
+
+import csv
+import re
+import typing
+import xml.etree.ElementTree as ET
+
+WARN, DRAIN = LEVELS = ("warn", "drain")
+
+_DOCUMENT = re.compile(r"<nvidia_smi_log>.*</gpu>\s*</nvidia_smi_log>", re.DOTALL)
+_COUNT = re.compile(r"<attached_gpus>\s*(\d+)\s*</attached_gpus>")
+_CARD = re.compile(r'(?:^[ \t]*|</(?:gpu|attached_gpus)>\s*)<gpu id="([^"<&]*)">', re.MULTILINE)
+_NAME = re.compile(r"<process_name>.*?</process_name>(?=\s*<used_memory>)", re.DOTALL)
+# To the last end of a card, since a name may close each of them (nvsmi_device_v12.dtd has them behind all values)
+_PROCESSES = re.compile(r"<processes>.*</processes>|<accounted_processes>.*</accounted_processes>", re.DOTALL)
+_NO_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+# nvidia-smi(1), RETURN VALUE, which are NVML's numbers; 18 is NVML_ERROR_LIB_RM_VERSION_MISMATCH of nvml.h.
+EXITS: dict[int, tuple[str, str]] = {
+    9: (DRAIN, "the driver is not loaded: reboot"),
+    12: (DRAIN, "libnvidia-ml.so.1 is missing: install libnvidia-compute of the driver's version"),
+    14: (WARN, "infoROM is corrupt"),
+    15: (DRAIN, "a GPU fell off the bus: reboot"),
+    18: (DRAIN, "driver and library are of different versions: reboot"),
+}
+
+
+class Rule(typing.NamedTuple):
+    """What one field of `nvidia-smi -q -x` means."""
+
+    check: str
+    path: str  # below <gpu>
+    level: str
+    text: str  # with the field's value as {}
+    good: str | int  # the value that is fine, or the greatest number that is
+
+
+_ECC, _SLOW = "ecc_errors/volatile/", "clocks_event_reasons/clocks_event_reason_hw_"
+_DOUBLE = "retired_pages/double_bit_retirement/retired_count"
+_SINGLE = "retired_pages/multiple_single_bit_retirement/retired_count"
+# Elements as in nvsmi_device_v12.dtd. Thresholds: NVIDIA's "GPU Memory Error Management" (row remapping, SRAM
+# threshold), "Dynamic Page Retirement" (a card may be returned from 60 retired pages on) and "GPU Debug Guidelines" (a
+# volatile uncorrectable error asks for a reset). Correctable errors are repaired; Azure's node checks count so many.
+RULES = (
+    Rule("recovery", "gpu_recovery_action", DRAIN, "recovery action {}", "None"),
+    Rule("row-remap", "remapped_rows/remapped_row_failure", DRAIN, "row remapping failed: replace it", "No"),
+    Rule("row-remap", "remapped_rows/remapped_row_pending", DRAIN, "row remapping pending: reset it", "No"),
+    Rule("retired", "retired_pages/pending_retirement", DRAIN, "page retirement pending: reset it", "No"),
+    Rule("retired", _DOUBLE, DRAIN, "{} pages retired for double-bit errors: replace it", 60),
+    Rule("retired", _SINGLE, DRAIN, "{} pages retired for single-bit errors: replace it", 60),
+    Rule("ecc", f"{_ECC}dram_correctable", WARN, "{} correctable DRAM errors", 20_000_000),
+    Rule("ecc", f"{_ECC}sram_correctable", WARN, "{} correctable SRAM errors", 10_000),
+    Rule("ecc", f"{_ECC}dram_uncorrectable", DRAIN, "{} uncorrectable DRAM errors: reset it", 0),
+    Rule("ecc", f"{_ECC}sram_uncorrectable", DRAIN, "{} uncorrectable SRAM errors: reset it", 0),
+    Rule("ecc", f"{_ECC}sram_uncorrectable_parity", DRAIN, "{} SRAM parity errors: reset it", 0),
+    Rule("ecc", f"{_ECC}sram_uncorrectable_secded", DRAIN, "{} SRAM SEC-DED errors: reset it", 0),
+    Rule("sram", "ecc_errors/aggregate/sram_threshold_exceeded", DRAIN, "SRAM error threshold: replace it", "No"),
+    Rule("repair", "ecc_errors/channel_repair_pending", DRAIN, "channel repair pending: reset it", "No"),
+    Rule("repair", "ecc_errors/tpc_repair_pending", DRAIN, "TPC repair pending: reset it", "No"),
+    Rule("thermal", f"{_SLOW}thermal_slowdown", WARN, "slowed down by heat", "Not Active"),
+    Rule("power", f"{_SLOW}power_brake_slowdown", WARN, "slowed down by the power supply", "Not Active"),
+    Rule("fabric", "fabric/state", DRAIN, "fabric/state {}: is nvidia-fabricmanager running?", "Completed"),
+    Rule("fabric", "fabric/status", DRAIN, "fabric/status {}: is nvidia-fabricmanager running?", "Success"),
+)
+# The fields of `nvidia-smi --query-gpu` by which NVML reports the same without XML
+FIELDS = {
+    "remapped_rows/remapped_row_failure": "remapped_rows.failure",
+    "remapped_rows/remapped_row_pending": "remapped_rows.pending",
+    "retired_pages/pending_retirement": "retired_pages.pending",
+    _DOUBLE: "retired_pages.double_bit.count",
+    _SINGLE: "retired_pages.single_bit_ecc.count",
+    f"{_ECC}dram_correctable": "ecc.errors.corrected.volatile.dram",
+    f"{_ECC}dram_uncorrectable": "ecc.errors.uncorrected.volatile.dram",
+    f"{_ECC}sram_uncorrectable": "ecc.errors.uncorrected.volatile.sram",
+}
+_READ = tuple(dict.fromkeys([*(rule.path.split("/")[0] for rule in RULES), "mig_devices"]))  # elements below <gpu>
+QUERY = (f"--query-gpu={','.join(('pci.bus_id', *FIELDS.values()))}", "--format=csv,noheader")
+
+
+class UnreadableError(Exception):
+    """An answer cannot be read. `str()` is one line, with those of the answer that are at fault."""
+
+
+def read(printed: str) -> ET.Element:
+    """Return the document of `nvidia-smi -q -x` with those elements of each card that `RULES` and counts need.
+
+    Raises:
+        UnreadableError: there is no document, one of the elements is no XML, or the cards cannot be distinguished.
+    """
+    found = _DOCUMENT.search(printed)
+    if found is None:
+        raise UnreadableError(f"it holds no <nvidia_smi_log>, but {_line(printed, 0)}")
+    text = _NAME.sub("", found[0])
+    cards = list(_CARD.finditer(text))
+    count = _COUNT.search(text, 0, cards[0].end() if cards else len(text))
+    num_cards = int(count[1]) if count else len(cards)
+    if num_cards == 1:
+        del cards[1:]  # by a process's name
+    if len(cards) != num_cards or len({card[1] for card in cards}) != num_cards:
+        raise UnreadableError(f"it lists {len(cards)} of {num_cards} GPUs")
+    root = ET.Element("nvidia_smi_log")
+    ET.SubElement(root, "attached_gpus").text = str(num_cards)
+    ends = [card.start() for card in cards[1:]] + [len(text)]
+    for card, end in zip(cards, ends, strict=True):
+        gpu = ET.SubElement(root, "gpu", id=card[1])
+        body = _NO_XML.sub("", _PROCESSES.sub("", text[card.end() : end]))
+        gpu.extend([element for name in _READ if (element := _element(body, name)) is not None])
+    return root
+
+
+def read_table(printed: str) -> ET.Element:
+    """Return the document that `read` would, from the answer to `QUERY`. Raises `UnreadableError`."""
+    root = ET.Element("nvidia_smi_log")
+    for row in csv.reader(printed.splitlines(), skipinitialspace=True):
+        if len(row) != len(FIELDS) + 1 or not re.fullmatch(r"[0-9A-Fa-f:.]+", row[0]):
+            raise UnreadableError(f"nvidia-smi --query-gpu printed {_line(','.join(row), 0)}")
+        gpu = ET.SubElement(root, "gpu", id=row[0])
+        for path, value in zip(FIELDS, row[1:], strict=True):
+            element = gpu
+            for name in path.split("/"):
+                found = element.find(name)
+                element = ET.SubElement(element, name) if found is None else found
+            element.text = value
+    if not len(root):
+        raise UnreadableError("nvidia-smi --query-gpu printed nothing")
+    return root
+
+
+def _element(body: str, name: str) -> ET.Element | None:
+    found = re.search(rf"<{name}>.*?</{name}>", body, re.DOTALL)
+    if found is None:
+        return None
+    try:
+        return ET.fromstring(found[0])  # noqa: S314 - the driver's own program wrote it
+    except ET.ParseError as e:
+        raise UnreadableError(f"{name}: {_line(found[0], e.position[0] - 1)}") from e
+
+
+def _line(text: str, number: int) -> str:
+    """Quote a line of an answer for a warning."""
+    lines = text.strip().splitlines() or [""]
+    return repr(lines[min(number, len(lines) - 1)].strip()[:100])
