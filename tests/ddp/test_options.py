@@ -90,7 +90,7 @@ def test_arguments_and_variables_reach_the_program_as_they_are(
 def test_the_variables_that_a_job_sets_are_reserved_and_no_others():
     """Read off the program: those that it adds to its environment, but for what it only defaults."""
     may_be_given = {"CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMP_NUM_THREADS", "PYTHONPATH"}
-    may_be_given |= {"LD_LIBRARY_PATH", "TORCH_GLOO_LAZY_INIT"}
+    may_be_given |= {"LD_LIBRARY_PATH", "PATH", "TORCH_GLOO_LAZY_INIT"}
     found: set[str] = set()
     for name in ("node", "supervisor", "network"):
         for item in ast.walk(ast.parse((pathlib.Path(spec.__file__).parent / f"{name}.py").read_text())):

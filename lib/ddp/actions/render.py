@@ -30,6 +30,8 @@ def render_kubernetes(settings: Settings, params: models.Render, log: Log) -> Re
     """
     if params.container_image is None:
         raise ParameterError("container-image", "is required: pods have no other environment")
+    if params.own_python:
+        raise ParameterError("python", "pods have the image's own; omit it")
     kind = params.workload if params.workload in ("gpt", "smoke") else "script"
     if kind == "script" and not params.snapshot:
         checks.check_inside(settings, "workload", params.workload, kinds=("file",))

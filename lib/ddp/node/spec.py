@@ -30,6 +30,14 @@ class Environment:
 
 
 @dataclasses.dataclass(frozen=True)
+class Interpreter:
+    """The Python of a user's own environment, which runs from where it lies instead of an unpacked environment."""
+
+    path: str
+    payload: str  # folder that holds the payload's package
+
+
+@dataclasses.dataclass(frozen=True)
 class Fabric:
     """One kind of network, as ddp.submit.fabrics describes it."""
 
@@ -83,6 +91,7 @@ class JobSpec:
     workdir: str  # the folder that the ranks start in
     origin: str = ""  # the root of the user's project, of which `code` is a copy
     code: str = ""  # the copy's root; empty: there is none
+    interpreter: Interpreter | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -103,6 +103,8 @@ def _missing_module(settings: Settings, run: Run, line: str) -> Remedy | None:
         return Step("module-path", words, {"path": path, "folder": folder_})
     create = "ddp env create NAME --requirements requirements.txt"
     words = f"with {module} in requirements.txt: {create}, then: ddp submit -e NAME ..."
+    if python := run.record.get("python"):
+        words = f"{printable(str(python), 300)} -m pip install {module}"
     return Step("install-module", words, {"module": module, "user": settings.user})
 
 

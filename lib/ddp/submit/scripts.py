@@ -43,7 +43,7 @@ class Program:
     command: tuple[str | spec.Word, ...]
     leaves_outcome: bool  # it is the payload, which writes its outcome to a file
     resume: str = "auto"  # what `RESUME` is in a run without a checkpoint of its own
-    payload: str = ""  # in a container: the folder that holds the payload's package
+    payload: str = ""  # in a container or the user's own Python: the folder that holds the payload's package
     start: copies.Start | None = None  # of a user's program; None: the payload starts in the run's folder
 
 
@@ -82,7 +82,7 @@ def training(
     )
     script = _script(folder, "job job.json", about, directives)
     names = ["PYTHONUNBUFFERED", "CUDA_VISIBLE_DEVICES", *(name for name, _ in variables)]
-    image = params.container_image
+    image, own = params.container_image, params.own_python
     job = spec.JobSpec(
         run=run,
         job_dir=folder,
@@ -96,7 +96,8 @@ def training(
         variables=(*_login(settings), *variables),
         fabric=params.fabric,
         fabrics=fabrics.FABRICS,
-        environment=None if image else _environment(settings, environment),
+        environment=None if image or own else _environment(settings, environment),
+        interpreter=spec.Interpreter(own, program.payload) if own else None,
         container=spec.Container(image, program.payload, ",".join(names)) if image else None,
         max_requeues=params.max_requeues,
         max_restarts=params.max_restarts,

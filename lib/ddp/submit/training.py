@@ -10,7 +10,7 @@ from ddp.environment import environments
 from ddp.options import fields, models
 from ddp.problem import Command
 from ddp.run import catalog, control
-from ddp.submit import checks, fabrics, patterns, precheck, preparation, programs, resources, scripts, tuning
+from ddp.submit import checks, fabrics, interpreters, patterns, precheck, preparation, programs, resources, scripts, tuning
 from ddp.view.result import Result
 from ddp.workspace import folders, tokens
 from slurm_ddp.run import run as run_command
@@ -29,7 +29,7 @@ class Workload:
 
     def program(self, settings: Settings, params: models.Training, kept: copies.Copy | None = None) -> scripts.Program:
         """Build the command of the ranks."""
-        payload = environments.payload_folder(settings) if params.container_image else ""
+        payload = environments.payload_folder(settings) if params.container_image or params.own_python else ""
         if self.kind == "script":
             program = params.workload if kept is None or params.module else kept.script
             words = (*(("--module",) if params.module else ()), program, *params.words)
@@ -57,6 +57,7 @@ class Checked:
     passed: tuple[str, ...] = ()  # the checks, in words
     remarks: tuple[str, ...] = ()  # on what may fail
     verdict: str = ""  # Slurm's
+    torch: str = ""  # the version in the user's own environment
 
     def texts(self, environment: folders.Manifest, kept: copies.Copy | None = None) -> dict[str, str]:
         """Render the run's files by name."""
@@ -70,7 +71,7 @@ class Checked:
 
     def facts(self, environment: folders.Manifest, kept: copies.Copy | None) -> dict[str, object]:
         """Describe the run for job.json."""
-        image = self.params.container_image
+        image, own = self.params.container_image, self.params.own_python
         return {
             **({"code": kept.facts()} if kept is not None else {}),
             **({"workdir": start.folder} if (start := self.program(kept).start) else {}),
@@ -81,8 +82,9 @@ class Checked:
             "ranks_per_node": self.request.ranks_per_node,
             "fabric": self.params.fabric,
             "container": image,
-            "environment": None if image else environment.hash,
-            "torch": None if image else environment.torch,
+            "python": own or None,
+            "environment": None if image or own else environment.hash,
+            "torch": None if image else self.torch if own else environment.torch,
             "request": dataclasses.asdict(self.request),
         }
 
@@ -121,20 +123,21 @@ def check(
     partitions = checks.partitions(params.reservation)
     request = resources.training(params, partitions)
     contents = folders.look(settings)
-    remarks: list[str] = []
+    params, torch, about = interpreters.choose(settings, params)
+    remarks = [about] if about else []
     passed = [f"resources: {describe(request)}", *checks.workspace(settings, contents)]
     tuned = tuning.check(settings, params, choices) if params.workload == "gpt" else ()
     passed += [f"model: {', '.join(tuned)} is readable"] if tuned else []
     workload = _workload(settings, params, contents, run=run, resume=resume, tunes=bool(tuned))
     if workload.kind == "script":
-        remarks = programs.check(settings, params, contents)
-        passed += [f"workload: {params.workload} {'is a module' if params.module else 'is readable'}", *remarks]
+        remarks += programs.check(settings, params, contents)
+        passed += [f"workload: {params.workload} {'is a module' if params.module else 'is readable'}"]
     if workload.dataset:
         passed.append(f"dataset: {workload.dataset} {'is prepared first' if workload.prepare else 'exists'}")
     passed += _check_metric(params, workload.kind)
     passed += precheck.check(settings, workload.kind, workload.run, params.words, choices)
     passed += _check_environment(settings, params, contents)
-    checked = Checked(settings, params, request, workload, contents, sweep, tuple(passed), tuple(remarks))
+    checked = Checked(settings, params, request, workload, contents, sweep, (*passed, *remarks), tuple(remarks), torch=torch)
     # sbatch --test-only finds no start time for a job that waits for another
     draft = dataclasses.replace(checked, params=params.model_copy(update={"dependency": None}))
     verdict = checks.judge(draft.texts(environments.NOT_INSTALLED)["job.sbatch"])
@@ -146,7 +149,7 @@ def provide(checked: Checked, log: Log) -> folders.Manifest:
     settings, params = checked.settings, checked.params
     for remark in checked.remarks:
         log(remark)
-    if params.container_image:
+    if params.container_image or params.own_python:
         environment = environments.NOT_INSTALLED
         environments.store_payload(settings)
     elif params.environment:
@@ -171,8 +174,8 @@ def dry(checked: Checked) -> Result:
     else:
         installed = environments.installed(settings, checked.contents)
     described = installed.archive if installed else "not installed yet; the submission installs it"
-    if params.container_image:
-        described = f"the container {params.container_image}"
+    if params.container_image or params.own_python:
+        described = params.own_python or f"the container {params.container_image}"
     texts = checked.texts(installed or environments.NOT_INSTALLED)
     dataset = f"{workload.dataset}{' (to be prepared)' if workload.prepare else ''}" if workload.dataset else "none"
     shown = {

@@ -50,7 +50,7 @@ def run_node(
     job = json.loads(files["program/job.json"]) | {"ranks_per_node": 2}
     if job["environment"]:
         job["environment"]["cache"] = str(node.cache)
-    else:
+    elif job["container"]:
         job["container"]["payload"] = "/mnt/payload"
     node.write(files | {"program/job.json": json.dumps(job)})
     slurm = {
@@ -77,6 +77,8 @@ def test_the_agent_gets_its_place(settings: Settings, node: Node):
         "2 lo =lo",
         "-c",
         *agent.AGENT.split("\n"),
+        "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2",
+        "--shutdown-timeout=120",
         "--nnodes=2",
         "--nproc-per-node=2",
         "--node-rank=1",
@@ -86,8 +88,6 @@ def test_the_agent_gets_its_place(settings: Settings, node: Node):
         "--rdzv-id=12.r0",
         "--local-addr=127.0.0.1",
         "--max-restarts=0",
-        "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2",
-        "--shutdown-timeout=120",
         f"--log-dir={node.cache}/jobs/12/logs/12.r0/node-1",
         "--redirects=3",
         "--tee=3",
