@@ -59,12 +59,16 @@ _KNOWN = tuple(
         ),
         (r"\w+Error: \[Errno 24\]", True, "see ulimit -n; use fewer workers, or close files"),
         (r"FileNotFoundError\b", True, "does the file exist on the nodes?"),
-        (re.escape(ends.NO_MEMORY), True, "or use a smaller batch"),
+        (f"(DataLoader worker )?{re.escape(ends.NO_MEMORY)}", True, "or use a smaller batch"),
         (r"(torch\.(cuda\.)?)?OutOfMemoryError: ", False, "use a smaller batch"),
         (r"(its torchrun was )?killed by signal 7 ", False, "a mapped file was cut, or /dev/shm is full"),
         (r"RuntimeError: DataLoader worker .* Bus error", False, "use fewer workers, or a larger /dev/shm"),
         (r"(requests|urllib3|httpx|aiohttp)\.[\w.]*Connect", False, "a download failed: do the nodes reach its host?"),
     )
+)
+# torch/csrc/DataLoader.cpp, and torch/utils/data/dataloader.py around it
+_LOST_WORKER = re.compile(
+    r"RuntimeError: DataLoader worker \(pid(?:\(s\))? [\d, ]+\) (?:is killed by signal: Killed|exited unexpectedly)"
 )
 # libstdc++'s words as a thread of gloo's releases the last tensor while Python shuts down: asking for the GIL ends the
 # thread, inside of a destructor (~AsyncWork). No thread has a Python frame then. Python 3.14 lets it wait;
@@ -109,6 +113,11 @@ def known(line: str) -> tuple[bool, str] | None:
     """Return whether a fault of the program would come again, and its remedy; None for an unknown one."""
     line = RANK.sub("", line, count=1)
     return next(((comes_again, remedy) for pattern, comes_again, remedy in _KNOWN if pattern.match(line)), None)
+
+
+def lost_worker(line: str) -> bool:
+    """Return whether torch's DataLoader reports a worker that was killed, and not by a signal that tells why."""
+    return bool(_LOST_WORKER.match(RANK.sub("", line, count=1)))
 
 
 def was_not_destroyed(lines: list[str]) -> bool:
