@@ -26,6 +26,12 @@ __all__ = ["cluster", "pip"]
 RECORDED = pathlib.Path(__file__).parent / "data" / "gpt-20261123"
 
 
+@pytest.fixture(autouse=True)
+def _no_environment_is_active(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        monkeypatch.delenv(name, raising=False)
+
+
 @pytest.fixture
 def recorded(tmp_path: pathlib.Path) -> pathlib.Path:
     """A run that the payload left, of two ranks: job 7 failed, job 8 trained 60 steps."""

@@ -170,8 +170,9 @@ def test_a_refusal_names_the_option_and_what_is_allowed(given: dict[str, object]
 
 @pytest.mark.parametrize("action", list(MODELS))
 def test_an_unknown_option_is_rejected_by_name(action: str):
-    known = ", ".join(sorted(META["actions"][action]["params"]))
-    assert refusal(MODELS[action], {"nodse": 2}) == f"nodse: unknown option; there are: {known}"
+    known = {option.name: option.text.only_terminal for option in declared.options(MODELS[action])}
+    assert set(META["actions"][action]["params"]) == {name for name, is_typed in known.items() if not is_typed}
+    assert refusal(MODELS[action], {"nodse": 2}) == f"nodse: unknown option; there are: {', '.join(sorted(known))}"
     assert len(refusal(models.OneRun, {"\x1b[31m$(id)\n" * 100: 1})) < 200
 
 
