@@ -66,9 +66,10 @@ _KNOWN = tuple(
         (r"(requests|urllib3|httpx|aiohttp)\.[\w.]*Connect", False, "a download failed: do the nodes reach its host?"),
     )
 )
-# torch/csrc/DataLoader.cpp, and torch/utils/data/dataloader.py around it
-_LOST_WORKER = re.compile(
-    r"RuntimeError: DataLoader worker \(pid(?:\(s\))? [\d, ]+\) (?:is killed by signal: Killed|exited unexpectedly)"
+# A worker that was killed, by torch/csrc/DataLoader.cpp and torch/utils/data/dataloader.py
+LOST_WORKER = re.compile(
+    rf"(?:{RANK.pattern})?RuntimeError: DataLoader worker \(pid(?:\(s\))? [\d, ]+\) "
+    r"(?:is killed by signal: Killed|exited unexpectedly)"
 )
 # libstdc++'s words as a thread of gloo's releases the last tensor while Python shuts down: asking for the GIL ends the
 # thread, inside of a destructor (~AsyncWork). No thread has a Python frame then. Python 3.14 lets it wait;
@@ -113,11 +114,6 @@ def known(line: str) -> tuple[bool, str] | None:
     """Return whether a fault of the program would come again, and its remedy; None for an unknown one."""
     line = RANK.sub("", line, count=1)
     return next(((comes_again, remedy) for pattern, comes_again, remedy in _KNOWN if pattern.match(line)), None)
-
-
-def lost_worker(line: str) -> bool:
-    """Return whether torch's DataLoader reports a worker that was killed, and not by a signal that tells why."""
-    return bool(_LOST_WORKER.match(RANK.sub("", line, count=1)))
 
 
 def was_not_destroyed(lines: list[str]) -> bool:

@@ -192,7 +192,7 @@ def first_failure(folder: pathlib.Path, job_id: int, lines: int) -> Failure:
 
 def _with_memory(failure: Failure, shortage: str | None) -> Failure:
     """Return a failure by a lost worker of DataLoader with the shortage of memory that its task was killed for."""
-    if shortage is None or not evidence.lost_worker(failure.lines[-1]):
+    if shortage is None or not evidence.LOST_WORKER.match(failure.lines[-1]):
         return failure
     line = f"DataLoader worker {ends.words(-signal.SIGKILL, shortage)}"
     return dataclasses.replace(failure, lines=[*failure.lines[:-1], line])

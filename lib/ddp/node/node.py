@@ -82,35 +82,33 @@ class Node:
             found = shutil.which("python3") or shutil.which("python")
             if found is None:
                 raise ending.FatalError(f"{self.job.container.image} has no python3; use an image with torch")
-            payload, old = self.job.container.payload, self.env.get("PYTHONPATH")
-            self.env["PYTHONPATH"] = f"{payload}:{old}" if old else payload
-        elif self.job.interpreter is not None:
-            found = self._activated(self.job.interpreter)
         else:
-            assert self.job.environment is not None
             caches.keep_local(self.env, self.job.cache)
-            found, self._lock = environment.use(self.job.environment, self.host)
+            if found := self.job.python:
+                self._activate(found)
+            else:
+                assert self.job.environment is not None
+                found, self._lock = environment.use(self.job.environment, self.host)
+        if payload := self.job.payload:
+            self.env["PYTHONPATH"] = ":".join(filter(None, (self.env.get("PYTHONPATH"), payload)))
         return found
 
-    def _activated(self, own: spec.Interpreter) -> str:
-        """Return the user's own interpreter, with variables as if its environment were active. Raises FatalError."""
-        caches.keep_local(self.env, self.job.cache)
-        prefix = os.path.dirname(os.path.dirname(own.path))
+    def _activate(self, python: str) -> None:
+        """Set the variables that the user's own environment has where it is active. Raises FatalError."""
+        prefix = os.path.dirname(os.path.dirname(python))
+        markers = {"VIRTUAL_ENV": "pyvenv.cfg", "CONDA_PREFIX": "conda-meta"}
 
         def look() -> list[str]:
-            markers = {"VIRTUAL_ENV": "pyvenv.cfg", "CONDA_PREFIX": "conda-meta"}
-            os.stat(own.path)  # in a virtual environment a link to the host's own
+            os.stat(python)  # in a virtual environment a link to the host's own
             return [name for name, marker in markers.items() if os.path.exists(f"{prefix}/{marker}")]
 
         try:
             self.env |= dict.fromkeys(storage.within(look, storage.CALL_S), prefix)
         except OSError as e:
             hint = "every node needs this path, and the Python that it links to; omit the option python for the cluster's"
-            raise ending.FatalError(f"{own.path} cannot be started ({storage.reason(e)}); {hint}") from e
+            raise ending.FatalError(f"{python} cannot be started ({storage.reason(e)}); {hint}") from e
         if "PATH" not in dict(self.job.variables):
-            self.env["PATH"] = f"{os.path.dirname(own.path)}:{self.env.get('PATH', os.defpath)}"
-        self.env["PYTHONPATH"] = ":".join(filter(None, (self.env.get("PYTHONPATH"), own.payload)))
-        return own.path
+            self.env["PATH"] = f"{os.path.dirname(python)}:{self.env.get('PATH', os.defpath)}"
 
     def _connect(self, fabric: spec.Fabric) -> None:
         """Set the address and the interface of this node: gloo takes one exact name; "=" makes NCCL match exactly."""

@@ -30,14 +30,6 @@ class Environment:
 
 
 @dataclasses.dataclass(frozen=True)
-class Interpreter:
-    """The Python of a user's own environment, which runs from where it lies instead of an unpacked environment."""
-
-    path: str
-    payload: str  # folder that holds the payload's package
-
-
-@dataclasses.dataclass(frozen=True)
 class Fabric:
     """One kind of network, as ddp.submit.fabrics describes it."""
 
@@ -58,7 +50,6 @@ class Container:
     """The image that the ranks run in instead of an environment."""
 
     image: str
-    payload: str  # folder that holds the payload's package
     variables: str  # names of the variables that go before the image's, comma-separated
 
 
@@ -91,7 +82,8 @@ class JobSpec:
     workdir: str  # the folder that the ranks start in
     origin: str = ""  # the root of the user's project, of which `code` is a copy
     code: str = ""  # the copy's root; empty: there is none
-    interpreter: Interpreter | None = None
+    python: str = ""  # of the user's own environment, which runs where it lies; empty: another environment
+    payload: str = ""  # folder that holds the payload's package, for a container and the user's own Python
 
 
 @dataclasses.dataclass(frozen=True)

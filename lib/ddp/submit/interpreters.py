@@ -3,11 +3,9 @@
 It is never started to learn what it has: an import of torch from a shared filesystem may take a minute.
 """
 
-import itertools
 import os
 import pathlib
 import re
-import typing
 
 from ddp.base import ParameterError, Settings
 from ddp.node import caches
@@ -15,38 +13,35 @@ from ddp.options import models
 from ddp.submit import checks
 from ddp.workspace import folders
 
-_PACKAGES = ("lib*/python3*/*-packages", "local/lib/python3*/*-packages")  # of venv, conda and Debian
-_TORCH = re.compile(r"^__version__(?:: \w+)? = ['\"]([\w.+-]{1,80})['\"]", re.MULTILINE)  # of torch/version.py
-_Training = typing.TypeVar("_Training", bound=models.Training)
+_TORCH = "lib*/python3*/*-packages/torch/version.py"  # of venv, conda and Debian
+_VERSION = re.compile(r"^__version__(?:: \w+)? = ['\"]([\w.+-]{1,80})['\"]", re.MULTILINE)
+_SYSTEM = re.compile(r"^home *= *(.+)/bin *$(?=[^\0]*^include-system-site-packages *= *true)", re.MULTILINE)  # venv's
 
 
-def choose(settings: Settings, params: _Training) -> tuple[_Training, str, str]:
-    """Resolve `python` to an interpreter or none; return also its version of torch, and a remark on the choice.
+def choose(settings: Settings, params: models.Training) -> tuple[str, str, str]:
+    """Return the interpreter that `python` means, empty for none, its version of torch, and a remark on the choice.
 
     `auto` is the active environment of a script's user, if it has torch and lies on the shared filesystem.
     Raises ParameterError, and WorkspaceError if the filesystem does not answer.
     """
     others = params.environment or params.container_image
-    is_auto = params.python == "auto"
-    if params.python == "none" or (is_auto and (others or not params.active or params.workload in ("gpt", "smoke"))):
-        return params.model_copy(update={"python": "none"}), "", ""
+    is_auto = params.python == "auto" and not others and params.workload not in ("gpt", "smoke")
+    place = params.active if is_auto else params.own_python
+    if not place:
+        return "", "", ""
     if others:
         raise ParameterError("python", f"{others} brings its own; give only one of python, environment, container-image")
-    path = pathlib.Path(params.active if is_auto else params.python)
-    python, torch, is_shared = folders.call(settings, lambda: _look(settings, path))
-    why = "" if python else "has no Python that you can execute"
-    why = why or ("" if torch else "has no torch")
+    python, torch, is_shared = folders.call(settings, lambda: _look(settings, pathlib.Path(place)))
+    why = "" if torch else "has no torch" if python else "does not exist, or has no Python that you can execute"
     if is_auto and (why or not is_shared):
         why = why or "is not on the shared filesystem"
-        remark = f"python: the active environment {path} is not used, since it {why}; to choose one: --python PATH"
-        return params.model_copy(update={"python": "none"}), "", remark
+        return "", "", f"python: the active environment {place} is not used, since it {why}; to choose one: --python PATH"
     if why:
-        raise ParameterError("python", f"{path} {why}; give the path of an environment that has, or omit the option")
+        raise ParameterError("python", f"{place} {why}; give the path of an environment with torch, or omit it")
     if not settings.takes_any_script:  # an operator names it for another account
         checks.check_inside(settings, "python", str(pathlib.Path(python).parents[1]), kinds=("folder",))
-    remark = f"python: {python}, torch {torch}{', of the active environment' if is_auto else ''}"
-    remark += "" if is_shared else "; it is not known to be on the shared filesystem: each node needs it at this path"
-    return params.model_copy(update={"python": python}), torch, remark
+    about = "of the active environment" if is_auto else "" if is_shared else "which each node needs at this path"
+    return python, torch, f"python: {python}, torch {torch}{about and ', '}{about}"
 
 
 def _look(settings: Settings, path: pathlib.Path) -> tuple[str, str, bool]:
@@ -55,21 +50,11 @@ def _look(settings: Settings, path: pathlib.Path) -> tuple[str, str, bool]:
     python = next((place for place in places if place.is_file() and os.access(place, os.X_OK)), None)
     if python is None:
         return "", "", False
-    prefix = python.parent.parent
-    roots = [prefix, *_system(prefix)]
-    sites = itertools.chain.from_iterable(root.glob(pattern) for root in roots for pattern in _PACKAGES)
-    texts = (file.read_text(errors="replace") for site in sites if (file := site / "torch" / "version.py").is_file())
-    found = next(filter(None, map(_TORCH.search, texts)), None)
+    prefix, config = python.parent.parent, python.parent.parent / "pyvenv.cfg"
+    others = [f"{prefix}/local", os.path.expanduser("~/.local")]
+    if config.is_file():
+        others = _SYSTEM.findall(config.read_text(errors="replace"))
+    files = (file for root in (prefix, *map(pathlib.Path, others)) for file in root.glob(_TORCH))
+    found = next(filter(None, (_VERSION.search(file.read_text(errors="replace")) for file in files)), None)
     is_shared = prefix.stat().st_dev == settings.workspace.stat().st_dev or not caches.is_local(str(prefix))
     return str(python), found[1] if found else "", is_shared
-
-
-def _system(prefix: pathlib.Path) -> list[pathlib.Path]:
-    """Return the prefix whose packages a virtual environment takes in, too (PEP 405); none without that."""
-    try:
-        lines = (prefix / "pyvenv.cfg").read_text(errors="replace").splitlines()
-    except OSError:
-        return []
-    about = {name.strip().lower(): value.strip() for name, _, value in (line.partition("=") for line in lines)}
-    takes_in = about.get("include-system-site-packages", "").lower() == "true" and about.get("home")
-    return [pathlib.Path(about["home"]).parent] if takes_in else []

@@ -97,8 +97,7 @@ def training(
         fabric=params.fabric,
         fabrics=fabrics.FABRICS,
         environment=None if image or own else _environment(settings, environment),
-        interpreter=spec.Interpreter(own, program.payload) if own else None,
-        container=spec.Container(image, program.payload, ",".join(names)) if image else None,
+        container=spec.Container(image, ",".join(names)) if image else None,
         max_requeues=params.max_requeues,
         max_restarts=params.max_restarts,
         nodelist=tuple(request.nodelist),
@@ -110,6 +109,8 @@ def training(
         workdir=start.folder or folder,
         origin=start.origin,
         code=start.code,
+        python=own,
+        payload=program.payload,
     )
     return {"job.sbatch": script, "program/job.json": spec.dump(job), **_program()}
 

@@ -123,8 +123,9 @@ def check(
     partitions = checks.partitions(params.reservation)
     request = resources.training(params, partitions)
     contents = folders.look(settings)
-    params, torch, about = interpreters.choose(settings, params)
-    remarks = [about] if about else []
+    python, torch, remark = interpreters.choose(settings, params)
+    params = params.model_copy(update={"python": python or "none"})
+    remarks = [remark] if remark else []
     passed = [f"resources: {describe(request)}", *checks.workspace(settings, contents)]
     tuned = tuning.check(settings, params, choices) if params.workload == "gpt" else ()
     passed += [f"model: {', '.join(tuned)} is readable"] if tuned else []
@@ -238,8 +239,6 @@ def _workload(
 
 def _check_program(settings: Settings, params: models.Training) -> None:
     """Check that the nodes, or this host, can read a script, and that the ranks can start where it is wanted."""
-    if params.module and not params.typed_in:
-        raise ParameterError("module", "an action has no current folder; give the path of a script")
     shared = str(settings.workspace)
     for path in (
         () if params.snapshot else (*(() if params.module else (params.workload,)), copies.in_place(params).folder)

@@ -73,7 +73,7 @@ def test_an_environment_is_taken_by_its_torch(
                 interpreters.choose(settings, params)
             return
         chosen, version, remark = interpreters.choose(settings, params)
-        assert (chosen.own_python, version) == (("", "") if torch is None else (str(python), torch))
+        assert (chosen, version) == (("", "") if torch is None else (str(python), torch))
         assert (f"{given} is not used, since it has no torch" if torch is None else f"torch {torch}") in remark
 
 
@@ -85,8 +85,8 @@ def test_a_job_runs_the_active_python_in_place_and_no_environment_is_made(
     assert code == 0, err
     assert f"python: {python}, torch 2.6.0+cu124, of the active environment" in err
     job = cluster.jobs[-1].training()
-    assert (job.environment, job.interpreter and job.interpreter.path) == (None, str(python))
-    assert (pathlib.Path(job.interpreter.payload if job.interpreter else "") / "ddptrain" / "__init__.py").is_file()
+    assert (job.environment, job.python) == (None, str(python))
+    assert (pathlib.Path(job.payload) / "ddptrain" / "__init__.py").is_file()
     record = json.loads((settings.runs / "night" / "job.json").read_text())
     assert (record["python"], record["torch"], record["environment"]) == (str(python), "2.6.0+cu124", None)
     assert not list(settings.environments.glob("*.json"))
@@ -101,7 +101,7 @@ def test_a_job_runs_the_active_python_in_place_and_no_environment_is_made(
         ("--python none train.py", "not installed yet"),
         ("gpt", "not installed yet"),
         ("--container-image x:1 train.py", "the container x:1"),
-        ("--python ../absent train.py", "absent has no Python that you can execute"),
+        ("--python ../absent train.py", "absent does not exist, or has no Python that you can"),
         ("--python ../venv -e mine train.py", "--python: mine brings its own; give only one of python, environment"),
         ("render --kubernetes --container-image x:1 --python ../venv train.py", "--python: pods have the image's own"),
     ],
@@ -121,7 +121,7 @@ def test_an_environment_of_this_host_alone_is_named(
         out = typed("submit", "--dry-run", "train.py")[1]
         assert f"the active environment {own}/env is not used, since it is not on the shared filesystem; " in out
         out = typed("submit", "--dry-run", "--python", str(python), "train.py")[1]
-        assert f"{python}, torch 2.6.0+cu124; it is not known to be on the shared filesystem: each node needs it" in out
+        assert f"{python}, torch 2.6.0+cu124, which each node needs at this path" in out
 
 
 def test_on_a_node_it_is_as_if_active_and_one_that_is_missing_is_named(settings: Settings, node: Node):

@@ -51,7 +51,7 @@ def run_node(
     if job["environment"]:
         job["environment"]["cache"] = str(node.cache)
     elif job["container"]:
-        job["container"]["payload"] = "/mnt/payload"
+        job["payload"] = "/mnt/payload"
     node.write(files | {"program/job.json": json.dumps(job)})
     slurm = {
         "SLURM_STEP_NUM_NODES": "2",
@@ -193,4 +193,4 @@ def test_in_a_container_the_images_python_runs_the_payload(settings: Settings, n
     node.add("python3", 'echo "$PYTHONPATH $1"')
     given = {"container_image": "x:1"}
     process = run_node(settings, node, "exit 99", given=given, PYTHONPATH="/opt")
-    assert process.communicate(timeout=30)[0].splitlines()[-1] == "/mnt/payload:/opt -c"
+    assert process.communicate(timeout=30)[0].splitlines()[-1] == "/opt:/mnt/payload -c"
