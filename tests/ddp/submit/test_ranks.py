@@ -10,6 +10,7 @@ import sys
 import time
 import typing
 
+import environments
 import pytest
 from script_texts import MANIFEST, texts, wait_for
 
@@ -94,6 +95,17 @@ def test_the_agent_gets_its_place(settings: Settings, node: Node):
         "script.py",
         "--flag",
     ]
+
+
+def test_a_users_own_python_is_as_if_active_and_one_that_is_missing_is_named(settings: Settings, node: Node):
+    place = settings.workspace / "venv"
+    python = environments.make(place, agent='echo "$VIRTUAL_ENV ${PATH%%:*} $PY"')
+    output = run_node(settings, node, "", given={"python": str(python)}).communicate(timeout=30)[0]
+    assert output.splitlines()[-1] == f"{place} {place}/bin {python}"
+    (place / "bin" / "python3").unlink()
+    output = run_node(settings, node, "", given={"python": str(python)}).communicate(timeout=30)[0]
+    line = f"[FATAL] slurmd-0: {python} cannot be started (No such file or directory); every node needs this path, "
+    assert line in output
 
 
 @pytest.mark.parametrize(
