@@ -85,7 +85,7 @@ class Node:
         else:
             caches.keep_local(self.env, self.job.cache)
             if found := self.job.python:
-                self._activate(found)
+                self._use_own(found)
             else:
                 assert self.job.environment is not None
                 found, self._lock = environment.use(self.job.environment, self.host)
@@ -93,19 +93,12 @@ class Node:
             self.env["PYTHONPATH"] = ":".join(filter(None, (self.env.get("PYTHONPATH"), payload)))
         return found
 
-    def _activate(self, python: str) -> None:
-        """Set the variables that the user's own environment has where it is active. Raises FatalError."""
-        prefix = os.path.dirname(os.path.dirname(python))
-        markers = {"VIRTUAL_ENV": "pyvenv.cfg", "CONDA_PREFIX": "conda-meta"}
-
-        def look() -> list[str]:
-            os.stat(python)  # in a virtual environment a link to the host's own
-            return [name for name, marker in markers.items() if os.path.exists(f"{prefix}/{marker}")]
-
+    def _use_own(self, python: str) -> None:
+        """Check the user's own interpreter, and put its folder on PATH. Raises FatalError."""
         try:
-            self.env |= dict.fromkeys(storage.within(look, storage.CALL_S), prefix)
+            storage.within(lambda: os.stat(python), storage.CALL_S)  # in a virtual environment a link to the host's own
         except OSError as e:
-            hint = "every node needs this path, and the Python that it links to; omit the option python for the cluster's"
+            hint = "each node needs this path, and the Python that it links to; or give python=none"
             raise ending.FatalError(f"{python} cannot be started ({storage.reason(e)}); {hint}") from e
         if "PATH" not in dict(self.job.variables):
             self.env["PATH"] = f"{os.path.dirname(python)}:{self.env.get('PATH', os.defpath)}"

@@ -14,14 +14,9 @@ from ddp.workspace import folders
 _LINES = 5
 _MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
 # Programs that a node may lack, by the exceptions of torch._inductor (also around Triton's), subprocess and GitPython
-_PACKAGES = {
-    r"([\w.]*InductorError: )?([\w.]*InvalidCxxCompiler: |RuntimeError: Failed to find C compiler)": (
-        "g++",
-        "torch.compile needs a C++ compiler",
-    ),
-    r"FileNotFoundError: \[Errno 2\] No such file or directory: 'git'$|([\w.]+\.)?GitCommandNotFound: "
-    r"|ImportError: (Failed to initialize: )?Bad git executable": ("git", "the program calls git"),
-}
+_COMPILER = r"([\w.]*InductorError: )?([\w.]*InvalidCxxCompiler: |RuntimeError: Failed to find C compiler)"
+_GIT = r"FileNotFoundError: \[Errno 2\] .*: 'git'$|([\w.]+\.)?GitCommandNotFound: |ImportError: .*Bad git executable"
+_PACKAGES = {_COMPILER: ("g++", "torch.compile needs a C++ compiler"), _GIT: ("git", "the program calls git")}
 _FIGURES = (
     "last_loss first_loss best_loss tokens_per_second samples_per_second steps nodes world_size checkpoint loss_png"
 ).split()
@@ -118,13 +113,11 @@ def _missing_module(settings: Settings, run: Run, line: str) -> Remedy | None:
 
 def _missing_package(line: str) -> Remedy | None:
     """Return how the nodes get a program, if an exception is that they lack it."""
-    line = evidence.RANK.sub("", line, count=1)
-    found = next((about for pattern, about in _PACKAGES.items() if re.match(pattern, line)), None)
-    if found is None:
-        return None
-    package, why = found
-    words = f"{why}: an administrator types on the nodes: apt-get install {package}"
-    return Step("install-package", words, {"package": package, "why": why})
+    for pattern, (package, why) in _PACKAGES.items():
+        if re.match(pattern, evidence.RANK.sub("", line, count=1)):
+            words = f"{why}: an administrator types on the nodes: apt-get install {package}"
+            return Step("install-package", words, {"package": package, "why": why})
+    return None
 
 
 def _absent(failure: folder.FirstFailure) -> tuple[str, Remedy]:

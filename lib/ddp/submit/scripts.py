@@ -93,7 +93,7 @@ def training(
         leaves_outcome=program.leaves_outcome,
         ranks_per_node=request.ranks_per_node,
         gpus_per_node=request.gpus_per_node,
-        variables=(*_login(settings), *variables),
+        variables=(*_login(settings, ("VIRTUAL_ENV", "CONDA_PREFIX") if own else ()), *variables),
         fabric=params.fabric,
         fabrics=fabrics.FABRICS,
         environment=None if image or own else _environment(settings, environment),
@@ -223,9 +223,9 @@ def _tracking(settings: Settings, given: set[str]) -> list[tuple[str, str]]:
     return [(name, value) for name, value in wanted.items() if value and name not in given]
 
 
-def _login(settings: Settings) -> list[tuple[str, str]]:
+def _login(settings: Settings, more: tuple[str, ...]) -> list[tuple[str, str]]:
     """List the variables of a login that sbatch would pass on; sbatch itself gets a clean environment."""
-    names = ("HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ") if settings.takes_any_script else ()
+    names = ("HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", *more) if settings.takes_any_script else ()
     kept = ((name, os.environ.get(name, "")) for name in names)
     return [("USER", settings.user), ("LOGNAME", settings.user), *((name, value) for name, value in kept if value)]
 

@@ -10,7 +10,7 @@ from ddp.environment import environments
 from ddp.options import fields, models
 from ddp.problem import Command
 from ddp.run import catalog, control
-from ddp.submit import checks, fabrics, interpreters, patterns, precheck, preparation, programs, resources, scripts, tuning
+from ddp.submit import checks, fabrics, patterns, precheck, preparation, programs, pythons, resources, scripts, tuning
 from ddp.view.result import Result
 from ddp.workspace import folders, tokens
 from slurm_ddp.run import run as run_command
@@ -57,7 +57,6 @@ class Checked:
     passed: tuple[str, ...] = ()  # the checks, in words
     remarks: tuple[str, ...] = ()  # on what may fail
     verdict: str = ""  # Slurm's
-    torch: str = ""  # the version in the user's own environment
 
     def texts(self, environment: folders.Manifest, kept: copies.Copy | None = None) -> dict[str, str]:
         """Render the run's files by name."""
@@ -84,7 +83,7 @@ class Checked:
             "container": image,
             "python": own or None,
             "environment": None if image or own else environment.hash,
-            "torch": None if image else self.torch if own else environment.torch,
+            "torch": None if image or own else environment.torch,
             "request": dataclasses.asdict(self.request),
         }
 
@@ -123,7 +122,7 @@ def check(
     partitions = checks.partitions(params.reservation)
     request = resources.training(params, partitions)
     contents = folders.look(settings)
-    python, torch, remark = interpreters.choose(settings, params)
+    python, remark = pythons.choose(settings, params)
     params = params.model_copy(update={"python": python or "none"})
     remarks = [remark] if remark else []
     passed = [f"resources: {describe(request)}", *checks.workspace(settings, contents)]
@@ -138,7 +137,7 @@ def check(
     passed += _check_metric(params, workload.kind)
     passed += precheck.check(settings, workload.kind, workload.run, params.words, choices)
     passed += _check_environment(settings, params, contents)
-    checked = Checked(settings, params, request, workload, contents, sweep, (*passed, *remarks), tuple(remarks), torch=torch)
+    checked = Checked(settings, params, request, workload, contents, sweep, (*passed, *remarks), tuple(remarks))
     # sbatch --test-only finds no start time for a job that waits for another
     draft = dataclasses.replace(checked, params=params.model_copy(update={"dependency": None}))
     verdict = checks.judge(draft.texts(environments.NOT_INSTALLED)["job.sbatch"])

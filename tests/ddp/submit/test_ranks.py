@@ -97,14 +97,14 @@ def test_the_agent_gets_its_place(settings: Settings, node: Node):
     ]
 
 
-def test_a_users_own_python_is_as_if_active_and_one_that_is_missing_is_named(settings: Settings, node: Node):
+def test_a_users_own_python_is_first_on_the_path_and_one_that_is_missing_is_named(settings: Settings, node: Node):
     place = settings.workspace / "venv"
-    python = environments.make(place, agent='echo "$VIRTUAL_ENV ${PATH%%:*} $PY"')
+    python = environments.make(place, agent='echo "${PATH%%:*} $PY"')
     output = run_node(settings, node, "", given={"python": str(python)}).communicate(timeout=30)[0]
-    assert output.splitlines()[-1] == f"{place} {place}/bin {python}"
+    assert output.splitlines()[-1] == f"{place}/bin {python}"
     (place / "bin" / "python3").unlink()
     output = run_node(settings, node, "", given={"python": str(python)}).communicate(timeout=30)[0]
-    line = f"[FATAL] slurmd-0: {python} cannot be started (No such file or directory); every node needs this path, "
+    line = f"[FATAL] slurmd-0: {python} cannot be started (No such file or directory); each node needs this path, "
     assert line in output
 
 

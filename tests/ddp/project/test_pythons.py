@@ -14,7 +14,7 @@ from test_start import _alone, folder, started
 
 from ddp.base import ParameterError, Settings
 from ddp.options import fields, models
-from ddp.submit import interpreters
+from ddp.submit import pythons
 
 __all__ = ["_alone", "folder"]
 VERSIONS = st.from_regex(r"[1-9]\.[0-9]{1,2}\.[0-9](\+(cpu|cu[0-9]{3})|a0\+git[0-9a-f]{7})?", fullmatch=True)
@@ -32,10 +32,10 @@ def test_an_environment_is_taken_by_its_torch(
         params = params.model_copy(update={"active": given if is_active else ""})
         if torch is None and not is_active:
             with pytest.raises(ParameterError, match=f"^python: {given} has no torch; "):
-                interpreters.choose(settings, params)
+                pythons.choose(settings, params)
             return
-        chosen, version, remark = interpreters.choose(settings, params)
-        assert (chosen, version) == (("", "") if torch is None else (str(python), torch))
+        chosen, remark = pythons.choose(settings, params)
+        assert chosen == ("" if torch is None else str(python))
         assert (f"{given} is not used, since it has no torch" if torch is None else f"torch {torch}") in remark
 
 
@@ -47,10 +47,11 @@ def test_a_job_runs_the_active_python_in_place_and_no_environment_is_made(
     assert f"python: {python}, torch 2.6.0, of the active environment" in typed("submit", "-N", "1", "train.py")[2]
     job = started(settings, cluster, "train.py")
     assert (job.environment, job.python) == (None, str(python))
+    assert dict(job.variables)["VIRTUAL_ENV"] == str(folder.parent / "venv"), "as sbatch passes it on"
     assert (pathlib.Path(job.payload) / "ddptrain" / "__init__.py").is_file()
     record = json.loads((settings.runs / "night" / "job.json").read_text())
-    assert (record["python"], record["torch"], record["environment"]) == (str(python), "2.6.0", None)
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as own:  # noqa: S108 - another filesystem
+    assert (record["python"], record["environment"]) == (str(python), None)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as own:
         alone = make(pathlib.Path(own) / "env")
         for words, text in {
             "--python ../venv": f"environment  {python}\n",
@@ -58,7 +59,7 @@ def test_a_job_runs_the_active_python_in_place_and_no_environment_is_made(
             "--python none": "environment  not installed yet",
             "--container-image x:1": "environment  the container x:1",
             "--python ../absent": "absent does not exist, or has no Python that you can execute",
-            "--python ../venv -e mine": "--python: mine brings its own; give only one of python, environment",
+            "--python ../venv -e mine": "--python: mine brings its own; give one of python, environment",
             f"--python {alone}": f"python: {alone}, torch 2.6.0, which each node needs at this path",
         }.items():
             assert text in "".join(map(str, typed("submit", "--dry-run", *words.split(), "train.py")[1:]))
