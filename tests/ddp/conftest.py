@@ -26,12 +26,6 @@ __all__ = ["cluster", "pip"]
 RECORDED = pathlib.Path(__file__).parent / "data" / "gpt-20261123"
 
 
-@pytest.fixture(autouse=True)
-def _no_environment_is_active(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
-        monkeypatch.delenv(name, raising=False)
-
-
 @pytest.fixture
 def recorded(tmp_path: pathlib.Path) -> pathlib.Path:
     """A run that the payload left, of two ranks: job 7 failed, job 8 trained 60 steps."""
@@ -80,6 +74,7 @@ def settings(workspace: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytes
     payload = small_payload(tmp_path / "payload")
     monkeypatch.setattr(locks, "FOLDER", tmp_path / "private" / "locks")
     monkeypatch.setattr(checks, "_listing", None)
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)  # the lane's own
     about = pwd.getpwuid(os.geteuid())
     return Settings(
         "", workspace, about.pw_name, about.pw_uid, about.pw_gid, payload, "auto", "", takes_any_script=True

@@ -325,14 +325,11 @@ def test_a_module_of_a_home_is_refused(tmp_path: pathlib.Path):
     torch=st.none()
     | st.from_regex(r"[1-9]\.[0-9]{1,2}\.[0-9](\+(cpu|cu[0-9]{3})|a0\+git[0-9a-f]{7})?", fullmatch=True),
     is_active=st.booleans(),
-    is_folder=st.booleans(),
 )
-def test_an_environment_is_taken_by_its_torch(
-    settings: Settings, kind: str, torch: str | None, is_active: bool, is_folder: bool
-):
+def test_an_environment_is_taken_by_its_torch(settings: Settings, kind: str, torch: str | None, is_active: bool):
     with tempfile.TemporaryDirectory(dir=settings.workspace) as name:
         python = make(pathlib.Path(name) / "env", kind, torch)
-        given = str(python.parents[1] if is_folder or is_active else python)
+        given = str(python.parents[1] if is_active else python)
         params = fields.parse(models.SubmitDdp, {"workload": "/x.py", "python": "auto" if is_active else given})
         try:
             found = pythons.choose(settings, params.model_copy(update={"active": given}))
