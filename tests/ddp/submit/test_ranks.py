@@ -99,7 +99,7 @@ def test_the_agent_gets_its_place(settings: Settings, node: Node):
 
 def test_a_users_own_python_is_first_on_the_path_and_one_that_is_missing_is_named(settings: Settings, node: Node):
     place = settings.workspace / "venv"
-    python = environments.make(place, agent='echo "${PATH%%:*} $PY"')
+    python = environments.make(place, agent='echo "${PATH%%:*} $0"')
     output = run_node(settings, node, "", given={"python": str(python)}).communicate(timeout=30)[0]
     assert output.splitlines()[-1] == f"{place}/bin {python}"
     (place / "bin" / "python3").unlink()
