@@ -51,7 +51,7 @@ def parse(log: list[str], per_node: int) -> list[End]:
 
 
 def shortages(log: list[str]) -> dict[int, str]:
-    """Return what is known of memory by the number of each node on which the kernel killed a process for it."""
+    """Return, by the number of a node on which the kernel killed a process for memory, the known details."""
     ran_out = {int(found[1] or found[2]): "" for line in log if (found := _RAN_OUT.match(line))}
     return ran_out | {int(found[1]): found[2] for line in log if (found := _SHORT.match(line))}
 
