@@ -86,7 +86,9 @@ def action_params(app: Application, action: str, values: collections.abc.Mapping
     params = {name: schema["default"] for name, schema in properties.items() if "default" in schema}
     for name, text in values.items():
         try:
-            params[name] = yaml_values.parse(text)
+            params[name] = found = yaml_values.parse(text)
+            if properties[name].get("type") == "integer" and isinstance(found, float) and abs(found) < 1 << 53:
+                params[name] = int(found) if found.is_integer() else found  # gojsonschema, isFloat64AnInteger
         except SandboxError as e:
             raise SandboxError(f"{action}: parameter {name!r}: {e}"[:300]) from e
     object_schema: Json = {"type": "object", "properties": properties, "required": spec.get("required", [])}

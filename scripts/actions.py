@@ -58,6 +58,7 @@ def actions() -> str:
                     for key, v in option.schema().items()
                 }
                 for option in declared.options(verb.options)
+                if not option.text.only_terminal
             },
             "additionalProperties": False,
         }

@@ -171,7 +171,8 @@ def _parsed(
             from ddp.submit import typed  # noqa: PLC0415 - the other commands start without it
 
             values, arguments = typed.unwrap(values, arguments)
-            more |= {"ranks": values.pop("ranks", None), "typed_in": _here()}
+            active = os.environ.get("VIRTUAL_ENV") or os.environ.get("CONDA_PREFIX")
+            more |= {"ranks": values.pop("ranks", None), "typed_in": _here(), "active": active}
         is_module = bool(values.get("module"))
         for option in (one for one in options if one.name in values and not (is_module and one.name == "workload")):
             value = _absolute(option, values[option.name])
@@ -200,7 +201,7 @@ def _absolute(option: declared.Option, value: object) -> object:
     if not option.text.is_path and not (option.text.may_be_path and value.startswith(("./", "../"))):
         return value
     path = pathlib.Path(_here()) / value
-    return str(path.resolve() if ".." in path.parts else path)
+    return str(path.parent.resolve() / path.name if ".." in path.parent.parts else path)  # a link's own name stays
 
 
 def _is_odd(path: object) -> bool:

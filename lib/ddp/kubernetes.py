@@ -12,6 +12,7 @@ import typing
 import yaml
 
 from ddp.base import ParameterError, shown
+from ddp.node import node
 
 PORT = 29500  # torchrun's default
 MAX_NAME = 52  # a pod is called NAME-INDEX-xxxxx, and a label has 63 characters at most
@@ -25,12 +26,12 @@ _IMAGE = re.compile(r"[a-z0-9](?!.*://)[A-Za-z0-9._:/@-]*")
 # SIGTERM (an eviction, a deletion, the deadline) makes $STOP_FILE, which all ranks see; a program saves then, leaves
 # {"outcome": "preempted"} in the attempt's outcome, and the pod exits with 75, which counts as no failure.
 _START = f"""\
-mkdir -p "$RUN_DIR/control" "$RUN_DIR/logs" && cd "$RUN_DIR" || exit {FAILED}
+mkdir -p "$RUN_DIR/control" "$RUN_DIR/logs" && cd "$0" || exit {FAILED}
 [ -w "${{HOME:-/nonexistent}}" ] || export HOME=/tmp
 outcome=$RUN_DIR/control/$RUN_ATTEMPT_ID.outcome
 is_host=false
 [ "$JOB_COMPLETION_INDEX" != 0 ] || {{ is_host=true; rm -f "$STOP_FILE" "$outcome"; }}
-python3 -m torch.distributed.run --nnodes="$NNODES" --nproc-per-node="$NPROC_PER_NODE" --rdzv-backend=c10d \\
+python3 -c '{node.AGENT}' --nnodes="$NNODES" --nproc-per-node="$NPROC_PER_NODE" --rdzv-backend=c10d \\
   --rdzv-id="$RUN_ATTEMPT_ID" --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT" \\
   --rdzv-conf="is_host=$is_host,join_timeout=1800" --log-dir="$RUN_DIR/logs" --tee=3 "$@" &
 ranks=$!
@@ -179,9 +180,8 @@ def _pod(run: Run, name: str, labels: dict[str, str]) -> Manifest:
             {
                 "name": "ranks",
                 "image": run.image,
-                "command": ["/bin/sh", "-c", _literal(_START), "ddp"],
+                "command": ["/bin/sh", "-c", _literal(_START), _literal(run.workdir or run.run_dir)],
                 "args": [_literal(word) for word in run.command],
-                **({"workingDir": run.workdir} if run.workdir else {}),
                 "env": [
                     {"name": "RUN_ATTEMPT_ID", "valueFrom": attempt},
                     {"name": "STOP_FILE", "value": f"{_literal(run.run_dir)}/control/$(RUN_ATTEMPT_ID).stop"},

@@ -74,6 +74,7 @@ def settings(workspace: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytes
     payload = small_payload(tmp_path / "payload")
     monkeypatch.setattr(locks, "FOLDER", tmp_path / "private" / "locks")
     monkeypatch.setattr(checks, "_listing", None)
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)  # the lane's own
     about = pwd.getpwuid(os.geteuid())
     return Settings(
         "", workspace, about.pw_name, about.pw_uid, about.pw_gid, payload, "auto", "", takes_any_script=True

@@ -1,5 +1,6 @@
 """Every `ddp` line of the documents and each verb's examples parse as a shell and the command line's own parser do."""
 
+import re
 import shlex
 
 import pytest
@@ -8,8 +9,11 @@ from ddp import cli, readiness, verbs
 from ddp.base import Settings
 from functional import pages
 
+OTHERS = [*pages.ROOT.glob("docs/**/*.md"), *pages.ROOT.glob("charms/*/README.md"), pages.ROOT / "sandbox" / "demo.py"]
+SSH = re.compile(r"^(?:.*ssh sackd/0 )?(ddp .*?)(?:   .*|\s+# .*)?$", re.MULTILINE)
 LINES = [
     *(line.text for page in pages.PAGES for line in pages.lines(page)),
+    *(line for path in OTHERS for line in SSH.findall(path.read_text().replace("\\\n", " ")) if "`" not in line),
     *(example for verb in verbs.ALL.values() for example in verb.examples),
 ]
 

@@ -207,7 +207,7 @@ def test_what_cannot_be_is_refused(field: str, value: object, problem: str):
 
 TORCHRUN = """
 import os, pathlib, signal, sys, time
-print(os.environ["JOB_COMPLETION_INDEX"], *sys.argv[1:], flush=True)
+print(os.environ["JOB_COMPLETION_INDEX"], *sys.argv[1:], os.getcwd(), flush=True)
 action, stop = os.environ["ACTION"], pathlib.Path(os.environ["STOP_FILE"])
 while action == "preempted" and not stop.exists():
     time.sleep(0.05)
@@ -223,7 +223,9 @@ def pod(tmp_path: pathlib.Path, action: str, index: int = 0) -> subprocess.Popen
     package.mkdir(parents=True, exist_ok=True)
     for path, text in (("torch/__init__.py", ""), ("torch/distributed/run.py", TORCHRUN)):
         (tmp_path / path).write_text(text)
-    here = {"workspace": str(tmp_path), "run_dir": f"{tmp_path}/run"}
+    here = {"workspace": str(tmp_path), "run_dir": f"{tmp_path}/run", "workdir": f"{tmp_path}/my proj$"}
+    pathlib.Path(here["workdir"]).mkdir()
+    (tmp_path / "my proj$" / "torch.py").write_text("raise SystemExit('the agent imports nothing from there')")
     ranks = container(run(**here, command=("train.py", "two words")))[1]
     env = {"PATH": os.environ["PATH"], "RUN_ATTEMPT_ID": "8f0c", "ACTION": action, "JOB_COMPLETION_INDEX": str(index)}
     for one in ranks["env"][1:]:
@@ -243,7 +245,7 @@ def test_a_pod_starts_torchrun_and_ends_as_it_does(tmp_path: pathlib.Path, actio
     out = found.communicate(timeout=20)[0]
     assert found.returncode == code
     assert f"--rdzv-endpoint=night-0.night:29500 --rdzv-conf=is_host={'true' if index == 0 else 'false'}," in out
-    assert out.endswith("train.py two words\n")
+    assert out.endswith(f"train.py two words {tmp_path}/my proj$\n")
 
 
 def test_an_evicted_pod_asks_its_ranks_to_save_and_is_started_again(tmp_path: pathlib.Path):

@@ -91,7 +91,7 @@ def test_arguments_and_variables_reach_the_program_as_they_are(
 def test_the_variables_that_a_job_sets_are_reserved_and_no_others():
     """Read off the program: those that it adds to its environment, but for what it only defaults."""
     may_be_given = {"CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMP_NUM_THREADS", "PYTHONPATH"}
-    may_be_given |= {"LD_LIBRARY_PATH", "TORCH_GLOO_LAZY_INIT"}
+    may_be_given |= {"LD_LIBRARY_PATH", "PATH", "TORCH_GLOO_LAZY_INIT"}
     found: set[str] = set()
     for name in ("node", "supervisor", "network"):
         for item in ast.walk(ast.parse((pathlib.Path(spec.__file__).parent / f"{name}.py").read_text())):
@@ -200,8 +200,9 @@ def test_a_refusal_names_the_option_and_what_is_allowed(given: dict[str, object]
 
 @pytest.mark.parametrize("action", list(MODELS))
 def test_an_unknown_option_is_rejected_by_name(action: str):
-    known = ", ".join(sorted(META["actions"][action]["params"]))
-    assert refusal(MODELS[action], {"nodse": 2}) == f"nodse: unknown option; there are: {known}"
+    known = {option.name: option.text.only_terminal for option in declared.options(MODELS[action])}
+    assert set(META["actions"][action]["params"]) == {name for name, is_typed in known.items() if not is_typed}
+    assert refusal(MODELS[action], {"nodse": 2}) == f"nodse: unknown option; there are: {', '.join(sorted(known))}"
     assert len(refusal(models.OneRun, {"\x1b[31m$(id)\n" * 100: 1})) < 200
 
 

@@ -51,7 +51,7 @@ def test_the_code_of_the_manifests_is_in_the_workspace(settings: Settings, proje
     script = pathlib.Path(ranks["args"][0])
     assert script == settings.runs / "night" / "code" / "exp" / "train.py"
     assert script.read_text() == "import sys\n"
-    assert (ranks["args"][1:], ranks["workingDir"]) == (["--lr", "1"], str(settings.runs / "night" / "code"))
+    assert (ranks["args"][1:], ranks["command"][-1]) == (["--lr", "1"], str(settings.runs / "night" / "code"))
     variables = {one["name"]: one.get("value") for one in ranks["env"]}
     assert (pathlib.Path(variables["PYTHONPATH"]) / "ddptrain" / "__init__.py").is_file()
     assert pathlib.Path(variables["RUN_DIR"]).is_dir()

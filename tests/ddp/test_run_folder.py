@@ -1,6 +1,7 @@
 """A run's folder: written whole or not at all, read within bounds, whatever lies in it."""
 
 import collections.abc
+import json
 import os
 import pathlib
 import stat
@@ -101,3 +102,15 @@ def test_a_ranks_log_is_that_of_the_last_attempt(run: pathlib.Path):
     assert folder.read_log(run, 12, lines=5, rank=1)[1] == ["other"]
     with pytest.raises(FileNotFoundError):
         folder.read_log(run, 12, lines=5, rank=0)
+
+
+@pytest.mark.parametrize("sweep", [None, "lrs"])
+def test_the_paths_of_the_copy_are_shown_as_the_users_own(make_run: MakeRun, sweep: str | None):
+    """In watch, show and the report; the runs of a sweep share one copy."""
+    code = make_run().parent / (sweep or "run") / "code" / "train.py"
+    record = {"job_id": 7, "code": {"folder": "code", "origin": "/home/ann/net"}} | ({"sweep": sweep} if sweep else {})
+    failed = f"2026-11-20T00:00:00Z\t7.r0\tprogram\tn1\tOSError: {code}"
+    texts = {"job.json": json.dumps(record), "control/job": "7", "control/7.failures": failed}
+    run = folder.read(make_run(**texts, **{"logs/7.out": f'  File "{code}", line 3\n'}))
+    assert [one.reason for one in run.failures] == [run.attempts[0].why] == ["OSError: /home/ann/net/train.py"]
+    assert folder.last_lines(run) == ['  File "/home/ann/net/train.py", line 3']

@@ -48,6 +48,11 @@ dist.destroy_process_group()
     "run.sbatch": "#!/bin/bash\n#SBATCH -N 2\nsrun python -m train.main",
     "nb.ipynb": '{"cells": [], "nbformat": 4}',
 }
+SRC = {
+    "pyproject.toml": '[project]\nname = "mynet"\n[build-system]\nrequires = ["setuptools"]\n',
+    "scripts/fit.py": "import mynet\nprint('OK', mynet.WIDTH, mynet.__file__)\n",
+    "src/mynet/__init__.py": "WIDTH = 8",
+}
 PEERS = "SLURM_DDP_PEERS"
 NANOGPT = ("train.py", "model.py", "configurator.py", "config/train_shakespeare_char.py")
 # nanoGPT's DistributedDataParallel knows GPUs only; the rest of it is as it is
@@ -157,3 +162,9 @@ def test_nanogpt_s_own_checkout_trains_and_continues(someone: Person):
         someone, "nanoGPT", f"--run nano train.py config/train_shakespeare_char.py {TINY} --init_from=resume"
     )
     assert "Resuming training from out-shakespeare-char" in again
+
+
+def test_a_package_in_src_is_imported_from_the_copy(someone: Person):
+    bring(someone, SRC, "layout")
+    log = log_of(someone, "layout", "--run layout scripts/fit.py")
+    assert log.count(f"OK 8 {someone.folder}/runs/layout/code/src/mynet/__init__.py") == 2

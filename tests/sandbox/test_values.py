@@ -116,6 +116,7 @@ CALLS: list[tuple[str, str, dict[str, object]]] = [
     ("ddp-trainer submit-ddp", "environment=2024 exclusive=true", {"environment": 2024, "exclusive": True}),
     ("ddp-trainer prepare-dataset", "name=2024", {"name": 2024}),
     ("ddp-trainer list-runs", "since=2026-11-20 lines=0x10", {"since": "2026-11-20", "lines": 16}),
+    ("ddp-trainer submit-ddp", "nodes=1e3 max-restarts=2.0", {"nodes": 1000, "max-restarts": 2}),
 ]
 
 
@@ -124,6 +125,7 @@ def test_a_call_reaches_the_charm_with_juju_s_types(action: str, words: str, wan
     charm, name = action.split()
     params = settings.action_params(app(charm), name, dict(word.split("=") for word in words.split()))
     assert {key: params[key] for key in wanted} == wanted
+    assert not any(isinstance(value, float) for value in params.values())
 
 
 @pytest.mark.parametrize(
@@ -144,7 +146,8 @@ def test_a_text_that_yaml_takes_for_something_else_is_refused_with_what_to_type(
     ("text", "problem"),
     [
         ("two", "YAML takes 'two' for a string, not for a value of type integer"),
-        ("2.0", "YAML takes '2.0' for a number, not for a value of type integer"),
+        ("2.5", "YAML takes '2.5' for a number, not for a value of type integer"),
+        ("1e300", "YAML takes '1e300' for a number, not for a value of type integer"),
         ("@x", "not YAML: found character that cannot start any token"),
     ],
 )

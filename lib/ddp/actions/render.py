@@ -32,6 +32,8 @@ def render_kubernetes(settings: Settings, params: models.Render, log: Log) -> Re
         raise ParameterError("container-image", "is required: pods have no other environment")
     if params.env_file or params.secrets:
         raise ParameterError("env-file", "manifests are for others to read; make a Secret, and name it in the manifest")
+    if params.own_python:
+        raise ParameterError("python", "pods have the image's own; omit it")
     kind = params.workload if params.workload in ("gpt", "smoke") else "script"
     if kind == "script" and not params.snapshot:
         checks.check_inside(settings, "workload", params.workload, kinds=("file",))

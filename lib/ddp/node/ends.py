@@ -31,14 +31,13 @@ class End:
 
 def parse(log: list[str], per_node: int) -> list[End]:
     """Return how ranks ended, in order. A task of srun's is a node's agent, and stands for its first rank."""
-    ran_out = {int(found[1] or found[2]): "" for line in log if (found := _RAN_OUT.match(line))}
-    ran_out |= {int(found[1]): found[2] for line in log if (found := _SHORT.match(line))}
+    ran_out = shortages(log)
     ends: list[End] = []
     is_first = True
     for line in log:
         if found := _RANK.match(line):
             node, code, local = map(int, found.groups())
-            ends.append(End(node * per_node + local, node, code, _words(code, ran_out.get(node))))
+            ends.append(End(node * per_node + local, node, code, words(code, ran_out.get(node))))
         elif found := _TASK.match(line):
             node, code = int(found[1]), -_SIGNALS[found[3]] if found[3] else int(found[2])
             prefix, was_first = "", is_first
@@ -47,11 +46,18 @@ def parse(log: list[str], per_node: int) -> list[End]:
             if code - 128 in _SIGNALS.values() and was_first:  # of others, node.py or srun may have done it
                 code, prefix = 128 - code, "its torchrun was "
             if code < 0:  # an agent's own code says less than its report
-                ends.append(End(node * per_node, node, code, prefix + _words(code, ran_out.get(node))))
+                ends.append(End(node * per_node, node, code, prefix + words(code, ran_out.get(node))))
     return ends
 
 
-def _words(code: int, shortage: str | None) -> str:
+def shortages(log: list[str]) -> dict[int, str]:
+    """Return, by the number of a node on which the kernel killed a process for memory, the known details."""
+    ran_out = {int(found[1] or found[2]): "" for line in log if (found := _RAN_OUT.match(line))}
+    return ran_out | {int(found[1]): found[2] for line in log if (found := _SHORT.match(line))}
+
+
+def words(code: int, shortage: str | None) -> str:
+    """Describe how a process ended, by its code and, if the kernel killed one for memory, what is known of that."""
     if code >= 0:
         return f"exited with code {code} and no error output"
     if shortage is not None and code == -signal.SIGKILL:

@@ -58,12 +58,17 @@ _KNOWN = tuple(
         (_OF_SYSTEM % (28, "(?<!>: )No space left on device"), True, f"remove files; {_QUOTA} show your limits"),
         (_OF_SYSTEM % (24, "Too many open files"), True, "see ulimit -n; use fewer workers, or close files"),
         (r"FileNotFoundError\b", True, "does the file exist on the nodes?"),
-        (re.escape(ends.NO_MEMORY), True, "or use a smaller batch"),
+        (f"(DataLoader worker )?{re.escape(ends.NO_MEMORY)}", True, "or use a smaller batch"),
         (r"(torch\.(cuda\.)?)?OutOfMemoryError: ", False, "use a smaller batch"),
         (r"(its torchrun was )?killed by signal 7 ", False, "a mapped file was cut, or /dev/shm is full"),
         (r"RuntimeError: DataLoader worker .* Bus error", False, "use fewer workers, or a larger /dev/shm"),
         (r"(requests|urllib3|httpx|aiohttp)\.[\w.]*Connect", False, "a download failed: do the nodes reach its host?"),
     )
+)
+# A worker that was killed, by torch/csrc/DataLoader.cpp and torch/utils/data/dataloader.py
+LOST_WORKER = re.compile(
+    rf"(?:{RANK.pattern})?RuntimeError: DataLoader worker \(pid(?:\(s\))? [\d, ]+\) "
+    r"(?:is killed by signal: Killed|exited unexpectedly)"
 )
 # libstdc++'s words as a thread of gloo's releases the last tensor while Python shuts down: asking for the GIL ends the
 # thread, inside of a destructor (~AsyncWork). No thread has a Python frame then. Python 3.14 lets it wait;

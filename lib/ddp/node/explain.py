@@ -65,7 +65,9 @@ _OURS = re.compile(
 )  # 26.05 writes a time instead of slurmstepd
 # Exceptions of Python, also within an exception group, and of C++, which end the process by SIGABRT, as NCCL's watchdog
 # does; it then prints where they were thrown.
-_REASON = re.compile(r"(\s*\| )?[\w.]*(Error|Exception|Interrupt|Exit)\b(?! raised from )|\s*what\(\): ")
+_REASON = re.compile(
+    r"(\s*\| )?[\w.]*(Error|Exception|Interrupt|Exit|InvalidCxxCompiler)\b(?! raised from )|\s*what\(\): "
+)
 _CRASH = "Fatal Python error: "  # of faulthandler, with the stack behind it, the innermost call first
 
 
@@ -149,7 +151,9 @@ def first_failure(folder: pathlib.Path, job_id: int, lines: int) -> Failure:
     log = _log(folder, job_id)
     if noted := _noted(folder, job_id, log):
         return Failure(None, None, [noted])
+    short = ends.shortages(log)
     suspects, quiet = _suspects(folder, job_id, lines)
+    suspects = [_with_memory(one, short.get(one.node or 0)) for one in suspects]
     failed_ranks = {suspect.rank for suspect in suspects}
     own = {suspect.rank for suspect in suspects if not suspect.is_peers}
     reporting = tuple(sorted({suspect.node for suspect in suspects if suspect.node is not None}))
@@ -184,6 +188,14 @@ def first_failure(folder: pathlib.Path, job_id: int, lines: int) -> Failure:
         first = min(suspects, key=lambda suspect: (suspect.is_peers, suspect.at))
         return dataclasses.replace(first, is_peers=not own, reporting=reporting)
     return Failure(None, None, _gist(others or text, lines))
+
+
+def _with_memory(failure: Failure, shortage: str | None) -> Failure:
+    """Return a failure by a lost worker of DataLoader with the shortage of memory that its task was killed for."""
+    if shortage is None or not evidence.LOST_WORKER.match(failure.lines[-1]):
+        return failure
+    line = f"DataLoader worker {ends.words(-signal.SIGKILL, shortage)}"
+    return dataclasses.replace(failure, lines=[*failure.lines[:-1], line])
 
 
 def _noted(folder: pathlib.Path, job_id: int, log: list[str]) -> str:

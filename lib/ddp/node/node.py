@@ -19,11 +19,13 @@ _NOT_OURS = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signa
 LAST_LINES_S = 3.0  # srun ends all tasks when one exits: the others get this long to print their errors
 SAVING_S = 5.0  # for a task to exit after another one has failed
 # torchrun, which ends without a traceback when Slurm's TERM reaches it: a cancellation is no error of the program's.
-# Its imports do not look into the folder that the ranks start in
+# Its imports do not look into the folder that the ranks start in. Its first two options are newer than torch 2.6
 AGENT = """\
 import sys
 sys.path[:] = filter(None, sys.path)
 from torch.distributed import run
+known = run.get_args_parser().format_help()
+sys.argv[1:3] = [word for word in sys.argv[1:3] if word.partition("=")[0] in known]
 from torch.distributed.elastic.multiprocessing.api import SignalException
 try:
     run.main()
@@ -81,13 +83,26 @@ class Node:
             found = shutil.which("python3") or shutil.which("python")
             if found is None:
                 raise ending.FatalError(f"{self.job.container.image} has no python3; use an image with torch")
-            payload, old = self.job.container.payload, self.env.get("PYTHONPATH")
-            self.env["PYTHONPATH"] = f"{payload}:{old}" if old else payload
         else:
-            assert self.job.environment is not None
             caches.keep_local(self.env, self.job.cache)
-            found, self._lock = environment.use(self.job.environment, self.host)
+            if found := self.job.python:
+                self._use_own(found)
+            else:
+                assert self.job.environment is not None
+                found, self._lock = environment.use(self.job.environment, self.host)
+        if payload := self.job.payload:
+            self.env["PYTHONPATH"] = ":".join(filter(None, (self.env.get("PYTHONPATH"), payload)))
         return found
+
+    def _use_own(self, python: str) -> None:
+        """Check the user's own interpreter, and put its folder on PATH. Raises FatalError."""
+        try:
+            storage.within(lambda: os.stat(python), storage.CALL_S)  # in a virtual environment a link to the host's own
+        except OSError as e:
+            hint = "each node needs this path, and the Python that it links to; or give python=none"
+            raise ending.FatalError(f"{python} cannot be started ({storage.reason(e)}); {hint}") from e
+        if "PATH" not in dict(self.job.variables):
+            self.env["PATH"] = f"{os.path.dirname(python)}:{self.env.get('PATH', os.defpath)}"
 
     def _connect(self, fabric: spec.Fabric) -> None:
         """Set the address and the interface of this node: gloo takes one exact name; "=" makes NCCL match exactly."""
@@ -146,6 +161,8 @@ class Node:
             python,
             "-c",
             AGENT,
+            f"--signals-to-handle={_SIGNALS}",
+            "--shutdown-timeout=120",
             f"--nnodes={self.env['SLURM_STEP_NUM_NODES']}",
             f"--nproc-per-node={self.job.ranks_per_node}",
             f"--node-rank={self.number}",
@@ -155,8 +172,6 @@ class Node:
             f"--rdzv-id={self.attempt}",
             f"--local-addr={self.env['MY_IP']}",
             "--max-restarts=0",
-            f"--signals-to-handle={_SIGNALS}",
-            "--shutdown-timeout=120",
             f"--log-dir={logs}",
             "--redirects=3",
             "--tee=3",

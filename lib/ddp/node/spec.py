@@ -50,7 +50,6 @@ class Container:
     """The image that the ranks run in instead of an environment."""
 
     image: str
-    payload: str  # folder that holds the payload's package
     variables: str  # names of the variables that go before the image's, comma-separated
 
 
@@ -84,6 +83,8 @@ class JobSpec:
     origin: str = ""  # the root of the user's project, of which `code` is a copy
     code: str = ""  # the copy's root; empty: there is none
     secrets_path: str = ""  # file with variables that nobody else may read, a JSON object; empty: there are none
+    python: str = ""  # of the user's own environment, which runs where it lies; empty: another environment
+    payload: str = ""  # folder that holds the payload's package, for a container and the user's own Python
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,6 +30,7 @@ class Text:
     may_be_path: bool = False
     words: tuple[str, ...] = ()
     terminal: int | None = None
+    only_terminal: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -224,6 +224,7 @@ Workload = typing.Annotated[
     matches(f"{_MODULE}|{_PATH}", 1024, f"gpt, smoke or {_PATH_RULE}"),
     _checked_path,
 ]
+Python = typing.Annotated[str, _path("auto", "none"), _checked_path]
 Source = typing.Annotated[str, _path("python-stdlib"), _checked_path]
 Tokenizer = typing.Annotated[str, _path("auto", "byte", "gpt2"), _checked_path]
 Dataset = typing.Annotated[

@@ -76,11 +76,13 @@ class Training(Nodes):
     max_requeues: typing.Annotated[int, between(0, 1000)] = 16
     max_restarts: typing.Annotated[int, between(0, 100)] = 0
     environment: fields.Name | None = None
+    python: fields.Python = "auto"
     snapshot: bool = True
     arguments: tuple[str, ...] = pydantic.Field((), exclude=True)  # of the command line, behind the workload
     ranks: int | None = pydantic.Field(None, exclude=True)  # on each node, as torchrun's command line asks for them
     secrets: dict[str, str] = pydantic.Field({}, exclude=True, repr=False)  # variables of the terminal's, by env
     typed_in: str = pydantic.Field("", exclude=True)  # the folder; an action has none
+    active: str = pydantic.Field("", exclude=True)  # the folder of the environment that is active there
 
     @pydantic.field_validator("workload")
     @classmethod
@@ -91,6 +93,11 @@ class Training(Nodes):
         if is_module and not info.data.get("module"):
             raise ValueError(f"{shown(value)} is not allowed; gpt, smoke or an absolute path")
         return value
+
+    @property
+    def own_python(self) -> str:
+        """The interpreter of the user's own environment; empty: the job uses another environment."""
+        return self.python if self.python.startswith("/") else ""
 
     @property
     def words(self) -> tuple[str, ...]:

@@ -13,7 +13,10 @@ from ddp.workspace import folders
 
 _LINES = 5
 _MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
-_NO_COMPILER = re.compile(r"InvalidCxxCompiler|Failed to find C compiler|No working C\+\+ compiler")
+# Programs that a node may lack, by the exceptions of torch._inductor (also around Triton's), subprocess and GitPython
+_COMPILER = r"([\w.]*InductorError: )?([\w.]*InvalidCxxCompiler: |RuntimeError: Failed to find C compiler)"
+_GIT = r"FileNotFoundError: \[Errno 2\] .*: 'git'$|([\w.]+\.)?GitCommandNotFound: |ImportError: .*Bad git executable"
+_PACKAGES = {_COMPILER: ("g++", "torch.compile needs a C++ compiler"), _GIT: ("git", "the program calls git")}
 _FIGURES = (
     "last_loss first_loss best_loss tokens_per_second samples_per_second steps nodes world_size checkpoint loss_png"
 ).split()
@@ -83,7 +86,7 @@ def explain(settings: Settings, run: Run, job_id: int | None) -> TrainerError | 
 def _remedy(settings: Settings, run: Run, lines: list[str]) -> Remedy | None:
     """Return the remedy for the error in a log's last lines; None if nothing is known."""
     has_own = run.record.get("container")
-    found = None if has_own else _missing_module(settings, run, lines[-1]) or _missing_compiler(lines)
+    found = None if has_own else _missing_module(settings, run, lines[-1]) or _missing_package(lines[-1])
     if found is None and (known := evidence.known(lines[-1])):
         return Step("known-fault", known[1])
     return found
@@ -103,15 +106,18 @@ def _missing_module(settings: Settings, run: Run, line: str) -> Remedy | None:
         return Step("module-path", words, {"path": path, "folder": folder_})
     create = "ddp env create NAME --requirements requirements.txt"
     words = f"with {module} in requirements.txt: {create}, then: ddp submit -e NAME ..."
+    if python := run.record.get("python"):
+        words = f"{printable(str(python), 300)} -m pip install {module}"
     return Step("install-module", words, {"module": module, "user": settings.user})
 
 
-def _missing_compiler(lines: list[str]) -> Remedy | None:
-    """Return how torch.compile finds a compiler, if its error is that the node has none."""
-    if not any(_NO_COMPILER.search(line) for line in lines):
-        return None
-    words = "torch.compile needs a C++ compiler: an administrator types on the nodes: apt-get install g++"
-    return Step("install-compiler", words)
+def _missing_package(line: str) -> Remedy | None:
+    """Return how the nodes get a program, if an exception is that they lack it."""
+    for pattern, (package, why) in _PACKAGES.items():
+        if re.match(pattern, evidence.RANK.sub("", line, count=1)):
+            words = f"{why}: an administrator types on the nodes: apt-get install {package}"
+            return Step("install-package", words, {"package": package, "why": why})
+    return None
 
 
 def _absent(failure: folder.FirstFailure) -> tuple[str, Remedy]:

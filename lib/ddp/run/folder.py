@@ -141,9 +141,10 @@ def read_record(path: pathlib.Path) -> Json:
 
 def read_places(path: pathlib.Path) -> places.Places:
     """Read where a run's code came from, and which copy it ran."""
-    code = reading.as_object(read_record(path).get("code"))
-    own = reading.json_object(path / "program" / RECORD).get("origin") or code.get("origin") or ""
-    return places.Places(str(own).rstrip("/"), str(path / str(code.get("folder") or "code")))
+    record = read_record(path)
+    code, of = reading.as_object(record.get("code")), path.with_name(str(record.get("sweep") or path.name))
+    own = reading.json_object(of / "program" / RECORD).get("origin") or code.get("origin") or ""
+    return places.Places(str(own).rstrip("/"), str(of / str(code.get("folder") or "code")))
 
 
 def summarised(path: pathlib.Path) -> float:
@@ -232,9 +233,10 @@ def newest(runs: pathlib.Path, *, is_started: bool) -> str | None:
 def read_failures(path: pathlib.Path) -> list[Failure]:
     """Read control/<job>.failures: time, attempt, fault, node and reason, tab-separated."""
     found: list[Failure] = []
+    own = read_places(path)
     for name in reading.names(path / "control"):
         if name.endswith(".failures"):
-            rows = (line.split("\t", 4) for line in reading.tail(path / "control" / name, _LOG_BYTES))
+            rows = (own.translate(line).split("\t", 4) for line in reading.tail(path / "control" / name, _LOG_BYTES))
             found += [Failure(*words) for words in rows if len(words) == 5]
     return sorted(found, key=lambda failure: failure.time)
 
@@ -365,7 +367,7 @@ def new_lines(path: pathlib.Path, begin: int | None, limit: int = explain.MAX_TA
 
 def last_lines(run: Run, lines: int = 40) -> list[str]:
     """Read the last lines of the log of a run's last job; none if it is unreadable."""
-    return reading.tail(run.log_path, _LOG_BYTES)[-lines:]
+    return list(map(read_places(run.folder).translate, reading.tail(run.log_path, _LOG_BYTES)[-lines:]))
 
 
 def newest_log(path: pathlib.Path) -> pathlib.Path:

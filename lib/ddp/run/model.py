@@ -22,7 +22,7 @@ _NOT_SETTINGS = frozenset(
     "run_dir report_json job_id run submitted summary_before format choice started sweep count array_job_id submission "
     "previous automatic".split()
 )
-_OF_CLUSTER = ("torch", "environment", "container", "fabric")  # shown with the cluster
+_OF_CLUSTER = ("torch", "python", "environment", "container", "fabric")  # shown with the cluster
 _NOT_FIGURES = {"workload", "state", "ranks", "error", "run_dir", "loss_png"}
 
 

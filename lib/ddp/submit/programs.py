@@ -28,7 +28,8 @@ def check(settings: Settings, params: models.Training, contents: folders.Content
     path = folders.call(settings, lambda: _find(settings, params)) if params.module else pathlib.Path(params.workload)
     if path is None:  # it may be installed
         return []
-    with_own = params.container_image is not None or any(
+    own = params.container_image or params.own_python
+    with_own = own or any(
         tuple(map(int, about.python.split("."))) > sys.version_info[:2] for about in contents.environments
     )
     trouble = folders.call(settings, lambda: _compile(path))

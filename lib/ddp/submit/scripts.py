@@ -43,7 +43,7 @@ class Program:
     command: tuple[str | spec.Word, ...]
     leaves_outcome: bool  # it is the payload, which writes its outcome to a file
     resume: str = "auto"  # what `RESUME` is in a run without a checkpoint of its own
-    payload: str = ""  # in a container: the folder that holds the payload's package
+    payload: str = ""  # in a container or the user's own Python: the folder that holds the payload's package
     start: copies.Start | None = None  # of a user's program; None: the payload starts in the run's folder
 
 
@@ -81,7 +81,7 @@ def training(
     )
     script = _script(folder, "job job.json", about, directives)
     names = ["PYTHONUNBUFFERED", "CUDA_VISIBLE_DEVICES", *(name for name, _ in variables), *secrets]
-    image = params.container_image
+    image, own = params.container_image, params.own_python
     job = spec.JobSpec(
         run=run,
         job_dir=folder,
@@ -92,11 +92,11 @@ def training(
         leaves_outcome=program.leaves_outcome,
         ranks_per_node=request.ranks_per_node,
         gpus_per_node=request.gpus_per_node,
-        variables=(*_login(settings), *variables),
+        variables=(*_login(settings, ("VIRTUAL_ENV", "CONDA_PREFIX") if own else ()), *variables),
         fabric=params.fabric,
         fabrics=fabrics.FABRICS,
-        environment=None if image else _environment(settings, environment),
-        container=spec.Container(image, program.payload, ",".join(names)) if image else None,
+        environment=None if image or own else _environment(settings, environment),
+        container=spec.Container(image, ",".join(names)) if image else None,
         max_requeues=params.max_requeues,
         max_restarts=params.max_restarts,
         nodelist=tuple(request.nodelist),
@@ -109,6 +109,8 @@ def training(
         origin=start.origin,
         code=start.code,
         secrets_path=tokens.variables_path(settings, run) if secrets else "",
+        python=own,
+        payload=program.payload,
     )
     return {"job.sbatch": script, "program/job.json": spec.dump(job), **_program()}
 
@@ -223,9 +225,9 @@ def _tracking(settings: Settings, given: set[str]) -> list[tuple[str, str]]:
     return [(name, value) for name, value in wanted.items() if value and name not in given]
 
 
-def _login(settings: Settings) -> list[tuple[str, str]]:
+def _login(settings: Settings, more: tuple[str, ...]) -> list[tuple[str, str]]:
     """List the variables of a login that sbatch would pass on; sbatch itself gets a clean environment."""
-    names = ("HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ") if settings.takes_any_script else ()
+    names = ("HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", *more) if settings.takes_any_script else ()
     kept = ((name, os.environ.get(name, "")) for name in names)
     return [("USER", settings.user), ("LOGNAME", settings.user), *((name, value) for name, value in kept if value)]
 

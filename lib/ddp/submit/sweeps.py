@@ -55,6 +55,7 @@ def submit_sweep(settings: Settings, params: models.SubmitSweep, log: Log) -> An
         path = settings.runs / name
         folders.call(settings, folder.create_sweep, timeout_s=120, path=path, texts=texts, elements=elements)
         if kept is not None:
+            log(f"all runs start in one folder, {kept.start.folder}: let each write to $RUN_DIR, which is its own")
             kept.place()
         try:
             if tokens.is_wanted(settings, params):

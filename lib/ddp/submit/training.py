@@ -10,7 +10,7 @@ from ddp.environment import environments
 from ddp.options import fields, models
 from ddp.problem import Command
 from ddp.run import catalog, control
-from ddp.submit import checks, fabrics, patterns, precheck, preparation, programs, resources, scripts, tuning
+from ddp.submit import checks, fabrics, patterns, precheck, preparation, programs, pythons, resources, scripts, tuning
 from ddp.view.result import Result
 from ddp.workspace import folders, tokens
 from slurm_ddp.run import run as run_command
@@ -31,7 +31,7 @@ class Workload:
 
     def program(self, settings: Settings, params: models.Training, kept: copies.Copy | None = None) -> scripts.Program:
         """Build the command of the ranks."""
-        payload = environments.payload_folder(settings) if params.container_image else ""
+        payload = environments.payload_folder(settings) if params.container_image or params.own_python else ""
         if self.kind == "script":
             program = params.workload if kept is None or params.module else kept.script
             words = (*(("--module",) if params.module else ()), program, *params.words)
@@ -73,7 +73,7 @@ class Checked:
 
     def facts(self, environment: folders.Manifest, kept: copies.Copy | None) -> dict[str, object]:
         """Describe the run for job.json."""
-        image = self.params.container_image
+        image, own = self.params.container_image, self.params.own_python
         return {
             **({"code": kept.facts()} if kept is not None else {}),
             **({"workdir": start.folder} if (start := self.program(kept).start) else {}),
@@ -84,8 +84,9 @@ class Checked:
             "ranks_per_node": self.request.ranks_per_node,
             "fabric": self.params.fabric,
             "container": image,
-            "environment": None if image else environment.hash,
-            "torch": None if image else environment.torch,
+            "python": own or None,
+            "environment": None if image or own else environment.hash,
+            "torch": None if image or own else environment.torch,
             "request": dataclasses.asdict(self.request),
         }
 
@@ -132,14 +133,16 @@ def check(
     request = resources.training(params, partitions)
     remarks = resources.remark(params, request, partitions)
     contents = folders.look(settings)
-    passed = [f"resources: {describe(request)}", *remarks, *checks.workspace(settings, contents)]
+    python, remark = pythons.choose(settings, params)
+    params = params.model_copy(update={"python": python or "none"})
+    remarks = [*remarks, remark] if remark else remarks
+    passed = [f"resources: {describe(request)}", *checks.workspace(settings, contents)]
     tuned = tuning.check(settings, params, choices) if params.workload == "gpt" else ()
     passed += [f"model: {', '.join(tuned)} is readable"] if tuned else []
     workload = _workload(settings, params, contents, run=run, resume=resume, tunes=bool(tuned))
     if workload.kind == "script":
-        about = programs.check(settings, params, contents)
-        passed += [f"workload: {params.workload} {'is a module' if params.module else 'is readable'}", *about]
-        remarks += about
+        remarks += programs.check(settings, params, contents)
+        passed += [f"workload: {params.workload} {'is a module' if params.module else 'is readable'}"]
     if workload.dataset:
         passed.append(f"dataset: {workload.dataset} {'is prepared first' if workload.prepare else 'exists'}")
     _check_profile(params, workload.kind, request)
@@ -149,7 +152,7 @@ def check(
     if settings.unit and params.env_file:  # an operator's, who has no files of the submit user's elsewhere
         checks.check_inside(settings, "env-file", params.env_file, kinds=("file",))
     secrets = tokens.read_variables(settings, params)
-    about = (settings, params, request, workload, contents, sweep, tuple(passed), tuple(remarks))
+    about = (settings, params, request, workload, contents, sweep, (*passed, *remarks), tuple(remarks))
     checked = Checked(*about, secrets=secrets)
     # sbatch --test-only finds no start time for a job that waits for another
     draft = dataclasses.replace(checked, params=params.model_copy(update={"dependency": None}))
@@ -162,7 +165,7 @@ def provide(checked: Checked, log: Log) -> folders.Manifest:
     settings, params = checked.settings, checked.params
     for remark in checked.remarks:
         log(remark)
-    if params.container_image:
+    if params.container_image or params.own_python:
         environment = environments.NOT_INSTALLED
         environments.store_payload(settings)
     elif params.environment:
@@ -187,8 +190,8 @@ def dry(checked: Checked) -> Result:
     else:
         installed = environments.installed(settings, checked.contents)
     described = installed.archive if installed else "not installed yet; the submission installs it"
-    if params.container_image:
-        described = f"the container {params.container_image}"
+    if params.container_image or params.own_python:
+        described = params.own_python or f"the container {params.container_image}"
     texts = checked.texts(installed or environments.NOT_INSTALLED)
     dataset = f"{workload.dataset}{' (to be prepared)' if workload.prepare else ''}" if workload.dataset else "none"
     shown = {
@@ -251,8 +254,6 @@ def _workload(
 
 def _check_program(settings: Settings, params: models.Training) -> None:
     """Check that the nodes, or this host, can read a script, and that the ranks can start where it is wanted."""
-    if params.module and not params.typed_in:
-        raise ParameterError("module", "an action has no current folder; give the path of a script")
     shared = str(settings.workspace)
     for path in (
         () if params.snapshot else (*(() if params.module else (params.workload,)), copies.in_place(params).folder)

@@ -24,7 +24,7 @@ def check(settings: Settings, params: models.Training, choices: precheck.Choices
     named = dict.fromkeys(item for paths in runs for item in paths.items())
     if not named:
         return ()
-    if not settings.transformers and not params.container_image:
+    if not (settings.transformers or params.container_image or params.own_python):
         values = {"option": "transformers", "value": "true"}
         step = Step("change-option", "set transformers = true in the configuration of ddp", values)
         raise ParameterError("args", f"{MODEL} needs transformers in the jobs' environment", remedy=step)

@@ -139,9 +139,9 @@ def test_a_script_in_a_container_finds_the_payload(ready: Trainer, cluster: Clus
     script.write_text("print('x')\n")
     ready.run("submit-ddp", workload=str(script), container_image="hf/pytorch:1", nodes=1)
     (payload,) = (ready.workspace / "environments").glob("payload-*")
-    container = cluster.job(40).training().container
-    assert container is not None
-    assert (container.image, container.payload) == ("hf/pytorch:1", str(payload))
+    job = cluster.job(40).training()
+    assert job.container is not None
+    assert (job.container.image, job.payload) == ("hf/pytorch:1", str(payload))
 
 
 def test_a_dry_run_shows_everything_and_changes_nothing(trainer: Trainer, cluster: Cluster):

@@ -122,6 +122,15 @@ def test_more_memory_than_the_job_has_is_not_tried_again(tmp_path: pathlib.Path)
     assert explain.blame(str(tmp_path), "12", "12.r0", HOSTS) == ("program", "gpu-1", f"killed: {of_node}")
 
 
+@pytest.mark.parametrize("line", ["pid 7) is killed by signal: Killed. ", "pid(s) 7, 8) exited unexpectedly"])
+def test_a_worker_of_dataloader_that_was_killed_for_memory_is_no_riddle(tmp_path: pathlib.Path, line: str):
+    assert blame(tmp_path, f"{TRACE}RuntimeError: DataLoader worker ({line}\n") == ("program", "")
+    with (tmp_path / "logs" / "12.out").open("a") as log:
+        log.write("1: [ENV] gpu-1: a process was killed for memory: had 1 MiB: --memory 2G\n")
+    killed = "DataLoader worker killed: it took more memory than the job has: had 1 MiB: --memory 2G; or use a smaller"
+    assert explain.blame(str(tmp_path), "12", "12.r0", HOSTS) == ("mistake", "gpu-1", f"{killed} batch")
+
+
 def test_a_lost_peer_is_a_consequence_and_the_rank_that_failed_first_the_cause(tmp_path: pathlib.Path):
     for folder, other, verdict in (("a", "KeyError: 'x'", ("program", "")), ("b", PEER_GONE, ("network", "-"))):
         (tmp_path / folder).mkdir()

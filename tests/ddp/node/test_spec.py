@@ -11,7 +11,7 @@ def test_what_was_written_is_read(tmp_path: pathlib.Path):
     whole = make(
         tmp_path / "runs" / "first",
         command=(spec.Word("RUN_DIR", is_variable=True), spec.Word("$(id) '\" \n")),
-        container=spec.Container("x:1", "/p", "A,B"),
+        container=spec.Container("x:1", "A,B"),
         fabrics=(spec.Fabric("tcp", (("A", "1"),), "", ("/x",), (), "", "", "", (), ()),),
     )
     path = tmp_path / "job.json"

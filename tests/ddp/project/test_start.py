@@ -6,6 +6,7 @@ import pathlib
 import re
 import shutil
 import subprocess
+import tempfile
 import typing
 
 import hypothesis
@@ -13,6 +14,7 @@ import pytest
 import yaml
 from cluster import Cluster, Job
 from command_line import typed
+from environments import make
 from hypothesis import strategies as st
 from pip_double import Pip
 
@@ -20,6 +22,8 @@ from ddp import cli, copies, readiness
 from ddp import project as project_part
 from ddp.base import ParameterError, Settings
 from ddp.node import spec
+from ddp.options import fields, models
+from ddp.submit import pythons
 from ddp.submit import typed as launchers
 
 CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
@@ -313,3 +317,55 @@ def test_of_a_folder_of_others_in_tmp_the_script_alone(tmp_path: pathlib.Path, m
 def test_a_module_of_a_home_is_refused(tmp_path: pathlib.Path):
     with pytest.raises(ParameterError, match="is never copied as a whole; put the module into a folder below"):
         project_part.find(None, typed_in=tmp_path / "home")
+
+
+@hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
+@hypothesis.given(
+    kind=st.sampled_from(["venv", "conda", "system"]),
+    torch=st.none()
+    | st.from_regex(r"[1-9]\.[0-9]{1,2}\.[0-9](\+(cpu|cu[0-9]{3})|a0\+git[0-9a-f]{7})?", fullmatch=True),
+    is_active=st.booleans(),
+)
+def test_an_environment_is_taken_by_its_torch(settings: Settings, kind: str, torch: str | None, is_active: bool):
+    with tempfile.TemporaryDirectory(dir=settings.workspace) as name:
+        python = make(pathlib.Path(name) / "env", kind, torch)
+        given = str(python.parents[1] if is_active else python)
+        params = fields.parse(models.SubmitDdp, {"workload": "/x.py", "python": "auto" if is_active else given})
+        try:
+            found = pythons.choose(settings, params.model_copy(update={"active": given}))
+        except ParameterError as e:
+            found = "", str(e)
+        wrong = f"{given} is not used, since it has no torch" if is_active else f"{given} has no torch; "
+        assert found[0] == ("" if torch is None else str(python))
+        assert (wrong if torch is None else f"torch {torch}") in found[1]
+
+
+def test_a_job_runs_the_active_python_in_place_and_no_environment_is_made(
+    settings: Settings, cluster: Cluster, folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    python = make(folder.parent / "venv")
+    monkeypatch.setenv("VIRTUAL_ENV", str(folder.parent / "venv"))
+    assert f"python: {python}, torch 2.6.0, of the active environment" in typed("submit", "-N", "1", "train.py")[2]
+    job = started(settings, cluster, "train.py")
+    assert (job.environment, job.python) == (None, str(python))
+    assert dict(job.variables)["VIRTUAL_ENV"] == str(folder.parent / "venv"), "as sbatch passes it on"
+    assert (pathlib.Path(job.payload) / "ddptrain" / "__init__.py").is_file()
+    record = json.loads((settings.runs / "night" / "job.json").read_text())
+    assert (record["python"], record["environment"]) == (str(python), None)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as own:
+        alone = make(pathlib.Path(own) / "env")
+        for words, text in {
+            "--python ../venv": f"environment  {python}\n",
+            "--python ../venv/bin/python": f"environment  {python}\n",  # not the host's, to which it links
+            "--python none": "environment  not installed yet",
+            "--container-image x:1": "environment  the container x:1",
+            "--python ../absent": "absent does not exist, or has no Python that you can execute",
+            "--python ../venv -e mine": "--python: mine brings its own; give one of python, environment",
+            f"--python {alone}": f"python: {alone}, torch 2.6.0, which each node needs at this path",
+        }.items():
+            assert text in "".join(map(str, typed("submit", "--dry-run", *words.split(), "train.py")[1:]))
+        monkeypatch.setenv("VIRTUAL_ENV", f"{own}/env")
+        unused = f"the active environment {own}/env is not used, since it is not on the shared filesystem; "
+        assert unused in typed("submit", "--dry-run", "train.py")[1]
+    err = typed("render", "--kubernetes", "--container-image", "x:1", "--python", str(python), "train.py")[2]
+    assert "--python: pods have the image's own" in err

@@ -10,6 +10,7 @@ import sys
 import time
 import typing
 
+import environments
 import pytest
 from script_texts import MANIFEST, texts, wait_for
 
@@ -51,8 +52,8 @@ def run_node(
     job = json.loads(files["program/job.json"]) | {"ranks_per_node": 2}
     if job["environment"]:
         job["environment"]["cache"] = str(node.cache)
-    else:
-        job["container"]["payload"] = "/mnt/payload"
+    elif job["container"]:
+        job["payload"] = "/mnt/payload"
     node.write(files | {"program/job.json": json.dumps(job)})
     slurm = {
         "SLURM_STEP_NUM_NODES": "2",
@@ -78,6 +79,8 @@ def test_the_agent_gets_its_place(settings: Settings, node: Node):
         "2 lo =lo",
         "-c",
         *agent.AGENT.split("\n"),
+        "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2",
+        "--shutdown-timeout=120",
         "--nnodes=2",
         "--nproc-per-node=2",
         "--node-rank=1",
@@ -87,14 +90,23 @@ def test_the_agent_gets_its_place(settings: Settings, node: Node):
         "--rdzv-id=12.r0",
         "--local-addr=127.0.0.1",
         "--max-restarts=0",
-        "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2",
-        "--shutdown-timeout=120",
         f"--log-dir={node.cache}/jobs/12/logs/12.r0/node-1",
         "--redirects=3",
         "--tee=3",
         "script.py",
         "--flag",
     ]
+
+
+def test_a_users_own_python_is_first_on_the_path_and_one_that_is_missing_is_named(settings: Settings, node: Node):
+    place = settings.workspace / "venv"
+    python = environments.make(place, agent='echo "${PATH%%:*} $0"')
+    output = run_node(settings, node, "", given={"python": str(python)}).communicate(timeout=30)[0]
+    assert output.splitlines()[-1] == f"{place}/bin {python}"
+    (place / "bin" / "python3").unlink()
+    output = run_node(settings, node, "", given={"python": str(python)}).communicate(timeout=30)[0]
+    line = f"[FATAL] slurmd-0: {python} cannot be started (No such file or directory); each node needs this path, "
+    assert line in output
 
 
 @pytest.mark.parametrize(
@@ -205,4 +217,4 @@ def test_in_a_container_the_images_python_runs_the_payload(settings: Settings, n
     node.add("python3", 'echo "$PYTHONPATH $1"')
     given = {"container_image": "x:1"}
     process = run_node(settings, node, "exit 99", given=given, PYTHONPATH="/opt")
-    assert process.communicate(timeout=30)[0].splitlines()[-1] == "/mnt/payload:/opt -c"
+    assert process.communicate(timeout=30)[0].splitlines()[-1] == "/opt:/mnt/payload -c"
