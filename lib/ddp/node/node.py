@@ -88,7 +88,7 @@ class Node:
             caches.keep_local(self.env, self.job.cache)
             found, self._locks = environment.use(self.job.environment, self.host, f"{self.run_dir}/control")
             programs = os.path.dirname(found)
-            self.env["PATH"] = f"{programs}:{self.env['PATH']}" if self.env.get("PATH") else programs
+            self.env.update(PATH=f"{programs}:{self.env['PATH']}" if self.env.get("PATH") else programs)
         return found
 
     def _connect(self, fabric: spec.Fabric) -> None:
