@@ -302,6 +302,8 @@ def _check_environment(settings: Settings, params: models.Training, contents: fo
     if len(chosen) > 1:
         raise ParameterError(chosen[0], f"{chosen[1]} brings packages, too; omit one of them")
     if params.requirements:
+        if not settings.takes_any_script:
+            checks.check_inside(settings, "requirements", params.requirements, kinds=("file",))
         named.digest(pathlib.Path(params.requirements))
     if params.environment is None:
         return [f"requirements: {params.requirements} is readable"] if params.requirements else []
