@@ -69,9 +69,9 @@ def _pack_plainly(source: pathlib.Path, target: pathlib.Path) -> str:
 
 
 def _unpack(archive: pathlib.Path, parts: list[packing.Part], folder: pathlib.Path) -> None:
-    wanted = spec.Environment(str(archive), "", "", 1, "", (), "", tuple(parts))
+    wanted = spec.Archive(str(archive), "", 1, "", tuple(parts))
     with archive.open("rb") as file:
-        environment._extract(file.fileno(), wanted, str(folder))
+        environment._extract(file.fileno(), wanted, str(folder), "")
 
 
 def _unpack_plainly(archive: pathlib.Path, digest: str, folder: pathlib.Path) -> None:

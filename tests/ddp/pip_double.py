@@ -10,13 +10,15 @@ ZSTD = """#!/bin/sh
 while [ $# -gt 0 ]; do
   case $1 in
     -o) out=$2; shift ;;
-    -q | -c | -T0 | -3) ;;
+    -q | -c | -d | -T0 | -3) ;;
     *) echo "zstd: $1 is not known" >&2; exit 2 ;;
   esac
   shift
 done
 if [ -n "$out" ]; then cat > "$out"; else cat; fi
 """
+
+FILES = "torch/test/big torch/bin/test_api torch/bin/torch_shm_manager networkx/tests/one torch-2.dist-info/METADATA"
 
 
 class Pip:
@@ -44,16 +46,18 @@ class Pip:
             return Completed(0, "Python 3.12.3\n", "")
         self.calls.append(call)
         if call[:3] == ("/usr/bin/python3", "-m", "venv"):
-            home = pathlib.Path(call[3])
+            home = pathlib.Path(call[-1])
             (home / "bin").mkdir(parents=True)
             (home / "bin" / "python").symlink_to("/usr/bin/python3")
             site = home / "lib" / "python3.12" / "site-packages"
-            for name in ("torch/test/big", "torch/bin/test_api", "torch/bin/torch_shm_manager", "networkx/tests/one"):
-                (site / name).parent.mkdir(parents=True, exist_ok=True)
-                (site / name).write_text("x")
+            site.mkdir(parents=True)
             (site / "made").write_text(str(len(self.calls)))  # no two environments are alike
             return Completed(0, "", "")
         if call[1:3] == ("-m", "pip"):
+            for word in (word for word in call if word.startswith("--target=")):
+                program = pathlib.Path(word.removeprefix("--target="), "bin", "uv")
+                program.parent.mkdir(parents=True)
+                program.touch()
             return Completed(0, "", "")
         if call[1:3] == ("pip", "install"):
             self.env = dict(env or {})
@@ -64,6 +68,10 @@ class Pip:
                 raise CommandError("uv exited 1", returncode=1, stderr=output)
             if call[-1].startswith("torch=="):
                 self.torch = call[-1].removeprefix("torch==").partition(",")[0]
+                (site,) = pathlib.Path(call[4].removeprefix("--python=")).parents[1].glob("lib/*/site-packages")
+                for name in FILES.split():
+                    (site / name).parent.mkdir(parents=True, exist_ok=True)
+                    (site / name).write_text("x")
             return Completed(0, "", "")
         if call[1] == "-I" and call[3:5] == ("ddptrain", "torch.distributed.run"):
             assert pathlib.Path(call[2]).is_file()

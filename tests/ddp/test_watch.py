@@ -3,6 +3,7 @@
 import collections.abc
 import io
 import json
+import os
 import pathlib
 import typing
 
@@ -51,6 +52,24 @@ def test_the_recorded_run_ended_well(recorded: pathlib.Path):
         1,
     )
     assert now.log[-1].endswith("checkpoint=/srv/ddp/runs/gpt-20261123/epoch-0003 elapsed_s=12.9492")
+
+
+@pytest.mark.parametrize(
+    ("percents", "words"),
+    [({"a": "40\n"}, ": 40%"), ({"a": "40\n", "b": "7\n"}, " on 2 nodes: 7%"), ({"being-written": ""}, ": 0%")],
+)
+def test_nodes_that_unpack_the_environment_show_how_far_the_last_is(
+    recorded: pathlib.Path, percents: dict[str, str], words: str
+):
+    files = [recorded / "control" / f"{node}.unpacking" for node in percents]
+    for path, text in zip(files, percents.values(), strict=True):
+        path.write_text(text)
+    now = frame(recorded, job("RUNNING"))
+    assert now.record()["beginning"] == f"unpacking the environment{words}"
+    assert f"unpacking the environment{words}" in text_of(now)
+    for path in files:
+        os.utime(path, (1, 1))
+    assert frame(recorded, job("RUNNING")).record()["beginning"] is None, "left by a node that failed"
 
 
 def test_an_active_job_keeps_the_view_open(recorded: pathlib.Path):

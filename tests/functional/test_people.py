@@ -59,7 +59,16 @@ scontrol release $blocker
 wait $waiter
 cat ~/.result.json
 """
-USES_A_PACKAGE = "import iniconfig, os; print('package', iniconfig.__name__, 'uid', os.getuid(), flush=True)\n"
+# boto3 needs an older dateutil than the cluster's environment has
+LAYERED = """
+import importlib.metadata, pathlib, shutil, subprocess, sys
+import boto3, dateutil, torch
+homes = [pathlib.Path(module.__file__).parents[4].name for module in (boto3, dateutil, torch)]
+child = subprocess.run([sys.executable, "-I", "-c", "import boto3"]).returncode
+tool = subprocess.run(["torchrun", "--help"], stdout=-1).returncode
+own = pathlib.Path(shutil.which("torchrun")).parents[1].name == homes[0]
+print("layer", homes[0] == homes[1] != homes[2], child, tool, own, int(importlib.metadata.version("python-dateutil")[0]) < 3)
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,17 +193,22 @@ def test_she_sees_her_own_runs_and_ends_nobody_elses_job(alice: Person, trained:
         alice.cluster.on(LOGIN, "scancel", theirs)
 
 
-def test_an_environment_of_her_own_has_her_package(alice: Person):
-    alice.does("mkdir -p own && echo iniconfig >own/requirements.txt")
-    alice.writes("own/uses.py", USES_A_PACKAGE)
-    alice.does("ddp env create mine --torch cpu --requirements own/requirements.txt", timeout=1200)
-    assert re.search(r"(?m)^mine .* alice ", alice.does("ddp env list"))
-    done = alice.json(f"cd own && ddp submit --json --wait --environment mine {ONE} uses.py")
-    assert done["state"] == "COMPLETED"
-    assert "package iniconfig uid 2001" in alice.does(f"cat {done['log']}")
+def test_her_requirements_are_a_layer_that_is_made_once(alice: Person):
+    alice.does("mkdir -p own && echo boto3 >own/requirements.txt")
+    alice.writes("own/uses.py", LAYERED)
+    used = list[str]()
+    for more in ("--requirements requirements.txt", "--requirements requirements.txt", "--environment mine"):
+        done = alice.json(f"cd own && ddp submit --json --wait {more} {SMALL} uses.py")
+        log = alice.does(f"cat {done['log']}")
+        assert log.count("layer True 0 0 True True") == 2, log
+        assert ("unpacked the environment" in log) == (len(used) != 1), "a node keeps what it has unpacked"
+        used.append(str(alice.json(f"cat {done['run-dir']}/job.json")["environment"]))
+        if len(used) == 2:
+            alice.does("ddp env create mine --torch cpu --project own")
+    assert used[0] == used[1] != used[2]
+    assert re.search(rf"(?m)^mine +{used[2]} .* alice ", alice.does("ddp env list"))
     without = alice.tries(f"cd own && ddp submit --json --wait {ONE} uses.py")
-    assert without.code == 1
-    assert "ModuleNotFoundError: No module named 'iniconfig'" in json.loads(without.out)["error"]
+    assert "ModuleNotFoundError: No module named 'boto3'" in json.loads(without.out)["error"]
 
 
 def test_nobody_replaces_anothers_folders(alice: Person, bob: Person):
@@ -226,7 +240,7 @@ def test_nobody_replaces_anothers_folders(alice: Person, bob: Person):
 
 def test_a_folder_that_another_made_first_is_refused(alice: Person, bob: Person):
     alice.does(f"ln -sT {alice.folder} {bob.folder}")
-    bob.writes("uses.py", USES_A_PACKAGE)
+    bob.writes("uses.py", LAYERED)
     what = "belongs to uid 2001, mode 777; as root: remove it"
     for command in (f"submit {ONE} uses.py", "list"):
         assert (
@@ -239,7 +253,7 @@ def test_a_folder_that_another_made_first_is_refused(alice: Person, bob: Person)
 def test_a_cache_that_another_made_first_is_refused(alice: Person, bob: Person):
     cache = "/var/tmp/slurm-ddp-2002"
     alice.does(f"mkdir -m 777 {cache} {cache}/locks")
-    bob.writes("uses.py", USES_A_PACKAGE)
+    bob.writes("uses.py", LAYERED)
     output = bob.refused(f"ddp submit {ONE} uses.py")
     assert output == f"{cache} is not a folder of this account (uid 2002); as root: remove it"
 

@@ -50,6 +50,7 @@ class Frame:
         """Return the moment for programs."""
         found = listing.describe(self.run) | {"has_ended": self.has_ended, "elapsed_s": self.elapsed_s}
         found |= {"left_s": self.left_s, "limit_left_s": self.limit_left_s, "attempts": len(self.run.attempts)}
+        found["beginning"] = self.run.beginning or None
         return found | {"failures": [one.reason for one in self.run.failures]}
 
 
@@ -85,7 +86,7 @@ def follow(read: Read, console: rich.console.Console | None, *, every_s: float =
             return
         before: tuple[object, ...] = ()
         for now in _frames(read, every_s):
-            seen = (now.run.state, now.run.step, len(now.run.attempts), len(now.run.failures))
+            seen = (now.run.state, now.run.beginning, now.run.step, len(now.run.attempts), len(now.run.failures))
             if seen != before:
                 print(json.dumps(now.record()), flush=True)
             before = seen

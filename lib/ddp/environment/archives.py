@@ -1,6 +1,7 @@
 """The operations on environments in the workspace: builds and their archives; see workspace/operations.py."""
 
 import contextlib
+import hashlib
 import json
 import os
 import pathlib
@@ -14,6 +15,7 @@ from ddp.node.explain import Json, read_object
 from ddp.workspace import files
 
 _OLD_S = 86400  # leftovers of killed commands
+_BEHIND = 'import os, site, sys; site.addsitedir(os.path.join(os.path.dirname(sys.prefix), "{base}", "{site}"))\n'
 
 
 def open_build(base: str) -> str:
@@ -23,6 +25,36 @@ def open_build(base: str) -> str:
     shutil.rmtree(folder, ignore_errors=True)  # a killed command's
     folder.mkdir()
     return str(folder)
+
+
+def open_layer(build: str, base: str, part: tuple[int, str], skipped: int) -> list[str]:
+    """Give an empty environment the scripts and the packages' metadata of an archive; return the latter's names.
+
+    They are the part of this size and SHA-256 behind `skipped` bytes. Raises RefusedError if it is damaged.
+    """
+    with pathlib.Path(base).open("rb") as file:
+        file.seek(skipped)
+        data = file.read(part[0])
+    if hashlib.sha256(data).hexdigest() != part[1]:
+        raise files.RefusedError(f"{base} is damaged; remove it")
+    environment = pathlib.Path(build, "env")
+    argv = ["tar", "-x", "-I", "zstd -q", f"--directory={environment}"]
+    subprocess.run(argv, input=data, check=True, timeout=60, capture_output=True)
+    return [path.name for path in environment.glob("lib/python3.*/site-packages/*.dist-info")]
+
+
+def finish_layer(build: str, base: str, names: list[str]) -> int:
+    """Remove the base's own metadata, put the environment `base` behind the layer on sys.path; return its bytes.
+
+    A node unpacks both side by side, and compiles what it imports. The file sorts before those of packages, whose .pth
+    files may need the base.
+    """
+    environment = pathlib.Path(build, "env")
+    (site,) = environment.glob("lib/python3.*/site-packages")
+    for name in names:
+        shutil.rmtree(site / name, ignore_errors=True)
+    (site / "00-base.pth").write_text(_BEHIND.format(base=base, site=site.relative_to(environment)))
+    return _clean(environment)
 
 
 def finish_environment(build: str, payload: pathlib.Path) -> int:
@@ -39,6 +71,13 @@ def finish_environment(build: str, payload: pathlib.Path) -> int:
         path.unlink()
     argv = [str(environment / "bin" / "python"), "-m", "compileall", "-qq", "-j0", str(site)]
     subprocess.run(argv, check=False, timeout=1200, capture_output=True)  # some packages' templates are no code
+    return _clean(environment)
+
+
+def _clean(environment: pathlib.Path) -> int:
+    """Remove the scripts that name the build's folder; return an environment's bytes."""
+    for path in environment.glob("bin/[Aa]ctivate*"):
+        path.unlink()
     return sum(path.lstat().st_size for path in environment.rglob("*") if path.is_file() and not path.is_symlink())
 
 

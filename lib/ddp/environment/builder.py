@@ -1,7 +1,8 @@
-"""A new environment: the locked packages, torch, a user's requirements and the payload, stored as one archive."""
+"""A new environment: the locked packages, torch and the payload; or a layer on one: what a user's requirements add."""
 
 import dataclasses
 import functools
+import hashlib
 import json
 import pathlib
 import shutil
@@ -11,6 +12,7 @@ from ddp.base import Log, Settings, with_progress
 from ddp.environment import archives, uv, wheelhouse
 from ddp.workspace import folders
 
+_KEPT_S = 7 * 86400  # systemd-tmpfiles removes what is older than 30 days, file by file
 IMPORTS = pathlib.Path(__file__).with_name("imports.py")
 
 
@@ -22,7 +24,9 @@ class Request:
     wheels: str = ""  # a folder or an archive, the only source of packages; empty: the package indexes
     name: str = ""  # of a user's own environment
     requirements: pathlib.Path | None = None  # the user's own, a requirements.txt or pyproject.toml
+    extras: tuple[str, ...] = ()  # of a pyproject.toml
     sha256: str = ""  # of the content of the requirements
+    base: folders.Manifest | None = None  # the environment that this is a layer on
 
 
 def make(settings: Settings, request: Request, key: str, log: Log) -> folders.Manifest:
@@ -32,12 +36,18 @@ def make(settings: Settings, request: Request, key: str, log: Log) -> folders.Ma
 
     call = functools.partial(folders.call, settings, timeout_s=3600, build=str(folder))
     try:
-        _install(settings, request, folder, log)
-        size = with_progress(log, "compiling it", lambda: call(archives.finish_environment, payload=settings.payload))
+        if base := request.base:
+            names = _install_layer(settings, request, base, folder, log)
+            finish = functools.partial(call, archives.finish_layer, base=base.hash, names=names)
+        else:
+            _install(settings, request, folder, log)
+            finish = functools.partial(call, archives.finish_environment, payload=settings.payload)
+        size = finish() if base else with_progress(log, "compiling it", finish)
         manifest = {
-            "torch": with_progress(log, "checking it", lambda: check(settings, folder)),
+            "torch": base.torch if base else with_progress(log, "checking it", lambda: check(settings, folder)),
             "key": key,
             "name": request.name,
+            "base": base.hash if base else "",
             "requirements": request.sha256,
             "unpacked_bytes": size,
             "python": python_version(),
@@ -48,19 +58,37 @@ def make(settings: Settings, request: Request, key: str, log: Log) -> folders.Ma
         stored = with_progress(log, text, lambda: call(archives.store_environment, folder=store, manifest=manifest))
     finally:
         folders.call(settings, shutil.rmtree, timeout_s=300, path=folder, ignore_errors=True)
-    return folders.Manifest.model_validate({**stored, "folder": store})
+    return folders.Manifest.model_validate({**stored, "folder": store, "below": base})
 
 
-def _install(settings: Settings, request: Request, folder: pathlib.Path, log: Log) -> None:
+def _open(settings: Settings, request: Request, folder: pathlib.Path, log: Log) -> uv.Uv:
+    """Make an empty environment, and return uv for it. Its scripts find their interpreter beside them.
+
+    uv is kept on this host, with a pip that reads the site's settings.
+    """
     do = functools.partial(with_progress, log)
-    python, index = folder / "env" / "bin" / "python", settings.torch_index
-    do("making a virtual environment", lambda: uv.call(folders.PYTHON, "-m", "venv", folder / "env"))
     wheels: list[str] = []
     if path := request.wheels:
         unpack = functools.partial(folders.call, settings, wheelhouse.unpack, timeout_s=3600)
         wheels = do(f"opening {path}", lambda: unpack(path=path, target=folder / "wheels"))
-    cache = str(folder / "cache")
-    installer = do("installing uv", lambda: uv.bootstrap(python, folder / "uv", wheels, UV_CACHE_DIR=cache))
+    kept = settings.node_cache / f"uv-{hashlib.sha256(uv.PINNED.read_bytes()).hexdigest()[:16]}"
+    if not kept.exists() or time.time() - kept.stat().st_mtime > _KEPT_S:
+        python = folder / "tools" / "bin" / "python"
+        do("making a virtual environment", lambda: uv.call(folders.PYTHON, "-m", "venv", folder / "tools"))
+        do("installing uv", lambda: uv.bootstrap(python, folder / "tools" / "uv", wheels))
+        shutil.rmtree(kept, ignore_errors=True)
+        (folder / "tools").rename(kept)
+    environment = folder / "env"
+    uv.call(folders.PYTHON, "-m", "venv", "--without-pip", environment)
+    with (environment / "pyvenv.cfg").open("a") as file:
+        file.write("relocatable = true\n")  # to uv
+    installer = uv.bootstrap(kept / "bin" / "python", kept / "uv", wheels, UV_CACHE_DIR=str(folder / "cache"))
+    return dataclasses.replace(installer, python=str(environment / "bin" / "python"))
+
+
+def _install(settings: Settings, request: Request, folder: pathlib.Path, log: Log) -> None:
+    do = functools.partial(with_progress, log)
+    installer, index = _open(settings, request, folder, log), settings.torch_index
     locked = [settings.payload / extra / "requirements.txt" for extra in ("", *settings.extras)]
     do("installing the locked packages", lambda: installer.install("--require-hashes", *(f"-r{one}" for one in locked)))
     if request.build == "cuda":
@@ -68,10 +96,26 @@ def _install(settings: Settings, request: Request, folder: pathlib.Path, log: Lo
         do(f"installing torch {uv.TORCH} for CUDA", lambda: installer.install(torch, also=index))
     else:
         uv.install_cpu_torch(installer, do, index=index)
-    if own := request.requirements:
-        pins = folder / "pins.txt"  # what is installed stays
-        pins.write_text(uv.call(python, "-m", "pip", "freeze"))
-        do(f"installing {own}", lambda: installer.install("-r", own, "-c", pins, also=index))
+
+
+def _install_layer(
+    settings: Settings, request: Request, base: folders.Manifest, folder: pathlib.Path, log: Log
+) -> list[str]:
+    """Install what the requirements need beyond the base; return the names of the base's metadata.
+
+    Of the base only torch is pinned: another version of a package is installed if the requirements need it, and all
+    packages of the base still fit together.
+    """
+    installer = _open(settings, request, folder, log)
+    part = {"part": base.parts[1], "skipped": base.parts[0][0]}
+    names = folders.call(settings, archives.open_layer, timeout_s=120, build=str(folder), base=base.archive, **part)
+    packages, pins = folder / "packages.txt", folder / "pins.txt"
+    packages.write_text("".join(f"{name.partition('-')[0]}\n" for name in names))
+    pins.write_text(f"torch=={base.torch}\n")
+    given = ("-r", str(request.requirements), *(f"--extra={name}" for name in request.extras))
+    install = functools.partial(installer.install, *given, "-r", packages, "-c", pins, also=settings.torch_index)
+    with_progress(log, f"installing {request.requirements}", install)
+    return names
 
 
 def check(settings: Settings, build: pathlib.Path) -> str:

@@ -1,4 +1,4 @@
-"""The Python environment of all jobs: made once on this host, stored as one archive in the workspace.
+"""The Python environment of all jobs: made once on this host, stored as one archive in the workspace; layers likewise.
 
 Its key is a hash of its inputs: the interpreter's version, the machine, the build of torch, the payload and its locked
 requirements, a user's own requirements. An environment with the current key is used; else one is made.
@@ -21,9 +21,9 @@ from ddp.submit import checks
 from ddp.workspace import folders
 from ddp.workspace.folders import Contents, Manifest
 
-_FORMAT = "3"  # goes into the key: raise it when the same inputs shall give another environment
+_FORMAT = "4"  # goes into the key: raise it when the same inputs shall give another environment
 _CLAIM = "environments"
-_NUM_STORED = 3  # of each build and name
+_NUM_STORED, _NUM_LAYERS = 3, 16  # of each build and name; of layers without a name
 _IDENTITY = {"key": "0" * 16, "hash": "0" * 16, "sha256": "0" * 64, "size_bytes": 1, "unpacked_bytes": 1}
 _NOTHING = _IDENTITY | {"python": "3.0", "torch": "none", "build": "cpu", "created": "-", "folder": "/not-installed"}
 NOT_INSTALLED = Manifest.model_validate(_NOTHING)
@@ -35,10 +35,10 @@ def install_environment(settings: Settings, params: models.InstallEnvironment, l
     return describe(install(settings, request, log, force=params.force))
 
 
-def find(settings: Settings, contents: Contents, build: str, name: str = "", requirements: str = "") -> Manifest | None:
-    """Return the newest stored environment with the current key for this build of torch."""
-    wanted = (build, name, requirements)
-    known = (one for one in contents.environments if (one.build, one.name, one.requirements) == wanted)
+def find(settings: Settings, contents: Contents, request: builder.Request) -> Manifest | None:
+    """Return the newest stored environment with the current key for a request."""
+    wanted = (request.build, request.name, request.sha256, request.base.hash if request.base else "")
+    known = (one for one in contents.environments if (one.build, one.name, one.requirements, one.base) == wanted)
     return next((one for one in known if is_current(settings, one)), None)
 
 
@@ -58,13 +58,15 @@ def named(settings: Settings, contents: Contents, name: str) -> Manifest:
 def installed(settings: Settings, contents: Contents) -> Manifest | None:
     """Return the environment that jobs would use now."""
     if settings.torch_build == "auto":
-        return find(settings, contents, "cuda") or find(settings, contents, "cpu")
-    return find(settings, contents, settings.torch_build)
+        found = (find(settings, contents, builder.Request(build)) for build in ("cuda", "cpu"))
+        return next(filter(None, found), None)
+    return find(settings, contents, builder.Request(settings.torch_build))
 
 
 def is_current(settings: Settings, manifest: Manifest) -> bool:
-    """Return whether an environment has the current key."""
-    return manifest.key == _key(settings, manifest.build, manifest.requirements)
+    """Return whether an environment has the current key; that of a layer is stored, too."""
+    has_base = not manifest.base or manifest.below is not None
+    return has_base and manifest.key == _key(settings, manifest.build, manifest.requirements)
 
 
 def ensure(settings: Settings, log: Log, contents: Contents | None = None) -> Manifest:
@@ -73,6 +75,14 @@ def ensure(settings: Settings, log: Log, contents: Contents | None = None) -> Ma
     checks.trusted(contents)
     request = builder.Request(settings.torch_build, wheelhouse.find(settings))
     return installed(settings, contents) or install(settings, request, log)
+
+
+def layer(settings: Settings, request: builder.Request, log: Log, *, force: bool = False) -> Manifest:
+    """Return the layer of a request on the jobs' environment, made now if it is missing. Raises TrainerError."""
+    contents = folders.look(settings)
+    base = ensure(dataclasses.replace(settings, torch_build=request.build), log, contents)
+    request = dataclasses.replace(request, build=base.build, base=base)
+    return (None if force else find(settings, contents, request)) or install(settings, request, log, force=force)
 
 
 def install(settings: Settings, request: builder.Request, log: Log, *, force: bool = False) -> Manifest:
@@ -96,14 +106,15 @@ def install(settings: Settings, request: builder.Request, log: Log, *, force: bo
 def _install(settings: Settings, request: builder.Request, log: Log, *, force: bool) -> Manifest:
     contents = folders.look(settings)
     checks.trusted(contents)
-    found = find(settings, contents, request.build, request.name, request.sha256)
+    found = find(settings, contents, request)
     if found is not None and not force:
         log(f"environment {found.hash} with torch {found.torch} exists already")
         return found
-    log(f"making the environment: torch {TORCH} for {request.build.upper()}")
+    if not request.base:
+        log(f"making the environment: torch {TORCH} for {request.build.upper()}")
     made = builder.make(settings, request, _key(settings, request.build, request.sha256), log)
     _prune(settings, log, keep=made.hash)
-    log(f"stored environment {made.hash}: {made.size_bytes >> 20} MiB")
+    log(f"stored environment {made.hash}: {made.size_bytes >> 20} MiB" + (f", on {made.base}" if made.base else ""))
     return made
 
 
@@ -125,12 +136,15 @@ def _prune(settings: Settings, log: Log, *, keep: str) -> None:
         used = in_use(settings, None if is_shared else settings.user).values()
     except TrainerError:
         return  # the environments in use are not known
-    folder = str(settings.environments)
-    stored = collections.defaultdict[tuple[str, str], list[str]](list)
-    for one in folders.look(settings).environments:  # the newest first
+    folder, contents = str(settings.environments), folders.look(settings)
+    kept = {keep, *used}
+    kept |= {one.base for one in contents.environments if one.hash in kept}
+    stored = collections.defaultdict[tuple[str, str, int], list[str]](list)
+    for one in contents.environments:  # the newest first
         if one.folder == folder:
-            stored[one.build, one.name].append(one.hash)
-    old = [name for names in stored.values() for name in names[_NUM_STORED:] if name not in (keep, *used)]
+            most = _NUM_LAYERS if one.base and not one.name else _NUM_STORED
+            stored[one.build, one.name, most].append(one.hash)
+    old = [name for (*_, most), names in stored.items() for name in names[most:] if name not in kept]
     folders.call(settings, archives.remove_environments, timeout_s=120, folder=folder, hashes=old)
     if old:
         log(f"removed {len(old)} older environments: {', '.join(old[:5])}")
@@ -150,6 +164,7 @@ def describe(environment: Manifest) -> dict[str, str]:
     """Return the environment's figures as an action's results."""
     return {
         "environment": environment.archive,
+        **({"base": environment.below.archive} if environment.below else {}),
         "torch": environment.torch,
         "python": environment.python,
         "size-mb": str(environment.size_bytes >> 20),

@@ -1,38 +1,70 @@
-"""A user's own environments: the locked packages and the user's requirements, under a name."""
+"""A user's own requirements: layers on the cluster's environment, with a name or for a submission."""
 
+import contextlib
 import hashlib
 import os
 import pathlib
 import re
 
-from ddp.base import Log, ParameterError, Results, Settings
+from ddp import backports
+from ddp.base import Log, ParameterError, Results, Settings, shown
 from ddp.environment import archives, builder, environments, wheelhouse
 from ddp.options import models
 from ddp.problem import Command
 from ddp.view import tables
 from ddp.workspace import folders
 
-_INCLUDED = re.compile(rb"^\s*(?:-[rc]|--requirement|--constraint)[ =]*([^\s:]+)\s*$", re.MULTILINE)
+_INCLUDED = re.compile(rb"^\s*(?:-[rc]|--requirement|--constraint)[ =]*([^\s:]+)\s*(?:#.*)?$", re.MULTILINE)
+_LOCAL = r"(-e|--editable)[ =]*(?!\s*\w+\+)|\.{0,2}/|\.{1,2}(\[|\s|$)|file:|[^#]*\s@\s*file:"
+_REFUSED = {  # lines of pip's "Requirements file format"
+    _LOCAL: "is on this host, and a project's code comes with the job; omit the line, or use ddp env create --project",
+    "--require-hashes": "cannot hold for the environment below; omit the line: hashes are checked all the same",
+}
 
 
 def create(settings: Settings, params: models.CreateEnvironment, log: Log) -> Results:
     """Make an environment and store it, unless one of this name with these requirements is stored."""
-    build, path = params.torch or settings.torch_build, pathlib.Path(params.requirements)
-    request = builder.Request(build, wheelhouse.find(settings), params.name, path, digest(path))
-    made = environments.install(settings, request, log, force=params.force)
+    path = pathlib.Path(params.requirements or "")
+    if (params.requirements is None) == (params.project is None):
+        raise ParameterError("requirements", "give either a file of requirements, or a project")
+    if params.project is not None:
+        path = _project(pathlib.Path(params.project))
+    extras = tuple(re.split("[, ]+", params.extra)) if params.extra else ()
+    if extras and path.suffix != ".toml":
+        raise ParameterError("extra", f"{path} has none; a pyproject.toml may")
+    build = params.torch or settings.torch_build
+    wanted = request(settings, path, build, params.name, *extras)
+    made = environments.layer(settings, wanted, log, force=params.force)
     return {"name": params.name, **environments.describe(made)}
+
+
+def request(settings: Settings, path: pathlib.Path, build: str, name: str = "", *extras: str) -> builder.Request:
+    """Return the inputs of a layer. Raises ParameterError if the file cannot be used."""
+    return builder.Request(build, wheelhouse.find(settings), name, path, extras, digest(path, *extras))
+
+
+def _project(folder: pathlib.Path) -> pathlib.Path:
+    """Return the file that lists a project's dependencies. Raises ParameterError."""
+    path = folder / "pyproject.toml"
+    with contextlib.suppress(OSError, ValueError):
+        project = backports.parse_toml(path.read_text()).get("project")
+        if isinstance(project, dict) and "dependencies" in project:
+            return path
+    if (folder / "requirements.txt").is_file():
+        return folder / "requirements.txt"
+    text = f"{folder} has neither a valid pyproject.toml with project.dependencies nor a requirements.txt"
+    raise ParameterError("project", f"{text}; give the file that lists its packages with requirements")
 
 
 def list_all(settings: Settings, _: models.Parsed, __: Log) -> Results:
     """List the environments that this user's jobs can use, the newest first."""
     found = folders.look(settings).environments
-    rows = [["NAME", "HASH", "TORCH", "BUILD", "PYTHON", "MIB", "OWNER", "CREATED"]]
+    rows = [["NAME", "HASH", "ON", "TORCH", "BUILD", "PYTHON", "MIB", "OWNER", "CREATED"]]
     for one in found:
         owner = settings.user if one.folder == str(settings.environments) else settings.account or "-"
         build = one.build if one.build == "cuda" or one.torch.endswith("+cpu") else "cpu (default build)"
-        rows.append(
-            [one.name or "-", one.hash, one.torch, build, one.python, str(one.size_bytes >> 20), owner, one.created]
-        )
+        about = [one.name or "-", one.hash, one.base or "-", one.torch, build, one.python]
+        rows.append([*about, str(one.size_bytes >> 20), owner, one.created])
     return {"count": str(len(found)), "environments": tables.Table(rows)}
 
 
@@ -60,10 +92,10 @@ def _own(settings: Settings, name: str) -> list[folders.Manifest]:
     return mine
 
 
-def digest(path: pathlib.Path) -> str:
-    """Hash a requirements.txt with the files that it includes, or a pyproject.toml.
+def digest(path: pathlib.Path, *extras: str) -> str:
+    """Hash a requirements.txt with the files that it includes, or a pyproject.toml and its extras.
 
-    Raises ParameterError if a file cannot be read.
+    Raises ParameterError if a file cannot be read, or a line cannot work, by file and line.
     """
     texts: dict[pathlib.Path, bytes] = {}
     remaining = {path}
@@ -73,5 +105,11 @@ def digest(path: pathlib.Path) -> str:
             texts[one] = one.read_bytes()
         except OSError as e:
             raise ParameterError("requirements", f"{one} cannot be read: {e.strerror}") from e
+        if one.suffix == ".toml":
+            continue
+        for number, line in enumerate(texts[one].decode(errors="replace").splitlines(), 1):
+            for pattern, why in _REFUSED.items():
+                if re.match(rf"\s*(?:{pattern})", line):
+                    raise ParameterError("requirements", f"{one}:{number}: {shown(line.strip())} {why}")
         remaining |= {one.parent / os.fsdecode(found) for found in _INCLUDED.findall(texts[one])} - texts.keys()
-    return hashlib.sha256(b"\0".join(texts[one] for one in sorted(texts))).hexdigest()
+    return hashlib.sha256(b"\0".join([*(texts[one] for one in sorted(texts)), *map(str.encode, extras)])).hexdigest()

@@ -1,7 +1,8 @@
 """An environment as one archive: parts that nodes unpack side by side.
 
 Each part is a zstd frame with a tar; the first has the folders, which each of the others needs: two tars that both make
-one fail (GNU tar 1.34). `zstd -dc FILE | tar -xi` reads all of them one after the other.
+one fail (GNU tar 1.34). The second has the scripts and the packages' metadata, from which a layer is resolved.
+`zstd -dc FILE | tar -xi` reads all of them one after the other.
 """
 
 import hashlib
@@ -13,7 +14,8 @@ import typing
 
 from ddp.workspace.files import RefusedError
 
-PARTS = 16  # beside the folders; more would not help: the largest file, a library of CUDA, is in one
+PARTS = 16  # of the other files; more would not help: the largest file, a library of CUDA, is in one
+PART_BYTES = 32 << 20  # a small environment has fewer parts: each costs two processes
 
 Part = tuple[int, str]  # bytes and SHA-256
 
@@ -23,8 +25,11 @@ def pack(folder: pathlib.Path, target: typing.IO[bytes]) -> tuple[str, list[Part
     names = sorted(folder.rglob("*"), key=lambda path: (path.lstat().st_size, path), reverse=True)
     folders = sorted(path for path in names if path.is_dir() and not path.is_symlink())
     files = [path for path in names if path.is_symlink() or not path.is_dir()]
+    about = [path for path in files if _is_metadata(path, folder)]
+    files = [path for path in files if not _is_metadata(path, folder)]
+    num_parts = min(PARTS, 1 + sum(path.lstat().st_size for path in files) // PART_BYTES)
     whole, parts = hashlib.sha256(), list[Part]()
-    for share in [folders, *(files[number::PARTS] for number in range(min(PARTS, len(files))))]:
+    for share in [folders, about, *(files[number::num_parts] for number in range(num_parts))]:
         digest, size = hashlib.sha256(), 0
         modes = ["--mode=u+rwx"] if share is folders else []  # whoever unpacks the folders writes into them
         for block in _packed(folder, share, modes):
@@ -34,6 +39,12 @@ def pack(folder: pathlib.Path, target: typing.IO[bytes]) -> tuple[str, list[Part
             size += len(block)
         parts.append((size, digest.hexdigest()))
     return whole.hexdigest(), parts
+
+
+def _is_metadata(path: pathlib.Path, folder: pathlib.Path) -> bool:
+    if path.parent == folder / "bin":
+        return not path.is_symlink() and path.lstat().st_size < 1 << 16  # a script
+    return any(name.endswith(".dist-info") for name in path.relative_to(folder).parts[:4])  # not vendored ones
 
 
 def _packed(folder: pathlib.Path, share: list[pathlib.Path], modes: list[str]) -> typing.Iterator[bytes]:

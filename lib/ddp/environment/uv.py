@@ -40,6 +40,7 @@ _SITE = {  # settings of pip that name package indexes, with uv's variables
     "client-cert": ("SSL_CLIENT_CERT",),
     "proxy": ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"),
 }
+_LONGEST = 560  # of uv's explanations, which end with the person's own requirements
 _UNSATISFIABLE = re.compile("No solution found when resolving|No matching distribution found")  # uv's, pip's
 
 
@@ -70,14 +71,15 @@ class Uv:
 def bootstrap(
     python: pathlib.Path, folder: pathlib.Path, wheels: collections.abc.Sequence[str] = (), **variables: str
 ) -> Uv:
-    """Install the pinned uv into `folder` with the pip of `python`, and return it with the site's indexes.
+    """Return the pinned uv with the site's indexes; the pip of `python` installs it into `folder` if that is missing.
 
     `wheels` are folders that replace all indexes; `variables` are uv's own. Raises InstallError.
     """
     options = ("--no-index", "--only-binary=:all:", *(f"--find-links={one}" for one in wheels)) if wheels else ()
     pip = (str(python), "-m", "pip", "--disable-pip-version-check", "--no-input")
     target = (f"--target={folder}", "--require-hashes", "-r", PINNED)
-    call(*pip, "install", "--quiet", *options, *target, env=pip_variables())
+    if not (folder / "bin" / "uv").exists():
+        call(*pip, "install", "--quiet", *options, *target, env=pip_variables())
     if not wheels:
         indexes, options = site(pip)
         variables |= indexes
@@ -143,5 +145,15 @@ def call(*argv: str | pathlib.Path, env: dict[str, str] | None = None, timeout: 
     except CommandError as e:
         found = re.search(r"(?ims)^error: (.*)", e.stderr)
         reason = re.sub(r"(?im)\s*^(\s*cause|error|warning): ", ": ", found[1]) if found else str(e)
+        reason = " ".join(re.sub(r"`(/[^`]+)` at position (\d+)", _with_line, reason).split())
+        reason = reason if len(reason) < _LONGEST else f"{reason[: _LONGEST // 3]} ... {reason[-_LONGEST // 2 :]}"
         name = argv[2] if argv[1] == "-m" else pathlib.Path(argv[0]).name
         raise InstallError(f"{name}: {reason}", is_unsatisfiable=bool(_UNSATISFIABLE.search(e.stderr))) from e
+
+
+def _with_line(found: re.Match[str]) -> str:
+    """Return a place in a file that is named by the characters before it as file:line."""
+    lines = 0
+    with contextlib.suppress(OSError):
+        lines = pathlib.Path(found[1]).read_bytes()[: int(found[2])].count(b"\n")
+    return f"{found[1]}:{lines + 1}"

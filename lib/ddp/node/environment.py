@@ -1,4 +1,4 @@
-"""The Python environment, unpacked once on each node's own disk from an archive on the shared filesystem.
+"""The Python environment, unpacked once on each node's own disk from archives on the shared filesystem.
 
 A job holds a shared lock on its environment for as long as it runs, which prevents the removal; a second lock lets one
 job at a time unpack it.
@@ -17,35 +17,52 @@ from ddp.node import ending, ownership, spec, spool
 LOCK_S = 1800.0
 OLD_S = 14 * 86400.0  # an environment unused for this long is removed
 ROOM_BYTES = 256 << 20  # left free beside it
+UNPACKING = ".unpacking"  # the suffix of the file with the percentage; its name is the node's
+REPORT_S = 1.0
 _BLOCK = 1 << 20
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
-def use(wanted: spec.Environment, host: str) -> tuple[str, int]:
-    """Return the environment's interpreter, and the open lock that prevents its removal. Raises FatalError."""
+def use(wanted: spec.Environment, host: str, control: str = "") -> tuple[str, tuple[int, ...]]:
+    """Return the environment's interpreter, and the open locks that prevent its removal. Raises FatalError.
+
+    While it unpacks, a file in the folder `control` of the run has the percentage.
+    """
     version = f"3.{sys.version_info[1]}"  # of the node's python3, which runs this and which the environment links to
     if version != wanted.python:
         raise ending.FatalError(f"this node has Python {version}, the environment was made for {wanted.python}")
-    name = os.path.basename(wanted.archive).removesuffix(".tar.zst")
-    home = f"{wanted.cache}/{name}"
     try:
         spool.ensure_private(wanted.cache)
     except OSError as e:
         raise ending.FatalError(str(e)) from e
+    locks = tuple(_use(wanted, layer, host, control) for layer in wanted.layers)
+    return f"{_home(wanted, wanted.layers[-1])}/bin/python", locks
+
+
+def _home(wanted: spec.Environment, layer: spec.Archive) -> str:
+    return f"{wanted.cache}/{os.path.basename(layer.path).removesuffix('.tar.zst')}"
+
+
+def _use(wanted: spec.Environment, layer: spec.Archive, host: str, control: str) -> int:
+    """Unpack a layer unless it is unpacked, and return its lock. Raises FatalError."""
+    home = _home(wanted, layer)
+    name = os.path.basename(home)
     lock = _open_lock(f"{home}.lock")
     os.set_inheritable(lock, True)  # by the ranks, too
     _acquire(lock, fcntl.LOCK_SH, f"another job has been removing {name}")
-    marker = _marker(wanted)
+    marker = _marker(layer)
     if not _is_complete(home, marker):
         turn = _open_lock(f"{home}.unpacking.lock")
         try:
             _acquire(turn, fcntl.LOCK_EX, f"another job has been unpacking {name}")
             if not _is_complete(home, marker):
-                _unpack(wanted, name, home, marker, host)
+                began = time.monotonic()
+                _unpack(wanted, layer, home, f"{control}/{host}{UNPACKING}" if control else "")
+                _complete(home, marker, int(time.monotonic() - began), host)
         finally:
             os.close(turn)
     os.utime(f"{home}.complete")
-    return f"{home}/bin/python", lock
+    return lock
 
 
 def _open_lock(path: str) -> int:
@@ -64,12 +81,12 @@ def _acquire(lock: int, kind: int, reason: str) -> None:
             time.sleep(0.1)
 
 
-def _marker(wanted: spec.Environment) -> str:
+def _marker(layer: spec.Archive) -> str:
     """Return the mark of a complete environment, with the boot: files unpacked before a crash may be lost."""
     boot = ""
     with contextlib.suppress(OSError), open(_BOOT_ID, encoding="ascii") as file:
         boot = file.read().strip()
-    return f"{wanted.sha256} {boot}"
+    return f"{layer.sha256} {boot}"
 
 
 def _is_complete(home: str, marker: str) -> bool:
@@ -78,18 +95,17 @@ def _is_complete(home: str, marker: str) -> bool:
     return False
 
 
-def _unpack(wanted: spec.Environment, name: str, home: str, marker: str, host: str) -> None:
+def _unpack(wanted: spec.Environment, layer: spec.Archive, home: str, report: str) -> None:
     import shutil
 
-    began = time.monotonic()
-    partial = f"{home}.partial"
+    name, partial = os.path.basename(home), f"{home}.partial"
     trusted = frozenset({0, os.geteuid(), *wanted.trusted_uids})
     try:
-        archive = ownership.open_trusted(os.path.realpath(wanted.archive), trusted)
+        archive = ownership.open_trusted(os.path.realpath(layer.path), trusted)
     except ownership.UntrustedError as e:
         raise ending.FatalError(f"the environment is not used: {e}") from e
     except OSError as e:
-        raise _unreadable(wanted.archive, e) from e
+        raise _unreadable(layer.path, e) from e
     try:
         _remove_old(wanted.cache, name)
         with contextlib.suppress(FileNotFoundError):
@@ -98,36 +114,35 @@ def _unpack(wanted: spec.Environment, name: str, home: str, marker: str, host: s
             shutil.rmtree(folder, ignore_errors=True)
         about = os.statvfs(wanted.cache)
         free = about.f_bavail * about.f_frsize
-        if free <= wanted.unpacked_bytes + ROOM_BYTES:
-            needs = f"the environment needs {wanted.unpacked_bytes}"
+        if free <= layer.unpacked_bytes + ROOM_BYTES:
+            needs = f"the environment needs {layer.unpacked_bytes}"
             raise ending.FatalError(f"{wanted.cache} has {free} bytes free; {needs}")
         os.mkdir(partial, 0o700)
         try:
-            _extract(archive, wanted, partial)
+            _extract(archive, layer, partial, report)
         except ending.FatalError:
             shutil.rmtree(partial, ignore_errors=True)
             raise
     finally:
         os.close(archive)
     os.rename(partial, home)
-    took_s = int(time.monotonic() - began)
-    for path, text in (
-        (f"{home}/unpacked-in-s", str(took_s)),
-        (f"{home}.complete", marker),
-    ):  # doctor reports the first
-        with open(path, "w", encoding="ascii") as file:
+
+
+def _complete(home: str, marker: str, took_s: int, host: str) -> None:
+    for suffix, text in (("/unpacked-in-s", str(took_s)), (".complete", marker)):  # doctor reports the first
+        with open(home + suffix, "w", encoding="ascii") as file:
             file.write(f"{text}\n")
-    spool.write(f"[ENV] {host} unpacked the environment {name} in {took_s} s")
+    spool.write(f"[ENV] {host} unpacked the environment {os.path.basename(home)} in {took_s} s")
 
 
 def _unreadable(path: str, error: OSError) -> ending.FatalError:
     return ending.FatalError(f"{path} cannot be read ({error.strerror}); is the shared filesystem mounted here?")
 
 
-def _extract(archive: int, wanted: spec.Environment, folder: str) -> None:
+def _extract(archive: int, layer: spec.Archive, folder: str, report: str) -> None:
     """Unpack the open archive, computing digests meanwhile: the first part, then the others side by side.
 
-    Raises FatalError.
+    Raises FatalError. Meanwhile the file `report` has the percentage.
     """
     import concurrent.futures
     import functools
@@ -135,28 +150,53 @@ def _extract(archive: int, wanted: spec.Environment, folder: str) -> None:
     import itertools
 
     held = os.fstat(archive).st_size
-    parts = wanted.parts or ((held, wanted.sha256),)
+    parts = layer.parts or ((held, layer.sha256),)
     ends = list(itertools.accumulate(size for size, _ in parts))
-    digests = [hashlib.sha256() for _ in parts]
+    digests, done = [hashlib.sha256() for _ in parts], [0] * len(parts)
 
     def blocks(number: int) -> collections.abc.Iterator[bytes]:
         at = ends[number] - parts[number][0]
         try:
             while block := os.pread(archive, min(_BLOCK, ends[number] - at), at):
                 at += len(block)
+                done[number] += len(block)
                 digests[number].update(block)
                 yield block
         except OSError as e:
-            raise _unreadable(wanted.archive, e) from e
+            raise _unreadable(layer.path, e) from e
 
     contents = [blocks(number) for number in range(len(parts))]
-    with concurrent.futures.ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), len(parts))) as pool:
+    pools = concurrent.futures.ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), len(parts)))
+    with _reporting(report, lambda: 100 * sum(done) // max(1, held)), pools as pool:
         failures = [_extract_part(folder, contents[0])]
         failures += pool.map(functools.partial(_extract_part, folder), contents[1:])
     if [digest.hexdigest() for digest in digests] != [sha256 for _, sha256 in parts] or held != ends[-1]:
-        raise ending.FatalError(f"{wanted.archive} is damaged; remove it, then: {wanted.remedy}")
+        raise ending.FatalError(f"{layer.path} is damaged; remove it, then: {layer.remedy}")
     if why := next(filter(None, failures), ""):
-        raise ending.FatalError(f"{wanted.archive} could not be unpacked to {folder}: {why}")
+        raise ending.FatalError(f"{layer.path} could not be unpacked to {folder}: {why}")
+
+
+@contextlib.contextmanager
+def _reporting(path: str, percent: collections.abc.Callable[[], int]) -> collections.abc.Generator[None]:
+    """Write the percentage to a file every second, and remove it at the end, unless its name is empty."""
+    import threading
+
+    over = threading.Event()
+
+    def write() -> None:
+        while not over.wait(REPORT_S):
+            with contextlib.suppress(OSError), open(path, "w", encoding="ascii") as file:
+                file.write(f"{percent()}\n")
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+
+    thread = threading.Thread(target=write, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(REPORT_S)
 
 
 def _extract_part(folder: str, content: collections.abc.Iterator[bytes]) -> str:

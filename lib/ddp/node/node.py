@@ -44,7 +44,7 @@ class Node:
         self.number = env["SLURM_NODEID"]
         self._failed = f"{self.run_dir}/control/{self.attempt}.failed"
         self._child: subprocess.Popen[bytes] | None = None
-        self._lock: int | None = None
+        self._locks: tuple[int, ...] = ()
         self.forwarder: spool.Forwarder | None = None
 
     def run(self, words: list[str]) -> int:
@@ -89,7 +89,9 @@ class Node:
                 self._use_own(found)
             else:
                 assert self.job.environment is not None
-                found, self._lock = environment.use(self.job.environment, self.host)
+                found, self._locks = environment.use(self.job.environment, self.host, f"{self.run_dir}/control")
+                programs = os.path.dirname(found)
+                self.env.update(PATH=f"{programs}:{self.env['PATH']}" if self.env.get("PATH") else programs)
         if payload := self.job.payload:
             self.env["PYTHONPATH"] = ":".join(filter(None, (self.env.get("PYTHONPATH"), payload)))
         return found
@@ -178,7 +180,7 @@ class Node:
             *(["--virtual-local-rank"] if self._use_instances() else []),
             *words,
         ]
-        self._child = subprocess.Popen(argv, env=self.env, pass_fds=self._kept())
+        self._child = subprocess.Popen(argv, env=self.env, pass_fds=self._locks)
 
     def _use_instances(self) -> bool:
         """Give each rank a MIG instance, if the job got some: CUDA shows a process one, and takes no number for it."""
@@ -188,9 +190,6 @@ class Node:
             return False
         self.env["CUDA_VISIBLE_DEVICES"] = ",".join(instances)
         return True
-
-    def _kept(self) -> tuple[int, ...]:
-        return () if self._lock is None else (self._lock,)
 
     def _mark_failed(self) -> None:
         """Make the file at which the other tasks of this attempt exit without saving."""

@@ -16,9 +16,9 @@ def main(spec_path: str) -> int:
     env |= {"RUN_DIR": job.run_dir, "PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": ""}
     code = 0
     try:
-        env["PY"], lock = environment.use(job.environment, host)
+        env["PY"], locks = environment.use(job.environment, host, f"{job.run_dir}/control")
         for command in job.commands:
-            code = _run(job, command, env, lock)
+            code = _run(job, command, env, locks)
             if code:
                 break
     except (ending.FatalError, OSError) as e:
@@ -28,15 +28,15 @@ def main(spec_path: str) -> int:
     return code
 
 
-def _run(job: spec.PrepareSpec, command: tuple[str, ...], env: dict[str, str], lock: int) -> int:
+def _run(job: spec.PrepareSpec, command: tuple[str, ...], env: dict[str, str], locks: tuple[int, ...]) -> int:
     argv = [env["PY"], "-m", *command]
     if job.elements:
         argv += ["--task", f"{env['SLURM_ARRAY_TASK_ID']}/{job.elements}"]
     report = f"{job.run_dir}/.inspection.{env['SLURM_JOB_ID']}" if "inspect" in command and not job.elements else ""
     if not report:
-        return _wait(subprocess.Popen(argv, env=env, pass_fds=(lock,), cwd=job.run_dir))
+        return _wait(subprocess.Popen(argv, env=env, pass_fds=locks, cwd=job.run_dir))
     with open(report, "wb") as file:  # the report of the check is kept beside the log
-        code = _wait(subprocess.Popen(argv, env=env, pass_fds=(lock,), cwd=job.run_dir, stdout=file))
+        code = _wait(subprocess.Popen(argv, env=env, pass_fds=locks, cwd=job.run_dir, stdout=file))
     if code == 0:
         os.replace(report, f"{job.run_dir}/inspection.json")
     return code

@@ -16,17 +16,26 @@ class Word:
 
 
 @dataclasses.dataclass(frozen=True)
+class Archive:
+    """An archive that is unpacked to a folder of its name without `.tar.zst`."""
+
+    path: str
+    sha256: str
+    unpacked_bytes: int
+    remedy: str  # the command that builds a damaged archive again
+    parts: tuple[tuple[int, str], ...] = ()  # bytes and SHA-256 of each part of the archive; () where it is one
+
+
+@dataclasses.dataclass(frozen=True)
 class Environment:
     """The Python environment that the job unpacks on each node."""
 
-    archive: str
+    layers: tuple[
+        Archive, ...
+    ]  # the environment, then a layer that its packages lie behind; the last one's Python runs
     cache: str  # folder on the node's own disk, private to the job's user
-    sha256: str
-    unpacked_bytes: int
     python: str  # version, such as 3.12
-    trusted_uids: tuple[int, ...]  # who may own the archive and the folders above it, beside root and the job's user
-    remedy: str  # the command that builds a damaged archive again
-    parts: tuple[tuple[int, str], ...] = ()  # bytes and SHA-256 of each part of the archive; () where it is one
+    trusted_uids: tuple[int, ...]  # who may own the archives and the folders above, beside root and the job's user
 
 
 @dataclasses.dataclass(frozen=True)

@@ -77,6 +77,7 @@ class Training(Nodes):
     max_restarts: typing.Annotated[int, between(0, 100)] = 0
     environment: fields.Name | None = None
     python: fields.Python = "auto"
+    requirements: fields.Path | None = None
     snapshot: bool = True
     arguments: tuple[str, ...] = pydantic.Field((), exclude=True)  # of the command line, behind the workload
     ranks: int | None = pydantic.Field(None, exclude=True)  # on each node, as torchrun's command line asks for them
@@ -216,7 +217,9 @@ class CreateEnvironment(Parsed):
     """Options of env create."""
 
     name: fields.Name
-    requirements: fields.Path
+    requirements: fields.Path | None = None
+    project: fields.Path | None = None
+    extra: fields.Names | None = None
     torch: fields.TorchBuild | None = None
     force: bool = False
 

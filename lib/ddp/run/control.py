@@ -258,6 +258,8 @@ def _progress(settings: Settings, name: str, text: str) -> tables.Step:
     run = None
     with contextlib.suppress(folders.WorkspaceError):
         run = folders.call(settings, folder.read, timeout_s=3, path=settings.runs / name, is_brief=True)
+    if run is not None and run.beginning:
+        return tables.Step(f"{text}, {run.beginning}", text)
     if run is None or run.metrics.step is None:
         return tables.Step(text, text)
     loss, total = run.metrics.last("loss"), f" of {run.total_steps}" if run.total_steps else ""

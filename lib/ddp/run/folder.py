@@ -13,7 +13,7 @@ import re
 import shutil
 import time
 
-from ddp.node import explain
+from ddp.node import environment, explain
 from ddp.run import metrics, places, reading, state
 from ddp.run.model import Attempt, Checkpoint, Failure, Run
 from ddp.run.reading import Json
@@ -27,6 +27,7 @@ _LOG_BYTES = 256 * 1024
 _MAX_ROWS = 200  # attempts or failures
 _MAX_CHECKPOINTS = 20
 _MAX_FRAMES = 200  # lines of a traceback
+_LIVE_S = 60.0  # clocks of nodes differ
 _SUBMISSION_S = 600.0  # an intent this old belongs to no submission that is still under way
 
 
@@ -197,9 +198,17 @@ def read(path: pathlib.Path, *, is_brief: bool = False, reader: metrics.Reader |
         written=max(times),
         checkpointed=reading.written(path / "latest"),
         notes=tuple(notes),
+        unpacked_percent=tuple(_unpacked_percent(path / "control")),
         user=user,
     )
     return state.with_job(found, None)
+
+
+def _unpacked_percent(control: pathlib.Path) -> collections.abc.Iterator[int]:
+    """Yield the percentages that nodes write every second; a file that is older was left by a node that failed."""
+    for path in (control / name for name in reading.names(control) if name.endswith(environment.UNPACKING)):
+        if time.time() - (reading.written(path) or 0.0) < _LIVE_S:
+            yield reading.number("".join(reading.tail(path, 16)), 0)
 
 
 def names(runs: pathlib.Path) -> list[str]:

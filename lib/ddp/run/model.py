@@ -118,6 +118,7 @@ class Run:
     written: float = 0.0  # when its files changed last, in seconds since 1970
     checkpointed: float | None = None
     notes: tuple[str, ...] = ()  # what is missing or damaged
+    unpacked_percent: tuple[int, ...] = ()  # on each node that is unpacking the environment
     user: str = ""
     job: jobs.Job | None = None
     state: State = State.UNKNOWN
@@ -127,6 +128,12 @@ class Run:
     def kind(self) -> str:
         """The kind: gpt, smoke, script, collectives, prepare, sweep; empty if it is unknown."""
         return str(self.record.get("kind") or self.summary.get("workload") or "")
+
+    @property
+    def beginning(self) -> str:
+        """What the nodes do before the ranks start, and how far the last one is; empty if nothing is known of it."""
+        nodes = f" on {len(self.unpacked_percent)} nodes" if len(self.unpacked_percent) > 1 else ""
+        return f"unpacking the environment{nodes}: {min(self.unpacked_percent)}%" if self.unpacked_percent else ""
 
     @property
     def log_path(self) -> pathlib.Path:

@@ -46,7 +46,7 @@ def with_job(run: Run, job: jobs.Job | None) -> Run:
 def _derive(run: Run, job: jobs.Job | None) -> tuple[State, str]:
     reason = job.reason if job is not None and job.reason not in ("None", "NonZeroExitCode", "") else ""
     if job is not None and job.is_active:
-        return of_job(job), reason if job.state != "RUNNING" else ""
+        return of_job(job), reason if job.state != "RUNNING" else run.beginning
     ended = of_job(job) if job is not None else None
     attempt = run.last_attempt
     written = _OUTCOMES.get(attempt.outcome) if attempt is not None else None

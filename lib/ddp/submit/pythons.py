@@ -20,13 +20,15 @@ def choose(settings: Settings, params: models.Training) -> tuple[str, str]:
 
     Raises ParameterError, and WorkspaceError if the filesystem does not answer.
     """
-    others = params.environment or params.container_image
+    others = params.environment or params.requirements or params.container_image
     is_auto = params.python == "auto" and not others and params.workload not in ("gpt", "smoke")
     place = params.active if is_auto else params.own_python
     if not place:
         return "", ""
     if others:
-        raise ParameterError("python", f"{others} brings its own; give one of python, environment, container-image")
+        raise ParameterError(
+            "python", f"{others} brings its own; give one of python, environment, requirements, container-image"
+        )
     python, torch, is_shared = folders.call(settings, lambda: _look(settings, pathlib.Path(place)))
     why = "" if torch else "has no torch" if python else "does not exist, or has no Python that you can execute"
     if is_auto and (why or not is_shared):

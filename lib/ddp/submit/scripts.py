@@ -163,15 +163,16 @@ def _program() -> dict[str, str]:
 
 
 def _environment(settings: Settings, environment: folders.Manifest) -> spec.Environment:
+    layers: list[spec.Archive] = []
+    for one in filter(None, (environment.below, environment)):
+        make = Command("env create", {"requirements": "FILE", "force": "true"}, (one.name or "NAME",))
+        remedy = settings.render(make if one.base else Command("env install"))
+        layers.append(spec.Archive(one.archive, one.sha256, one.unpacked_bytes, remedy, one.parts))
     return spec.Environment(
-        archive=environment.archive,
+        layers=tuple(layers),
         cache=str(settings.node_cache),
-        sha256=environment.sha256,
-        unpacked_bytes=environment.unpacked_bytes,
         python=environment.python,
         trusted_uids=tuple(folders.trusted(settings)),
-        remedy=settings.render(Command("env install")),
-        parts=environment.parts,
     )
 
 

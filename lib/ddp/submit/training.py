@@ -2,11 +2,12 @@
 
 import dataclasses
 import json
+import pathlib
 import shlex
 
 from ddp import copies
 from ddp.base import Answer, Log, ParameterError, Settings, shown
-from ddp.environment import environments
+from ddp.environment import environments, named
 from ddp.options import fields, models
 from ddp.problem import Command
 from ddp.run import catalog, control
@@ -175,6 +176,9 @@ def provide(checked: Checked, log: Log) -> folders.Manifest:
         if checked.request.gpus_per_node and environment.build == "cpu":
             install = settings.render(Command("env install", {"torch": "cuda"}))
             log(f"the environment has torch for CPUs, so this job trains on them; for GPUs: {install}")
+        if params.requirements:
+            wanted = named.request(settings, pathlib.Path(params.requirements), environment.build)
+            environment = environments.layer(settings, wanted, log)
     if checked.workload.prepare:
         log(f"the dataset {preparation.DEFAULT_DATASET} does not exist yet")
         place = params.model_dump(include=set(models.Place.model_fields), exclude_none=True)
@@ -192,6 +196,8 @@ def dry(checked: Checked) -> Result:
     described = installed.archive if installed else "not installed yet; the submission installs it"
     if params.container_image or params.own_python:
         described = params.own_python or f"the container {params.container_image}"
+    if params.requirements:
+        described += f"; on it a layer of {params.requirements}"
     texts = checked.texts(installed or environments.NOT_INSTALLED)
     dataset = f"{workload.dataset}{' (to be prepared)' if workload.prepare else ''}" if workload.dataset else "none"
     shown = {
@@ -303,12 +309,18 @@ def _check_resume(settings: Settings, resume: str, *, is_awaited: bool) -> None:
 
 
 def _check_environment(settings: Settings, params: models.Training, contents: folders.Contents) -> list[str]:
+    given = params.model_dump(by_alias=True)
     if params.container_image and params.container_image.startswith("/"):
         checks.check_inside(settings, "container-image", params.container_image, kinds=("file",))
+    chosen = [name for name in ("requirements", "environment", "container-image") if given[name]]
+    if len(chosen) > 1:
+        raise ParameterError(chosen[0], f"{chosen[1]} brings packages, too; omit one of them")
+    if params.requirements:
+        if not settings.takes_any_script:
+            checks.check_inside(settings, "requirements", params.requirements, kinds=("file",))
+        named.digest(pathlib.Path(params.requirements))
     if params.environment is None:
-        return []
-    if params.container_image:
-        raise ParameterError("environment", "a container brings its own; omit one of environment and container-image")
+        return [f"requirements: {params.requirements} is readable"] if params.requirements else []
     environments.named(settings, contents, params.environment)
     return [f"environment: {params.environment} exists"]
 

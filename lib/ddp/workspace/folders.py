@@ -5,6 +5,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import errno
+import functools
 import pwd
 import subprocess
 import threading
@@ -51,7 +52,9 @@ class Manifest(pydantic.BaseModel, frozen=True):
     created: typing.Annotated[str, pydantic.Field(pattern=r"^[0-9TZ:-]{1,32}$")]
     name: typing.Annotated[str, pydantic.Field(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63})?$")] = ""  # a user's own
     requirements: typing.Annotated[str, pydantic.Field(pattern=r"^([0-9a-f]{64})?$")] = ""  # hash of the user's own
+    base: typing.Annotated[str, pydantic.Field(pattern=r"^([0-9a-f]{16})?$")] = ""  # a layer's: the hash of `below`
     folder: typing.Annotated[str, pydantic.Field(exclude=True)] = ""  # that it lies in; not in its file
+    below: typing.Annotated["Manifest | None", pydantic.Field(exclude=True)] = None  # if it is stored
 
     @property
     def archive(self) -> str:
@@ -122,17 +125,17 @@ def look(settings: Settings, *, timeout_s: float = 10) -> Contents:
     """List the user's folder and what the workspace holds for all users. Raises WorkspaceError."""
     manifests: list[Manifest] = []
     datasets: dict[str, str] = {}
-    about: dict[str, typing.Any] = {"names": FOLDERS, "trusted": trusted(settings)}
-    listed = [
-        call(settings, operations.look, timeout_s=timeout_s, workspace=str(folder), **about)
-        for folder in settings.folders
-    ]
+    ask = functools.partial(call, settings, operations.look, timeout_s=timeout_s, names=FOLDERS)
+    listed = [ask(workspace=str(folder), trusted=trusted(settings)) for folder in settings.folders]
     for folder, held in zip(settings.folders, listed, strict=True):
         for found in held["environments"]:
             with contextlib.suppress(pydantic.ValidationError):  # not written by ddp
-                manifests.append(Manifest.model_validate({**found, "folder": str(folder / "environments")}))
+                about = {**found, "folder": str(folder / "environments"), "below": None}
+                manifests.append(Manifest.model_validate(about))
         for name in held["datasets"]:
             datasets.setdefault(name, str(folder / "datasets" / name))
+    by_hash = {one.hash: one for one in manifests}
+    manifests = [one.model_copy(update={"below": by_hash.get(one.base)}) for one in manifests]
     manifests.sort(key=lambda manifest: manifest.created, reverse=True)
     own = listed[0]
     untrusted = next((str(held["untrusted"]) for held in listed if held["untrusted"]), "")

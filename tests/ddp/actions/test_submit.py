@@ -161,7 +161,7 @@ def test_a_dry_run_shows_everything_and_changes_nothing(trainer: Trainer, cluste
 def test_a_dry_run_names_the_environment_that_is_there(ready: Trainer):
     results = ready.run("submit-ddp", dry_run=True)
     assert results["environment"].endswith(".tar.zst")
-    assert json.loads(results["job"])["environment"]["archive"] == results["environment"]
+    assert json.loads(results["job"])["environment"]["layers"][0]["path"] == results["environment"]
 
 
 def test_another_runs_checkpoint_can_be_the_beginning(ready: Trainer, cluster: Cluster):

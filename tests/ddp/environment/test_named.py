@@ -1,7 +1,10 @@
 """A user's own environments: the requirements that are read, and which environment a job takes."""
 
 import pathlib
+import tempfile
 
+import hypothesis
+import hypothesis.strategies as st
 import pytest
 from cluster import Cluster
 from pip_double import Pip
@@ -45,6 +48,67 @@ def test_a_file_that_cannot_be_read(tmp_path: pathlib.Path, name: str):
         named.digest(tmp_path / name)
 
 
+_NAMES = st.from_regex(r"[a-z][a-z0-9_.-]{0,8}[a-z0-9]", fullmatch=True)
+_TAILS = "|==1| >=2,<3|[a,b]~=1.0|; python_version < '3'| # ./x| @ https://h/x.whl#sha256=0|==1 --hash=x:0".split("|")
+_OTHERS = "|# -e .|--index-url https://h|-e git+https://h/x|git+ssh://h/x|https://h/x.whl|  --hash=x:0".split("|")
+_FINE = st.builds("{}{}".format, _NAMES, st.sampled_from(_TAILS)) | st.sampled_from(_OTHERS)
+_HEADS = "-e |--editable=|  -e|x @ file:|./|../|\t/|file:|--require-hashes ".split("|")
+_REFUSED = st.builds("{}{}".format, st.sampled_from(["", *_HEADS]), st.sampled_from([".", "..", ".[train]"]))
+
+
+@hypothesis.given(st.lists(_FINE, max_size=6), _REFUSED, st.lists(_FINE, max_size=3))
+def test_a_line_that_only_this_host_could_follow_is_refused_by_file_and_line(
+    before: list[str], refused: str, after: list[str]
+):
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder, "r.txt")
+        path.write_text("\n".join([*before, *after]))
+        assert len(named.digest(path)) == 64
+        path.write_text("\n".join([*before, refused, *after]))
+        with pytest.raises(ParameterError) as caught:
+            named.digest(path)
+        assert str(caught.value).startswith(f"requirements: {path}:{len(before) + 1}: '{refused.strip()}' ")
+
+
+@pytest.mark.parametrize(
+    ("text", "extra", "found"),
+    [
+        ("[project]\ndependencies = ['a']", "train,x", ["pyproject.toml", "--extra=train", "--extra=x"]),
+        ("[tool.ruff]", None, ["requirements.txt"]),
+        ("[project", "train", "extra: .*requirements.txt has none; a pyproject.toml may"),
+    ],
+)
+def test_a_project_gives_its_dependencies(
+    settings: Settings, cluster: Cluster, pip: Pip, tmp_path: pathlib.Path, text: str, extra: str | None, found: object
+):
+    (tmp_path / "pyproject.toml").write_text(text)
+    (tmp_path / "requirements.txt").write_text("b")
+    given = {"name": "mine", "project": str(tmp_path), **({"extra": extra} if extra else {})}
+    if isinstance(found, str):
+        with pytest.raises(ParameterError, match=f"^{found}"):
+            do(settings, "env create", **given)
+        return
+    do(settings, "env create", **given)
+    (call,) = (call for call in pip.calls if "-c" in call)
+    at = call.index("-r") + 1
+    assert [pathlib.PurePath(word).name for word in call[at : call.index("-r", at)]] == found
+
+
+def test_a_submission_with_the_same_requirements_uses_the_same_layer(
+    settings: Settings, cluster: Cluster, pip: Pip, wanted: pathlib.Path
+):
+    (wanted.parent / "train.py").touch()
+    given = {"workload": str(wanted.parent / "train.py"), "requirements": str(wanted), "nodes": 1}
+    for run in ("first", "second"):
+        calls = len(pip.calls)
+        do(settings, "submit", run=run, **given)
+    assert len(pip.calls) == calls
+    first, second = (cluster.job(number).training().environment for number in (40, 41))
+    assert first == second
+    with pytest.raises(ParameterError, match=r"^requirements: environment brings packages, too; omit one of them$"):
+        do(settings, "submit", run="third", environment="mine", **given)
+
+
 def test_an_environment_is_made_once_unless_forced_or_changed(
     settings: Settings, cluster: Cluster, pip: Pip, wanted: pathlib.Path
 ):
@@ -56,6 +120,7 @@ def test_an_environment_is_made_once_unless_forced_or_changed(
     assert create()
     (call,) = (call for call in pip.calls if "-c" in call)
     assert call[call.index("-r") + 1] == str(wanted)
+    assert len([call for call in pip.calls if "--require-hashes" in call]) == 2, "uv, and below the layer all others'"
     assert create() == 0
     assert create(force=True)
     wanted.write_text("einops>=0.9\n")
@@ -94,17 +159,18 @@ def test_environments_are_listed_shown_and_removed(
     pip.cpu_wheel = has_cpu_build
     do(settings, "env create", name="mine", requirements=str(wanted))
     listed = do(settings, "env list")
-    assert listed["count"] == "1"
-    heads, row = listed["environments"].splitlines()
-    assert heads.split() == ["NAME", "HASH", "TORCH", "BUILD", "PYTHON", "MIB", "OWNER", "CREATED"]
-    assert (row.split()[0], row.split()[-2]) == ("mine", settings.user)
+    assert listed["count"] == "2"
+    rows = {line.split()[0]: line for line in listed["environments"].splitlines()}
+    assert rows["NAME"].split() == ["NAME", "HASH", "ON", "TORCH", "BUILD", "PYTHON", "MIB", "OWNER", "CREATED"]
+    row, base = rows["mine"], rows["-"]
+    assert (row.split()[2], row.split()[-2]) == (base.split()[1], settings.user)
     assert (" 2.13.0+cpu  cpu  " if has_cpu_build else " 2.13.0  cpu (default build)  ") in row
     archive = pathlib.Path(do(settings, "env show", name="mine")["environment"])
     assert archive.is_file()
     removed = do(settings, "env remove", name="mine")
     assert removed == {"name": "mine", "removed": archive.name.removesuffix(".tar.zst")}
     assert not archive.exists()
-    assert do(settings, "env list")["count"] == "0"
+    assert do(settings, "env list")["count"] == "1"
     for verb in ("env show", "env remove"):
         with pytest.raises(ParameterError, match=f"^name: {settings.user} has no environment mine; ddp env list$"):
             do(settings, verb, name="mine")
@@ -122,7 +188,7 @@ def test_an_environment_that_a_job_uses_stays(
     do(settings, "submit", workload=str(script), run="night", environment="mine", nodes=1)
     used = cluster.job(40).training().environment
     assert used is not None
-    assert used.archive == archive
+    assert [layer.path == archive for layer in used.layers] == [False, True]
     with pytest.raises(ParameterError, match=r"^name: mine is used by night; ddp cancel night$"):
         do(settings, "env remove", name="mine")
     assert pathlib.Path(archive).is_file()

@@ -1,9 +1,11 @@
 """The environment on a node: unpacked once, from an archive that was checked, and held while a job uses it."""
 
+import collections.abc
 import dataclasses
 import fcntl
 import hashlib
 import io
+import json
 import os
 import pathlib
 import stat
@@ -17,6 +19,7 @@ import pytest
 
 from ddp.environment import packing
 from ddp.node import spec
+from ddp.run import folder as run_folder
 
 DRIVER = """
 import os, sys
@@ -24,13 +27,15 @@ from ddp.node import ending, environment, spec
 if "_extract" in sys.argv[2]:
     exec(sys.argv[2])
 try:
-    python, lock = environment.use(spec.Environment(**eval(sys.argv[1])), "slurmd-0")
+    python, locks = environment.use(spec.parse(spec.Environment, sys.argv[1]), "slurmd-0", os.environ["CONTROL"])
 except ending.FatalError as e:
     print(f"[FATAL] slurmd-0: {e}", file=sys.stderr)
     sys.exit(78)
 print(f"PY={python}", flush=True)
 exec(sys.argv[2])
 """
+
+LAYER = {field.name for field in dataclasses.fields(spec.Archive)}
 
 
 class Store:
@@ -53,26 +58,16 @@ class Store:
         self.archive = folder / f"{self.sha256[:16]}.tar.zst"
         self.archive.write_bytes(data)
         self.home = self.cache / self.sha256[:16]
-        self.path = "/usr/bin:/bin"
-
-    def spec(self, **more: typing.Any) -> spec.Environment:
-        about = spec.Environment(
-            archive=str(self.archive),
-            cache=str(self.cache),
-            sha256=self.sha256,
-            unpacked_bytes=300000,
-            python=f"3.{sys.version_info[1]}",
-            trusted_uids=(),
-            remedy="ddp env install",
-        )
-        return dataclasses.replace(about, **more)
+        self.path, self.control = "/usr/bin:/bin", ""
 
     def argv(self, then: str, **more: typing.Any) -> list[str]:
-        given = repr(dataclasses.asdict(self.spec(**more)))
-        return [sys.executable, "-c", DRIVER, given, then]
+        layer = spec.Archive(str(self.archive), self.sha256, 300000, "ddp env install")
+        layer = dataclasses.replace(layer, **{name: more.pop(name) for name in LAYER & more.keys()})
+        about = spec.Environment((layer,), str(self.cache), f"3.{sys.version_info[1]}", ())
+        return [sys.executable, "-c", DRIVER, json.dumps(dataclasses.asdict(dataclasses.replace(about, **more))), then]
 
     def env(self) -> dict[str, str]:
-        return {"PATH": self.path, "PYTHONPATH": str(pathlib.Path(spec.__file__).parents[2])}
+        return {"PATH": self.path, "CONTROL": self.control, "PYTHONPATH": str(pathlib.Path(spec.__file__).parents[2])}
 
     def use(self, then: str = "pass", **more: typing.Any) -> subprocess.CompletedProcess[str]:
         return subprocess.run(self.argv(then, **more), env=self.env(), text=True, capture_output=True, check=False)
@@ -109,6 +104,21 @@ def test_a_node_without_the_zstd_program_uses_the_library(store: Store, tmp_path
     assert (store.home / "lib" / "data").stat().st_size == 200000
 
 
+def test_how_far_a_node_is_stands_in_the_runs_folder_until_it_is_done(
+    store: Store, make_run: collections.abc.Callable[..., pathlib.Path]
+):
+    run, seen = make_run(), set[str]()
+    store.control = str(run / "control")
+    slow = "lambda *a, real=environment._extract_part: (real(*a), time.sleep(1.5))[0]"
+    process = store.start(f"import time; environment._extract_part = {slow}")
+    while process.poll() is None:
+        seen.add(run_folder.read(run).beginning)
+    process.communicate()
+    assert seen >= {"", "unpacking the environment: 100%"}
+    assert process.returncode == 0
+    assert run_folder.read(run).beginning == ""
+
+
 def test_jobs_that_start_together_unpack_once(store: Store):
     processes = [store.start("print('ok')") for _ in range(4)]
     outputs = [process.communicate(timeout=60)[0] for process in processes]
@@ -116,11 +126,13 @@ def test_jobs_that_start_together_unpack_once(store: Store):
     assert sum("unpacked the environment" in output for output in outputs) == 1
 
 
-def test_the_parts_of_an_archive_are_unpacked(tmp_path: pathlib.Path):
+def test_the_parts_of_an_archive_are_unpacked(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
     """As the trainer packs them: folders, links, modes, an empty file, names with a newline and a leading dash."""
+    monkeypatch.setattr(packing, "PART_BYTES", 1000)
     source = tmp_path / "env"
-    for folder in ("bin", "lib/empty", "lib/many"):
+    for folder in ("bin", "lib/empty", "lib/many", "lib/x-1.dist-info"):
         (source / folder).mkdir(parents=True)
+    (source / "lib/x-1.dist-info/METADATA").write_text("x")
     (source / "bin" / "python").symlink_to(sys.executable)
     (source / "lib64").symlink_to("lib")
     (source / "bin" / "tool").write_text("#!/bin/sh\n")
@@ -132,10 +144,13 @@ def test_the_parts_of_an_archive_are_unpacked(tmp_path: pathlib.Path):
     store = Store(tmp_path)
     with store.archive.open("wb") as file:
         sha256, parts = packing.pack(source, file)
-    assert len(parts) == packing.PARTS + 1
-    listed = subprocess.run(
-        ["tar", "--zstd", "-t"], input=store.archive.read_bytes()[: parts[0][0]], stdout=-1, check=True
+    assert len(parts) == packing.PARTS + 2
+    data = store.archive.read_bytes()
+    listed, scripts = (
+        subprocess.run(["tar", "--zstd", "-t"], input=part, stdout=-1, check=True)
+        for part in (data[: parts[0][0]], data[parts[0][0] : parts[0][0] + parts[1][0]])
     )
+    assert scripts.stdout.decode().split() == ["./bin/tool", "./lib/x-1.dist-info/METADATA"]
     folders = sorted(
         f"./{path.relative_to(source)}/" for path in source.rglob("*") if path.is_dir() and path.name != "lib64"
     )
@@ -196,7 +211,7 @@ def test_a_disk_that_fills_is_named(store: Store, tmp_path: pathlib.Path):
     ("about", "why"),
     [
         (
-            {"archive": "/none.zst"},
+            {"path": "/none.zst"},
             "/none.zst cannot be read (No such file or directory); is the shared filesystem mounted",
         ),
         ({"python": "3.7"}, f"this node has Python 3.{sys.version_info[1]}, the environment was made for 3.7"),

@@ -5,6 +5,7 @@ import dataclasses
 import hashlib
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from indexes import make_wheel
 
 from ddp.base import Settings
 from ddp.environment import builder, uv
+from ddp.node import environment, spec
 from ddp.workspace import folders
 
 ROOT = pathlib.Path(__file__).parents[3]
@@ -192,24 +194,49 @@ def make(settings: Settings, request: builder.Request) -> folders.Manifest:
     return builder.make(settings, request, "0" * 16, lambda _: None)
 
 
-def test_an_environment_is_made_of_the_site_and_a_users_requirements_change_no_locked_package(
-    settings: Settings, request_: builder.Request, pinned: pathlib.Path, cluster: Cluster, tmp_path: pathlib.Path
+def test_a_layer_has_what_a_users_requirements_need_beyond_the_environment(
+    settings: Settings,
+    request_: builder.Request,
+    pinned: pathlib.Path,
+    packages: pathlib.Path,
+    cluster: Cluster,
+    tmp_path: pathlib.Path,
 ):
-    (tmp_path / "more.txt").write_text("cudalib\n")
-    own = tmp_path / "own.txt"
-    own.write_text("numpy; python_version > '3'\n-r more.txt\n")
-    mine = dataclasses.replace(request_, name="mine", requirements=own, sha256="0" * 64)
-    made = make(settings, mine)
-    assert (made.torch, made.build, made.name) == (CPU, "cpu", "mine")
+    make_wheel(packages / "site", "torch", CPU)
+    scripts = {"old-1.data/scripts/old": "#!python\nimport old, numpy\nprint(numpy.__version__)\n", "old.py": ""}
+    make_wheel(packages / "site", "old", "1", requires="numpy<2", files=scripts)
+    make_wheel(packages / "site", "new", "1", requires="numpy>=2")
+    made = make(settings, request_)
+    assert (made.torch, made.build, made.name) == (CPU, "cpu", "")
     argv = ["tar", "--zstd", "-ti", "-f", made.archive]
     listed = subprocess.run(argv, check=True, capture_output=True, text=True).stdout
     names = {part for name in listed.splitlines() for part in pathlib.PurePath(name).parts}
-    assert {"numpy-2.0.dist-info", "cudalib-1.dist-info", "torch", "ddptrain"} <= names
+    assert {"numpy-2.0.dist-info", "torch", "ddptrain"} <= names
     assert "uv" not in names, "nodes need none"
-    assert not list((tmp_path / "nodes").iterdir()), "neither the build's folder nor uv's cache stays"
-    own.write_text("numpy<2\n")
-    with pytest.raises(uv.InstallError, match=r"^uv: .*numpy.*2\.0.* your requirements are unsatisfiable"):
-        make(settings, mine)
+    assert not (tmp_path / "nodes" / "build").exists(), "neither the build's folder nor uv's cache stays"
+    own = tmp_path / "own.txt"
+    own.write_text("numpy; python_version > '3'\n-r more.txt\n")
+    (tmp_path / "more.txt").write_text("cudalib\nold\n")
+    mine = dataclasses.replace(request_, name="mine", requirements=own, sha256="0" * 64, base=made)
+    layer = make(settings, mine)
+    assert (layer.torch, layer.base, layer.below) == (CPU, made.hash, made)
+    archives = [spec.Archive(one.archive, one.sha256, 1, "", one.parts) for one in (made, layer)]
+    python, _ = environment.use(spec.Environment(tuple(archives), str(tmp_path / "node"), made.python, ()), "n")
+    homes = [tmp_path / "node" / one.hash for one in (layer, made)]
+    shown = "import cudalib, numpy, sys, torch; print(numpy.__version__, *(m.__file__ for m in (torch, cudalib)))"
+    output = subprocess.run([python, "-I", "-c", shown], check=True, capture_output=True, text=True).stdout.split()
+    assert output[0] == "1.0"
+    assert [pathlib.Path(file).is_relative_to(homes[place]) for file, place in zip(output[1:], (1, 0), strict=True)]
+    assert subprocess.run([homes[0] / "bin" / "old"], check=True, capture_output=True, text=True).stdout == "1.0\n"
+    assert not [path for home in homes for path in home.glob("bin/*") if b"/build/" in path.read_bytes()[:200]]
+    for text, why in {
+        "new\nold\n": r"Because .*new depend on numpy>=2 and .*old depend on numpy<2, .*unsatisfiable",
+        "torch==1\n": rf"Because you require torch==1 and torch=={re.escape(CPU)}, .*unsatisfiable",
+        "numpy\n\nnumpy====1\n": rf"Couldn't parse requirement in {own}:3: no such comparison",
+    }.items():
+        own.write_text(text)
+        with pytest.raises(uv.InstallError, match=f"^uv: .*{why}"):
+            make(settings, mine)
 
 
 def test_a_wheelhouse_is_the_only_source_and_brings_uv(

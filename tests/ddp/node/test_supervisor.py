@@ -198,14 +198,14 @@ PREPARE = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
 from ddp.node import environment, prepare
-environment.use = lambda wanted, host: (os.environ["NOTES"] + "/python", os.open("/dev/null", os.O_RDONLY))
+environment.use = lambda *_: (os.environ["NOTES"] + "/python", (os.open("/dev/null", os.O_RDONLY),))
 os._exit(prepare.main(sys.argv[1] + "/prepare.json"))
 """
 
 
 @pytest.mark.parametrize(("fails", "elements"), [("", 0), ("prepare", 0), ("inspect", 0), ("", 4)])
 def test_a_preparation_runs_its_commands_in_turn(node: Node, fails: str, elements: int):
-    made = spec.Environment("/none/x.tar.zst", str(node.cache), "x", 1, "3.11", (), "")
+    made = spec.Environment((), str(node.cache), "3.11", ())
     commands = (("ddptrain", "prepare", "--to", "$(id) x"), *([] if elements else [("ddptrain", "inspect", "--json")]))
     job = spec.PrepareSpec(str(node.run_dir), str(node.cache), made, commands, elements)
     node.write({**program(make(node.run_dir)), "program/prepare.json": spec.dump(job)})

@@ -111,5 +111,5 @@ def test_a_value_that_slipped_through_would_still_be_quoted(settings: Settings, 
     assert code == 0, output
     assert output.splitlines()[1] == evil
     assert (job := spec.load(spec.JobSpec, str(node.run_dir / "program" / "job.json"))).environment is not None
-    assert job.environment.archive == f"{evil}/{MANIFEST.hash}.tar.zst"
+    assert job.environment.layers[0].path == f"{evil}/{MANIFEST.hash}.tar.zst"
     assert not (tmp_path / "pwned").exists()
