@@ -27,7 +27,7 @@ from ops import testing
 from scenario import _ops_main_mock, _runtime
 
 from slurm_ddp import files
-from slurm_ddp.run import CommandTimeout, Completed
+from slurm_ddp.run import CommandError, CommandTimeout, Completed
 
 ORDERS = int(os.environ.get("SLURM_DDP_ORDERS", "150"))
 LONGEST = 12  # steps of an order
@@ -95,6 +95,20 @@ class Calls:
     def watch_answers(self, double: typing.Any) -> None:
         """Watch the commands of a double whose `_answer` returns `Completed`."""
         double._answer = self.watch(double._answer, fails=lambda: Completed(1, "", "error: it failed\n"), hangs=_hang)
+
+    def watch_run(self, run: collections.abc.Callable[..., Completed]) -> collections.abc.Callable[..., Completed]:
+        """Watch a double of `slurm_ddp.run.run`."""
+
+        @functools.wraps(run)
+        def watched(*argv: typing.Any, check: bool = True, **named: typing.Any) -> Completed:
+            fault = self.due()
+            if fault == "hangs":
+                _hang()
+            if fault and check:
+                raise CommandError(f"{argv[0]} exited 1: it failed", returncode=1, stderr="error: it failed\n")
+            return Completed(1, "", "error: it failed\n") if fault else run(*argv, check=check, **named)
+
+        return watched
 
     def watch_files(self, patch: typing.Any) -> None:
         """Let the process end before any file is written or removed."""

@@ -14,7 +14,7 @@ from ops import testing
 
 import host as host_module
 import orders
-from ddp.slurm import access, jobs
+from ddp.slurm import jobs
 from slurm_ddp import mounts
 from slurm_ddp.run import CommandError, CommandTimeout
 from slurm_ddp.slurm import nodes
@@ -145,7 +145,7 @@ def test_every_order_ends_in_the_same_state(
 ):
     calls, clock = orders.Calls(), orders.Clock(monkeypatch)
     calls.watch_files(monkeypatch)
-    for module in (jobs, nodes, access):
+    for module in (jobs, nodes):
         monkeypatch.setattr(module, "run", calls.watch_run(cluster.run))
     monkeypatch.setattr(host_module, "account", lambda name: (pwd.getpwnam if name == USER else ACCOUNT)(name))
     ensure = host_module.apt.ensure_packages
