@@ -43,6 +43,8 @@ _LEFTOVER_S = 3600.0  # a probe's file older than this was left by a probe that 
 _MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8  # linux/fs.h
 # Errors of a root whose server or daemon was lost; the list is the CSI driver's for a corrupted mount
 _STALE = {errno.ENOTCONN, errno.ESTALE, errno.EIO, errno.EHOSTDOWN, errno.ENODEV, errno.ENXIO}
+# Of anything in it: the client ended, is just ending (fuse_abort_conn), or stays cut off by Ceph (ceph-fuse)
+_LOST = {errno.ENOTCONN, errno.ESTALE, errno.ECONNABORTED, errno.ESHUTDOWN}
 
 PathLike = str | os.PathLike[str]
 Names = str | tuple[str, ...]  # one name or several of which any will do; an empty tuple for any name at all
@@ -316,7 +318,7 @@ def _judge(mountpoint: str, answer: dict[str, typing.Any]) -> Result:
         return Result(State.FAILED, f"the probe of {mountpoint} exited with no answer")
     if number is None:
         return Result(State.RIGHT, open_mode=answer.get("open"), was_open=answer.get("was"))
-    is_stale = number in (_STALE if step == "open" else (errno.ENOTCONN, errno.ESTALE))
+    is_stale = number in (_STALE | _LOST if step == "open" else _LOST)
     what = f"{mountpoint} does not open" if step == "open" else f"{mountpoint}: {step}"
     return Result(State.STALE if is_stale else State.FAILED, f"{what}: {os.strerror(number).lower()}")
 

@@ -4,6 +4,7 @@
 """
 
 import collections.abc
+import contextlib
 import dataclasses
 import json
 import os
@@ -188,12 +189,18 @@ def footprint(bridge: str, subnet: str) -> dict[str, set[str]]:
 @pytest.fixture(scope="session")
 def cluster() -> typing.Iterator[Cluster]:
     """Deploy bundle.yaml."""
-    one = Cluster()
+    with deployed(Cluster(), lambda one: one.ctl("deploy", str(REPOSITORY / "bundle.yaml"), timeout=1200)) as one:
+        yield one
+
+
+@contextlib.contextmanager
+def deployed(one: Cluster, deploy: collections.abc.Callable[[Cluster], Answer]) -> collections.abc.Generator[Cluster]:
+    """Deploy a cluster in place of one of that name, and take it down at the end."""
     if KEEP and one.ctl("status").code == 0:
         yield one
         return
     one.ctl("destroy", "--no-prompt")
-    answer = one.ctl("deploy", str(REPOSITORY / "bundle.yaml"), timeout=1200)
+    answer = deploy(one)
     if answer.code != 0:
         log = one.ctl("debug-log").out[-8000:]
         one.ctl("destroy", "--no-prompt")

@@ -23,9 +23,13 @@ SHARED = "/mnt/shared"
 
 
 def test_everything_settles_active(cluster: Cluster):
+    check_settled(cluster, 15)
+
+
+def check_settled(cluster: Cluster, count: int) -> None:
     def check() -> None:
         units = cluster.units()
-        assert len(units) == 15
+        assert len(units) == count
         statuses = {name: unit["workload-status"] for name, unit in units.items()}
         waiting = {name: status for name, status in statuses.items() if status["current"] != "active"}
         if waiting:  # let five minutes pass for them
@@ -42,12 +46,12 @@ def test_a_second_deploy_changes_nothing(cluster: Cluster):
     assert cluster.units() == before
 
 
-def check_mounts(cluster: Cluster) -> None:
+def check_mounts(cluster: Cluster, fstype: str = "fuse.juicefs") -> None:
     for unit in HOSTS:
         rows = cluster.on(unit, "findmnt", "-rno", "FSTYPE,OPTIONS", SHARED).splitlines()
         assert len(rows) == 1, rows
         kind, options = rows[0].split(" ", 1)
-        assert kind == "fuse.juicefs"
+        assert kind == fstype
         assert {"nosuid", "nodev", "rw"} <= set(options.split(","))
     for writer, reader in (("sackd/0", "slurmd/1"), ("slurmd/1", "slurmd/0"), ("slurmd/0", "sackd/0")):
         name, text = f"{SHARED}/.probe-{uuid.uuid4()}", str(uuid.uuid4())

@@ -33,12 +33,20 @@ def assert_whole(cluster: Cluster, job: Json) -> None:
 
 
 def test_a_run_outlives_both_processes_of_its_filesystem_client(drills: Cluster):
+    check_run_outlives(drills, lambda host: kill(drills, host, storage_faults.CLIENT, storage_faults.SERVER))
+
+
+def kill(cluster: Cluster, host: str, *processes: str) -> None:
+    """Kill what these scripts find on a host."""
+    cluster.on(host, "bash", "-c", f"kill -9 {' '.join(f'$({process})' for process in processes)}")
+
+
+def check_run_outlives(drills: Cluster, fault: collections.abc.Callable[[str], object]) -> None:
+    """Check that a run goes on, with no restart of its program's, after a fault of storage on its host."""
     storage_faults.until_right(drills)
     job = submit(drills, "steps.py", f"args={STEPS} 0.5", "max-restarts=3")
     until(drills, job, "step=5 ")
-    host = batch_host(drills, job)
-    both = f"kill -9 $({storage_faults.CLIENT}) $({storage_faults.SERVER})"
-    drills.on(host, "bash", "-c", both)
+    fault(batch_host(drills, job))
     until_state(drills, job, "COMPLETED", "FAILED")
     output = log_of(drills, job)
     assert record(drills, job["job-id"])["JobState"] == "COMPLETED", output

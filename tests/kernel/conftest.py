@@ -16,7 +16,7 @@ def node() -> collections.abc.Iterator[nodes.Node]:
     missing = machines.missing_tools()
     if missing:
         pytest.fail(f"install {', '.join(missing)}: scripts/setup.sh guest", pytrace=False)
-    with machines.booted(memory_mib=1536) as guest:
+    with machines.booted(memory_mib=2048) as guest:
         node = nodes.Node(guest)
         node.prepare()
         yield node

@@ -19,7 +19,7 @@ from ops import testing
 from slurm_ddp.run import CommandError, Completed
 
 STANDINS = pathlib.Path(__file__).resolve().parents[2] / "sandbox" / "standins"
-NAMES = ("slurmctld", "slurmd", "sackd", "slurmdbd", "slurmrestd", "mysql")
+NAMES = ("cephfs-server-proxy", "slurmctld", "slurmd", "sackd", "slurmdbd", "slurmrestd", "mysql")
 
 AUTH_ID, JWT_ID = "secret:cvq4d2nmp25c77uodvq0", "secret:d0i1k2nmp25c77uodvqg"
 # The databag that slurmctld writes, as read on a deployment of upstream (the identifiers are examples).

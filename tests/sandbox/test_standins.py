@@ -86,6 +86,35 @@ def test_each_row_of_the_table_has_its_source_and_a_test():
         assert name in SCENARIOS or callable(globals()[f"test_{name}"]), behaviour
 
 
+OFFERED = {"fsid": "f", "sharepoint": "cephfs:/team a", "monitor-hosts": "a:6789 b:6789", "auth-info": "u:AQB=="}
+
+
+@pytest.mark.parametrize(
+    ("changes", "status"),
+    [
+        ({}, testing.ActiveStatus()),
+        (
+            {"fsid": "", "auth-info": ""},
+            testing.BlockedStatus("Missing required configuration for `fsid`, `auth-info`"),
+        ),
+        ({"sharepoint": "cephfs:"}, testing.BlockedStatus("Invalid sharepoint `cephfs:`")),
+    ],
+)
+def test_cephfs_server_proxy_offers_what_is_configured(make: Make, changes: dict[str, str], status: object):
+    context: testing.Context[typing.Any] = make("cephfs-server-proxy").ctx
+    peers, first, late = testing.PeerRelation("server-peers"), *(testing.Relation("filesystem") for _ in range(2))
+    state = testing.State(leader=True, config=OFFERED | changes, relations=[peers, first])
+    out = context.run(context.on.config_changed(), state)
+    assert out.unit_status == status
+    out = dataclasses.replace(out, relations=[*out.relations, late])
+    out = context.run(context.on.relation_joined(late, remote_unit=0), out)
+    published = [out.get_relation(one.id).local_app_data.get("endpoint") for one in (first, late)]
+    secrets = {one.id.replace(":", "%3A"): (one.latest_content, set(one.remote_grants)) for one in out.secrets}
+    assert list(secrets.values()) == ([] if changes else [({"key": "AQB=="}, {first.id, late.id})])
+    uri = f"cephfs://u@(a%3A6789%2Cb%3A6789)/team%20a?fsid=f&name=cephfs&auth={next(iter(secrets), '')}&auth-rev=1"
+    assert published == [None if changes else uri] * 2
+
+
 # --- scenarios --------------------------------------------------------------------------------------------------------
 
 CASES = {

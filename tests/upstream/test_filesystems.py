@@ -1,9 +1,11 @@
 """filesystem_info and mount_info between upstream's charms and libraries and ours, in both directions."""
 
+import importlib.util
 from typing import Any
 
 import checkout
 import pytest
+import yaml
 from ops import testing
 
 from slurm_ddp.interfaces import filesystem_info, mount_info
@@ -14,8 +16,11 @@ FSID = "354ca7c4-f10d-11ee-93f8-1f85f87b7845"
 
 def published(name: str, charm: str, config: dict[str, Any]) -> tuple[str, testing.State]:
     """Return the URI that one of upstream's proxies writes for a client, and its state."""
+    return played(checkout.context(name, getattr(checkout.load(name), charm)), config)
+
+
+def played(context: testing.Context[Any], config: dict[str, Any]) -> tuple[str, testing.State]:
     relation = testing.Relation("filesystem", interface="filesystem_info", remote_app_name="client")
-    context = checkout.context(name, getattr(checkout.load(name), charm))
     state = testing.State(leader=True, config=config, relations={PEERS, relation})
     state = context.run(context.on.config_changed(), state)
     assert state.unit_status == testing.ActiveStatus()
@@ -53,6 +58,14 @@ def test_cephfs_server_proxy_is_read(monitors: str):
     assert (read.name, read.path, read.secret_id) == ("cephfs", "/team/a", secret.id)
     assert secret.latest_content == {"key": "AQB=="}
     assert "AQB" not in uri
+    folder = checkout.ROOT / "sandbox" / "standins" / "cephfs-server-proxy"
+    spec = importlib.util.spec_from_file_location("standin", folder / "src" / "charm.py")
+    assert spec and spec.loader
+    spec.loader.exec_module(standin := importlib.util.module_from_spec(spec))
+    meta = yaml.safe_load((folder / "charmcraft.yaml").read_text())
+    context = testing.Context(standin.CephFSServerProxyCharm, meta=meta, config=meta.pop("config"))
+    ours = played(context, config)[0]
+    assert ours.split("&auth=")[0] == uri.split("&auth=")[0]
 
 
 @pytest.mark.parametrize("nids", ["10.0.0.2@tcp", "10.0.0.2@tcp 10.0.0.3@tcp1", "192.168.1.9@o2ib"])

@@ -17,7 +17,7 @@ from slurm_ddp.interfaces import cos_agent
 from slurm_ddp.run import CommandError, run
 
 _STAT_S = 3.0
-_KINDS = {"fuse.juicefs": "juicefs", "nfs4": "nfs", "nfs": "nfs", "ceph": "cephfs", "lustre": "lustre"}
+_KINDS = {"fuse.juicefs": "juicefs", "nfs4": "nfs", "ceph": "cephfs", "fuse.ceph-fuse": "cephfs"}
 
 
 def ensure(unit: str, topology: cos_agent.Topology) -> dict[str, str]:

@@ -38,9 +38,10 @@ class Config(pydantic.BaseModel, frozen=True):
     subdirectory: str = ""
     read_only: bool = False
     noexec: bool = False
-    profile: str = "none"
+    profile: typing.Literal["none", "dataset", "checkpoint", "tokens"] = "none"
     mount_options: str = ""
     drain_on_failure: bool = False
+    cephfs_client: typing.Literal["auto", "kernel", "fuse"] = "auto"
     cache_size: Stripped = "auto"
     cache_directories: str = ""
     buffer_size: int = 0
@@ -80,6 +81,7 @@ class Plan:
     files: dict[pathlib.Path, str] = dataclasses.field(default_factory=dict[pathlib.Path, str], repr=False)  # for root
     secrets: tuple[str, ...] = dataclasses.field(default=(), repr=False)  # values that must never be shown
     program_changed: bool = False
+    client: str = ""  # which of several clients mounts it
     aliases: tuple[str, ...] = ()  # other names that the kernel may show for the source
     caches: tuple[pathlib.Path, ...] = ()  # folders that are ours, and go with the mount
     version: str = ""  # of the program

@@ -94,7 +94,7 @@ def look(workspace: str, names: list[str], trusted: list[int]) -> Json:
     writable = os.access(top / "runs", os.W_OK | os.X_OK)
     runs = top / "runs"
     room = os.statvfs(runs if runs.is_dir() else top)
-    files = room.f_favail if room.f_files else 1 << 40  # a filesystem that does not count them
+    files = room.f_favail if room.f_files and room.f_favail >= 0 else 1 << 40  # CephFS has -1, others have no count
     free = {"free_bytes": room.f_bavail * room.f_frsize, "free_files": files}
     return {"environments": manifests, "datasets": datasets[:MAX_LISTED], "writable": writable, **free} | {
         "untrusted": _untrusted(workspace, names, trusted)

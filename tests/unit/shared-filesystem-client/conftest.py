@@ -7,8 +7,7 @@ from fake_mounter import FakeMounter, Site, context
 from ops import testing
 
 import mount_plan
-from kinds import juicefs as juicefs_kind
-from kinds import kernel, lustre
+from kinds import fuse, kernel, lustre
 from mount import mounter, states, watching
 from slurm_ddp import juicefs, mounts, readiness
 
@@ -26,7 +25,7 @@ def site(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Site:
         for name in names:
             monkeypatch.setattr(module, name, getattr(double, name))
     monkeypatch.setattr(mount_plan, "STATE", tmp_path / "state")
-    monkeypatch.setattr(juicefs_kind, "check_fuse", double.check_fuse)
+    monkeypatch.setattr(fuse, "check", double.check_fuse)
     monkeypatch.setattr(kernel, "check", lambda kind: None)
     monkeypatch.setattr(lustre, "remove", lambda: None)
     monkeypatch.setattr(juicefs, "ensure_program", double.ensure_program)

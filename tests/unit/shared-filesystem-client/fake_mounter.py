@@ -87,7 +87,7 @@ class FakeMounter:
     def metrics_port(self, app: str, wanted: int) -> int:
         return wanted or 9567
 
-    def check_fuse(self) -> None:
+    def check_fuse(self, _name: str) -> None:
         if self.fuse_error is not None:
             raise self.fuse_error
 

@@ -74,13 +74,13 @@ KEY = "AQCl3+poAAAAABAAq5cPw7qTB0q1BDtpRk9y3Q=="
 
 
 def test_cephfs_is_mounted_with_the_key_of_the_providers_secret(site: Site, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cephfs, "ensure_helper", lambda: None)
+    monkeypatch.setattr(cephfs, "ensure_client", lambda spec: cephfs.KERNEL)
     monkeypatch.setattr(cephfs, "run", lambda *argv, **_: Completed(0, "19.2.1-0ubuntu0.24.04.2", ""))
     monkeypatch.setattr(kernel, "run", lambda *argv: Completed(0, "mnt-shared.mount\n", ""))
     secret = testing.Secret({"key": KEY})
     share = f"cephfs://u@(10.0.0.1%3A6789)/?fsid=f&name=n&auth={secret.id}&auth-rev=1"
     out = site.ctx.run(site.ctx.on.config_changed(), site.state(offer(share), secrets=[secret]))
-    assert out.unit_status == testing.ActiveStatus("u@f.n=/ is mounted at /mnt/shared")
+    assert out.unit_status == testing.ActiveStatus("u@f.n=/ is mounted at /mnt/shared by mount.ceph")
     plan = site.plan
     assert list(plan.files.values()) == [f"{KEY}\n"]
     assert KEY not in repr([out.relations, out.unit_status, site.ctx.juju_log, plan, plan.unit_text])

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import mount_plan
-from kinds import cephfs, kernel, lustre, nfs, presets
+from kinds import cephfs, fuse, kernel, lustre, nfs, presets
 from machine import Machine
-from slurm_ddp import mounts
+from slurm_ddp import apt, mounts
 from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.run import Completed
 
@@ -182,6 +182,49 @@ def test_what_the_ceph_helper_would_misread(rig: Rig, changes: dict[str, str], k
     assert str(caught.value) == message
 
 
+@pytest.mark.parametrize(("choice", "known", "fuse_opens", "mounted", "expected"), CASES["what_mounts_cephfs"])
+def test_what_mounts_cephfs(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, choice: str, known: bool, fuse_opens: bool, mounted: str, expected: str
+):
+    def check(name: str) -> None:
+        if not fuse_opens:
+            raise mount_plan.MountError(f"/dev/fuse does not open: {name} needs access to it")
+
+    monkeypatch.setattr(fuse, "check", check)
+    monkeypatch.setattr(apt, "ensure_packages", rig.installs.append)
+    here = [mounts.Mount(1, "0:9", SPEC.mountpoint, mounted, "x", ())] if mounted else []
+    monkeypatch.setattr(mounts, "table", lambda: here)
+    if not known:
+        rig.set_filesystems("nodev\tsysfs")
+        rig.loadable.clear()
+    try:
+        found = cephfs.ensure_client(SPEC.model_copy(update={"cephfs_client": choice}))
+        assert rig.installs == [("ceph-common" if found == "mount.ceph" else "ceph-fuse",)]
+    except mount_plan.MountError as e:
+        found = str(e).replace(platform.release(), "RELEASE")
+    assert found == expected
+
+
+def test_ceph_fuse_gets_the_key_in_its_file_alone_and_the_kernels_name_for_the_source(rig: Rig):
+    spec = SPEC.model_copy(update={"profile": "tokens", "noexec": True, "subdirectory": "a b"})
+    with pytest.raises(mount_plan.MountError, match=r"^the folder has a space, comma or backslash"):
+        cephfs.plan(spec, ceph(), KEY, cephfs.FUSE)
+    spec = spec.model_copy(update={"subdirectory": "team/a"})
+    plan, by_kernel = cephfs.plan(spec, ceph(), KEY, cephfs.FUSE), cephfs.plan(SPEC, ceph(path="/team/a"), KEY)
+    assert (plan.source, plan.servers) == (by_kernel.source, by_kernel.servers)
+    unit = values(plan)
+    conf, keyring = (f"/etc/slurm-ddp/client/ceph.{name}" for name in ("conf", "keyring"))
+    command = f"/usr/bin/ceph-fuse -f --conf={conf} --id=fs-client -r /team/a /mnt/shared"
+    assert unit["ExecStart"] == f"{command} -o nosuid,nodev,noexec,rw,subtype=ceph-fuse,fsname={plan.source}"
+    assert "EnvironmentFile" not in unit
+    assert "ExecReload" not in unit
+    texts = {str(path): text.splitlines() for path, text in plan.files.items()}
+    assert texts[keyring] == ["[client.fs-client]", f"key = {KEY}"]
+    assert KEY not in plan.unit_text + "".join(texts[conf])
+    assert {"mon_host = v1:10.0.0.1:6789,v1:10.0.0.2:6789", "client_fs = cephfs"} <= set(texts[conf])
+    assert "client_readahead_max_bytes = 1048576" in texts[conf]
+
+
 @pytest.mark.parametrize(
     ("given", "source"), CASES["servers_that_take_over_and_those_with_two_networks_are_distinguished"]
 )
@@ -196,7 +239,7 @@ def test_servers_that_take_over_and_those_with_two_networks_are_distinguished(
 LUSTRE_OPTIONS = set("flock lazystatfs user_xattr retry noatime nosuid nodev noexec rw _netdev checksum".split())
 
 
-@pytest.mark.parametrize("profile", presets.PROFILES)
+@pytest.mark.parametrize("profile", ("none", "dataset", "checkpoint", "tokens"))
 def test_a_lustre_mount_as_the_strict_helper_takes_it(rig: Rig, profile: str):
     spec = SPEC.model_copy(
         update={"profile": profile, "noexec": True, "subdirectory": "/team/a", "mount_options": "retry=3"}

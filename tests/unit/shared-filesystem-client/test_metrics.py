@@ -61,12 +61,17 @@ def test_a_mount_that_works(folder: pathlib.Path):
     }
 
 
-def test_a_mount_that_does_not_work_is_not_measured(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    ("fstype", "kind"), [("fuse.juicefs", "juicefs"), ("fuse.ceph-fuse", "cephfs"), ("lustre",) * 2]
+)
+def test_a_mount_that_does_not_work_is_not_measured(
+    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch, fstype: str, kind: str
+):
     monkeypatch.setattr(metrics, "run", lambda *argv, timeout: pytest.fail("it would hang"))
-    watching(folder, dataclasses.replace(HEALTH, state="absent", heals=4))
-    found = read()
-    assert found[f"slurm_ddp_mount_healthy{LABELS}"] == 0
-    assert found[f"slurm_ddp_mount_heals_total{LABELS}"] == 4
+    watching(folder, dataclasses.replace(HEALTH, state="absent", heals=4), fstype)
+    found, labels = read(), LABELS.replace("juicefs", kind)
+    assert found[f"slurm_ddp_mount_healthy{labels}"] == 0
+    assert found[f"slurm_ddp_mount_heals_total{labels}"] == 4
     assert not [name for name in found if "_bytes" in name]
 
 

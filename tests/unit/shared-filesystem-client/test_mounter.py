@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from machine_mounts import MachineMounts, mode_of
 
 import mount_plan
+from kinds import fuse, kernel, nfs
 from kinds import juicefs as juicefs_kind
-from kinds import kernel, nfs
 from machine import Machine
 from mount import mounter, watching
 from scripts import keeper
@@ -53,7 +53,7 @@ class Rig:
         for name in ("ETC", "LIB", "STATE", "CACHE"):
             monkeypatch.setattr(mount_plan, name, root / name.lower())
         monkeypatch.setattr(readiness, "DIRECTORY", root / "state" / "needs")
-        monkeypatch.setattr(juicefs_kind, "check_fuse", lambda: None)
+        monkeypatch.setattr(fuse, "check", lambda name: None)
         monkeypatch.setattr(kernel, "check", lambda kind: None)
         monkeypatch.setattr(juicefs, "version", lambda program: self.version)
         self.mountpoint = str(root / "shared")

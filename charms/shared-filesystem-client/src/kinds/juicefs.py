@@ -7,7 +7,7 @@ import pathlib
 import re
 
 import mount_plan
-from kinds import presets
+from kinds import fuse, presets
 from scripts import keeper
 from slurm_ddp import files, juicefs, juicefs_access, mounts
 from slurm_ddp.charm import naming
@@ -23,7 +23,7 @@ _AUTO = "auto"
 # the system lies on the same disk, the second where it does not
 _SHARE = (0.15, 0.75)
 _FREE = ("0.2", "0.1")
-_NO_CACHE_ON = ("nfs", "nfs4", "lustre", "ceph", "cifs", "fuse.juicefs", "tmpfs", "ramfs")
+_NO_CACHE_ON = ("nfs", "nfs4", "lustre", "ceph", "fuse.ceph-fuse", "cifs", "fuse.juicefs", "tmpfs", "ramfs")
 _UPLOAD_S = 600
 
 
@@ -36,24 +36,18 @@ def plan(
     spec: mount_plan.Spec, volume: fs.Juicefs, secret: fs.JuicefsSecret, *, program_changed: bool
 ) -> mount_plan.Plan:
     """Draw up the mount of a volume; the program is installed already."""
-    check_fuse()
+    fuse.check("JuiceFS")
     version = juicefs.version(program_path(spec.app))
     etc = mount_plan.ETC / spec.app
     access, environment_file = juicefs_access.of(volume, secret, directory=etc), etc / "environment"
-    source, caches, quoted = f"JuiceFS:{volume.name}", _caches(spec), mount_plan.quoted
+    source, caches = f"JuiceFS:{volume.name}", _caches(spec)
     command = [*_command(spec, _subdir(spec, volume), caches, version), access.url, spec.mountpoint]
-    staging = [quoted(str(cache / volume.uuid / "rawstaging")) for cache in caches if spec.juicefs_writeback]
-    text = mount_plan.render(
-        "juicefs.service.j2",
-        name=volume.name,
-        mountpoint=quoted(spec.mountpoint),
-        environment_file=environment_file,
-        tmpdir=mount_plan.STATE / spec.app / "tmp",
-        helper=f"/usr/bin/python3 -B {mount_plan.LIB / spec.app / 'slurm_ddp' / 'mounts.py'}",
-        engine=" ".join(quoted(fs.join_address(*address)) for address in volume.addresses()),
+    staging = [mount_plan.quoted(str(cache / volume.uuid / "rawstaging")) for cache in caches if spec.juicefs_writeback]
+    text = fuse.service(
+        *(spec, source, volume.addresses(), command),
+        what=f"JuiceFS volume {volume.name}",
         fstype=_FSTYPE,
-        source=quoted(source),
-        command=" ".join(map(quoted, command)),
+        environment_file=environment_file,
         staging=staging,
         upload_s=_UPLOAD_S,
     )
@@ -203,12 +197,3 @@ def _store_addresses(volume: fs.Juicefs) -> tuple[mount_plan.Servers, ...]:
         return ()
     host, port = fs.split_address(volume.bucket.rpartition(":")[0])
     return (((host, port or 22),),)
-
-
-def check_fuse() -> None:
-    """Raise `mount_plan.MountError` unless this machine lets root mount what a program serves."""
-    try:
-        os.close(os.open("/dev/fuse", os.O_RDWR))
-    except OSError as e:
-        problem = (e.strerror or str(e)).lower()
-        raise mount_plan.MountError(f"/dev/fuse does not open ({problem}): JuiceFS needs access to it") from e

@@ -8,7 +8,6 @@ import typing
 Options = dict[str, str]  # an option without a value has the empty one
 Rows = dict[str, list[str]]  # option -> its value, and why
 
-PROFILES = ("none", "dataset", "checkpoint", "tokens")
 _TABLES: dict[str, typing.Any] = tomllib.loads(pathlib.Path(__file__).with_name("options.toml").read_text())
 REFUSED: dict[str, str] = {name: why for why, names in _TABLES["refused"].items() for name in names.split()}
 _RIVALS: dict[str, str] = _TABLES["rivals"]
@@ -34,7 +33,7 @@ def _kind(name: str) -> Kind:
     return Kind(table.get("defaults", {}), flags | numbers | table["values"], table.get("profiles", {}), holding)
 
 
-NFS, CEPHFS, LUSTRE, JUICEFS = map(_kind, ("nfs", "cephfs", "lustre", "juicefs"))
+NFS, CEPHFS, CEPH_FUSE, LUSTRE, JUICEFS = map(_kind, ("nfs", "cephfs", "ceph-fuse", "lustre", "juicefs"))
 
 
 def merge(kind: Kind, *, profile: str, given: str, holding: str = "") -> Options:

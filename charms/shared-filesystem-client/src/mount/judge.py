@@ -15,7 +15,7 @@ from slurm_ddp.mounts import State
 def judge(plan: mount_plan.Plan, found: mounts.Result) -> Status:
     """Turn what a probe of the mount found into the unit's status."""
     seen, waits = watching.health(plan.spec.app), mounter.pending(plan)
-    mounted = f"{plan.source} is mounted at {plan.spec.mountpoint}"
+    mounted = f"{plan.source} is mounted at {plan.spec.mountpoint}{f' by {plan.client}' if plan.client else ''}"
     match found.state:
         case State.RIGHT:
             warning = exposed(plan, found)

@@ -4,7 +4,7 @@ import collections.abc
 import pathlib
 
 import mount_plan
-from kinds import cephfs, kernel, lustre, nfs, presets
+from kinds import cephfs, kernel, lustre, nfs
 from kinds import juicefs as juicefs_kind
 from mount import mounter, states
 from slurm_ddp import juicefs
@@ -70,11 +70,11 @@ def draw(
         case fs.Nfs():
             return nfs.plan(spec, filesystem)
         case fs.Cephfs():
-            cephfs.ensure_helper()
+            client = cephfs.ensure_client(spec)
             key = filesystem.key or read_secret(filesystem.secret_id or "").get("key")
             if not key:
                 raise StatusError(Level.BLOCKED, f"{provider} offers a secret without the key of Ceph's user")
-            return cephfs.plan(spec, filesystem, key)
+            return cephfs.plan(spec, filesystem, key, client)
         case fs.Lustre():
             return lustre.plan(spec, filesystem)
 
@@ -88,8 +88,6 @@ def remove(app: str, *, unit: str) -> str:
 
 
 def _check(config: mount_plan.Config) -> None:
-    if config.profile not in presets.PROFILES:
-        raise ValueError(f"profile: {config.profile[:40]!r} is none of {', '.join(presets.PROFILES)}")
     parts, path = config.subdirectory.strip("/").split("/"), config.subdirectory
     if path and (any(part in ("", ".", "..") for part in parts) or not path.isprintable()):
         raise ValueError("subdirectory: a folder of the filesystem, like team/a, without . and .. in it")

@@ -1,0 +1,33 @@
+"""What the filesystems that a program serves have in common: a service in the foreground, and /dev/fuse."""
+
+import os
+import typing
+
+import mount_plan
+from slurm_ddp.interfaces import filesystem_info as fs
+
+
+def service(
+    spec: mount_plan.Spec, source: str, servers: mount_plan.Servers, command: list[str], **values: typing.Any
+) -> str:
+    """Write the unit of a client that begins once one of `servers` answers; `values` are the template's others."""
+    quoted, usual = mount_plan.quoted, dict[str, typing.Any](environment_file="", staging=(), upload_s=0)
+    return mount_plan.render(
+        "fuse.service.j2",
+        mountpoint=quoted(spec.mountpoint),
+        tmpdir=mount_plan.STATE / spec.app / "tmp",
+        helper=f"/usr/bin/python3 -B {mount_plan.LIB / spec.app / 'slurm_ddp' / 'mounts.py'}",
+        servers=" ".join(quoted(fs.join_address(*address)) for address in servers),
+        source=quoted(source),
+        command=" ".join(map(quoted, command)),
+        **usual | values,
+    )
+
+
+def check(name: str) -> None:
+    """Raise `mount_plan.MountError` unless this machine lets root mount what a program serves."""
+    try:
+        os.close(os.open("/dev/fuse", os.O_RDWR))
+    except OSError as e:
+        problem = (e.strerror or str(e)).lower()
+        raise mount_plan.MountError(f"/dev/fuse does not open ({problem}): {name} needs access to it") from e
