@@ -40,7 +40,7 @@ _SITE = {  # settings of pip that name package indexes, with uv's variables
     "client-cert": ("SSL_CLIENT_CERT",),
     "proxy": ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"),
 }
-_LONGEST = 560  # of uv's explanations, which end with the person's own requirements
+_LONGEST = 560  # of uv's explanations, which end with the user's own requirements
 _UNSATISFIABLE = re.compile("No solution found when resolving|No matching distribution found")  # uv's, pip's
 
 
