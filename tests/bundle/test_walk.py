@@ -6,7 +6,9 @@ from test_docs import commands
 from functional import pages
 
 LINES = [line for page in pages.PAGES for line in pages.lines(page)]
-SHELL = set("chmod ddp cp echo git mkdir openssl pipx tar python python3 ~/mlflow/bin/mlflow ~/tb/bin/tensorboard".split())
+SHELL = set(
+    "chmod ddp cp echo git mkdir openssl pipx tar python python3 ~/mlflow/bin/mlflow ~/tb/bin/tensorboard".split()
+)
 
 
 @pytest.mark.parametrize("line", LINES, ids=str)

@@ -61,8 +61,9 @@ def test_a_node_that_its_machine_left_behind_is_unusable(commands: Commands, sta
             node(f"n{i}", state=found).replace("NodeAddr=", f"NodeAddr={address} x=")
             for i, (address, found) in enumerate(nodes)
         )
-        commands.expect("/usr/bin/scontrol", "show", "partition", "-o", stdout=partition())
-        commands.expect("/usr/bin/scontrol", "show", "nodes", "-o", stdout=text)
+        commands.expect("/usr/bin/scontrol", "-a", "show", "partition", "-o", stdout=partition())
+        commands.expect("/usr/bin/scontrol", "-a", "show", "nodes", "-o", stdout=text)
+        commands.expect("/usr/bin/scontrol", "show", "config", stdout="MaxArraySize = 1001\n")
         (found,) = access.present(jobs.partitions())
     is_absent = others_port == "open" and "DYNAMIC" in state and "POWERING" not in state
     assert [one.state == access.GONE for one in found.nodes] == [False, is_absent]

@@ -88,7 +88,6 @@ def test_an_environment_on_a_node_gets_the_same_program(build: pathlib.Path):
             [build / "env" / "bin" / "python", "-"], stdin=program, capture_output=True, text=True, check=True, cwd="/"
         )
     printed: dict[str, typing.Any] = json.loads(done.stdout)
-    assert printed.pop("seconds") >= 0
     assert printed == {"torch": "2.13.0+cpu", "cuda": None, "devices": 0}
 
 

@@ -147,11 +147,14 @@ def _check_env(value: str) -> str:
         check_unreserved(name)
         if name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
             raise ValueError(f"{name} would be in the job's script for others to read; use the trainer's hf-token")
-        if is_secret(name):
+        if is_secret(name) and equals:
             how = "use env-file with a file of mode 0600, or in a terminal export it and give env its name alone"
             raise ValueError(f"{name} would be in the job's script for others to read; {how}")
         if not equals:
-            raise ValueError(f"{name} has no value; write {name}=value")
+            how = (
+                f"export {name}, or use env-file with a file of mode 0600" if is_secret(name) else f"write {name}=value"
+            )
+            raise ValueError(f"{name} has no value; {how}")
     return value
 
 

@@ -69,7 +69,7 @@ def test_one_command_from_nothing_to_a_result(trainer: Trainer, cluster: Cluster
     assert cluster.job(41).commands() == [f"--module ddptrain train --run-dir $RUN_DIR --data {data} --resume $resume"]
     assert cluster.job(41).training().job_dir == str(folder)
     prepared = cluster.job(40).commands()
-    assert f"ddptrain prepare --source python-stdlib --output {data} --tokenizer auto" in prepared
+    assert f"ddptrain prepare --source python-stdlib --output {data} --tokenizer auto --errors strict" in prepared
 
 
 def test_without_wait_the_answer_comes_at_once(ready: Trainer, cluster: Cluster):
