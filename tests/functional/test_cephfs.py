@@ -18,7 +18,7 @@ from functional.test_bundle_runs import check_mounts, check_settled, check_smoke
 from functional.test_drills import check_run_outlives, kill
 from storage import leaks
 
-pytestmark = [pytest.mark.trains, pytest.mark.timeout(2400)]
+pytestmark = pytest.mark.timeout(2400)  # without `trains`: it has its own deployment, beside that half's
 CEPH, NODE = "ceph/0", "slurmd/1"
 CLIENT = f"systemctl show -P MainPID cephfs-{APP}.service"
 USER = "client.fs-client"

@@ -85,6 +85,7 @@ def node(cluster: Cluster, name: str) -> dict[str, str]:
     return dict(re.findall(r"(\w+)=(\S*)", shown))
 
 
+@pytest.mark.long
 def test_a_run_goes_on_by_itself_when_a_node_that_lost_power_is_there_again(noticing: Cluster):
     drills = noticing
     storage_faults.until_right(drills)

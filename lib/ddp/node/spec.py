@@ -30,9 +30,7 @@ class Archive:
 class Environment:
     """The Python environment that the job unpacks on each node."""
 
-    layers: tuple[
-        Archive, ...
-    ]  # the environment, then a layer that its packages lie behind; the last one's Python runs
+    layers: tuple[Archive, ...]  # the environment, then a layer in front of it, whose Python then runs
     cache: str  # folder on the node's own disk, private to the job's user
     python: str  # version, such as 3.12
     trusted_uids: tuple[int, ...]  # who may own the archives and the folders above, beside root and the job's user
