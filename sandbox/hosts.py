@@ -191,14 +191,11 @@ class Hosts:
                 with contextlib.suppress(OSError):  # the model keeps its own files here
                     directory.rmdir()
 
-    @contextlib.contextmanager
-    def _lock(self) -> collections.abc.Generator[None]:
+    def _lock(self) -> contextlib.AbstractContextManager[object]:
         """Hold the subnets that models on this machine share, and the addresses that hosts of this model share."""
         self.directory.mkdir(parents=True, exist_ok=True)
         network.RUN.mkdir(exist_ok=True)
-        with (network.RUN / "models.lock").open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
+        return contextlib.closing(store.Lock(network.RUN / "models.lock", fcntl.LOCK_EX))
 
 
 class Host:
@@ -239,13 +236,10 @@ class Host:
         """Check whether the host is up to run commands."""
         return self.exists() and self._machine.leader(self.root) is not None
 
-    @contextlib.contextmanager
-    def lock(self) -> collections.abc.Generator[None]:
+    def lock(self) -> contextlib.AbstractContextManager[object]:
         """Hold the host against other commands that would start, stop or remove it."""
         self._lock_file.parent.mkdir(parents=True, exist_ok=True)
-        with self._lock_file.open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
+        return contextlib.closing(store.Lock(self._lock_file, fcntl.LOCK_EX))
 
     def start(self, progress: Progress = lambda _: None) -> None:
         """Boot the host if it does not run, and wait until systemd has started everything. Raises `SandboxError`."""

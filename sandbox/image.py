@@ -87,7 +87,9 @@ def ensure_image(progress: Progress) -> Image:
     try:
         pip_conf, folders = _pip_conf()
         recipe = _system_recipe()
-        system, python = images / _digest(recipe), images / _digest(_python_recipe(recipe, pip_conf))
+        requirements = [path.read_text() for path in _requirements()]
+        of_python: dict[str, object] = {"system": _digest(recipe), "requirements": requirements, "pip": pip_conf}
+        system, python = images / _digest(recipe), images / _digest(of_python)
         if not (system.is_dir() and python.is_dir()):
             with _build_lock(images, progress):
                 for leftover in images.glob(".new-*"):
@@ -120,11 +122,6 @@ def _system_recipe() -> dict[str, object]:
         "certificates": hashlib.sha256(_host_certificates()).hexdigest(),
         "environment": host_proxies(),
     }
-
-
-def _python_recipe(system_recipe: dict[str, object], pip_conf: str) -> dict[str, object]:
-    requirements = [path.read_text() for path in _requirements()]
-    return {"system": _digest(system_recipe), "requirements": requirements, "pip": pip_conf}
 
 
 def _requirements() -> list[pathlib.Path]:

@@ -108,9 +108,9 @@ class Machine(abc.ABC):
 class _Service(Machine):
     """A transient service of this computer's systemd."""
 
-    @property
-    def _unit(self) -> str:
-        return f"slurm-ddp-{self.name}.service"
+    def __init__(self, name: str, directory: pathlib.Path) -> None:
+        super().__init__(name, directory)
+        self._unit = f"slurm-ddp-{name}.service"
 
     def launch(self, options: collections.abc.Sequence[str]) -> None:
         properties = ["Type=exec", "Delegate=yes", "KillMode=mixed", "TasksMax=infinity", "Slice=machine.slice"]
@@ -146,6 +146,10 @@ class _Service(Machine):
 class _Supervised(Machine):
     """systemd-nspawn kept running by a shell in the background."""
 
+    def __init__(self, name: str, directory: pathlib.Path) -> None:
+        super().__init__(name, directory)
+        self._record, self._cgroup = directory / "process", f"slurm-ddp-{name}"
+
     def launch(self, options: collections.abc.Sequence[str]) -> None:
         files.ensure_absent(self._record)
         groups = " ".join(map(str, _make_cgroups(self._cgroup)))
@@ -177,14 +181,6 @@ class _Supervised(Machine):
             raise SandboxError(f"{self.name} {_CANNOT_END}")
         _remove_cgroups(self._cgroup)
         files.ensure_absent(self._record)
-
-    @property
-    def _record(self) -> pathlib.Path:
-        return self.directory / "process"
-
-    @property
-    def _cgroup(self) -> str:
-        return f"slurm-ddp-{self.name}"
 
     def _supervisor(self) -> int | None:
         """Return the supervisor's pid; None when it ended, also when another process has its number now."""

@@ -12,13 +12,15 @@ import click
 import yaml
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "lib"))
+sys.path[:0] = [str(ROOT), str(ROOT / "lib")]
 
 from ddp import cli, verbs  # noqa: E402
 from ddp.options import declared  # noqa: E402
+from scripts import reference  # noqa: E402
 
 CHARM = ROOT / "charms" / "ddp-trainer" / "charmcraft.yaml"
 PAGE = ROOT / "docs" / "reference" / "ddp.md"
+_COLUMNS = ["option", "value", "default", "meaning"]
 _BEGIN, _END = "actions:", "\nparts:\n"
 _HEAD = """\
 <!-- Written by scripts/actions.py from lib/ddp: change that one. -->
@@ -76,7 +78,7 @@ def updated(text: str) -> str:
 
 def page() -> str:
     """Render the reference page of the command line, in Markdown."""
-    lines = [_HEAD, "## Before every command", *_table(list(map(_flag_row, cli.program.params)))]
+    lines = [_HEAD, "## Before every command", *reference.table("", _COLUMNS, list(map(_flag_row, cli.program.params)))]
     submit = {option.name for option in declared.options(verbs.ALL["submit"].options)}
     for verb in sorted(verbs.ALL.values(), key=lambda verb: verb.name):
         options = declared.options(verb.options)
@@ -91,30 +93,24 @@ def page() -> str:
         if verb.name == "render":
             lines += ["", "Takes the options of [submit](#ddp-submit), and:"]
             options = tuple(option for option in options if option.name not in submit)
-        lines += _table([_row(option) for option in options])
+        lines += reference.table("", _COLUMNS, [_row(option) for option in options])
     return "\n".join(lines) + "\n"
 
 
-def _table(rows: list[tuple[str, ...]]) -> list[str]:
-    head = ("option", "value", "default", "meaning")
-    lines = [f"| {' | '.join(cells)} |" for cells in (head, ("---",) * 4, *rows)]
-    return ["", *lines] if rows else []
-
-
-def _flag_row(parameter: click.Parameter) -> tuple[str, ...]:
+def _flag_row(parameter: click.Parameter) -> list[str]:
     assert isinstance(parameter, click.Option)
-    return _code(*parameter.opts), "" if parameter.is_flag else "text", "", parameter.help or ""
+    return [_code(*parameter.opts), "" if parameter.is_flag else "text", "", parameter.help or ""]
 
 
-def _row(option: declared.Option) -> tuple[str, ...]:
+def _row(option: declared.Option) -> list[str]:
     flags = [option.text.argument] if option.text.argument else [f"--{option.name}"]
     flags += [option.text.short] if option.text.short else []
     flags += [f"--no-{option.name}"] if option.default is True else []
     kind = {"boolean": "", "integer": f"{option.minimum} to {option.maximum}", "string": "text"}[option.kind]
     kind = ", ".join(map(_code, option.choices)) or kind
     default = option.text.default or (_code(option.shown_default) if option.shown_default else "")
-    help_text = " ".join(option.text.help.split()).replace("|", "\\|")
-    return _code(*flags).replace("|", "\\|"), kind, "required" if option.is_required else default, help_text
+    default = "required" if option.is_required else default
+    return [reference.cell(_code(*flags)), kind, default, reference.cell(option.text.help)]
 
 
 def _code(*words: str) -> str:

@@ -50,17 +50,16 @@ def _endpoints(charm: dict[str, Any]) -> collections.abc.Iterator[str]:
             notes = [f"limit {spec['limit']}"] if "limit" in spec else []
             notes += ["same machine"] if spec.get("scope") == "container" else []
             notes += ["must be related"] if spec.get("optional") is False else []
-            text = _cell(spec.get("description", ""))
+            text = cell(spec.get("description", ""))
             rows.append([f"`{name}`", role, f"`{spec['interface']}`", "; ".join(notes), text])
-    yield from _table("Endpoints", ["endpoint", "role", "interface", "notes", "what for"], rows)
+    yield from table("Endpoints", ["endpoint", "role", "interface", "notes", "what for"], rows)
 
 
 def _options(options: dict[str, Any]) -> collections.abc.Iterator[str]:
     rows = [
-        [f"`{name}`", spec["type"], _default(spec), _cell(spec.get("description", ""))]
-        for name, spec in options.items()
+        [f"`{name}`", spec["type"], _default(spec), cell(spec.get("description", ""))] for name, spec in options.items()
     ]
-    yield from _table("Options", ["option", "type", "default", "meaning"], rows)
+    yield from table("Options", ["option", "type", "default", "meaning"], rows)
 
 
 def _actions(actions: dict[str, Any]) -> collections.abc.Iterator[str]:
@@ -72,8 +71,8 @@ def _actions(actions: dict[str, Any]) -> collections.abc.Iterator[str]:
         rows: list[list[str]] = []
         for parameter, schema in spec.get("params", {}).items():
             default = "required" if parameter in required else _default(schema)
-            rows.append([f"`{parameter}`", _kind(schema), default, _cell(schema.get("description", ""))])
-        yield from _table("", ["parameter", "type", "default", "meaning"], rows)
+            rows.append([f"`{parameter}`", _kind(schema), default, cell(schema.get("description", ""))])
+        yield from table("", ["parameter", "type", "default", "meaning"], rows)
 
 
 def _kind(schema: dict[str, Any]) -> str:
@@ -87,11 +86,12 @@ def _kind(schema: dict[str, Any]) -> str:
 
 
 def _named(title: str, things: dict[str, Any]) -> collections.abc.Iterator[str]:
-    rows = [[f"`{name}`", spec.get("type", ""), _cell(spec.get("description", ""))] for name, spec in things.items()]
-    yield from _table(title, ["name", "type", "what for"], rows)
+    rows = [[f"`{name}`", spec.get("type", ""), cell(spec.get("description", ""))] for name, spec in things.items()]
+    yield from table(title, ["name", "type", "what for"], rows)
 
 
-def _table(title: str, header: list[str], rows: list[list[str]]) -> collections.abc.Iterator[str]:
+def table(title: str, header: list[str], rows: list[list[str]]) -> collections.abc.Iterator[str]:
+    """Yield the lines of a table under its title; nothing without rows."""
     if not rows:
         return
     if title:
@@ -104,7 +104,8 @@ def _row(cells: list[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def _cell(text: str) -> str:
+def cell(text: str) -> str:
+    """Return a text as a cell of a table has it."""
     return " ".join(text.split()).replace("|", "\\|")
 
 

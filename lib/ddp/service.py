@@ -93,18 +93,14 @@ def _do(settings: Settings, request: Json, log: Log) -> Json:
     if verb is None:
         raise ParameterError("do", f"unknown request {wanted!r}")
     params = fields.parse(verb.options, request["params"])
-    note = threading.Timer(_QUIET_S, log, [_how_to_stop(settings.unit, request.get("task", ""))])
+    stop = f"to stop waiting, without cancelling a job: juju cancel-task {request.get('task', '')}"
+    note = threading.Timer(_QUIET_S, log, [f"{settings.unit} runs no other action while this one waits; {stop}"])
     note.daemon = True
     note.start()
     try:
         return texts_of(verb.do_when_ready(settings, params, log) or {})
     finally:
         note.cancel()
-
-
-def _how_to_stop(unit: str, task: str) -> str:
-    stop = f"to stop waiting, without cancelling a job: juju cancel-task {task}"
-    return f"{unit} runs no other action while this one waits; {stop}"
 
 
 def render_remedy(unit: str, remedy: problem.Remedy) -> str:

@@ -3,7 +3,7 @@
 `probe` touches a mount in a child process with a deadline. A child that hangs in the kernel cannot be killed, so it is
 left behind; while one is left behind for a mountpoint, no further child is started for it.
 
-Standard library only: a copy of this file serves systemd units as their helper,
+Standard library only: a copy of this file, beside mount_child.py, serves systemd units as their helper,
 
     python3 mounts.py reach HOST:PORT... --timeout SECONDS
     python3 mounts.py wait MOUNTPOINT --fstype T --source S --timeout SECONDS [--pid PID]
@@ -24,22 +24,19 @@ import json
 import os
 import pathlib
 import re
-import secrets
 import select
 import socket
-import stat
 import subprocess
 import sys
 import time
 import typing
 
 MOUNTINFO = pathlib.Path("/proc/self/mountinfo")
-PROBE_DIR = ".mount-probe"  # what a probe writes lies here, at the top of the mounted filesystem
+CHILD = pathlib.Path(__file__).resolve().with_name("mount_child.py")
 _ABANDONED = pathlib.Path("/run/slurm-ddp")  # one file for each mountpoint with a child that was left behind
 _ANSWERS_S = 2.0  # for a filesystem that has used up its deadline with a write
 _START_S = 30.0  # for a child to start, on a machine however busy
 _REAP_S = 0.5  # how long a killed child may take to die before it is left behind
-_LEFTOVER_S = 3600.0  # a probe's file older than this was left by a probe that was killed
 _MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8  # linux/fs.h
 # Errors of a root whose server or daemon was lost; the list is the CSI driver's for a corrupted mount
 _STALE = {errno.ENOTCONN, errno.ESTALE, errno.EIO, errno.EHOSTDOWN, errno.ENODEV, errno.ENXIO}
@@ -171,20 +168,6 @@ def probe(
         return Result(State.HUNG, f"{mountpoint} {silent}")
     found = _judge(mountpoint, answer)
     return Result(State.SLOW, f"{mountpoint} answers, but a small write {unwritten}") if unwritten and found else found
-
-
-def users(mountpoint: PathLike) -> list[tuple[int, str]]:
-    """List id and name of each process that has something open on the mount; for root of all accounts.
-
-    Read /proc only, which knows paths without asking the filesystem.
-    """
-    prefix = os.path.normpath(mountpoint)
-    found: list[tuple[int, str]] = []
-    for process in pathlib.Path("/proc").iterdir():
-        if process.name.isdecimal() and any(f"{path}/".startswith(f"{prefix}/") for path in _open_paths(process)):
-            with contextlib.suppress(OSError):  # it ended
-                found.append((int(process.name), (process / "comm").read_text().strip()))
-    return sorted(found)
 
 
 def wait(mountpoint: PathLike, *, fstype: Names, source: Names, timeout: float, pid: int | None = None) -> Result:
@@ -335,9 +318,18 @@ def _ask(mount: Mount, kind: str, deadline: float, *, sticky: bool = False) -> t
 
 def _ask_child(mount: Mount, kind: str, deadline: float, *, sticky: bool) -> dict[str, typing.Any] | None:
     """Run a child; return its answer, None when it has none in time."""
-    argv = [sys.executable, "-I", "-S", "-B", str(pathlib.Path(__file__).resolve()), "_child"]
     child = subprocess.Popen(
-        [*argv, mount.mountpoint, str(mount.id), kind, *(["sticky"] if sticky else [])],
+        [
+            sys.executable,
+            "-I",
+            "-S",
+            "-B",
+            CHILD,
+            mount.mountpoint,
+            str(mount.id),
+            kind,
+            *(["sticky"] if sticky else []),
+        ],
         bufsize=0,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -399,79 +391,11 @@ def _start_time(pid: int) -> int | None:
     return None if fields[0] in "ZX" else int(fields[19])
 
 
-def _open_paths(process: pathlib.Path) -> collections.abc.Iterator[str]:
-    # Not `maps`: reading it waits for a process that hangs in a page fault
-    links = [process / "cwd", process / "root", process / "exe"]
-    with contextlib.suppress(OSError):  # it ended, or belongs to another account
-        links += (process / "fd").iterdir()
-    for link in links:
-        with contextlib.suppress(OSError):
-            yield str(link.readlink())
-
-
 def _umount(mountpoint: PathLike, flags: int) -> None:
     # umount(8) first looks at the mountpoint, which hangs when the server is dead; the system call does not
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.umount2(os.fsencode(os.path.normpath(mountpoint)), flags | _UMOUNT_NOFOLLOW) != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-
-
-def _child(mountpoint: str, mount_id: int, *, write: bool, sticky: bool) -> dict[str, typing.Any]:
-    """Touch the filesystem, which may hang."""
-    print(flush=True)  # the deadline starts now
-    step, found = "open", dict[str, typing.Any]()
-    try:
-        directory = os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY)
-        if f"mnt_id:\t{mount_id}\n" not in pathlib.Path(f"/proc/self/fdinfo/{directory}").read_text():
-            return {"step": "hidden"}
-        mode = stat.S_IMODE(os.fstat(directory).st_mode)
-        if mode & (stat.S_IWGRP | stat.S_IWOTH) and not mode & stat.S_ISVTX:
-            found = {"open": mode}
-            if sticky:
-                with contextlib.suppress(OSError):  # of a filesystem that fails, the next step reports
-                    os.fchmod(directory, mode | stat.S_ISVTX)
-                    found = {"was": mode}
-        step = "look up a name"
-        # One that was never asked for: no cache knows it, so the server, or JuiceFS's engine, must answer
-        with contextlib.suppress(FileNotFoundError, PermissionError):
-            os.stat(f"{PROBE_DIR}-{secrets.token_hex(8)}", dir_fd=directory)
-        if write:
-            step = "make a directory"
-            folder = pathlib.Path(mountpoint, PROBE_DIR)
-            folder.mkdir(mode=0o700, exist_ok=True)
-            old = folder / f"{socket.gethostname()}.{os.getpid()}"
-            new = folder / f"{old.name}.new"
-            token = secrets.token_bytes(32)
-            step = "write"
-            with new.open("wb", buffering=0) as file:
-                file.write(token)
-                step = "sync"
-                os.fsync(file.fileno())
-            step = "rename"
-            new.replace(old)
-            step = "read"
-            same = old.read_bytes() == token
-            step = "remove"
-            _remove(old)
-            for path in folder.glob(f"{socket.gethostname()}.*"):
-                if path.stat().st_mtime < time.time() - _LEFTOVER_S:
-                    _remove(path)
-            if not same:
-                return {"step": "read back"}
-    except OSError as e:
-        return {"step": step, "errno": e.errno}
-    return found
-
-
-def _remove(path: pathlib.Path) -> None:
-    """Remove a probe's file for good, also .trash/HOUR/PARENT-INODE-NAME of JuiceFS (pkg/meta/base.go, 1.3.1)."""
-    kept = f"{path.parent.stat().st_ino}-{path.stat().st_ino}-{path.name}"
-    began = time.time()
-    path.unlink()
-    for moment in (began, time.time()):  # the hour may have ended meanwhile
-        hour = time.strftime("%Y-%m-%d-%H", time.gmtime(moment))
-        with contextlib.suppress(OSError):
-            (path.parent.parent / ".trash" / hour / kept).unlink()
 
 
 def _address(text: str) -> tuple[str, int]:
@@ -480,11 +404,7 @@ def _address(text: str) -> tuple[str, int]:
 
 
 def main(argv: list[str]) -> int:
-    """Serve a systemd unit, or be the child of a probe."""
-    if argv[:1] == ["_child"]:
-        mountpoint, mount_id, kind, *rest = argv[1:]
-        print(json.dumps(_child(mountpoint, int(mount_id), write=kind == "write", sticky="sticky" in rest)))
-        return 0
+    """Serve a systemd unit."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for function in (reach, wait, clear, unmount, drain):  # an option is a parameter of the function

@@ -12,11 +12,9 @@ import collections.abc
 import contextlib
 import dataclasses
 import datetime
-import json
 import math
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -25,36 +23,23 @@ import typing
 import torch
 import torch.distributed as dist
 
-from ddptrain import config, errors, files, markers, tree
+from ddptrain import config, errors, files, hardware, markers, rendezvous, tree
 
-INIT_TIMEOUT_S = 120
 WATCH_S = 1.0
 REPORT_S = 10.0  # how long the first rank that gives up has to report why
 STUCK_S = 15.0  # after SIGTERM; launchers and Slurm send SIGKILL after 30 s
 EXIT_FAILED = 1
-_GPUS, _LAUNCH = "ask for as many GPUs per node as ranks", "start me with torchrun or srun"
 _ABORT, _FIRST = "ddptrain/abort", "ddptrain/first"
 
 Report = collections.abc.Callable[[Exception], None]
 
 
-@dataclasses.dataclass(frozen=True)
-class Place:
-    """Where this process stands, before anything was connected."""
-
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    launcher: str  # torchrun, srun or alone
-
-
 class World(tree.Tree):
     """The ranks that train together; `control` is gloo's group for what they agree on."""
 
-    def __init__(self, place: Place, device: torch.device, report: Report = lambda _: None) -> None:
+    def __init__(self, place: rendezvous.Place, device: torch.device, report: Report = lambda _: None) -> None:
         super().__init__(place.rank, place.size, None)
-        self.place, self.device, self.host, self.is_main = place, device, _host(), place.rank == 0
+        self.place, self.device, self.host, self.is_main = place, device, rendezvous.host(), place.rank == 0
         self.leads_node = place.local_rank == 0  # it looks at shared files for all ranks of its node
         self.report = report  # called by the first rank that gives up, with the reason
         self.store: typing.Any = None  # a client of the rendezvous store for the watch thread; None when alone
@@ -117,48 +102,6 @@ class World(tree.Tree):
         raise errors.SharedError(text, retry=retry) from own
 
 
-def place() -> Place:
-    """Return this process's place from torchrun's or srun's environment. Raises UserError when it is contradictory."""
-    env = os.environ
-    try:
-        if "RANK" in env and "WORLD_SIZE" in env:
-            local = int(env.get("LOCAL_RANK", "0")), int(env.get("LOCAL_WORLD_SIZE", "1"))
-            found = Place(int(env["RANK"]), int(env["WORLD_SIZE"]), *local, "torchrun")
-        elif "SLURM_STEP_ID" in env and int(env.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
-            local_size = int(env.get("SLURM_STEP_TASKS_PER_NODE", "1").split("(")[0].split(",")[0])
-            local = int(env["SLURM_LOCALID"]), local_size
-            found = Place(int(env["SLURM_PROCID"]), int(env["SLURM_STEP_NUM_TASKS"]), *local, "srun")
-        else:
-            return Place(0, 1, 0, 1, "alone")
-    except (KeyError, ValueError) as e:
-        raise errors.UserError(f"the launcher's environment is incomplete ({e}); {_LAUNCH}") from e
-    if not 0 <= found.rank < found.size:
-        raise errors.UserError(f"RANK={found.rank} is not below WORLD_SIZE={found.size}; {_LAUNCH}")
-    return found
-
-
-def choose_device(wanted: str, local_rank: int) -> torch.device:
-    """Return the device of a rank: `auto` is a GPU where torch sees one, else the CPU."""
-    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        built = f"was built for CUDA {torch.version.cuda}" if torch.version.cuda else "was built for CPUs only"
-        text = f"--device cuda: torch {torch.__version__} sees no GPU ({built}); use --device cpu or a GPU node"
-        raise errors.UserError(text)
-    visible = torch.cuda.device_count()
-    if visible == 1:  # srun's --gpus-per-task and --gpu-bind show each task its own one alone
-        return torch.device("cuda", 0)
-    if local_rank >= visible:
-        raise errors.UserError(f"local rank {local_rank} has no GPU: {visible} visible; {_GPUS}")
-    return torch.device("cuda", local_rank)
-
-
-def _gpu_id(device: torch.device) -> str | None:
-    """Return the GPU's UUID; None for a CPU, and if torch does not know it."""
-    found = getattr(torch.cuda.get_device_properties(device), "uuid", None) if device.type == "cuda" else None
-    return None if found is None else str(found)
-
-
 @contextlib.contextmanager
 def joined(
     device: str,
@@ -206,7 +149,7 @@ def adopted() -> World:
 
     From now on SIGTERM, SIGINT, SIGUSR1 and SIGUSR2 set `stop_requested`. All ranks call it.
     """
-    here = place()
+    here = rendezvous.place()
     if dist.is_initialized():
         here = dataclasses.replace(here, rank=dist.get_rank(), size=dist.get_world_size())
     elif here.size > 1:
@@ -252,10 +195,10 @@ def _leave_when_stuck(world: World) -> None:
 
 def _join(wanted: str, problem: str | None, report: Report) -> tuple[World, typing.Any]:
     """Return the world, once all ranks have met and watch each other, and the store to connect them by."""
-    here = place()
+    here = rendezvous.place()
     device = torch.device("cpu")
     try:
-        device = choose_device(wanted, here.local_rank)
+        device = hardware.choose_device(wanted, here.local_rank)
     except errors.UserError as e:
         problem = problem or str(e)
     cuda = device.type == "cuda"
@@ -263,8 +206,8 @@ def _join(wanted: str, problem: str | None, report: Report) -> tuple[World, typi
     world = World(here, device, report)
     own = {"rank": here.rank, "host": world.host, "device": name}
     if here.size > 1:
-        store: typing.Any = _rendezvous(here)
-        world.members = _meet(store, here, own, problem, _gpu_id(device))
+        store: typing.Any = rendezvous.connect(here)
+        world.members = rendezvous.meet(store, here, own, problem, hardware.gpu_id(device))
         _start_watch(world)
     elif problem is not None:
         raise errors.UserError(problem)
@@ -293,95 +236,12 @@ def _connect_lazily() -> None:
     os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
 
 
-def _rendezvous(here: Place) -> typing.Any:
-    """Return the store where the ranks meet. In a job of ours all ranks know its address, under srun, too."""
-    env, timeout = os.environ, datetime.timedelta(seconds=INIT_TIMEOUT_S)
-    if here.launcher == "srun":
-        for name in ("ADDR", "PORT"):
-            known = env.get({"ADDR": "HEAD_IP", "PORT": "HEAD_PORT"}[name]) or env.get(f"MASTER_{name}")
-            if not known:
-                text = f"under srun without torchrun the ranks need MASTER_ADDR and MASTER_PORT; set MASTER_{name}"
-                raise errors.UserError(text)
-            env[f"MASTER_{name}"] = known
-    try:
-        if here.launcher == "torchrun":
-            store, _, _ = next(iter(dist.rendezvous("env://", here.rank, here.size, timeout=timeout)))
-            # A static rendezvous keeps its store when the ranks are started again (torch 2.13), and with it the
-            # addresses of ranks that have ended: who reads one before its successor has written waits for ever.
-            return dist.PrefixStore(f"attempt/{_restarts()}", store)
-        own = {"is_master": here.rank == 0, "timeout": timeout, "wait_for_workers": False}
-        return dist.TCPStore(env["MASTER_ADDR"], int(env["MASTER_PORT"]), here.size, **own)
-    except (dist.DistNetworkError, dist.DistStoreError, ValueError) as e:
-        where = f"{env.get('MASTER_ADDR')}:{env.get('MASTER_PORT')}"
-        if head := env.get("HEAD_NODE"):
-            where += f" ({head})"
-        text = f"the rendezvous at {where} failed on {_host()}: {str(e).splitlines()[0]}"
-        raise errors.UserError(f"{text}; is the port reachable from there?", retry=True) from e
-
-
-def _host() -> str:
-    """Name this host for messages: Slurm's name of the node, which need not be the machine's."""
-    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-
-
-def _meet(
-    store: typing.Any, here: Place, own: dict[str, object], problem: str | None, gpu: str | None
-) -> list[dict[str, object]]:
-    """Wait until every rank has joined, and collect their places; nothing that could hang was started yet.
-
-    Rank 0 returns the places, the others none: to send all of them to all would take the square of the ranks' number.
-    Raises SharedError naming the absent ranks, or the first one's problem.
-    """
-    prefix = f"ddptrain/{_restarts()}"
-    store.set(f"{prefix}/rank/{here.rank}", json.dumps({**own, "problem": problem, "gpu": gpu}))
-    store.add(f"{prefix}/joined", 1)
-    members: list[dict[str, object]] = []
-    if here.rank == 0:
-        members, verdict = _collect(store, prefix, here.size)
-        may_retry = not members  # a rank that never joined may join the next attempt
-        store.set(f"{prefix}/all", json.dumps([verdict, may_retry]))
-    else:
-        store.wait([f"{prefix}/all"], datetime.timedelta(seconds=INIT_TIMEOUT_S + 30))
-        verdict, may_retry = json.loads(store.get(f"{prefix}/all"))
-    if verdict:
-        raise errors.SharedError(verdict, retry=may_retry)
-    return members
-
-
-def _collect(store: typing.Any, prefix: str, size: int) -> tuple[list[dict[str, object]], str]:
-    """Return the members and what is wrong with them, or an empty text."""
-    deadline = time.monotonic() + INIT_TIMEOUT_S
-    while store.add(f"{prefix}/joined", 0) < size:
-        if time.monotonic() > deadline:
-            absent = [rank for rank in range(size) if not store.check([f"{prefix}/rank/{rank}"])]
-            some = ", ".join(str(rank) for rank in absent[:16]) + (" ..." if len(absent) > 16 else "")
-            count = f"{len(absent)} of {size} ranks never joined within {INIT_TIMEOUT_S} s"
-            return [], f"{count}: {some}; look at their logs"
-        time.sleep(0.05)
-    members = [json.loads(text) for text in store.multi_get([f"{prefix}/rank/{rank}" for rank in range(size)])]
-    public = [{key: member[key] for key in ("rank", "host", "device")} for member in members]
-    if bad := [member for member in members if member["problem"]]:
-        where = f"rank {bad[0]['rank']} on {bad[0]['host']}: " if len(bad) < size else ""
-        return public, f"{where}{bad[0]['problem']}"
-    holders: dict[str, int] = {}
-    for member in members:
-        if member["gpu"] is not None and (first := holders.setdefault(member["gpu"], member["rank"])) != member["rank"]:
-            pair = f"ranks {first} and {member['rank']} on {member['host']}"
-            return public, f"{pair} have one GPU between them; {_GPUS}"
-    return public, ""
-
-
-def _restarts() -> str:
-    """Return how many times torchrun has started the ranks again."""
-    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-
-
 def _start_watch(world: World) -> None:
     """Start the thread that leaves when another rank gives up or the store's host is lost."""
     timeout = datetime.timedelta(seconds=30)
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     client = dist.TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timeout)
-    world.store = dist.PrefixStore(f"attempt{_restarts()}", client)
+    world.store = dist.PrefixStore(f"attempt{rendezvous.restarts()}", client)
 
     def watch() -> None:
         ends_at: float | None = None

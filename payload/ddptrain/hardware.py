@@ -15,6 +15,7 @@ import torch
 from ddptrain import errors, files, shapes
 
 GIB = 1 << 30
+GPUS = "ask for as many GPUs per node as ranks"
 CPUINFO = pathlib.Path("/proc/cpuinfo")
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
 
@@ -164,3 +165,25 @@ def _left(group: pathlib.Path, limit: str, used: str, prefix: str, stat: str) ->
     free = int((group / limit).read_text()) - int((group / used).read_text())
     cached = dict(line.split(maxsplit=1) for line in (group / stat).read_text().splitlines())
     return free + sum(int(cached.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
+
+
+def choose_device(wanted: str, local_rank: int) -> torch.device:
+    """Return the device of a rank: `auto` is a GPU where torch sees one, else the CPU."""
+    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        built = f"was built for CUDA {torch.version.cuda}" if torch.version.cuda else "was built for CPUs only"
+        text = f"--device cuda: torch {torch.__version__} sees no GPU ({built}); use --device cpu or a GPU node"
+        raise errors.UserError(text)
+    visible = torch.cuda.device_count()
+    if visible == 1:  # srun's --gpus-per-task and --gpu-bind show each task its own one alone
+        return torch.device("cuda", 0)
+    if local_rank >= visible:
+        raise errors.UserError(f"local rank {local_rank} has no GPU: {visible} visible; {GPUS}")
+    return torch.device("cuda", local_rank)
+
+
+def gpu_id(device: torch.device) -> str | None:
+    """Return the GPU's UUID; None for a CPU, and if torch does not know it."""
+    found = getattr(torch.cuda.get_device_properties(device), "uuid", None) if device.type == "cuda" else None
+    return None if found is None else str(found)

@@ -48,21 +48,6 @@ def test_which_nodes_take_jobs(commands: Commands, state: str, usable: bool):
 
 
 @pytest.mark.parametrize(
-    ("gres", "count"),
-    [
-        ("", 0),
-        ("gpu", 1),
-        ("gpu:h200:8(S:0-1)", 8),
-        ("gpu:a:2(S:0,1),gpu:b:3", 5),
-        ("shard:32,gpu:2", 2),
-        ("nic:2", 0),
-    ],
-)
-def test_gpus_are_counted(gres: str, count: int):
-    assert jobs.parse_gpus(gres) == count
-
-
-@pytest.mark.parametrize(
     ("text", "seconds"),
     [
         ("30", 1800),

@@ -16,7 +16,7 @@ import unittest.mock
 import pytest
 import yaml
 
-from slurm_ddp import mounts
+from slurm_ddp import mount_child, mounts
 from slurm_ddp.mounts import State
 
 CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
@@ -268,17 +268,17 @@ def test_a_process_that_ended_and_was_not_waited_for_has_no_start(tmp_path: path
 def as_child(monkeypatch: pytest.MonkeyPatch, path: pathlib.Path, code: str) -> None:
     """Have this code run as a probe's child."""
     path.write_text(f"import json, os, sys, time\n{code}\n")
-    monkeypatch.setattr(mounts, "__file__", str(path))
+    monkeypatch.setattr(mounts, "CHILD", path)
 
 
 def test_a_child_gets_its_arguments_and_a_bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path):
     as_child(monkeypatch, tmp_path / "c.py", "print(flush=True)\nprint(json.dumps([sys.argv[1:], dict(os.environ)]))")
     arguments, environment = typing.cast("list[typing.Any]", mounts._ask_child(OURS, "write", 20, sticky=True))
-    assert arguments == ["_child", "/mnt/shared", "7", "write", "sticky"]
+    assert arguments == ["/mnt/shared", "7", "write", "sticky"]
     assert {"LANG": "C.UTF-8", "PATH": "/usr/bin:/bin"}.items() <= environment.items()
     assert set(environment) <= {"LANG", "PATH", "LC_CTYPE"}
     arguments, _ = typing.cast("list[typing.Any]", mounts._ask_child(OURS, "read", 20, sticky=False))
-    assert arguments == ["_child", "/mnt/shared", "7", "read"]
+    assert arguments == ["/mnt/shared", "7", "read"]
 
 
 @pytest.mark.parametrize(
@@ -310,14 +310,14 @@ def mount_id(folder: pathlib.Path) -> int:
 
 
 def child(folder: pathlib.Path, *, write: bool = False, sticky: bool = False) -> dict[str, typing.Any]:
-    return mounts._child(str(folder), mount_id(folder), write=write, sticky=sticky)
+    return mount_child.touch(str(folder), mount_id(folder), write=write, sticky=sticky)
 
 
 def test_a_probe_leaves_its_folder_and_nothing_in_it(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]):
     assert child(tmp_path) == {}
     assert capsys.readouterr().out == "\n"  # its deadline starts
     assert list(tmp_path.iterdir()) == []
-    folder = tmp_path / mounts.PROBE_DIR
+    folder = tmp_path / mount_child.PROBE_DIR
     assert child(tmp_path, write=True) == {}
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     host = socket.gethostname()
@@ -330,10 +330,13 @@ def test_a_probe_leaves_its_folder_and_nothing_in_it(tmp_path: pathlib.Path, cap
 
 def test_a_mount_that_is_not_the_one_of_the_table_is_hidden(tmp_path: pathlib.Path):
     number = mount_id(tmp_path)
-    assert mounts._child(str(tmp_path), number * 10, write=True, sticky=False) == {"step": "hidden"}
-    assert mounts._child(str(tmp_path / "x"), 1, write=True, sticky=False) == {"step": "open", "errno": errno.ENOENT}
+    assert mount_child.touch(str(tmp_path), number * 10, write=True, sticky=False) == {"step": "hidden"}
+    assert mount_child.touch(str(tmp_path / "x"), 1, write=True, sticky=False) == {
+        "step": "open",
+        "errno": errno.ENOENT,
+    }
     (tmp_path / "file").touch()
-    found = mounts._child(str(tmp_path / "file"), number, write=False, sticky=False)
+    found = mount_child.touch(str(tmp_path / "file"), number, write=False, sticky=False)
     assert found == {"step": "open", "errno": errno.ENOTDIR}
 
 
@@ -374,14 +377,14 @@ def test_the_step_that_fails_is_named(
 ):
     number = mount_id(tmp_path)
     monkeypatch.setattr(place, name, failing)
-    assert mounts._child(str(tmp_path), number, write=True, sticky=False) == {"step": step, "errno": errno.EIO}
+    assert mount_child.touch(str(tmp_path), number, write=True, sticky=False) == {"step": step, "errno": errno.EIO}
 
 
 def test_other_bytes_than_were_written_are_seen(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
     number = mount_id(tmp_path)
-    monkeypatch.setattr(mounts.pathlib.Path, "read_bytes", lambda path: b"other")
-    assert mounts._child(str(tmp_path), number, write=True, sticky=False) == {"step": "read back"}
-    assert list((tmp_path / mounts.PROBE_DIR).iterdir()) == []
+    monkeypatch.setattr(pathlib.Path, "read_bytes", lambda path: b"other")
+    assert mount_child.touch(str(tmp_path), number, write=True, sticky=False) == {"step": "read back"}
+    assert list((tmp_path / mount_child.PROBE_DIR).iterdir()) == []
 
 
 @pytest.mark.parametrize(("argv", "options"), CASES["a_units_command_line_reaches_the_function"])

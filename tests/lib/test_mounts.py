@@ -12,7 +12,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_ddp import mounts
+from slurm_ddp import mount_child, mounts, processes
 
 CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 
@@ -168,14 +168,14 @@ def test_whoever_has_something_open_below_the_folder_uses_it(tmp_path: pathlib.P
     (tmp_path / "ab").mkdir()
     child = subprocess.Popen(["/bin/sleep", "60"], cwd=tmp_path / "ab")
     try:
-        assert (child.pid, "sleep") in mounts.users(tmp_path / "ab")  # by its working directory
-        assert (child.pid, "sleep") in mounts.users(tmp_path)
-        assert mounts.users(tmp_path / "a") == []  # a name that only begins like it
+        assert (child.pid, "sleep") in processes.users(tmp_path / "ab")  # by its working directory
+        assert (child.pid, "sleep") in processes.users(tmp_path)
+        assert processes.users(tmp_path / "a") == []  # a name that only begins like it
     finally:
         child.kill()
         child.wait()
     with (tmp_path / "ab/file").open("w"):
-        assert [pid for pid, _ in mounts.users(f"{tmp_path}/ab/")] == [os.getpid()]
+        assert [pid for pid, _ in processes.users(f"{tmp_path}/ab/")] == [os.getpid()]
 
 
 def test_what_juicefs_keeps_of_a_removed_file_is_removed_too(tmp_path: pathlib.Path):
@@ -186,7 +186,7 @@ def test_what_juicefs_keeps_of_a_removed_file_is_removed_too(tmp_path: pathlib.P
     kept = tmp_path / ".trash" / hour / f"{path.parent.stat().st_ino}-{path.stat().st_ino}-file"
     kept.parent.mkdir(parents=True)
     kept.touch()
-    mounts._remove(path)
+    mount_child._remove(path)
     assert list(tmp_path.rglob("*file*")) == []
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 import yaml
 
-from ddptrain import config, distributed, errors, hardware, planning
+from ddptrain import config, distributed, errors, hardware, planning, rendezvous
 
 CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 
@@ -70,10 +70,10 @@ def test_a_rank_takes_its_gpu_also_where_it_sees_no_other(
 ):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
-    assert str(distributed.choose_device("auto", local_rank)) == wanted
+    assert str(hardware.choose_device("auto", local_rank)) == wanted
     with pytest.raises(errors.UserError, match="local rank 2 has no GPU: 2 visible; ask for as many GPUs per node"):
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-        distributed.choose_device("cuda", 2)
+        hardware.choose_device("cuda", 2)
 
 
 @pytest.mark.parametrize(("gpus", "shared"), [((None, None), False), (("a", "b"), False), (("a", "a"), True)])
@@ -83,7 +83,7 @@ def test_two_ranks_on_one_gpu_get_an_error(gpus: tuple[str | None, ...], shared:
         own = {"rank": rank, "host": "n1", "device": "H200", "problem": None, "gpu": gpu}
         store.set(f"p/rank/{rank}", json.dumps(own))
         store.add("p/joined", 1)
-    members, verdict = distributed._collect(store, "p", 2)
+    members, verdict = rendezvous._collect(store, "p", 2)
     assert members == [{"rank": rank, "host": "n1", "device": "H200"} for rank in range(2)]
     assert ("ranks 0 and 1 on n1 have one GPU between them; ask for as many GPUs" in verdict) is shared
     assert bool(verdict) is shared
@@ -177,5 +177,5 @@ def test_precision_is_decided_by_the_hardware_and_deterministic_means_fp32(
     able: bool, asked: dict[str, typing.Any], wanted: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(hardware, "has_bf16", lambda _: able)
-    world = distributed.World(distributed.Place(0, 1, 0, 1, "alone"), torch.device("cpu"))
+    world = distributed.World(rendezvous.Place(0, 1, 0, 1, "alone"), torch.device("cpu"))
     assert planning._choose_precision(config.Config(**asked), world).precision == wanted

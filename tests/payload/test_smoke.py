@@ -10,7 +10,7 @@ import pytest
 import ranks
 import torch.distributed as dist
 
-from ddptrain import distributed, errors
+from ddptrain import errors, rendezvous
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def test_under_srun_without_a_place_to_meet_the_variable_that_is_missing_is_name
     for name in ("HEAD_PORT", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(errors.UserError, match=r"set MASTER_PORT$"):
-        distributed._rendezvous(distributed.Place(1, 2, 0, 1, "srun"))
+        rendezvous.connect(rendezvous.Place(1, 2, 0, 1, "srun"))
 
 
 def test_a_rendezvous_that_fails_names_both_nodes_by_what_slurm_calls_them(monkeypatch: pytest.MonkeyPatch):
@@ -71,8 +71,8 @@ def test_a_rendezvous_that_fails_names_both_nodes_by_what_slurm_calls_them(monke
     def fail(*_: object, **__: object) -> None:
         raise dist.DistNetworkError("The client socket has timed out after 120000ms\nmore")
 
-    monkeypatch.setattr(distributed.dist, "rendezvous", fail)
+    monkeypatch.setattr(rendezvous.dist, "rendezvous", fail)
     with pytest.raises(errors.UserError) as caught:
-        distributed._rendezvous(distributed.Place(1, 2, 0, 1, "torchrun"))
+        rendezvous.connect(rendezvous.Place(1, 2, 0, 1, "torchrun"))
     where = "the rendezvous at 127.0.0.1:9 (slurmd-0) failed on slurmd-1"
     assert str(caught.value).startswith(f"{where}: The client socket has timed out after 120000ms; is the port")

@@ -11,6 +11,7 @@ from prometheus_client import core
 
 from controller import gres_lines
 from gpu import detect, gres, gres_conf
+from gpu import xids as gpu_xids
 from maintenance import hold
 from node import hold as node_hold
 from node import machine as machines
@@ -19,7 +20,7 @@ from scripts import health
 from slurm_ddp import exporter, records, systemd
 from slurm_ddp.exporter import counter, gauge
 from slurm_ddp.interfaces import cos_agent
-from slurm_ddp.run import CommandError, run
+from slurm_ddp.run import CommandError
 from slurm_ddp.slurm import nodes
 
 _LOG_S = 6.0
@@ -74,18 +75,13 @@ def cards() -> collections.abc.Iterator[core.Metric]:
 
 def xids(option: str) -> collections.abc.Iterator[core.Metric]:
     """Count the Xids that the kernel logged since the machine's boot, by their level under the option health-xids."""
-    argv = (health.JOURNALCTL, "-k", "-b", "-q", "--no-pager", "-o", "cat", "-g", "NVRM: Xid")
-    done = run(*argv, timeout=_LOG_S, check=False)
-    if done.returncode not in (0, 1) or done.stderr.strip():  # 1: no such line
-        raise CommandError(f"journalctl exited {done.returncode}: {done.stderr.strip()[:120]}")
-    scope = health.Scope()
+    scope = gpu_xids.Scope()
     with contextlib.suppress(ValueError):  # the unit's status names an option that cannot be read
-        drain, ignore = health.parse_xids(option)
-        scope = health.Scope(drain_xids=drain, ignore_xids=ignore)
+        scope = gpu_xids.Scope(*gpu_xids.parse(option))
     found: collections.Counter[tuple[str, str]] = collections.Counter()
-    for line in done.stdout.splitlines():
-        if match := health.XID.search(line):
-            finding = health.xid_finding(line, scope)
+    for line in gpu_xids.logged("cat", timeout=_LOG_S):
+        if match := gpu_xids.LINE.search(line):
+            finding = gpu_xids.judge(line, scope)
             found[match[2], finding.level if finding else "none"] += 1
     samples = [({"xid": xid, "level": level}, float(count)) for (xid, level), count in sorted(found.items())]
     yield counter("gpu_xid_errors_total", "Xid errors since the machine's boot.", samples)

@@ -5,8 +5,8 @@ The driver's options are in `driver.plan`.
 
 import pydantic
 
+from gpu import xids
 from node import resume
-from scripts import health
 from slurm_ddp.charm import naming
 
 _HEALTH = ("auto", "always", "never")
@@ -32,6 +32,6 @@ class Config(pydantic.BaseModel, frozen=True):
         if self.health_check not in _HEALTH:
             raise ValueError(f"health-check: {self.health_check!r:.60} is none of {', '.join(_HEALTH)}")
         with naming("health-xids"):
-            health.parse_xids(self.health_xids)
+            xids.parse(self.health_xids)
         if not 0 <= self.shards_per_gpu <= _MOST_SHARDS:
             raise ValueError(f"shards-per-gpu: {self.shards_per_gpu} is not between 0 and {_MOST_SHARDS}")

@@ -15,11 +15,12 @@ import zlib
 
 from ddp.base import Log, ParameterError, Results, Settings, TrainerError, with_progress
 from ddp.doctor import cluster_rules, node_rules, reporting
-from ddp.doctor.facts import Facts, Json, as_dict, leading_number
+from ddp.doctor.facts import Facts, Json, leading_number
 from ddp.doctor.findings import Finding, Findings, first_few
 from ddp.environment import environments
 from ddp.options import declared, models
 from ddp.run import telemetry
+from ddp.run.reading import as_object
 from ddp.slurm import access, jobs
 from ddp.submit import checks, resources
 from ddp.workspace import folders, operations
@@ -152,7 +153,7 @@ def read_reports(text: str) -> dict[str, Json]:
             continue
         with contextlib.suppress(ValueError, TypeError, zlib.error):
             packed = base64.b64decode("".join(found[number] for number in sorted(found)), validate=True)
-            answer = as_dict(json.loads(zlib.decompressobj().decompress(packed, 4 << 20)))
+            answer = as_object(json.loads(zlib.decompressobj().decompress(packed, 4 << 20)))
             if answer.get("node") == node:
                 reports[node] = answer
     return reports
@@ -219,8 +220,7 @@ def _unfit(node: nodes.Node | None, *, is_usable: bool) -> str:
     """Return why Slurm starts no step on a node now, "" where it does. The job's own reservation is no reason."""
     if node is None:
         return "Slurm does not know it"
-    bad = {"DRAIN", "FAIL", "MAINTENANCE", "NOT_RESPONDING", "INVALID_REG", "INVAL", "REBOOT_ISSUED"}
-    flags = sorted(node.flags & bad - ({"MAINTENANCE", "NOT_RESPONDING"} if is_usable else set()))
+    flags = sorted(node.flags & jobs.UNUSABLE - ({"MAINTENANCE", "NOT_RESPONDING"} if is_usable else set()))
     if flags or node.state not in ("IDLE", "MIXED", "ALLOCATED"):
         return f"{'+'.join([node.state, *flags])}" + (f" ({node.reason})" if node.reason else "")
     if node.flags & jobs.POWER:
@@ -244,4 +244,4 @@ def _free_memory_mb(node: nodes.Node) -> int:
 
 def _free_gpus(node: nodes.Node) -> int:
     used = re.search(r"gres/gpu=(\d+)", node.alloc_tres or "")
-    return max(0, jobs.parse_gpus(node.gres or "") - (int(used[1]) if used else 0))
+    return max(0, nodes.count_gres(node.gres, "gpu") - (int(used[1]) if used else 0))

@@ -53,11 +53,6 @@ def leading_number(text: str) -> int | None:
     return int(found[0]) if found else None
 
 
-def as_dict(value: object) -> Json:
-    """Return the value if it is a dict, else an empty one."""
-    return typing.cast(Json, value) if isinstance(value, dict) else {}
-
-
 def mib(size_bytes: int | None) -> int:
     """Return a size in MiB, 0 if it is not known."""
     return (size_bytes or 0) >> 20

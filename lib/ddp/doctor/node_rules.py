@@ -4,8 +4,9 @@ import collections
 import statistics
 
 from ddp.base import Settings
-from ddp.doctor.facts import Facts, Json, as_dict, capacity, clock_offsets, mib, release
+from ddp.doctor.facts import Facts, Json, capacity, clock_offsets, mib, release
 from ddp.doctor.findings import Findings, grouped, spelled
+from ddp.run.reading import as_object
 
 _CLOCK_S, _CLOCK_BREAKS_S = 1.0, 50.0  # auth/slurm: a credential is good for 60 s (slurm.conf(5), AuthInfo ttl)
 _SLOW_WRITE_MB_S, _SLOW_RENAME_MS, _SLOW_SEEN_MS = 20.0, 500.0, 3000.0
@@ -45,7 +46,7 @@ def _release(name: str, about: Json, facts: Facts, findings: Findings) -> None:
 
 
 def _filesystem(name: str, about: Json, facts: Facts, findings: Findings) -> None:
-    mount = as_dict(about.get("mount"))
+    mount = as_object(about.get("mount"))
     if mount.get("mountpoint") == "/":
         return findings.add("not-mounted", name)
     if "hung" in about:
@@ -72,7 +73,7 @@ def _filesystem(name: str, about: Json, facts: Facts, findings: Findings) -> Non
 
 
 def _host(settings: Settings, name: str, about: Json, facts: Facts, findings: Findings) -> None:
-    limits, seen = as_dict(about["limits"]), about["gpus"]["seen"]
+    limits, seen = as_object(about["limits"]), about["gpus"]["seen"]
     if about["uid"] != settings.uid:
         findings.add("uid", name, uid=about["uid"])
     if (files := limits.get("nofile")) is not None and files < _LEAST_FILES:

@@ -4,8 +4,9 @@ import collections.abc
 import re
 
 from ddp.base import Results, Settings
-from ddp.doctor.facts import Facts, as_dict, clock_offsets, mib
+from ddp.doctor.facts import Facts, clock_offsets, mib
 from ddp.doctor.findings import ORDER, Finding
+from ddp.run.reading import as_object
 from ddp.view import tables
 
 _COLUMNS: str = "NODE SLURM PYTHON CLOCK MOUNT MB/S RENAME SEEN NET TRIP SHM GPUS VERDICT"
@@ -50,12 +51,12 @@ def _table(facts: Facts, findings: collections.abc.Sequence[Finding]) -> str:
         if about is None:
             rows.append([name, *[""] * (len(rows[0]) - 2), facts.left_out.get(name, "no answer")])
             continue
-        filesystem, peers = as_dict(about["filesystem"]), list(about["network"]["peers"].values())
+        filesystem, peers = as_object(about["filesystem"]), list(about["network"]["peers"].values())
         cells = (
             about["versions"]["slurm"],
             about["versions"]["python"],
             f"{offsets[name] * 1e3:+.0f}ms" if name in offsets else None,
-            as_dict(filesystem.get("mount")).get("type"),
+            as_object(filesystem.get("mount")).get("type"),
             _number(filesystem.get("write_mb_s"), ".0f"),
             _number(filesystem.get("rename_ms"), ".0f", "ms"),
             _number(next((p["seen_ms"] for p in peers if p.get("seen_ms") is not None), None), ".0f", "ms"),

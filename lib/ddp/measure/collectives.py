@@ -73,20 +73,15 @@ def entries(measured: Json, run: str) -> list[Json]:
     return found
 
 
-def _shape(entry: Json) -> tuple[object, ...]:
-    """Return the properties that a comparable entry shares."""
-    return tuple(entry[name] for name in ("collective", "backend", "nodes", "world_size"))
-
-
 def _conclude(settings: Settings, submitted: control.Submitted, log: Log) -> Results:
     measured = folders.call(settings, operations.read_json, path=f"{submitted.folder}/collectives.json")
     fresh = entries(measured, submitted.run)
-    old = {_shape(entry): entry for entry in read_baseline(settings)}
+    old = {operations.shape(entry): entry for entry in read_baseline(settings)}
     comparison: list[str] = []
     stored: list[Json] = []
     for entry in fresh:
         verdict, ratio = f"{entry['collective']}: {entry['average_busbw']:.4g} GB/s", 1.0
-        if before := old.get(_shape(entry)):
+        if before := old.get(operations.shape(entry)):
             ratio = entry["average_busbw"] / before["average_busbw"] if before["average_busbw"] else 1.0
             of = f"the baseline of {before['created']} ({before['average_busbw']:.4g} GB/s)"
             verdict = f"{verdict}, {ratio:.2f} of {of}"

@@ -55,7 +55,7 @@ _OF_LAUNCHER = (
 _NEVER_JOINED = re.compile(
     r"(?:.*(?:\[FATAL\]|SharedError:|leaves:) )?(?:\d+ of \d+ ranks never joined within \d+ s: ([\d, ]*\d)"
     r"|rank 0 published no address in )"
-)  # distributed.py
+)  # rendezvous.py
 _TIMED_OUT = re.compile(
     r"[Tt]imed out after .* waiting for clients|wait timeout after|DistStoreError|the rendezvous at "
 )  # torch's TCPStore (2.0 to 2.13), and the payload around it

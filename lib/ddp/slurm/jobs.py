@@ -39,7 +39,7 @@ _SACCT_NAMES = (  # squeue's for the same
     "JobID UserName State exit_code NumNodes Partition TimeUsed TimeLimit SubmitTime NodeList Name".split()
 )
 _KEPT = "MAINTENANCE"
-_UNUSABLE = frozenset({"DRAIN", "FAIL", _KEPT, "NOT_RESPONDING", "INVALID_REG", "INVAL", "REBOOT_ISSUED"})
+UNUSABLE = frozenset({"DRAIN", "FAIL", _KEPT, "NOT_RESPONDING", "INVALID_REG", "INVAL", "REBOOT_ISSUED"})
 POWER = frozenset({"POWERED_DOWN", "POWERING_UP"})  # flags of a node whose slurmd starts when a job needs it
 _USABLE = frozenset({"IDLE", "ALLOCATED", "MIXED", "COMPLETING"})
 _NOISE = re.compile(
@@ -260,12 +260,7 @@ def run_everywhere(
 
 def configuration() -> dict[str, str]:
     """Return Slurm's configuration as `scontrol show config` prints it. Raises SlurmError."""
-    found: dict[str, str] = {}
-    for line in ask(_SCONTROL, "show", "config").splitlines():
-        name, equals, value = line.partition("=")
-        if equals and re.fullmatch(r"[A-Za-z][A-Za-z0-9_]* *", name):
-            found.setdefault(name.strip(), value.strip())
-    return found
+    return show.config(ask(_SCONTROL, "show", "config"))
 
 
 def ask(*argv: str, stdin: str | None = None, timeout: float = 60, answer: str = "stdout") -> str:
@@ -324,16 +319,6 @@ def holds_task(tasks: str, number: int) -> bool:
     return False
 
 
-def parse_gpus(gres: str) -> int:
-    """Return how many GPUs a Gres text like `gpu:h200:8(S:0-1),shard:32` counts."""
-    total = 0
-    for item in re.sub(r"\([^)]*\)", "", gres).split(","):
-        kind, *rest = item.split(":")
-        if kind == "gpu":
-            total += int(rest[-1]) if rest and rest[-1].isdecimal() else 1
-    return total
-
-
 def words(text: str) -> str:
     """Return Slurm's message as one line, without the commands' names in front and without saying anything twice."""
     lines: list[str] = []
@@ -348,7 +333,7 @@ def _capacity(node: nodes.Node) -> Capacity:
     fields = node.fields
     address, is_booting = node.address or "", bool(node.flags & POWER)
     can_ask = node.is_dynamic and not is_booting and bool(re.fullmatch(r"[0-9.]+|[0-9A-Fa-f:]+", address))
-    takes_jobs = node.state in _USABLE and not node.flags & _UNUSABLE - {
+    takes_jobs = node.state in _USABLE and not node.flags & UNUSABLE - {
         _KEPT,
         "NOT_RESPONDING" if is_booting else _KEPT,
     }
@@ -356,7 +341,7 @@ def _capacity(node: nodes.Node) -> Capacity:
         name=node.name,
         cpus=_number(fields.get("CPUEfctv", "0")),
         memory_mb=max(_number(fields.get("RealMemory", "0")) - _number(fields.get("MemSpecLimit", "0")), 0),
-        gpus=parse_gpus(node.gres or ""),
+        gpus=nodes.count_gres(node.gres, "gpu"),
         state=node.state_text,
         is_usable=takes_jobs and _KEPT not in node.flags,
         features=frozenset((show.value(fields, "AvailableFeatures") or "").split(",")) - {""},

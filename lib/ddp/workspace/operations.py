@@ -122,11 +122,6 @@ def read_private(path: str, limit: int) -> str:
     return data.decode(errors="replace")
 
 
-def keep_token(secrets: str, owner: str, run: str, token: str) -> None:
-    """Write the file with the token for a run, readable by this account alone."""
-    keep_secret(secrets, owner, f"{run}{HF_SUFFIX}", f"{token}\n")
-
-
 def keep_secret(secrets: str, owner: str, name: str, text: str) -> None:
     """Write a file that this account alone can read."""
     folder = private(pathlib.Path(secrets)) / owner
@@ -213,16 +208,17 @@ def read_baseline(path: str) -> Json:
     return {"entries": entries}
 
 
+def shape(entry: Json) -> tuple[str, ...]:
+    """Return the properties that comparable entries of a baseline share."""
+    return tuple(str(entry.get(name)) for name in ("collective", "backend", "nodes", "world_size"))
+
+
 def store_baseline(path: str, entries: list[Json]) -> None:
     """Write entries to the baseline, each in place of the one of its shape."""
     file = pathlib.Path(path)
     known: list[Json] = []
     with contextlib.suppress(OSError, ValueError):
         known = _objects(read_object(file).get("entries"))
-
-    def shape(entry: Json) -> list[str]:
-        return [str(entry.get(name)) for name in ("collective", "backend", "nodes", "world_size")]
-
     fresh = [shape(entry) for entry in entries]
     kept = [entry for entry in known if shape(entry) not in fresh]
     replace(file, json.dumps({"format": 1, "entries": [*kept, *entries][-500:]}, indent=1) + "\n")

@@ -56,7 +56,7 @@ def is_wanted(settings: Settings, params: models.Training) -> bool:
 def deliver(settings: Settings, run: str) -> None:
     """Write the file for a run before it is submitted. Raises WorkspaceError."""
     folders.ensure_folders(settings, (FOLDER,))
-    _call(settings, operations.keep_token, run=run, token=settings.token)
+    _call(settings, operations.keep_secret, name=f"{run}{operations.HF_SUFFIX}", text=f"{settings.token}\n")
 
 
 def deliver_variables(settings: Settings, run: str, variables: collections.abc.Mapping[str, str]) -> None:

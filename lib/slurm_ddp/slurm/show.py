@@ -55,9 +55,9 @@ def records(text: str) -> list[dict[str, str]]:
 
 
 def config(text: str) -> dict[str, str]:
-    """Read the output of `scontrol show config`, the settings of plugins included."""
-    pairs = (line.split("=", 1) for line in text.splitlines() if "=" in line)
-    return {key.strip(): value.strip() for key, value in pairs}
+    """Read the output of `scontrol show config`, the settings of plugins included; of two with one name the first."""
+    pairs = [line.partition("=")[::2] for line in text.splitlines() if "=" in line]
+    return {key.strip(): value.strip() for key, value in reversed(pairs)}
 
 
 def value(record: collections.abc.Mapping[str, str], key: str) -> str | None:

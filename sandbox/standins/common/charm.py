@@ -66,24 +66,18 @@ def refreshes(
     return wrapped
 
 
-def leader_only(
-    handler: collections.abc.Callable[[Charm, Event], None],
-) -> collections.abc.Callable[[Charm, Event], None]:
-    """Skip `handler`, the status included, on units that do not lead."""
-
-    @functools.wraps(handler)
-    def wrapped(charm: Charm, event: Event) -> None:
-        if charm.unit.is_leader():
-            handler(charm, event)
-
-    return wrapped
-
-
 def refreshes_on_leader(
     handler: collections.abc.Callable[[Charm, Event], None],
 ) -> collections.abc.Callable[[Charm, Event], None]:
     """Set the unit's status after `handler`; skip both on units that do not lead."""
-    return leader_only(refreshes(handler))
+    refreshing = refreshes(handler)
+
+    @functools.wraps(handler)
+    def wrapped(charm: Charm, event: Event) -> None:
+        if charm.unit.is_leader():
+            refreshing(charm, event)
+
+    return wrapped
 
 
 def wait_unless(event: ops.EventBase, holds: bool, message: str) -> None:

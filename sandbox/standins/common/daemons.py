@@ -95,5 +95,6 @@ class Client(Daemon):
         raise NotImplementedError
 
     @charm.refreshes
-    def _on_controller_broken(self, event: ops.RelationBrokenEvent) -> None:
-        raise NotImplementedError
+    def _on_controller_broken(self, _: ops.RelationBrokenEvent) -> None:
+        if not self._stored.departing:
+            self.daemon.stop_and_disable()

@@ -39,14 +39,14 @@ def given(settings: Settings) -> tuple[Settings, pathlib.Path]:
 def test_settings_and_errors_do_not_show_it(settings: Settings):
     assert TOKEN not in repr(dataclasses.replace(settings, token=TOKEN))
     with pytest.raises(TrainerError) as caught:
-        folders.call(settings, operations.keep_token, secrets="/nowhere", owner="x", run="first", token=TOKEN)
+        folders.call(settings, operations.keep_secret, secrets="/nowhere", owner="x", name="first", text=TOKEN)
     assert TOKEN not in str(caught.value)
 
 
 def test_a_job_that_is_being_submitted_keeps_its_file(settings: Settings):
     secrets = str(settings.workspace / ".secrets")
     pathlib.Path(secrets).mkdir()
-    operations.keep_token(secrets, "trainer-0", "first", "a")
+    operations.keep_secret(secrets, "trainer-0", "first.hf-token", "a\n")
     assert operations.sync_tokens(secrets, "trainer-0", token="a", active=[]) == {"removed": 0, "replaced": 0}
 
 
@@ -71,12 +71,12 @@ def test_a_folder_of_another_account_or_a_link_is_not_used(settings: Settings, t
     secrets = settings.workspace / ".secrets"
     secrets.symlink_to(tmp_path / "theirs")
     with pytest.raises(RefusedError, match="is not a folder of this account"):
-        operations.keep_token(str(secrets), "trainer-0", "first", "a")
+        operations.keep_secret(str(secrets), "trainer-0", "first.hf-token", "a\n")
     assert not list((tmp_path / "theirs").iterdir())
     secrets.unlink()
     secrets.mkdir()
     secrets.chmod(0o777)
-    operations.keep_token(str(secrets), "trainer-0", "first", "a")
+    operations.keep_secret(str(secrets), "trainer-0", "first.hf-token", "a\n")
     assert stat.S_IMODE(secrets.stat().st_mode) == 0o700
 
 

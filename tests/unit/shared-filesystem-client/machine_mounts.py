@@ -3,7 +3,7 @@
 import dataclasses
 import pathlib
 
-from slurm_ddp import mounts
+from slurm_ddp import mounts, processes
 
 
 @dataclasses.dataclass
@@ -67,7 +67,8 @@ class MachineMounts:
         return count
 
     def install_in(self, module: object, patch: object) -> None:
-        for name in ("at", "users", "probe", "wait", "clear"):
+        patch.setattr(processes, "users", self.users)  # type: ignore[attr-defined]
+        for name in ("at", "probe", "wait", "clear"):
             patch.setattr(mounts, name, getattr(self, name))  # type: ignore[attr-defined]
 
 

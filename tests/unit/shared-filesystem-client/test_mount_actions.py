@@ -13,7 +13,7 @@ import mount_plan
 from machine import Machine
 from mount import actions
 from scripts import keeper
-from slurm_ddp import mounts
+from slurm_ddp import mounts, processes
 from slurm_ddp.run import Completed
 
 CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
@@ -46,7 +46,7 @@ class Bench:
         monkeypatch.setattr(mount_plan, "STATE", root / "state")
         monkeypatch.setattr(mount_plan, "CACHE", root / "cache")
         (root / "cache/shared-filesystem-client").mkdir(parents=True)
-        monkeypatch.setattr(mounts, "users", self._users)
+        monkeypatch.setattr(processes, "users", self._users)
         self.state = site.state(offer(volume()))
         site.ctx.run(site.ctx.on.config_changed(), self.state)
 

@@ -14,9 +14,11 @@ import pytest
 import yaml
 from keeper_rig import MP, SOURCE, UNIT, Rig
 
+import mount_plan
+from mount import watching
 from scripts import keeper
 from scripts.keeper import Remedy
-from slurm_ddp import mounts, readiness, records, watchdog
+from slurm_ddp import mounts, readiness, records
 from slurm_ddp.slurm import nodes
 
 CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
@@ -327,17 +329,15 @@ def test_a_server_that_takes_connections_must_say_something(speaks: str, answer:
             connection.close()
 
 
-def test_it_runs_alone_as_the_charm_lays_it_out(tmp_path: pathlib.Path):
+def test_it_runs_alone_as_the_charm_lays_it_out(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
     """With the system's Python, its standard library and the modules in the folder beside it."""
-    for name, source in watchdog.sources(pathlib.Path(keeper.__file__)).items():
-        path = tmp_path / name.replace("__main__", "mount_keeper")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(source)
+    monkeypatch.setattr(mount_plan, "LIB", tmp_path)
+    watching.write_programs("a")
     state = tmp_path / "state"
     state.mkdir()
     watch = keeper.Watch("a", "/proc", "a-unit-that-is-not.service", ("proc",), ("proc",), (), writable=False)
     (state / keeper.WATCH).write_text(json.dumps(dataclasses.asdict(watch)))
-    argv = [sys.executable, "-S", "-E", "-B", str(tmp_path / "mount_keeper.py"), str(state)]
+    argv = [sys.executable, "-S", "-E", "-B", str(tmp_path / "a/mount_keeper.py"), str(state)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False, env={"PATH": "/usr/bin:/bin"})
     assert done.returncode == 0, done.stderr
     assert json.loads((state / keeper.HEALTH).read_text())["state"] == "right"

@@ -16,7 +16,7 @@ from controller import gres_lines
 from driver import install as driver_install
 from driver import state as driver_state
 from gpu import detect as gpu_detect
-from gpu import gres_check, gres_conf
+from gpu import gres_check, gres_conf, xids
 from gpu import pci as gpu_pci
 from maintenance import mig, reset, services, upgrade
 from node import compute, health_check, machine, node_state, resume, slurmd_options, slurmd_unit
@@ -190,7 +190,8 @@ def uptime(paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path
 
 @pytest.fixture
 def scene(paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
-    programs = {"NVIDIA_SMI": "nvidia-smi", "JOURNALCTL": "journalctl", "SYSTEMCTL": "systemctl"}
+    programs = {"NVIDIA_SMI": "nvidia-smi", "SYSTEMCTL": "systemctl"}
+    monkeypatch.setattr(xids, "JOURNALCTL", str(paths / "bin/journalctl"))
     monkeypatch.setattr(nodes, "SCONTROL", str(paths / "bin/scontrol"))
     for name, program in programs.items():
         monkeypatch.setattr(gpu_health, name, str(paths / "bin" / program))

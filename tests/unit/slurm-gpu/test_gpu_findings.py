@@ -6,9 +6,8 @@ import xml.etree.ElementTree as ET
 import pytest
 from smi_samples import BARE, HEALTHY, gpu
 
-from gpu import smi
+from gpu import smi, xids
 from scripts import health as gpu_health
-from scripts.health import Finding
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +18,7 @@ def uptime(paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path
     return gpu_health.UPTIME
 
 
-def judged(values: dict[str, str]) -> list[Finding]:
+def judged(values: dict[str, str]) -> list[smi.Finding]:
     return gpu_health.judge(ET.fromstring(gpu(0, values)))
 
 
@@ -57,10 +56,10 @@ def test_the_fabric(values: dict[str, str], uptime_s: int, found: list[str]):
     assert [finding.text for finding in judged(HEALTHY | values)] == texts
 
 
-@pytest.mark.parametrize(("code", "level"), [(code, level) for code, (level, _) in gpu_health.XIDS.items()])
+@pytest.mark.parametrize(("code", "level"), [(code, level) for code, (level, _) in xids.TABLE.items()])
 def test_every_xid_of_the_table(code: int, level: str):
     line = f"1763664000.5 vm kernel: NVRM: Xid (PCI:0000:10:1c): {code}, pid=123, name=python, Ch 00000008"
-    found = gpu_health.xid_finding(line)
+    found = xids.judge(line)
     assert found is not None
     assert (found.level, found.gpu) == (level, "0000:10:1c.0")
     assert found.text.startswith(f"Xid {code}: ")
@@ -68,7 +67,7 @@ def test_every_xid_of_the_table(code: int, level: str):
 
 @pytest.mark.parametrize("code", [8, 13, 31, 37, 43, 44, 45, 66, 68, 69, 93, 121, 137, 141, 152, 153, 157, 160, 999])
 def test_xids_of_applications_and_unknown_ones_are_nothing(code: int):
-    assert gpu_health.xid_finding(f"1.0 vm kernel: NVRM: Xid (PCI:0000:01:00): {code}, pid=79, name=79") is None
+    assert xids.judge(f"1.0 vm kernel: NVRM: Xid (PCI:0000:01:00): {code}, pid=79, name=79") is None
 
 
 @pytest.mark.parametrize(
@@ -82,14 +81,14 @@ def test_xids_of_applications_and_unknown_ones_are_nothing(code: int):
     ],
 )
 def test_xids_whose_text_counts(rest: str, text: str | None):
-    found = gpu_health.xid_finding(f"1.0 vm kernel: NVRM: Xid (PCI:0000:01:00): {rest}")
+    found = xids.judge(f"1.0 vm kernel: NVRM: Xid (PCI:0000:01:00): {rest}")
     assert (found.text if found else None) == (f"Xid {rest[:3]}: {text}" if text else None)
 
 
 @pytest.mark.parametrize("text", ["109", "+x", "+1234", "+-1", "+74 -74", "$(id)"])
 def test_what_is_no_list_of_xids(text: str, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(ValueError, match=r"^('.*' is neither \+XID|Xid 74 is both)"):
-        gpu_health.parse_xids(text)
+        xids.parse(text)
     with pytest.raises(SystemExit):
         gpu_health.main([f"--xids={text}"])
     assert "--xids: " in capsys.readouterr().err

@@ -15,7 +15,7 @@ from health_scene import BUS, Scene, hold
 from machines import add_pci
 from smi_samples import BARE, HEALTHY, answer, gpu
 
-from gpu import smi
+from gpu import smi, xids
 from node import health_check
 from node import hold as node_hold
 from scripts import health as gpu_health
@@ -187,8 +187,8 @@ def test_the_whole_stays_under_slurms_minute(scene: Scene, monkeypatch: pytest.M
         raise CommandTimeout(f"{program}: no answer within {timeout:g} s")
 
     monkeypatch.setattr(gpu_health.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(gpu_health, "run", run)
-    monkeypatch.setattr(watchdog, "run", run)
+    for module in (gpu_health, xids, watchdog):
+        monkeypatch.setattr(module, "run", run)
     scene.node("IDLE+DRAIN", OURS)
     gpu_health.State(passes=1, drained=True).save()
     gpu_health.HOLD.unlink(missing_ok=True)

@@ -17,6 +17,7 @@ import metrics
 from fake_exporter import FakeExporter
 from gpu import detect as gpu_detect
 from gpu import gres_conf
+from gpu import xids as gpu_xids
 from node import slurmd_options
 from scripts import health
 from slurm_ddp import records, systemd
@@ -74,7 +75,7 @@ def test_xids_count_by_number_and_what_the_check_makes_of_them(
     monkeypatch: pytest.MonkeyPatch, option: str, levels: dict[str, str]
 ):
     text = "".join(LINE.format(xid) for xid in (79, 13, 79, 63, 154)) + "NVRM: Xid garbled\n"
-    monkeypatch.setattr(metrics, "run", lambda *_, **__: Completed(0, text, ""))
+    monkeypatch.setattr(gpu_xids, "run", lambda *_, **__: Completed(0, text, ""))
     wanted = {f"gpu_xid_errors_total[{xid},{level}]": 2 if xid == "79" else 1 for xid, level in levels.items()}
     assert samples(metrics.xids(option)) == wanted
 

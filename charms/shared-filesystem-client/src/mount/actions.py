@@ -11,7 +11,7 @@ import pydantic
 import mount_plan
 from kinds import juicefs as juicefs_kind
 from mount import judge, mounter, watching
-from slurm_ddp import apt, juicefs, mounts, systemd
+from slurm_ddp import apt, juicefs, mounts, processes, systemd
 from slurm_ddp.charm import Action, ActionError, Log, Parameters, Results
 from slurm_ddp.run import CommandError, CommandTimeout, run
 
@@ -68,7 +68,7 @@ def _status(plan: mount_plan.Plan, _: Parameters, _log: Log) -> Results:
         "repaired": f"{seen.heals} times; last {seen.healed} at {_moment(seen.healed_at)}" if seen.heals else "never",
         "restart-pending": "true" if mounter.pending(plan) else "false",
         "drained": "true" if seen.drained else "",
-        "users": _named(mounts.users(plan.spec.mountpoint)),
+        "users": _named(processes.users(plan.spec.mountpoint)),
         "warning": judge.exposed(plan, found),
         "version": plan.version,
         "metrics": f"http://127.0.0.1:{plan.port}/metrics" if plan.port else "",
@@ -108,7 +108,7 @@ def _warmup(plan: mount_plan.Plan, wanted: _Warmup, log: Log) -> Results:
 
 def _remount(plan: mount_plan.Plan, wanted: _Remount, log: Log) -> Results:
     progress = _Progress(log)
-    while users := mounts.users(plan.spec.mountpoint):
+    while users := processes.users(plan.spec.mountpoint):
         if progress.seconds >= wanted.wait:
             break
         progress.show(f"in use by {_named(users)}")

@@ -12,7 +12,7 @@ import time
 import mount_plan
 from mount import states, watching
 from scripts import keeper
-from slurm_ddp import apt, files, juicefs, mounts, readiness, systemd
+from slurm_ddp import apt, files, juicefs, mounts, processes, readiness, systemd
 from slurm_ddp.run import CommandError, CommandTimeout, last_line, run
 
 _SETTLE_S = 60.0  # how long a mount whose servers answer may take
@@ -197,7 +197,7 @@ def _repair(plan: mount_plan.Plan, state: states.State, found: mounts.Result, si
     remedy = keeper.remedy(
         found.state,
         ours=all(map(state.is_known, here)),
-        in_use=bool(mounts.users(mountpoint)),
+        in_use=bool(processes.users(mountpoint)),
         pending=pending(plan),
         fuse=keeper.is_fuse(plan.fstypes),
         hung_s=time.time() - answered if answered else 0.0,

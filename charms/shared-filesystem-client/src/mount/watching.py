@@ -9,7 +9,7 @@ import time
 import mount_plan
 from mount import states
 from scripts import keeper
-from slurm_ddp import files, readiness, records, systemd, watchdog
+from slurm_ddp import files, mounts, readiness, records, systemd, watchdog
 
 SLURMD = "slurmd.service"
 _SLURMD_DEFAULTS = pathlib.Path("/etc/default/slurmd")
@@ -18,6 +18,8 @@ _SEEN_S = keeper.INTERVAL_S + 10.0  # what the keeper found this long ago is as 
 
 def write_programs(app: str) -> None:
     """Write the keeper and the modules that it and the units' helper take."""
+    child = files.read(mounts.CHILD)
+    files.ensure_file(mount_plan.LIB / app / "slurm_ddp" / mounts.CHILD.name, child)  # first: `mounts` runs it
     for name, source in watchdog.sources(pathlib.Path(keeper.__file__)).items():
         files.ensure_file(mount_plan.LIB / app / name.replace("__main__", "mount_keeper"), source)
 

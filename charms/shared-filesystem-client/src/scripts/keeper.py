@@ -24,7 +24,7 @@ import ssl
 import sys
 import time
 
-from slurm_ddp import mounts, readiness, records, watchdog
+from slurm_ddp import mounts, processes, readiness, records, watchdog
 from slurm_ddp.mounts import State
 from slurm_ddp.run import CommandError, run
 
@@ -190,7 +190,7 @@ def keep(watch: Watch, old: Health, folder: pathlib.Path) -> Health:
     chosen = remedy(
         look.state,
         ours=all(map(watch.is_known, mounts.at(watch.mountpoint))),
-        in_use=asks_users and bool(mounts.users(watch.mountpoint)),
+        in_use=asks_users and bool(processes.users(watch.mountpoint)),
         pending=pending,
         fuse=is_fuse(watch.fstypes),
         hung_s=now - answered if answered and hangs >= _HANGS else 0.0,

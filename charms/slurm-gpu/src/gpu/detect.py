@@ -92,7 +92,8 @@ class NvmlAnswer(pydantic.BaseModel, frozen=True):
 
 def detect(roots: Roots) -> Detection:
     """Return the GPUs of this machine. Never hangs: NVML gets `_PROBE_TIMEOUT_S` seconds."""
-    on_bus = _from_pci(roots)
+    cards = gpu_pci.cards(roots.sys)
+    on_bus = tuple(Gpu(None, card.bus_id, minor=None, cpus=_local_cpus(roots, card.bus_id)) for card in cards)
     listed = _from_proc(roots)
     if not on_bus and not listed:
         return Detection("none")
@@ -195,13 +196,6 @@ def _from_proc(roots: Roots) -> tuple[Gpu, ...]:
             )
         )
     return tuple(found)
-
-
-def _from_pci(roots: Roots) -> tuple[Gpu, ...]:
-    return tuple(
-        Gpu(name=None, bus_id=card.bus_id, minor=None, cpus=_local_cpus(roots, card.bus_id))
-        for card in gpu_pci.cards(roots.sys)
-    )
 
 
 def _local_cpus(roots: Roots, bus_id: str | None) -> frozenset[int] | None:

@@ -22,7 +22,6 @@ SLURMD = "/usr/sbin/slurmd"
 _TIMEOUT_S = 20.0  # it answers in milliseconds, and waits 20 s for a missing device file
 _SHAPE = ("cpus", "boards", "sockets", "socketsperboard", "corespersocket", "threadspercore")
 _RECORD = re.compile(r"Gres (?P<fields>Name=(?:gpu|shard|mps)\b.*)")
-_FIELD = re.compile(r"(?<!\S)(\w+)=(\S+)")
 _FAILURE = re.compile(r"(?:error|fatal|warning): (?P<text>.*(?:gres|gpu|/dev/).*)", re.IGNORECASE)
 _INVALID = re.compile(r"error: (?P<text>Invalid GRES data.*)")  # it prints the device all the same
 
@@ -46,12 +45,12 @@ def difference(
     except CommandError as e:
         logger.warning("the lines of %s are not checked: %s", node, e)
         return None
-    found = _records(dict(_FIELD.findall(match["fields"])) for match in _RECORD.finditer(printed))
+    found = _records(match["fields"] for match in _RECORD.finditer(printed))
     failure, invalid = _FAILURE.search(printed), _INVALID.search(printed)
     if not found and failure is None:
         logger.warning("the lines of %s are not checked: slurmd -G prints no device", node)
         return None
-    wanted = _records(gres.fields(line) for line in plan.lines)
+    wanted = _records(plan.lines)
     problem = _compare(wanted, found, optional=set() if lines else {"Cores", "Links"})
     if problem is not None:
         return f"slurmd -G: {problem}" + (f" ({failure['text'].strip()[:160]})" if failure else "")
@@ -87,14 +86,14 @@ def _print_gres(
     return f"{done.stdout}\n{done.stderr}"
 
 
-def _records(lines: collections.abc.Iterable[dict[str, str]]) -> _Records:
+def _records(lines: collections.abc.Iterable[str]) -> _Records:
     records: _Records = {}
     for line in lines:
-        keys = ("Type", "Cores", "Links") if line["Name"] == "gpu" else ("Count",)
-        compared = {key: line[key] for key in keys if line.get(key, "(null)") != "(null)"}
-        for file in (line.get("File") or line.get("MultipleFiles", "")).split(","):
-            if file:
-                records.setdefault((line["Name"], file), {}).update(compared)
+        fields = gres.fields(line)
+        keys = ("Type", "Cores", "Links") if fields["Name"] == "gpu" else ("Count",)
+        compared = {key: fields[key] for key in keys if fields.get(key, "(null)") != "(null)"}
+        for file in gres.device_files(line):
+            records.setdefault((fields["Name"], file), {}).update(compared)
     return records
 
 

@@ -57,6 +57,11 @@ def bus_id(text: str) -> str | None:
     return f"{int(match[1], 16):04x}:{match[2]}:{match[3]}.{match[4] or 0}".lower() if match else None
 
 
+def spell(text: str | None) -> str:
+    """Spell a bus id as sysfs does; leave any other text as it is."""
+    return bus_id(text or "") or (text or "").strip()
+
+
 def bus_key(name: str) -> tuple[int, str]:
     """Return a key that sorts bus ids as NVML does."""
     match = _BUS_ID.fullmatch(name)

@@ -6,6 +6,7 @@ processes may have written goes, and of the rest only the elements that are aske
 """
 
 import csv
+import dataclasses
 import re
 import typing
 import xml.etree.ElementTree as ET
@@ -29,6 +30,19 @@ EXITS: dict[int, tuple[str, str]] = {
     15: (DRAIN, "a GPU fell off the bus: reboot"),
     18: (DRAIN, "driver and library are of different versions: reboot"),
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong."""
+
+    level: str
+    check: str
+    text: str
+    gpu: str = ""  # its bus id
+
+    def __str__(self) -> str:
+        return f"{self.text} {self.gpu}".strip()
 
 
 class Rule(typing.NamedTuple):

@@ -150,7 +150,8 @@ class Watch:
         return _UNFIT_S if config.checks_health else _SLURM_S
 
     def _lacks(self, config: Config) -> list[str]:
-        lacks = _missing_cards()
+        places = (PCI, PROC_GPUS)
+        lacks = [f"GPU {card}" for card in sorted(node_state.cards()) if not any((at / card).exists() for at in places)]
         node = nodes.show(config.node)
         options = slurmd_options.read()
         wanted = options.gres if options else None
@@ -168,11 +169,6 @@ def main() -> int:
     while (wait := watch.step()) is not None:
         time.sleep(wait)
     return 0
-
-
-def _missing_cards() -> list[str]:
-    missing = (card for card in sorted(node_state.cards()) if not any((at / card).exists() for at in (PCI, PROC_GPUS)))
-    return [f"GPU {card}" for card in missing]
 
 
 if __name__ == "__main__":

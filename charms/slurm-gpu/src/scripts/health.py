@@ -23,13 +23,13 @@ import sys
 import time
 import xml.etree.ElementTree as ET
 
-from gpu import fleet, pci, smi
+from gpu import fleet, pci, smi, xids
+from gpu.smi import Finding
 from slurm_ddp import files, records, watchdog
 from slurm_ddp.run import CommandError, Completed, last_line, run
 from slurm_ddp.slurm import nodes
 
 NVIDIA_SMI = "/usr/bin/nvidia-smi"
-JOURNALCTL = "/usr/bin/journalctl"
 SYSTEMCTL = "/usr/bin/systemctl"
 STATE = pathlib.Path("/var/lib/slurm-gpu/health.json")
 HOLD = pathlib.Path("/var/lib/slurm-gpu/holds/gpu-health.json")  # as node/hold.py reads it
@@ -50,57 +50,8 @@ _FABRIC_SETTLES_S = 300.0  # a fabric manager has the cards of a host ready with
 WARN, DRAIN = LEVELS = smi.LEVELS
 EXIT_STATUS = {"ok": 0, DRAIN: 1, WARN: 2}
 
-# What an Xid asks for: NVIDIA's Xid catalog (docs.nvidia.com/deploy/xid-errors), column "immediate action". Not listed:
-# those that an application causes and those to ignore. 109 asks for a reset, but applications cause it often.
-XIDS: dict[int, tuple[str, str]] = {
-    46: (DRAIN, "GPU stopped processing: reset it"),
-    48: (DRAIN, "double-bit ECC error: reset it"),
-    54: (DRAIN, "auxiliary power is not connected: check the machine"),
-    62: (DRAIN, "internal micro-controller halted: reset it"),
-    63: (WARN, "a row is to be remapped at the next reset"),
-    64: (DRAIN, "row remapping failed: reset it"),
-    74: (DRAIN, "NVLink error: reset it"),
-    79: (DRAIN, "fell off the bus: reboot"),
-    92: (WARN, "many single-bit ECC errors"),
-    94: (WARN, "contained ECC error"),
-    95: (DRAIN, "uncontained ECC error: reset it"),
-    109: (WARN, "context switch timed out"),
-    110: (DRAIN, "security fault: reset it"),
-    119: (DRAIN, "GSP does not respond: reset it"),
-    120: (DRAIN, "GSP error: reset it"),
-    136: (DRAIN, "link training failed: reset it"),
-    140: (DRAIN, "unrecovered ECC error: reset it"),
-    143: (DRAIN, "GPU initialization failed: reset it"),
-    151: (DRAIN, "key rotation failed: restart the machine"),
-    155: (DRAIN, "NVLink software-defined failure: reset it"),
-    156: (DRAIN, "resource retirement: reset it"),
-    158: (DRAIN, "GPU fatal timeout: reset it"),
-    167: (DRAIN, "PCIe fatal timeout: reset it"),
-    168: (DRAIN, "errors in protected memory: reboot, and switch ECC on if it is off"),
-}
-# Xids to drain for only if the line asks for it: 154 names the recovery action ("GPU recovery action changed from 0x0
-# (None) to 0x1 (GPU Reset Required)"), those of NVLink 5 whether they are fatal.
-_XIDS_BY_TEXT: dict[int, tuple[str, str]] = {
-    154: (r"to 0x[0-9a-fA-F]+ \((?!None\))([^)]*)\)", "{}"),
-    **dict.fromkeys(range(144, 151), (r"Fatal", "fatal NVLink error")),
-}
-XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+)(.*)")
-
 _FABRIC_MANAGER = "nvidia-fabricmanager.service"
 _UNKNOWN = frozenset({"", "N/A", "[N/A]", "Unknown Error", "Not Supported", "[Not Supported]", "Unknown"})
-
-
-@dataclasses.dataclass(frozen=True)
-class Finding:
-    """One thing that is wrong."""
-
-    level: str
-    check: str
-    text: str
-    gpu: str = ""  # its bus id
-
-    def __str__(self) -> str:
-        return f"{self.text} {self.gpu}".strip()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,34 +74,6 @@ class State:
     def save(self) -> None:
         """Keep it for the next check."""
         watchdog.write(STATE, records.text(self))
-
-
-@dataclasses.dataclass(frozen=True)
-class Scope:
-    """What to look at: the options, and the resets that the state holds."""
-
-    drain_xids: frozenset[int] = frozenset()
-    ignore_xids: frozenset[int] = frozenset()
-    since: float = 0.0
-    resets: collections.abc.Mapping[str, float] = dataclasses.field(default_factory=dict[str, float])
-
-
-def parse_xids(text: str) -> tuple[frozenset[int], frozenset[int]]:
-    """Parse the Xids to drain for and those to ignore from a text such as "+109 -74".
-
-    Raises:
-        ValueError: the message names the word that is wrong.
-    """
-    given: dict[str, set[int]] = {"+": set(), "-": set()}
-    for word in text.replace(",", " ").split():
-        match = re.fullmatch(r"([+-])([0-9]{1,3})", word)
-        if match is None:
-            raise ValueError(f"{word!r:.60} is neither +XID (drain for it) nor -XID (ignore it), such as +109 or -74")
-        given[match[1]].add(int(match[2]))
-    both = given["+"] & given["-"]
-    if both:
-        raise ValueError(f"Xid {min(both)} is both to drain for and to ignore")
-    return frozenset(given["+"]), frozenset(given["-"])
 
 
 def main(arguments: collections.abc.Sequence[str] | None = None) -> int:
@@ -184,19 +107,19 @@ def main(arguments: collections.abc.Sequence[str] | None = None) -> int:
     return EXIT_STATUS[level]
 
 
-def _parse(words: list[str]) -> tuple[argparse.Namespace, Scope]:
+def _parse(words: list[str]) -> tuple[argparse.Namespace, xids.Scope]:
     parser = argparse.ArgumentParser(prog="gpu-health", description="Check this machine's NVIDIA GPUs.")
     parser.add_argument("--act", action="store_true", help="drain or resume the node")
     parser.add_argument("--node", help="this machine's node name in Slurm")
     parser.add_argument("--xids", default="", help="Xids to drain for and to ignore besides the table: '+109 -74'")
     options = parser.parse_args(words)
     try:
-        return options, Scope(*parse_xids(options.xids))
+        return options, xids.Scope(*xids.parse(options.xids))
     except ValueError as e:
         parser.error(f"--xids: {e}")
 
 
-def examine(node: nodes.Node | None, scope: Scope) -> list[Finding]:
+def examine(node: nodes.Node | None, scope: xids.Scope) -> list[Finding]:
     """Look at the driver's answer, the number of GPUs, each card, and the kernel's log."""
     on_bus = [card.bus_id for card in pci.cards(SYS)]
     num_gpus = nodes.count_gres(node.gres, "gpu") if node is not None else 0
@@ -225,25 +148,8 @@ def judge(gpu: ET.Element) -> list[Finding]:
             continue
         if rule.check == "fabric" and (_is_settling() or "fabric" in (finding.check for finding in findings)):
             continue
-        findings.append(Finding(rule.level, rule.check, rule.text.format(value), _bus(gpu.get("id"))))
+        findings.append(Finding(rule.level, rule.check, rule.text.format(value), pci.spell(gpu.get("id"))))
     return findings
-
-
-def xid_finding(line: str, scope: Scope | None = None) -> Finding | None:
-    """Judge one line of the kernel's log; None if it asks for nothing."""
-    scope = scope or Scope()
-    match = XID.search(line)
-    if match is None or int(match[2]) in scope.ignore_xids:
-        return None
-    code = int(match[2])
-    level, text = XIDS.get(code, ("", ""))
-    if code in scope.drain_xids:
-        level, text = DRAIN, text or "to drain for by option"
-    elif code in _XIDS_BY_TEXT:
-        pattern, form = _XIDS_BY_TEXT[code]
-        found = re.search(pattern, match[3])
-        level, text = (DRAIN, form.format(*found.groups())) if found else ("", "")
-    return Finding(level, "xid", f"Xid {code}: {text}", _bus(match[1])) if level else None
 
 
 def act(name: str | None, node: nodes.Node | None, findings: list[Finding], state: State, now: float) -> str:
@@ -325,11 +231,6 @@ def _wake() -> None:
         _run(SYSTEMCTL, "start", "--no-block", WATCH, limit=_SYSTEMCTL_S)
 
 
-def _bus(text: str | None) -> str:
-    """Spell a bus id as sysfs does; leave any other text as it is."""
-    return pci.bus_id(text or "") or (text or "").strip()
-
-
 def _counts(root: ET.Element, on_bus: list[str], num_gpus: int) -> list[Finding]:
     """Compare the driver's number of cards with the bus, and its number of devices with Slurm."""
     cards = root.findall("gpu")
@@ -337,7 +238,7 @@ def _counts(root: ET.Element, on_bus: list[str], num_gpus: int) -> list[Finding]
     count = int(attached) if attached.isdigit() else len(cards)
     findings: list[Finding] = []
     if count < len(on_bus):
-        missing = sorted(set(on_bus) - {_bus(card.get("id")) for card in cards})
+        missing = sorted(set(on_bus) - {pci.spell(card.get("id")) for card in cards})
         without = f" without {' '.join(missing)}" if missing else ""
         findings.append(Finding(DRAIN, "count", f"the driver has {count} of {len(on_bus)} GPUs{without}"))
     devices = sum(len(card.findall("mig_devices/mig_device")) or 1 for card in cards)
@@ -408,18 +309,16 @@ def _fabric_manager(root: ET.Element) -> list[Finding]:
     return [Finding(DRAIN, "fabric", f"{_FABRIC_MANAGER} does not run")] if done.returncode else []
 
 
-def _xids(scope: Scope) -> list[Finding]:
+def _xids(scope: xids.Scope) -> list[Finding]:
     """Judge what the kernel logged in this boot and after `scope.since`, once for each card and Xid."""
     try:
-        done = _run(JOURNALCTL, "-k", "-b", "-q", "--no-pager", "-o", "short-unix", "-g", "NVRM: Xid", limit=_LOG_S)
+        lines = xids.logged("short-unix", timeout=_left(_LOG_S, spare=watchdog.SCONTROL_S))
     except CommandError as e:
         return [Finding(WARN, "log", str(e))]
-    if done.returncode not in {0, 1} or done.stderr.strip():  # 1: no such line
-        return [Finding(WARN, "log", f"journalctl exited {done.returncode}: {done.stderr.strip()[:120]}")]
     found: dict[Finding, None] = {}
-    for line in done.stdout.splitlines():
+    for line in lines:
         stamp = re.match(r"\d+(\.\d+)?(?= )", line)
-        finding = xid_finding(line, scope)
+        finding = xids.judge(line, scope)
         if stamp and finding and float(stamp[0]) > max(scope.since, scope.resets.get(finding.gpu, 0.0)):
             found[finding] = None
     return list(found)

@@ -18,7 +18,7 @@ class SlurmdbdCharm(daemons.Daemon):
     """The accounting daemon."""
 
     daemon = _SERVICE
-    look = charm.leader_only(daemons.Daemon.look)
+    look = charm.refreshes_on_leader(daemons.Daemon.look)
 
     def __init__(self, framework: ops.Framework) -> None:
         super().__init__(framework)

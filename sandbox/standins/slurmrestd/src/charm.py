@@ -41,11 +41,6 @@ class SlurmrestdCharm(daemons.Client):
             file.dump(slurmutils.SlurmConfig.from_dict(settings))
         _SERVICE.enable_and_restart()
 
-    @charm.refreshes
-    def _on_controller_broken(self, _: ops.RelationBrokenEvent) -> None:
-        if not self._stored.departing:
-            _SERVICE.stop_and_disable()
-
 
 if __name__ == "__main__":
     ops.main(SlurmrestdCharm)

@@ -1,0 +1,104 @@
+"""NVIDIA's Xids, the driver's errors in the kernel's log: what each asks for. Standard library only."""
+
+import collections.abc
+import dataclasses
+import re
+
+from gpu import pci, smi
+from gpu.smi import DRAIN, WARN
+from slurm_ddp.run import CommandError, run
+
+JOURNALCTL = "/usr/bin/journalctl"
+# What an Xid asks for: NVIDIA's Xid catalog (docs.nvidia.com/deploy/xid-errors), column "immediate action". Not listed:
+# those that an application causes and those to ignore. 109 asks for a reset, but applications cause it often.
+TABLE: dict[int, tuple[str, str]] = {
+    46: (DRAIN, "GPU stopped processing: reset it"),
+    48: (DRAIN, "double-bit ECC error: reset it"),
+    54: (DRAIN, "auxiliary power is not connected: check the machine"),
+    62: (DRAIN, "internal micro-controller halted: reset it"),
+    63: (WARN, "a row is to be remapped at the next reset"),
+    64: (DRAIN, "row remapping failed: reset it"),
+    74: (DRAIN, "NVLink error: reset it"),
+    79: (DRAIN, "fell off the bus: reboot"),
+    92: (WARN, "many single-bit ECC errors"),
+    94: (WARN, "contained ECC error"),
+    95: (DRAIN, "uncontained ECC error: reset it"),
+    109: (WARN, "context switch timed out"),
+    110: (DRAIN, "security fault: reset it"),
+    119: (DRAIN, "GSP does not respond: reset it"),
+    120: (DRAIN, "GSP error: reset it"),
+    136: (DRAIN, "link training failed: reset it"),
+    140: (DRAIN, "unrecovered ECC error: reset it"),
+    143: (DRAIN, "GPU initialization failed: reset it"),
+    151: (DRAIN, "key rotation failed: restart the machine"),
+    155: (DRAIN, "NVLink software-defined failure: reset it"),
+    156: (DRAIN, "resource retirement: reset it"),
+    158: (DRAIN, "GPU fatal timeout: reset it"),
+    167: (DRAIN, "PCIe fatal timeout: reset it"),
+    168: (DRAIN, "errors in protected memory: reboot, and switch ECC on if it is off"),
+}
+# Xids to drain for only if the line asks for it: 154 names the recovery action ("GPU recovery action changed from 0x0
+# (None) to 0x1 (GPU Reset Required)"), those of NVLink 5 whether they are fatal.
+_BY_TEXT: dict[int, tuple[str, str]] = {
+    154: (r"to 0x[0-9a-fA-F]+ \((?!None\))([^)]*)\)", "{}"),
+    **dict.fromkeys(range(144, 151), (r"Fatal", "fatal NVLink error")),
+}
+LINE = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+)(.*)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Scope:
+    """Which Xids count: the options, and the resets that the health check's state holds."""
+
+    drain_xids: frozenset[int] = frozenset()
+    ignore_xids: frozenset[int] = frozenset()
+    since: float = 0.0
+    resets: collections.abc.Mapping[str, float] = dataclasses.field(default_factory=dict[str, float])
+
+
+def parse(text: str) -> tuple[frozenset[int], frozenset[int]]:
+    """Parse the Xids to drain for and those to ignore from a text such as "+109 -74".
+
+    Raises:
+        ValueError: the message names the word that is wrong.
+    """
+    given: dict[str, set[int]] = {"+": set(), "-": set()}
+    for word in text.replace(",", " ").split():
+        match = re.fullmatch(r"([+-])([0-9]{1,3})", word)
+        if match is None:
+            raise ValueError(f"{word!r:.60} is neither +XID (drain for it) nor -XID (ignore it), such as +109 or -74")
+        given[match[1]].add(int(match[2]))
+    both = given["+"] & given["-"]
+    if both:
+        raise ValueError(f"Xid {min(both)} is both to drain for and to ignore")
+    return frozenset(given["+"]), frozenset(given["-"])
+
+
+def logged(output: str, *, timeout: float) -> list[str]:
+    """Read the lines about Xids that the kernel logged in this boot, in an output format of journalctl.
+
+    Raises:
+        CommandError: the log cannot be read.
+    """
+    argv = (JOURNALCTL, "-k", "-b", "-q", "--no-pager", "-o", output, "-g", "NVRM: Xid")
+    done = run(*argv, timeout=timeout, check=False)
+    if done.returncode not in (0, 1) or done.stderr.strip():  # 1: no such line
+        raise CommandError(f"journalctl exited {done.returncode}: {done.stderr.strip()[:120]}")
+    return done.stdout.splitlines()
+
+
+def judge(line: str, scope: Scope | None = None) -> smi.Finding | None:
+    """Judge one line of the kernel's log; None if it asks for nothing."""
+    scope = scope or Scope()
+    match = LINE.search(line)
+    if match is None or int(match[2]) in scope.ignore_xids:
+        return None
+    code = int(match[2])
+    level, text = TABLE.get(code, ("", ""))
+    if code in scope.drain_xids:
+        level, text = DRAIN, text or "to drain for by option"
+    elif code in _BY_TEXT:
+        pattern, form = _BY_TEXT[code]
+        found = re.search(pattern, match[3])
+        level, text = (DRAIN, form.format(*found.groups())) if found else ("", "")
+    return smi.Finding(level, "xid", f"Xid {code}: {text}", pci.spell(match[1])) if level else None

@@ -1,0 +1,134 @@
+"""Where this process stands among the ranks that torchrun or srun started, and how they meet.
+
+They meet at a store of torch.distributed, before anything that could hang is started.
+"""
+
+# pyright: basic, reportPrivateImportUsage=false
+import dataclasses
+import datetime
+import json
+import os
+import socket
+import time
+import typing
+
+import torch.distributed as dist
+
+from ddptrain import errors, hardware
+
+INIT_TIMEOUT_S = 120
+_LAUNCH = "start me with torchrun or srun"
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where this process stands, before anything was connected."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    launcher: str  # torchrun, srun or alone
+
+
+def place() -> Place:
+    """Return this process's place from torchrun's or srun's environment. Raises UserError when it is contradictory."""
+    env = os.environ
+    try:
+        if "RANK" in env and "WORLD_SIZE" in env:
+            local = int(env.get("LOCAL_RANK", "0")), int(env.get("LOCAL_WORLD_SIZE", "1"))
+            found = Place(int(env["RANK"]), int(env["WORLD_SIZE"]), *local, "torchrun")
+        elif "SLURM_STEP_ID" in env and int(env.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
+            local_size = int(env.get("SLURM_STEP_TASKS_PER_NODE", "1").split("(")[0].split(",")[0])
+            local = int(env["SLURM_LOCALID"]), local_size
+            found = Place(int(env["SLURM_PROCID"]), int(env["SLURM_STEP_NUM_TASKS"]), *local, "srun")
+        else:
+            return Place(0, 1, 0, 1, "alone")
+    except (KeyError, ValueError) as e:
+        raise errors.UserError(f"the launcher's environment is incomplete ({e}); {_LAUNCH}") from e
+    if not 0 <= found.rank < found.size:
+        raise errors.UserError(f"RANK={found.rank} is not below WORLD_SIZE={found.size}; {_LAUNCH}")
+    return found
+
+
+def connect(here: Place) -> typing.Any:
+    """Return the store where the ranks meet. In a job of ours all ranks know its address, under srun, too."""
+    env, timeout = os.environ, datetime.timedelta(seconds=INIT_TIMEOUT_S)
+    if here.launcher == "srun":
+        for name in ("ADDR", "PORT"):
+            known = env.get({"ADDR": "HEAD_IP", "PORT": "HEAD_PORT"}[name]) or env.get(f"MASTER_{name}")
+            if not known:
+                text = f"under srun without torchrun the ranks need MASTER_ADDR and MASTER_PORT; set MASTER_{name}"
+                raise errors.UserError(text)
+            env[f"MASTER_{name}"] = known
+    try:
+        if here.launcher == "torchrun":
+            store, _, _ = next(iter(dist.rendezvous("env://", here.rank, here.size, timeout=timeout)))
+            # A static rendezvous keeps its store when the ranks are started again (torch 2.13), and with it the
+            # addresses of ranks that have ended: who reads one before its successor has written waits for ever.
+            return dist.PrefixStore(f"attempt/{restarts()}", store)
+        own = {"is_master": here.rank == 0, "timeout": timeout, "wait_for_workers": False}
+        return dist.TCPStore(env["MASTER_ADDR"], int(env["MASTER_PORT"]), here.size, **own)
+    except (dist.DistNetworkError, dist.DistStoreError, ValueError) as e:
+        where = f"{env.get('MASTER_ADDR')}:{env.get('MASTER_PORT')}"
+        if head := env.get("HEAD_NODE"):
+            where += f" ({head})"
+        text = f"the rendezvous at {where} failed on {host()}: {str(e).splitlines()[0]}"
+        raise errors.UserError(f"{text}; is the port reachable from there?", retry=True) from e
+
+
+def host() -> str:
+    """Name this host for messages: Slurm's name of the node, which need not be the machine's."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def meet(
+    store: typing.Any, here: Place, own: dict[str, object], problem: str | None, gpu: str | None
+) -> list[dict[str, object]]:
+    """Wait until every rank has joined, and collect their places; nothing that could hang was started yet.
+
+    Rank 0 returns the places, the others none: to send all of them to all would take the square of the ranks' number.
+    Raises SharedError naming the absent ranks, or the first one's problem.
+    """
+    prefix = f"ddptrain/{restarts()}"
+    store.set(f"{prefix}/rank/{here.rank}", json.dumps({**own, "problem": problem, "gpu": gpu}))
+    store.add(f"{prefix}/joined", 1)
+    members: list[dict[str, object]] = []
+    if here.rank == 0:
+        members, verdict = _collect(store, prefix, here.size)
+        may_retry = not members  # a rank that never joined may join the next attempt
+        store.set(f"{prefix}/all", json.dumps([verdict, may_retry]))
+    else:
+        store.wait([f"{prefix}/all"], datetime.timedelta(seconds=INIT_TIMEOUT_S + 30))
+        verdict, may_retry = json.loads(store.get(f"{prefix}/all"))
+    if verdict:
+        raise errors.SharedError(verdict, retry=may_retry)
+    return members
+
+
+def _collect(store: typing.Any, prefix: str, size: int) -> tuple[list[dict[str, object]], str]:
+    """Return the members and what is wrong with them, or an empty text."""
+    deadline = time.monotonic() + INIT_TIMEOUT_S
+    while store.add(f"{prefix}/joined", 0) < size:
+        if time.monotonic() > deadline:
+            absent = [rank for rank in range(size) if not store.check([f"{prefix}/rank/{rank}"])]
+            some = ", ".join(str(rank) for rank in absent[:16]) + (" ..." if len(absent) > 16 else "")
+            count = f"{len(absent)} of {size} ranks never joined within {INIT_TIMEOUT_S} s"
+            return [], f"{count}: {some}; look at their logs"
+        time.sleep(0.05)
+    members = [json.loads(text) for text in store.multi_get([f"{prefix}/rank/{rank}" for rank in range(size)])]
+    public = [{key: member[key] for key in ("rank", "host", "device")} for member in members]
+    if bad := [member for member in members if member["problem"]]:
+        where = f"rank {bad[0]['rank']} on {bad[0]['host']}: " if len(bad) < size else ""
+        return public, f"{where}{bad[0]['problem']}"
+    holders: dict[str, int] = {}
+    for member in members:
+        if member["gpu"] is not None and (first := holders.setdefault(member["gpu"], member["rank"])) != member["rank"]:
+            pair = f"ranks {first} and {member['rank']} on {member['host']}"
+            return public, f"{pair} have one GPU between them; {hardware.GPUS}"
+    return public, ""
+
+
+def restarts() -> str:
+    """Return how many times torchrun has started the ranks again."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
