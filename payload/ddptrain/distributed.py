@@ -133,7 +133,10 @@ def joined(
         _alert_others(world, e)
         raise
     else:
-        _end_watch(world)
+        world._watch_over.set()
+        if world._watch is not None:
+            world._watch.join(timeout=10)
+            world.barrier()
         dist.destroy_process_group()
     finally:
         if world.size == 1 and dist.is_initialized():  # after a failure too: there is no peer that could hold it up
@@ -273,13 +276,6 @@ def _end_asked(world: World) -> float | None:
         if {signal.SIGTERM, signal.SIGINT} & set(os.read(world.arrivals[0], 4096)):
             return time.monotonic() + STUCK_S
     return None
-
-
-def _end_watch(world: World) -> None:
-    world._watch_over.set()
-    if world._watch is not None:
-        world._watch.join(timeout=10)
-        world.barrier()
 
 
 def _give_up(world: World, e: Exception) -> None:
