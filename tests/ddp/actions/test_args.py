@@ -53,7 +53,7 @@ def test_each_run_of_a_sweep_is_looked_at(settings: Settings):
     assert problems == ["args: accepted by the payload, with the options of each of 2 runs"]
     assert refused(settings, "", good, bad) == "options of run 1: --lr -1.0: must be above 0.0"
     assert precheck.words("script", flags) == ["--compile=true", "--deterministic=false"]
-    assert refused(settings, "", {"lr": "true"}) .startswith("options of run 0: argument --lr: expected one arg")
+    assert refused(settings, "", {"lr": "true"}).startswith("options of run 0: argument --lr: expected one arg")
     assert refused(settings, "", {"run-dir": "/x"}, kind="smoke").startswith("args: --run-dir is set")
     assert precheck.check(settings, "gpt", "night", "--epochs 3".split(), ({"lr": "1"},))
 

@@ -180,7 +180,7 @@ EXCEPTIONS = (
 MESSAGES = st.lists(st.sampled_from(SUSPICIOUS) | st.text("abcxyz_ ", max_size=8), min_size=1, max_size=6).map(" ".join)
 
 
-@hypothesis.settings(max_examples=200, deadline=None)
+@hypothesis.settings(max_examples=200)
 @hypothesis.given(st.sampled_from(EXCEPTIONS), MESSAGES, st.sampled_from(["", "fine\n", None]))
 def test_no_word_of_a_message_moves_the_blame_off_the_program(name: str, message: str, other: str | None):
     with tempfile.TemporaryDirectory() as folder:
@@ -205,7 +205,7 @@ FORGED = (
 
 
 @pytest.mark.parametrize("forged", FORGED)
-@hypothesis.settings(max_examples=10, deadline=None)
+@hypothesis.settings(max_examples=10)
 @hypothesis.given(before=st.lists(MESSAGES, max_size=3), after=st.lists(MESSAGES, max_size=3))
 def test_nothing_that_a_program_prints_moves_the_blame_to_a_node(forged: str, before: list[str], after: list[str]):
     lines = [*before, forged, *after]

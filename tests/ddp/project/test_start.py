@@ -319,7 +319,7 @@ def test_a_module_of_a_home_is_refused(tmp_path: pathlib.Path):
         project_part.find(None, typed_in=tmp_path / "home")
 
 
-@hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
+@hypothesis.settings(suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
 @hypothesis.given(
     kind=st.sampled_from(["venv", "conda", "system"]),
     torch=st.none()
