@@ -92,6 +92,8 @@ def blame(folder: pathlib.Path, text: str, *others: str) -> tuple[str, str]:
             ("mistake", ""),
             "ulimit",
         ),
+        (f"{TRACE}socket.gaierror: [Errno -2] Name or service not known\n", ("program", ""), "a download failed"),
+        ("NVRM: Xid (PCI:0000:3b:00): 31, pid=7, name=python, Ch 00000008, MMU Fault\n", ("program", ""), ""),
         (f"{TRACE}ValueError: see Disk quota exceeded\n", ("program", ""), ""),
         (f"{TRACE}ValueError: see [Errno 28] and FileNotFoundError\n", ("program", ""), ""),
     ],
