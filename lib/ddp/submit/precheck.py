@@ -15,7 +15,7 @@ _TAKEN = {"--run-dir": "run", "--data": "dataset"}  # set by submit, and the opt
 
 
 def words(kind: str, choice: collections.abc.Mapping[str, str]) -> list[str]:
-    """Format a run's options as a command line. A flag of a built-in workload takes no value: true is --x, false --no-x.
+    """Format a run's options as a command line. A built-in workload's flag takes no value: true is --x, false --no-x.
 
     The form is --name=value, which argparse, click and absl know, and scripts such as nanoGPT's as the only one.
     """

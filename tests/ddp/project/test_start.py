@@ -52,6 +52,8 @@ def folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.P
         "exp/configs/a.yaml": "lr: 1",
         "run.sbatch": "#!/bin/bash\n#SBATCH -N 2\nsrun python -m train.main --name 'a b'\n",
         "run.sh": "torchrun --nnodes 2 \\\n  train.py --lr 1\n",
+        "many.sh": "for i in 1 2; do srun python train.py --seed $i --lr 1 2>&1 | tee log; done\n",
+        "train.ini": "[a]\nb = 1\n",
         "tool": "#!/usr/bin/env perl\n",
         "nb.ipynb": '{"cells": [], "nbformat": 4}',
         "nb.py": '{"cells": [], "nbformat": 4}',
@@ -213,6 +215,16 @@ def test_any_command_line_of_torchrun(
     expected = {ours[name.replace("_", "-")]: value for name, value, _ in given}
     expected |= {"workload": "a.b", "module": True} if is_module else {"workload": "a.py"}
     assert launchers.unwrap(values, (*words, *arguments)) == (expected, tuple(arguments))
+
+
+@pytest.mark.parametrize(("words", "left"), [("bin/python -u train.py", []), ("bin/torchrun -m train.main 1", ["1"])])
+def test_a_python_of_an_environment_is_that_environment_s(folder: pathlib.Path, words: str, left: list[str]):
+    name, *arguments = words.split()
+    assert "active" not in launchers.unwrap({"workload": f".venv/{name}"}, tuple(arguments))[0]
+    (folder / ".venv").mkdir()
+    (folder / ".venv" / "pyvenv.cfg").touch()
+    values, rest = launchers.unwrap({"workload": f".venv/{name}"}, tuple(arguments))
+    assert (values["active"], [*rest]) == (str(folder / ".venv"), left)
 
 
 def test_ranks_of_torchrun_are_gpus_or_share_the_cores(
