@@ -14,8 +14,8 @@ from ddp.submit import typed
 from ddp.workspace import folders
 
 _DATA = frozenset(
-    ".bin .cfg .ckpt .csv .gz .h5 .ini .json .jsonl .log .md .npy .npz .parquet .pdf .pkl .pt .pth .safetensors .tar .toml "
-    ".tsv .txt .xz .yaml .yml .zip .zst".split()
+    ".bin .cfg .ckpt .csv .gz .h5 .ini .json .jsonl .log .md .npy .npz .parquet .pdf .pkl .pt .pth .safetensors .tar "
+    ".toml .tsv .txt .xz .yaml .yml .zip .zst".split()
 )
 _SHELL = frozenset(".bash .batch .job .sbatch .sh .slurm .zsh".split())
 _ENDS = re.compile(r"\d?[<>]|[;|&\n]+")  # of a shell's command
