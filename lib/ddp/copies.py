@@ -13,6 +13,7 @@ import itertools
 import json
 import os
 import pathlib
+import re
 import shutil
 import tempfile
 import typing
@@ -24,6 +25,9 @@ from ddp.workspace import files, folders
 
 FOLDER, STATES = "code", "code.json"  # in the run's folder
 _COPY_S = 600.0
+# Where setuptools, poetry and maturin are told to look for packages, and folders in which setuptools looks for none
+_PLACED = re.compile(r"""\b(?:where|from|python-source|package-dir) *= *[\[{]?(?: *"" *=)? *["']([\w-]+)["']""")
+_NO_PACKAGES = frozenset("test tests doc docs example examples script scripts tool tools bench benchmarks".split())
 _THREADS = 8
 
 T = typing.TypeVar("T")
@@ -214,20 +218,16 @@ def in_place(params: models.Training) -> Start:
 
 def importable(root: pathlib.Path) -> list[pathlib.Path]:
     """Return the folder that `pip install -e` would put on sys.path; none if the project installs no package."""
-    try:
-        about = backports.parse_toml((root / "pyproject.toml").read_text(errors="replace"))
-    except (OSError, ValueError):
+    text, about = "", dict[str, typing.Any]()
+    with contextlib.suppress(OSError, ValueError):
+        text = (root / "pyproject.toml").read_text(errors="replace")
+        about = backports.parse_toml(text)
+    if not {"build-system", "project"} & about.keys() and not (root / "setup.py").is_file():
         return []
-    declared: object = about.get("project", {})
-    if not isinstance(declared, dict):
-        return []
-    name = str(typing.cast("dict[str, object]", declared).get("name", "")).replace("-", "_").lower()
-    if "build-system" in about or name:
-        if any((root / "src").glob("*/*.py")) or any((root / "src").glob("*.py")):
-            return [root / "src"]
-        if name and (root / name / "__init__.py").is_file():
-            return [root]
-    return []
+    for place in (root / "src", *(root / name for name in _PLACED.findall(text))):
+        if any(place.glob("*/*.py")) or any(place.glob("*.py")):
+            return [place]
+    return [root] if {path.parent.name for path in root.glob("*/__init__.py")} - _NO_PACKAGES else []
 
 
 def compare(found: project.Project, folder: pathlib.Path) -> Update:

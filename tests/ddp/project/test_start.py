@@ -132,6 +132,14 @@ def test_a_project_s_own_package_is_importable_as_after_pip_install_e(
     assert dict(job.variables)["PYTHONPATH"] == f"code/exp:code{'' if is_flat else '/src'}"
 
 
+@pytest.mark.parametrize(("about", "package", "place"), CASES["where_a_project_s_packages_lie"])
+def test_where_a_project_s_packages_lie(tmp_path: pathlib.Path, about: dict[str, str], package: str, place: str | None):
+    for name, text in {**about, f"{package}/__init__.py": "", "tests/__init__.py": ""}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert copies.importable(tmp_path) == ([] if place is None else [tmp_path / place])
+
+
 def test_any_name_of_a_path_works_and_the_login_s_variables_arrive(
     settings: Settings, cluster: Cluster, pip: Pip, folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
