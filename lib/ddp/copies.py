@@ -294,6 +294,7 @@ def find_module(
     folder: pathlib.Path, record: collections.abc.Mapping[str, object], name: str
 ) -> tuple[str, str] | None:
     """Find a module in the project of a run: its path there, and its folder as seen from where the ranks started."""
+    wanted, name = tuple(name.split(".")), name.replace(".", "/")
     about, code = record.get("code"), folder.with_name(str(record.get("sweep") or folder.name)) / FOLDER
     start = pathlib.Path(str(record.get("workdir") or folder))
     if not isinstance(about, dict):  # it runs where it lies
@@ -304,7 +305,9 @@ def find_module(
     for path in map(pathlib.PurePosixPath, read_states(code) or {}):
         if path.suffix in (".py", ".so"):
             parts = (*path.parts[:-1], path.name.partition(".")[0])
-            above |= {"/".join(parts[:number]) for number, part in enumerate(parts) if part == name}
+            above |= {
+                "/".join(parts[:number]) for number in range(len(parts)) if parts[number:][: len(wanted)] == wanted
+            }
     if not above:
         return None
     nearest = min(above, key=lambda one: (len(one), one))
