@@ -81,8 +81,9 @@ class Copy:
     def start(self) -> Start:
         """Where the ranks start."""
         root, place = self.found.root, os.path.normpath(self.folder / self.below)
+        near = (root / self.found.script).parent if self.found.script else root / self.below
         parts = [self._copied(part) for part in self.python_path.split(":")] if self.python_path else []
-        parts += [self._copied(str(path)) for path in importable(root) if not self.found.is_alone]
+        parts += [self._copied(str(path)) for path in importable(near, root) if not self.found.is_alone]
         return Start(place, str(root), str(self.folder), ":".join(dict.fromkeys(parts)))
 
     def _copied(self, part: str) -> str:
@@ -212,12 +213,20 @@ def in_place(params: models.Training) -> Start:
     given = dict(fields.variables(params.env)).get("PYTHONPATH", "")
     parts = [os.path.normpath(folder / part) for part in given.split(":")] if given else []
     root = next((path for path in (folder, *folder.parents) if (path / "pyproject.toml").is_file()), None)
-    parts += [str(path) for path in importable(root)] if root is not None else []
+    parts += [str(path) for path in importable(folder, root)] if root is not None else []
     return Start(str(folder), str(root or folder), python_path=":".join(dict.fromkeys(parts)))
 
 
-def importable(root: pathlib.Path) -> list[pathlib.Path]:
-    """Return the folder that `pip install -e` would put on sys.path; none if the project installs no package."""
+def importable(folder: pathlib.Path, root: pathlib.Path) -> list[pathlib.Path]:
+    """Return what `pip install -e` puts on sys.path, from the nearest folder up to `root` that installs a package."""
+    above = itertools.takewhile(lambda one: one.is_relative_to(root), (folder, *folder.parents))
+    for one in above:
+        if found := _packages(one):
+            return found
+    return []
+
+
+def _packages(root: pathlib.Path) -> list[pathlib.Path]:
     text, about = "", dict[str, typing.Any]()
     with contextlib.suppress(OSError, ValueError):
         text = (root / "pyproject.toml").read_text(errors="replace")

@@ -1,6 +1,7 @@
 """Check a user's program before it is queued: that it is Python, and that Python compiles it."""
 
 import json
+import os
 import pathlib
 import re
 import shlex
@@ -100,7 +101,11 @@ def _find(settings: Settings, params: models.Training) -> pathlib.Path | None:
     given = dict(fields.variables(params.env)).get("PYTHONPATH", "")
     root = copies.find(settings, params).root if params.snapshot else here
     parts = params.workload.split(".")
-    for folder in (here, *(here / part for part in given.split(":")), *copies.importable(root)):
+    for folder in (
+        here,
+        *(here / part for part in given.split(":")),
+        *copies.importable(pathlib.Path(os.path.realpath(here)), root),
+    ):
         place = folder.joinpath(*parts)
         for path in (place / "__main__.py", place.with_name(f"{place.name}.py")):
             if path.is_file():

@@ -137,7 +137,9 @@ def test_where_a_project_s_packages_lie(tmp_path: pathlib.Path, about: dict[str,
     for name, text in {**about, f"{package}/__init__.py": "", "tests/__init__.py": ""}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert copies.importable(tmp_path) == ([] if place is None else [tmp_path / place])
+    found = [] if place is None else [tmp_path / place]
+    assert copies.importable(tmp_path, tmp_path) == copies.importable(tmp_path / "cfg", tmp_path) == found
+    assert copies.importable(tmp_path, tmp_path / "cfg") == []
 
 
 def test_any_name_of_a_path_works_and_the_login_s_variables_arrive(
