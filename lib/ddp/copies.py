@@ -25,7 +25,7 @@ from ddp.workspace import files, folders
 
 FOLDER, STATES = "code", "code.json"  # in the run's folder
 _COPY_S = 600.0
-# Where setuptools, poetry and maturin are told to look for packages, and folders in which setuptools looks for none
+# Where setuptools, poetry and maturin look for packages, if specified, and folders in which setuptools looks for none
 _PLACED = re.compile(r"""\b(?:where|from|python-source|package-dir) *= *[\[{]?(?: *"" *=)? *["']([\w-]+)["']""")
 _NO_PACKAGES = frozenset("test tests doc docs example examples script scripts tool tools bench benchmarks".split())
 _THREADS = 8
@@ -218,7 +218,7 @@ def in_place(params: models.Training) -> Start:
 
 
 def importable(folder: pathlib.Path, root: pathlib.Path) -> list[pathlib.Path]:
-    """Return what `pip install -e` puts on sys.path, from the nearest folder up to `root` that installs a package."""
+    """Return the folder that `pip install -e` puts on sys.path, for the nearest project between `folder` and `root`."""
     above = itertools.takewhile(lambda one: one.is_relative_to(root), (folder, *folder.parents))
     for one in above:
         if found := _packages(one):
