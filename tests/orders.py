@@ -358,12 +358,10 @@ def _check(make: collections.abc.Callable[[], Unit]) -> None:
 
     @hypothesis.settings(
         max_examples=ORDERS,
-        deadline=None,
         database=None,
         derandomize="SLURM_DDP_ORDERS" not in os.environ,
         report_multiple_bugs=False,
         phases=(hypothesis.Phase.generate, hypothesis.Phase.shrink),
-        suppress_health_check=[hypothesis.HealthCheck.too_slow],
     )
     @hypothesis.given(strategies.lists(step, min_size=1, max_size=LONGEST))
     def order(steps: list[Step]) -> None:

@@ -171,7 +171,7 @@ def _parsed(
             from ddp.submit import typed  # noqa: PLC0415 - the other commands start without it
 
             values, arguments = typed.unwrap(values, arguments)
-            active = os.environ.get("VIRTUAL_ENV") or os.environ.get("CONDA_PREFIX")
+            active = values.pop("active", None) or os.environ.get("VIRTUAL_ENV") or os.environ.get("CONDA_PREFIX")
             more |= {"ranks": values.pop("ranks", None), "typed_in": _here(), "active": active}
         is_module = bool(values.get("module"))
         for option in (one for one in options if one.name in values and not (is_module and one.name == "workload")):

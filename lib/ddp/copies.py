@@ -13,6 +13,7 @@ import itertools
 import json
 import os
 import pathlib
+import re
 import shutil
 import tempfile
 import typing
@@ -24,6 +25,9 @@ from ddp.workspace import files, folders
 
 FOLDER, STATES = "code", "code.json"  # in the run's folder
 _COPY_S = 600.0
+# Where setuptools, poetry and maturin look for packages, if specified, and folders in which setuptools looks for none
+_PLACED = re.compile(r"""\b(?:where|from|python-source|package-dir) *= *[\[{]?(?: *"" *=)? *["']([\w-]+)["']""")
+_NO_PACKAGES = frozenset("test tests doc docs example examples script scripts tool tools bench benchmarks".split())
 _THREADS = 8
 
 T = typing.TypeVar("T")
@@ -77,8 +81,9 @@ class Copy:
     def start(self) -> Start:
         """Where the ranks start."""
         root, place = self.found.root, os.path.normpath(self.folder / self.below)
+        near = (root / self.found.script).parent if self.found.script else root / self.below
         parts = [self._copied(part) for part in self.python_path.split(":")] if self.python_path else []
-        parts += [self._copied(str(path)) for path in importable(root) if not self.found.is_alone]
+        parts += [self._copied(str(path)) for path in importable(near, root) if not self.found.is_alone]
         return Start(place, str(root), str(self.folder), ":".join(dict.fromkeys(parts)))
 
     def _copied(self, part: str) -> str:
@@ -208,26 +213,30 @@ def in_place(params: models.Training) -> Start:
     given = dict(fields.variables(params.env)).get("PYTHONPATH", "")
     parts = [os.path.normpath(folder / part) for part in given.split(":")] if given else []
     root = next((path for path in (folder, *folder.parents) if (path / "pyproject.toml").is_file()), None)
-    parts += [str(path) for path in importable(root)] if root is not None else []
+    parts += [str(path) for path in importable(folder, root)] if root is not None else []
     return Start(str(folder), str(root or folder), python_path=":".join(dict.fromkeys(parts)))
 
 
-def importable(root: pathlib.Path) -> list[pathlib.Path]:
-    """Return the folder that `pip install -e` would put on sys.path; none if the project installs no package."""
-    try:
-        about = backports.parse_toml((root / "pyproject.toml").read_text(errors="replace"))
-    except (OSError, ValueError):
-        return []
-    declared: object = about.get("project", {})
-    if not isinstance(declared, dict):
-        return []
-    name = str(typing.cast("dict[str, object]", declared).get("name", "")).replace("-", "_").lower()
-    if "build-system" in about or name:
-        if any((root / "src").glob("*/*.py")) or any((root / "src").glob("*.py")):
-            return [root / "src"]
-        if name and (root / name / "__init__.py").is_file():
-            return [root]
+def importable(folder: pathlib.Path, root: pathlib.Path) -> list[pathlib.Path]:
+    """Return the folder that `pip install -e` puts on sys.path, for the nearest project between `folder` and `root`."""
+    above = itertools.takewhile(lambda one: one.is_relative_to(root), (folder, *folder.parents))
+    for one in above:
+        if found := _packages(one):
+            return found
     return []
+
+
+def _packages(root: pathlib.Path) -> list[pathlib.Path]:
+    text, about = "", dict[str, typing.Any]()
+    with contextlib.suppress(OSError, ValueError):
+        text = (root / "pyproject.toml").read_text(errors="replace")
+        about = backports.parse_toml(text)
+    if not {"build-system", "project"} & about.keys() and not (root / "setup.py").is_file():
+        return []
+    for place in (root / "src", *(root / name for name in _PLACED.findall(text))):
+        if any(place.glob("*/*.py")) or any(place.glob("*.py")):
+            return [place]
+    return [root] if {path.parent.name for path in root.glob("*/__init__.py")} - _NO_PACKAGES else []
 
 
 def compare(found: project.Project, folder: pathlib.Path) -> Update:
@@ -294,6 +303,7 @@ def find_module(
     folder: pathlib.Path, record: collections.abc.Mapping[str, object], name: str
 ) -> tuple[str, str] | None:
     """Find a module in the project of a run: its path there, and its folder as seen from where the ranks started."""
+    wanted, name = tuple(name.split(".")), name.replace(".", "/")
     about, code = record.get("code"), folder.with_name(str(record.get("sweep") or folder.name)) / FOLDER
     start = pathlib.Path(str(record.get("workdir") or folder))
     if not isinstance(about, dict):  # it runs where it lies
@@ -304,7 +314,9 @@ def find_module(
     for path in map(pathlib.PurePosixPath, read_states(code) or {}):
         if path.suffix in (".py", ".so"):
             parts = (*path.parts[:-1], path.name.partition(".")[0])
-            above |= {"/".join(parts[:number]) for number, part in enumerate(parts) if part == name}
+            above |= {
+                "/".join(parts[:number]) for number in range(len(parts)) if parts[number:][: len(wanted)] == wanted
+            }
     if not above:
         return None
     nearest = min(above, key=lambda one: (len(one), one))

@@ -99,7 +99,7 @@ def _zstd(file: typing.Any, where: object) -> collections.abc.Iterator[bytes]:
     if len(head := file.peek(5)) < 5:
         raise EOFError("it ends too early")
     if not head[4] & _ZSTD_CHECKSUM:
-        markers.warn("DATA", f"{where} has no checksum, which zstd adds unless told not to: damage may not show")
+        markers.warn("DATA", f"{where} has no checksum, which zstd adds by default: damage may not show")
     stream = errors.need("pyarrow", where).CompressedInputStream(file, "zstd")
     while chunk := stream.read(_CHUNK_BYTES):
         yield chunk

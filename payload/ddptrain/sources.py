@@ -35,7 +35,7 @@ _CARDS = {"readme.md", "dataset_info.json", "dataset_infos.json", "dataset_dict.
 _CARD, OTHER_SPLIT, _GIT, _HIDDEN_FILE = "dataset card", "other split", ".git", "hidden file"
 _EXPECTED = {_CARD, OTHER_SPLIT, _GIT, _HIDDEN_FILE}  # nobody misses them
 
-Found = tuple[pathlib.Path, str, str]  # a file, its kind, its split
+ReadFile = tuple[pathlib.Path, str, str]  # a file, its kind, its split
 
 
 class Unread(dict[str, list[int]]):
@@ -125,7 +125,7 @@ def find(
     return items, unread
 
 
-def _named(path: pathlib.Path) -> Found:
+def _named(path: pathlib.Path) -> ReadFile:
     """Return a file that was asked for; one without a suffix is text. Raises UserError if its suffix is not known."""
     kind = kind_of(path.name)
     if kind is None and archives.split_name(path.name)[1]:
@@ -135,9 +135,9 @@ def _named(path: pathlib.Path) -> Found:
     return path, kind or "text", split_of(pathlib.PurePath(named.name), kind)
 
 
-def _below(root: pathlib.Path, unread: Unread, output: pathlib.Path) -> list[Found]:
+def _below(root: pathlib.Path, unread: Unread, output: pathlib.Path) -> list[ReadFile]:
     """Return the files in all folders below one that are read, and count the others."""
-    found: list[Found] = []
+    found: list[ReadFile] = []
     files = _files(root, unread, output.resolve())
     targets = {path.resolve() for path in files if path.is_symlink()}  # the hub's cache: links to blobs without names
     for path in sorted(files, key=lambda path: path.name.lower() in _CARDS):  # these last

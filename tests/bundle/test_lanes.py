@@ -78,12 +78,12 @@ def test_a_lane_that_passes_shows_its_skips_and_one_that_fails_everything(
     good, bad = (lanes.Lane(name, [], is_live=False) for name in ("good", "bad"))
     lanes.run([good], lanes.Screen())
     assert (good.returncode, good.closing) == (0, "===== 3 passed, 1 skipped in 0.10s =====")
-    assert re.fullmatch(r"good: passed in \d s\n  SKIPPED \[1\] t.py:3: no server here\n", capsys.readouterr().out)
+    assert re.fullmatch(r"good: passed in \d+ s\n  SKIPPED \[1\] t.py:3: no server here\n", capsys.readouterr().out)
     lanes.run([bad], lanes.Screen())
     assert bad.returncode == 1
     shown = capsys.readouterr().out
     assert "collecting\nthe reason\n===== 1 failed in 0.20s =====\n" in shown
-    assert re.search(r"bad: FAILED \(exit 1, build/logs/bad.log\) in \d s\n$", shown)
+    assert re.search(r"bad: FAILED \(exit 1, build/logs/bad.log\) in \d+ s\n$", shown)
 
 
 def test_an_interrupted_run_interrupts_its_lanes_and_waits_for_them(tmp_path: pathlib.Path):

@@ -49,6 +49,26 @@ def test_a_missing_module_is_answered_with_what_to_type(
     assert line == f"job 40 FAILED, exit code 1: {MISSING} (train.py:1); {REMEDY}ddp submit -e NAME ..."
 
 
+@pytest.mark.parametrize(
+    ("module", "remedy"),
+    [
+        ("net", "found at {}/lib/net, which is not on sys.path: --env PYTHONPATH=lib"),
+        ("net.deep", "found at {}/lib/net/deep, which is not on sys.path: --env PYTHONPATH=lib"),
+        ("net._version", "{}/lib/net has no such module; !NAME in .ddpignore takes in what git ignores"),
+    ],
+)
+def test_a_module_of_the_project_is_never_to_be_installed(
+    settings: Settings, cluster: Cluster, pip: Pip, tmp_path: pathlib.Path, module: str, remedy: str
+):
+    (tmp_path / "mine" / "lib" / "net").mkdir(parents=True)
+    for name in ("train.py", ".ddpignore", "lib/net/deep.py"):
+        (tmp_path / "mine" / name).touch()
+    failed = fails(
+        settings, cluster, tmp_path / "mine/train.py", f"ModuleNotFoundError: No module named '{module}'", snapshot=True
+    )
+    assert failed.endswith(remedy.format(tmp_path / "mine"))
+
+
 INSTALL = "an administrator types on the nodes: apt-get install"
 NO_COMPILER = "InvalidCxxCompiler: No working C++ compiler found in torch._inductor.config.cpp.cxx: (None, 'g++')"
 COMPILER = f"torch.compile needs a C++ compiler: {INSTALL} g++"

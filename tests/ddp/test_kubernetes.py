@@ -136,7 +136,6 @@ def test_how_it_ends():
 # --- names -----------------------------------------------------------------------------------------------------------
 
 
-@hypothesis.settings(deadline=None)
 @hypothesis.given(st.lists(st.text("aB0._-é", min_size=1, max_size=70), min_size=2, max_size=8, unique=True))
 def test_names_are_labels_and_differ(names: list[str]):
     found = [kubernetes.object_name(name) for name in names]
@@ -178,7 +177,7 @@ def test_words_and_variables_arrive_as_they_are_written():
     assert [expand(found[f"V{number}"], env) for number in range(len(ODD))] == list(ODD)
 
 
-@hypothesis.settings(max_examples=25, deadline=None)
+@hypothesis.settings(max_examples=25)
 @hypothesis.given(st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=30))
 def test_any_text_arrives(text: str):
     _, ranks = container(run(command=("train.py", text)))

@@ -74,7 +74,7 @@ words = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]
 names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,20}", fullmatch=True).map(lambda name: f"MY_{name}")
 
 
-@hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
+@hypothesis.settings(suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
 @hypothesis.given(args=st.lists(words), env=st.dictionaries(names, words))
 def test_arguments_and_variables_reach_the_program_as_they_are(
     settings: Settings, args: list[str], env: dict[str, str]
@@ -111,7 +111,6 @@ def test_the_variables_that_a_job_sets_are_reserved_and_no_others():
         assert refusal(models.SubmitDdp, {"env": f"{reserved}=x"}).startswith(f"env: {reserved} is set by the job")
 
 
-@hypothesis.settings(deadline=None)
 @hypothesis.given(
     st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,20}", fullmatch=True),
     st.sampled_from("KEY TOKEN SECRET PASSWORD PASSPHRASE".split()),
@@ -124,7 +123,6 @@ def test_no_secret_is_taken_as_a_variable_or_shown(start: str, end: str, value: 
         assert f"~{value}~" not in error
 
 
-@hypothesis.settings(deadline=None)
 @hypothesis.given(st.dictionaries(st.from_regex(r"[A-Z_]{1,9}", fullmatch=True), st.text(st.characters(codec="ascii"))))
 def test_a_file_of_variables_is_read_as_it_is_written(variables: dict[str, str]):
     kept = {name: "".join(value.split()) for name, value in variables.items() if name not in fields.RESERVED}

@@ -64,7 +64,6 @@ def test_every_view_has_the_same_state(settings: Settings, cluster: Cluster, out
         assert found == "PREEMPTED", "whether Slurm has forgotten the job or not"
 
 
-@hypothesis.settings(deadline=None)
 @hypothesis.given(
     word=st.none() | st.sampled_from(WORDS),
     restarts=st.integers(0, 1),

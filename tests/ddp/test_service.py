@@ -52,7 +52,6 @@ def test_a_remedy_is_rendered_for_who_reads_it(remedy: Remedy, typed: str, run: 
     assert service.render_remedy("t/0", remedy) == run
 
 
-@hypothesis.settings(deadline=None)
 @hypothesis.given(
     st.text(st.characters(max_codepoint=0x2FFF, exclude_categories=["Cc", "Zl", "Zp"]))
     | st.text("yn-+.:# 019exob_'/,[]", max_size=8)

@@ -7,7 +7,6 @@ import pathlib
 import typing
 import unittest.mock
 
-import hypothesis
 import pytest
 from cluster import Cluster, Job
 from hypothesis import example, given
@@ -182,7 +181,6 @@ LINES = st.lists(st.text(st.characters(codec="utf-8")) | st.integers(1, 99).map(
 AUKS = "Thu Nov 26 15:08:22 2026 [INFO4] auks_krb5_cred: kerberos context successfully initialized"
 
 
-@hypothesis.settings(deadline=None)
 @given(before=LINES, after=LINES, job_id=st.integers(1, 2**32), cluster=st.sampled_from(["", ";west"]))
 @example(before=AUKS, after="", job_id=31, cluster="")
 def test_the_id_is_found_among_any_lines_or_doubted(before: str, after: str, job_id: int, cluster: str):

@@ -173,8 +173,8 @@ def test_what_tokenizers_alone_saved_is_read(end: str, text_dir: pathlib.Path, t
 
 
 def test_a_set_without_the_assistants_role_is_refused_before_training(model_dir: pathlib.Path, tmp_path: pathlib.Path):
-    said = [{"role": "user", "content": "a"}, {"role": "bot", "content": "b"}]
-    (tmp_path / "chat.jsonl").write_text(f"{json.dumps({'messages': said})}\n" * 20)
+    messages = [{"role": "user", "content": "a"}, {"role": "bot", "content": "b"}]
+    (tmp_path / "chat.jsonl").write_text(f"{json.dumps({'messages': messages})}\n" * 20)
     asked = config.Config(data=tmp_path / "chat.jsonl", run_dir=tmp_path / "run", model_local_dir=model_dir)
     with pytest.raises(errors.UserError, match=r"20 of 20 conversations have no message .* roles found: bot, user"):
         finetune.prepare_data(asked)

@@ -4,6 +4,7 @@
 import os
 import pathlib
 import subprocess
+import sys
 
 import conftest
 import ranks
@@ -26,7 +27,8 @@ def test_two_pods_meet_and_train(tmp_path: pathlib.Path):
     container = kubernetes.manifests(run)[1]["spec"]["template"]["spec"]["containers"][0]
     env = {one["name"]: one.get("value", "8f0c").replace("$(RUN_ATTEMPT_ID)", "8f0c") for one in container["env"]}
     # The names of the headless Service resolve in a cluster only
-    env |= {"PATH": os.environ["PATH"], "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ranks.free_port())}
+    env |= {"PATH": f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"}
+    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ranks.free_port())}
     argv = [word.replace("$$", "$") for word in (*container["command"], *container["args"])]
     pods = [
         subprocess.Popen(argv, env=env | {"JOB_COMPLETION_INDEX": str(index)}, stdout=subprocess.PIPE, text=True)

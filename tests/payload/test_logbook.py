@@ -40,7 +40,7 @@ REFUSED = st.sampled_from(
 NAMES = st.one_of(st.sampled_from(("loss", "val_loss", "time", "kind", "best", "lr")), st.text(max_size=8))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     lines=st.lists(
         st.tuples(
@@ -66,7 +66,7 @@ def test_whatever_is_logged_each_line_is_a_record_and_none_is_raised(
     assert metrics.Reader(path).read().bad_lines == 0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(value=st.floats(width=32), wrap=WRAPPED)
 def test_a_number_is_the_same_in_whatever_it_comes(value: float, wrap, tmp_path_factory: pytest.TempPathFactory):
     path = tmp_path_factory.mktemp("number") / "metrics.jsonl"

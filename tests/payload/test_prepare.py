@@ -390,7 +390,7 @@ AWKWARD = hypothesis.strategies.text(
 )
 
 
-@hypothesis.settings(max_examples=400, deadline=None)
+@hypothesis.settings(max_examples=400)
 @hypothesis.given(hypothesis.strategies.one_of(AWKWARD, hypothesis.strategies.text(max_size=60)))
 def test_remembered_words_give_the_tokens_that_merging_all_gives(text: str):
     assert GPT2.encode(text).tolist() == GPT2._core.encode_ordinary(text)

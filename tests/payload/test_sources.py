@@ -75,7 +75,7 @@ def read(path: pathlib.Path, how: str = "strict") -> list[str]:
     return ["".join(s.text for s in d) for item in items for d in reading.documents(item, sources.Unread())]
 
 
-@hypothesis.settings(max_examples=1500, deadline=None)
+@hypothesis.settings(max_examples=1500)
 @hypothesis.given(st.sampled_from(sorted(ARCHIVES)), st.floats(0, 1, exclude_max=True), st.integers(0, 7))
 def test_a_flipped_bit_of_an_archive_gives_the_right_text_or_one_line_that_names_it(name: str, at: float, bit: int):
     with tempfile.TemporaryDirectory() as folder:
@@ -126,7 +126,7 @@ BYTES = st.one_of(
 )
 
 
-@hypothesis.settings(max_examples=800, deadline=None)
+@hypothesis.settings(max_examples=800)
 @hypothesis.given(BYTES, st.sampled_from(["t.txt", "noted", "t.md.gz", "t.tar"]))
 def test_any_bytes_are_the_right_text_or_refused_with_file_and_offset(data: bytes, name: str):
     with tempfile.TemporaryDirectory() as folder:
@@ -187,7 +187,7 @@ def written(path: pathlib.Path, made: list[dict[str, typing.Any]]) -> pathlib.Pa
     return path
 
 
-@hypothesis.settings(max_examples=200, deadline=None)
+@hypothesis.settings(max_examples=200)
 @hypothesis.given(st.lists(RECORDS, min_size=1, max_size=6), st.sampled_from([".jsonl", ".json", ".parquet", ".arrow"]))
 def test_learned_tokens_are_those_of_the_assistants_turns(made: list[tuple[dict[str, typing.Any], int]], suffix: str):
     keys = sorted({key for one, _ in made for key in one})

@@ -79,7 +79,6 @@ RULES: dict[str, tuple[st.SearchStrategy[str], Callable[[str], object]]] = {  # 
 
 
 @pytest.mark.parametrize("rule", RULES)
-@hypothesis.settings(deadline=None)
 @hypothesis.given(st.data())
 def test_what_people_type_follows_the_tables_rules(rule: str, data: st.DataObject):
     typed, meaning = RULES[rule]
@@ -90,7 +89,6 @@ def test_what_people_type_follows_the_tables_rules(rule: str, data: st.DataObjec
     assert values.parse(f"{text} ") == wanted
 
 
-@hypothesis.settings(deadline=None)
 @hypothesis.given(
     st.text() | st.text("[]{}:,-&*!|>'\"%@`#?<~ \n\tax10.") | st.text(st.characters(categories=["Cs", "Cc"]))
 )

@@ -13,6 +13,7 @@ from ddp.slurm import access, jobs
 # slurmctld looks the account up to sign what starts a job (fetch_identity() in cred.c), not when it is submitted.
 # Without one srun prints this (slurm_errno.c)
 _NO_CREDENTIAL = "Error generating job credential"
+_REFUSED = "Unable to allocate resources: "  # srun, with slurmctld's reason behind it
 _REQUEUE_DELAY_S, _LONG_DELAY_S = 120, 300
 _LEAST_KILL_WAIT_S = 10
 
@@ -95,6 +96,8 @@ def _absent(facts: Facts, findings: Findings) -> None:
         findings.add("unknown-account", "slurmctld")
     elif not facts.reports and re.search(r"busy|immediate|Job/step already completing", facts.trouble):
         findings.add("not-free", "slurm", trouble=trouble)
+    elif not facts.reports and _REFUSED in facts.trouble:
+        findings.add("refused", "slurm", trouble=trouble)
     else:
         for name in facts.asked:
             if name not in facts.left_out and name not in facts.reports:

@@ -17,7 +17,7 @@ _CHAINED = (
 )
 # Faults of the machine: the kernel's NVRM, CUDA (driver_types.h) within torch's exceptions, NVML (nvml.h), nvidia-smi
 _BAD_NODE = re.compile(
-    r"NVRM: Xid \(PCI:[\da-f:.]+\): \d+, "
+    r"NVRM: Xid \(PCI:[\da-f:.]+\): (?!(?:13|31|43|45|68|69), )\d+, "  # those are an application's, by NVIDIA's catalog
     rf"|(?:{_MODULES}(?:RuntimeError|AcceleratorError|CudaError|DeferredCudaCallError): |\s*what\(\):  )"
     r"(?:\[PG [^\]]*\] [^:]*: |CUDA call failed lazily at initialization with error: )?CUDA (?:error: (?:"
     r"(?:an )?uncorrectable (?:ECC|NVLink) error |device not ready|hardware stack error|no CUDA-capable device is |"
@@ -62,7 +62,12 @@ _KNOWN = tuple(
         (r"(torch\.(cuda\.)?)?OutOfMemoryError: ", False, "use a smaller batch"),
         (r"(its torchrun was )?killed by signal 7 ", False, "a mapped file was cut, or /dev/shm is full"),
         (r"RuntimeError: DataLoader worker .* Bus error", False, "use fewer workers, or a larger /dev/shm"),
-        (r"(requests|urllib3|httpx|aiohttp)\.[\w.]*Connect", False, "a download failed: do the nodes reach its host?"),
+        (
+            r"(requests|urllib3|httpx|httpcore|aiohttp|botocore)\.[\w.]*(Connect|Timeout|ChunkedEncoding)"
+            r"|urllib\.error\.URLError|socket\.gaierror|huggingface_hub\.[\w.]*LocalEntryNotFound",
+            False,
+            "a download failed: do the nodes reach its host?",
+        ),
     )
 )
 # A worker that was killed, by torch/csrc/DataLoader.cpp and torch/utils/data/dataloader.py

@@ -287,12 +287,14 @@ def _gist(text: list[str], lines: int) -> list[str]:
     text = [line for line in text if evidence.RANK.sub("", line, count=1).strip()]
     bare = [evidence.RANK.sub("", line, count=1) for line in text]
     reason = crash = -1
-    is_raising = False
+    is_raising = is_ignored = False
     for index, line in enumerate(bare):
         if line.startswith("Traceback (most recent call last)"):
             is_raising = True
+        elif line.startswith("Exception ignored "):  # Python's, of a destructor or the last flush; its error follows
+            is_ignored = True
         elif "[FATAL]" in line or _REASON.match(line) or (is_raising and not line[0].isspace()):
-            reason, is_raising = index, False
+            reason, is_raising, is_ignored = reason if is_ignored else index, False, False
         elif line.startswith(_CRASH):
             crash = index
     if crash > reason and (reason < 0 or not bare[crash].startswith(f"{_CRASH}Aborted")):  # an abort follows its reason

@@ -244,7 +244,7 @@ Metrics = typing.Annotated[
     str, matches(r"[ -~\n]*", 2000, "NAME=PATTERN with printable ASCII"), pydantic.AfterValidator(_check_metric)
 ]
 Env = typing.Annotated[Words, pydantic.AfterValidator(_check_env)]
-_AXIS = r"[a-z][a-z0-9-]*=[A-Za-z0-9._+/:@%^-]+(,[A-Za-z0-9._+/:@%^-]+)*"
+_AXIS = r"[a-z][A-Za-z0-9_.-]*=[A-Za-z0-9._+/:@%^-]+(,[A-Za-z0-9._+/:@%^-]+)*"
 _GRID_RULE = "options with their values, such as: lr=0.001,0.003 batch=8,16"
 Grid = typing.Annotated[str, matches(rf"( *{_AXIS} *)*", 4096, _GRID_RULE), pydantic.AfterValidator(_check_grid)]
 Constraint = typing.Annotated[str, matches(f"{_WORD}([&|]{_WORD})*", 256, "names of features joined by & or |")]

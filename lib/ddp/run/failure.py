@@ -1,5 +1,6 @@
 """The results of a run that ended, and why it failed."""
 
+import functools
 import re
 
 from ddp import copies
@@ -100,10 +101,14 @@ def _missing_module(settings: Settings, run: Run, line: str) -> Remedy | None:
     if not (found := _MISSING_MODULE.search(line)):
         return None
     module = found[1].partition(".")[0][:60]
-    if place := folders.call(settings, copies.find_module, folder=run.folder, record=run.record, name=module):
+    find = functools.partial(copies.find_module, run.folder, run.record)
+    if place := folders.call(settings, find, name=found[1]):
         path, folder_ = (printable(text, 300) for text in place)
         words = f"found at {path}, which is not on sys.path: --env PYTHONPATH={folder_}"
         return Step("module-path", words, {"path": path, "folder": folder_})
+    if place := folders.call(settings, find, name=module):
+        words = f"{printable(place[0], 300)} has no such module; !NAME in .ddpignore takes in what git ignores"
+        return Step("copy-module", words)
     create = "ddp env create NAME --requirements requirements.txt"
     words = f"with {module} in requirements.txt: {create}, then: ddp submit -e NAME ..."
     if python := run.record.get("python"):

@@ -14,9 +14,13 @@ _COMMANDS = {"gpt": ("train", ("--run-dir", "run", "--data", "data")), "smoke": 
 _TAKEN = {"--run-dir": "run", "--data": "dataset"}  # set by submit, and the option for each
 
 
-def words(choice: collections.abc.Mapping[str, str]) -> list[str]:
-    """Format a run's options as a command line."""
-    return [word for name, value in choice.items() for word in (f"--{name}", value)]
+def words(kind: str, choice: collections.abc.Mapping[str, str]) -> list[str]:
+    """Format a run's options as a command line. A built-in workload's flag takes no value: true is --x, false --no-x.
+
+    The form is --name=value, which argparse, click and absl know, and scripts such as nanoGPT's as the only one.
+    """
+    flags = {"true": "--", "false": "--no-"} if kind in _COMMANDS else {}
+    return [f"{flags[value]}{name}" if value in flags else f"--{name}={value}" for name, value in choice.items()]
 
 
 def check(
@@ -32,7 +36,7 @@ def check(
     for flag, option in _TAKEN.items():
         if flag in flags:
             raise ParameterError("args", f"{flag} is set by ddp; use the option {option}")
-    lines = [[*_COMMANDS[kind][1], *args, *words(choice)] for choice in choices or ({},)]
+    lines = [[*_COMMANDS[kind][1], *args, *words(kind, choice)] for choice in choices or ({},)]
     answer = _ask(settings, kind, folder=str(settings.runs / run_name), lines=lines)
     for number, trouble in enumerate(json.loads(answer)):
         if trouble:

@@ -174,7 +174,7 @@ def _describe(settings: Settings, submitted: control.Submitted) -> Results:
         found = folders.call(settings, operations.read_json, path=f"{submitted.folder}/inspection.json")
     except folders.WorkspaceError:
         return {}
-    facts = {name: found.get(name) for name in ("tokenizer", "vocabulary", "fingerprint", "begins", "not-read")}
+    facts = {name: found.get(name) for name in ("tokenizer", "vocabulary", "fingerprint", "not-read")}
     results = {name: control.printable(str(value))[:200] for name, value in facts.items() if value}
     totals: object = found.get("totals")
     if isinstance(totals, dict):

@@ -1,7 +1,9 @@
 """Check a user's program before it is queued: that it is Python, and that Python compiles it."""
 
 import json
+import os
 import pathlib
+import re
 import shlex
 import sys
 import warnings
@@ -13,10 +15,11 @@ from ddp.submit import typed
 from ddp.workspace import folders
 
 _DATA = frozenset(
-    ".bin .ckpt .csv .gz .h5 .json .jsonl .md .npy .npz .parquet .pdf .pkl .pt .pth .safetensors .tar .toml .tsv .txt "
-    ".xz .yaml .yml .zip .zst".split()
+    ".bin .cfg .ckpt .csv .gz .h5 .ini .json .jsonl .log .md .npy .npz .parquet .pdf .pkl .pt .pth .safetensors .tar "
+    ".toml .tsv .txt .xz .yaml .yml .zip .zst".split()
 )
 _SHELL = frozenset(".bash .batch .job .sbatch .sh .slurm .zsh".split())
+_ENDS = re.compile(r"\d?[<>]|[;|&\n]+")  # of a shell's command
 _LIMIT_BYTES = 8 << 20
 
 
@@ -62,8 +65,9 @@ def _refuse_others(path: pathlib.Path, source: bytes) -> None:
         script = shlex.quote(path.with_suffix(".py").name)
         how = f"jupyter nbconvert --to script {name}, then: ddp submit {script}"
         raise ParameterError("workload", f"{path} is a notebook; type: {how}")
-    if "python" not in first and (path.suffix in _SHELL or (first.startswith("#!") and path.suffix != ".py")):
-        what = first[2:].strip()[:60] if first.startswith("#!") else "a shell"
+    interpreter = first[2:].strip()[:60] if first.startswith("#!") else ""
+    if "python" not in interpreter and (path.suffix in _SHELL or (interpreter and path.suffix != ".py")):
+        what = interpreter or "a shell"
         text = f"{path} is a script for {what if what.isprintable() else ascii(what)}, and ddp starts the ranks itself"
         raise ParameterError("workload", f"{text}; {_program_of(source)}")
     if path.suffix in _DATA or b"\0" in source[:4096]:
@@ -81,9 +85,9 @@ def _is_notebook(source: bytes) -> bool:
 
 def _program_of(source: bytes) -> str:
     """Return the line to type for the program that a batch script starts."""
-    for line in source.decode(errors="replace").replace("\\\n", " ").splitlines():
+    for command in _ENDS.split(source.decode(errors="replace").replace("\\\n", " ")):
         try:
-            words = shlex.split(line, comments=True)
+            words = ["..." if "$" in word else word for word in shlex.split(command, comments=True)]
         except ValueError:
             continue
         if any(word == "-m" or word.endswith(".py") for word in words):
@@ -97,7 +101,11 @@ def _find(settings: Settings, params: models.Training) -> pathlib.Path | None:
     given = dict(fields.variables(params.env)).get("PYTHONPATH", "")
     root = copies.find(settings, params).root if params.snapshot else here
     parts = params.workload.split(".")
-    for folder in (here, *(here / part for part in given.split(":")), *copies.importable(root)):
+    for folder in (
+        here,
+        *(here / part for part in given.split(":")),
+        *copies.importable(pathlib.Path(os.path.realpath(here)), root),
+    ):
         place = folder.joinpath(*parts)
         for path in (place / "__main__.py", place.with_name(f"{place.name}.py")):
             if path.is_file():

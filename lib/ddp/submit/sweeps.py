@@ -47,7 +47,7 @@ def submit_sweep(settings: Settings, params: models.SubmitSweep, log: Log) -> An
         texts["job.json"] = folder.dump(own)
         elements = [
             {
-                "args": "".join(f"{word}\n" for word in precheck.words(choice)),
+                "args": "".join(f"{word}\n" for word in precheck.words(checked.workload.kind, choice)),
                 "job.json": folder.dump({**record, "run": f"{name}-{number}", "sweep": name, "choice": line}),
             }
             for number, (choice, line) in enumerate(zip(choices, lines, strict=True))

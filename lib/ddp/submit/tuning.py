@@ -17,7 +17,7 @@ def check(settings: Settings, params: models.Training, choices: precheck.Choices
 
     `choices` are the options of a sweep's runs, which come on top of `args`.
     """
-    lines = [(*params.words, *precheck.words(choice)) for choice in choices] or [params.words]
+    lines = [(*params.words, *precheck.words(params.workload, choice)) for choice in choices] or [params.words]
     runs = [_paths(line) for line in lines]
     if any(TOKENIZER in paths and MODEL not in paths for paths in runs):
         raise ParameterError("args", f"{TOKENIZER} needs {MODEL}; give both")

@@ -13,8 +13,8 @@ _RENDEZVOUS = re.compile(r"rdzv-.*|standalone|node-rank|master-(addr|port)|local
 _PYTHON = re.compile(r"python(3(\.[0-9]+)?)?")
 _QUIET = ("-u", "-B")  # of python: the ranks run unbuffered already, and in a copy
 _LAUNCHERS = frozenset(
-    "accelerate bash colossalai composer conda deepspeed horovodrun jsrun lightning micromamba mpiexec mpirun nohup "
-    "pixi poetry sbatch sh srun uv".split()
+    "accelerate bash colossalai composer conda coverage deepspeed fabric horovodrun ipython jsrun lightning micromamba "
+    "mpiexec mpirun nohup pixi poetry sbatch sh srun uv".split()
 )
 
 
@@ -26,20 +26,29 @@ def unwrap(values: dict[str, object], arguments: tuple[str, ...]) -> tuple[dict[
         arguments: the words behind the workload.
 
     Returns:
-        The options and the program's arguments.
+        The options, with `active` for the environment of a Python or torchrun that was typed with its path, and the
+        program's arguments.
 
     Raises:
         ParameterError: the command has an option that ddp sets itself, or starts no Python program.
     """
     workload = values.get("workload")
     name = pathlib.PurePath(workload).name if isinstance(workload, str) else ""
-    if name == "torchrun":
-        return _torchrun(values, arguments)
-    if _PYTHON.fullmatch(name):
-        return _python(values, arguments)
-    if name in _LAUNCHERS and not pathlib.Path(str(workload)).is_file():
+    if _is_python(name):
+        prefix = pathlib.Path(str(workload)).absolute().parent.parent
+        if "/" in str(workload) and any((prefix / marker).exists() for marker in ("pyvenv.cfg", "conda-meta")):
+            values = values | {"active": str(prefix)}
+        return _torchrun(values, arguments) if name == "torchrun" else _python(values, arguments)
+    is_ours = bool(values.get("module")) or name in ("", "gpt", "smoke") or name.endswith(".py")
+    starts_python = not is_ours and any(map(_is_python, arguments))  # as `time python train.py` does
+    if (name in _LAUNCHERS or starts_python) and not pathlib.Path(str(workload)).is_file():
         raise ParameterError("workload", f"{name}: ddp starts the ranks itself; {instead(arguments)}")
     return values, arguments
+
+
+def _is_python(word: str) -> bool:
+    name = pathlib.PurePath(word).name
+    return name == "torchrun" or _PYTHON.fullmatch(name) is not None
 
 
 def _torchrun(values: dict[str, object], arguments: tuple[str, ...]) -> tuple[dict[str, object], tuple[str, ...]]:

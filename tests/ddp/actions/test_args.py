@@ -5,6 +5,7 @@ import collections.abc
 import pytest
 
 from ddp.base import ParameterError, Settings, TrainerError
+from ddp.options import fields, models
 from ddp.submit import precheck
 from slurm_ddp.run import CommandTimeout
 
@@ -48,9 +49,13 @@ def test_the_smoke_test_has_options_of_its_own(settings: Settings):
 
 def test_each_run_of_a_sweep_is_looked_at(settings: Settings):
     good, bad = {"lr": "0.1"}, {"lr": "-1"}
-    problems = precheck.check(settings, "gpt", "night", "--steps 3".split(), (good, good))
+    assert fields.parse(models.SubmitSweep, {"grid": "learning_rate=0.1,1 optim.lr=2"}).grid
+    flags = {"compile": "true", "deterministic": "false"}
+    problems = precheck.check(settings, "gpt", "night", "--steps 3".split(), (good, flags))
     assert problems == ["args: accepted by the payload, with the options of each of 2 runs"]
     assert refused(settings, "", good, bad) == "options of run 1: --lr -1.0: must be above 0.0"
+    assert precheck.words("script", flags) == ["--compile=true", "--deterministic=false"]
+    assert refused(settings, "", {"lr": "true"}).startswith("options of run 0: argument --lr: expected one arg")
     assert refused(settings, "", {"run-dir": "/x"}, kind="smoke").startswith("args: --run-dir is set")
     assert precheck.check(settings, "gpt", "night", "--epochs 3".split(), ({"lr": "1"},))
 

@@ -327,6 +327,14 @@ def test_nodes_that_give_no_answer_are_reported(trainer: Trainer, cluster: Clust
     assert f"Slurm could not examine it: {trouble}" in trainer.fails("doctor")
 
 
+def test_a_refusal_of_slurm_blames_no_node(trainer: Trainer, cluster: Cluster):
+    trouble = "Unable to allocate resources: Invalid account or account/partition combination specified"
+    cluster.examination = lambda arguments: Completed(1, "", f"srun: error: {trouble}")
+    assert f"slurm: Slurm rejects the job that would examine the nodes: {trouble}" in trainer.fails("doctor")
+    assert "sacctmgr show assoc where user=" in trainer.results["findings"]
+    assert "slurmd" not in trainer.results["findings"]
+
+
 def test_gpus_are_asked_for_where_every_node_has_some(trainer: Trainer, cluster: Cluster):
     for machine in cluster.machines:
         machine.gres = "gpu:h200:8(S:0-1)"

@@ -4,7 +4,6 @@ import dataclasses
 import pathlib
 import typing
 
-import hypothesis
 import pytest
 import yaml
 from hypothesis import given
@@ -167,7 +166,6 @@ OPTIONS: dict[str, st.SearchStrategy[typing.Any]] = {
 }
 
 
-@hypothesis.settings(deadline=None)
 @given(nodes=st.lists(NODE, min_size=1, max_size=4), limits=LIMITS, asked=st.fixed_dictionaries({}, optional=OPTIONS))
 def test_a_request_is_within_every_limit_or_refused_by_the_option(
     nodes: list[Capacity], limits: policy.Limits, asked: dict[str, object]

@@ -35,7 +35,7 @@ def test_a_grid_is_every_combination_each_a_run_of_its_own(ready: Trainer, clust
     assert f"#SBATCH --output={runs}/lrs-%a/logs/%j.out\n" in script
     assert cluster.job(40).commands()[0].endswith(" --steps 5")
     assert cluster.job(40).training().is_sweep, "each task adds its own"
-    assert (runs / "lrs-3" / "args").read_text() == "--lr\n0.003\n--batch\n16\n"
+    assert (runs / "lrs-3" / "args").read_text() == "--lr=0.003\n--batch=16\n"
     record = json.loads((runs / "lrs-3" / "job.json").read_text())
     assert (record["job_id"], record["sweep"], record["kind"]) == (None, "lrs", "gpt")
     first = (runs / "lrs" / "sweep.jsonl").read_text().splitlines()[0]

@@ -92,6 +92,8 @@ def blame(folder: pathlib.Path, text: str, *others: str) -> tuple[str, str]:
             ("mistake", ""),
             "ulimit",
         ),
+        (f"{TRACE}socket.gaierror: [Errno -2] Name or service not known\n", ("program", ""), "a download failed"),
+        ("NVRM: Xid (PCI:0000:3b:00): 31, pid=7, name=python, Ch 00000008, MMU Fault\n", ("program", ""), ""),
         (f"{TRACE}ValueError: see Disk quota exceeded\n", ("program", ""), ""),
         (f"{TRACE}ValueError: see [Errno 28] and FileNotFoundError\n", ("program", ""), ""),
     ],
@@ -180,7 +182,7 @@ EXCEPTIONS = (
 MESSAGES = st.lists(st.sampled_from(SUSPICIOUS) | st.text("abcxyz_ ", max_size=8), min_size=1, max_size=6).map(" ".join)
 
 
-@hypothesis.settings(max_examples=200, deadline=None)
+@hypothesis.settings(max_examples=200)
 @hypothesis.given(st.sampled_from(EXCEPTIONS), MESSAGES, st.sampled_from(["", "fine\n", None]))
 def test_no_word_of_a_message_moves_the_blame_off_the_program(name: str, message: str, other: str | None):
     with tempfile.TemporaryDirectory() as folder:
@@ -205,7 +207,7 @@ FORGED = (
 
 
 @pytest.mark.parametrize("forged", FORGED)
-@hypothesis.settings(max_examples=10, deadline=None)
+@hypothesis.settings(max_examples=10)
 @hypothesis.given(before=st.lists(MESSAGES, max_size=3), after=st.lists(MESSAGES, max_size=3))
 def test_nothing_that_a_program_prints_moves_the_blame_to_a_node(forged: str, before: list[str], after: list[str]):
     lines = [*before, forged, *after]

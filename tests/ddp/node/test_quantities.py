@@ -44,7 +44,7 @@ def scanned(folder: pathlib.Path, blocks: list[tuple[str, bytes]], *patterns: tu
     return metrics.Reader(folder / "metrics.jsonl").read()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     value=st.floats(0, 1e30),
     text=st.sampled_from(FORMATS),
@@ -57,7 +57,7 @@ def test_a_number_is_found_however_it_is_printed(value: float, text: str, noise:
     assert record["step"] == 1
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     values=st.lists(st.floats(-1e6, 1e6).map(lambda value: round(value, 3)), min_size=1, max_size=40),
     cuts=st.lists(st.integers(0, 900), max_size=6),

@@ -112,9 +112,7 @@ def edit(folder: pathlib.Path, name: str, how: str, text: str) -> bool:
     return True
 
 
-@hypothesis.settings(
-    max_examples=40, deadline=None, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
-)
+@hypothesis.settings(max_examples=40, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
 @hypothesis.given(rounds=st.lists(EDITS, min_size=1, max_size=5))
 def test_what_a_run_wrote_is_never_lost_and_what_the_project_has_is_what_runs(
     settings: Settings, rounds: list[list[tuple[str, str, str]]]

@@ -52,6 +52,8 @@ def folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.P
         "exp/configs/a.yaml": "lr: 1",
         "run.sbatch": "#!/bin/bash\n#SBATCH -N 2\nsrun python -m train.main --name 'a b'\n",
         "run.sh": "torchrun --nnodes 2 \\\n  train.py --lr 1\n",
+        "many.sh": "for i in 1 2; do srun python train.py --seed $i --lr 1 2>&1 | tee log; done\n",
+        "train.ini": "[a]\nb = 1\n",
         "tool": "#!/usr/bin/env perl\n",
         "nb.ipynb": '{"cells": [], "nbformat": 4}',
         "nb.py": '{"cells": [], "nbformat": 4}',
@@ -128,6 +130,16 @@ def test_a_project_s_own_package_is_importable_as_after_pip_install_e(
         (folder / "src" / "my_net" / "__init__.py").unlink()
     job = started(settings, cluster, "--env", "PYTHONPATH=exp", "train/main.py")
     assert dict(job.variables)["PYTHONPATH"] == f"code/exp:code{'' if is_flat else '/src'}"
+
+
+@pytest.mark.parametrize(("about", "package", "place"), CASES["where_a_project_s_packages_lie"])
+def test_where_a_project_s_packages_lie(tmp_path: pathlib.Path, about: dict[str, str], package: str, place: str | None):
+    for name, text in {**about, f"{package}/__init__.py": "", "tests/__init__.py": ""}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    found = [] if place is None else [tmp_path / place]
+    assert copies.importable(tmp_path, tmp_path) == copies.importable(tmp_path / "cfg", tmp_path) == found
+    assert copies.importable(tmp_path, tmp_path / "cfg") == []
 
 
 def test_any_name_of_a_path_works_and_the_login_s_variables_arrive(
@@ -213,6 +225,16 @@ def test_any_command_line_of_torchrun(
     expected = {ours[name.replace("_", "-")]: value for name, value, _ in given}
     expected |= {"workload": "a.b", "module": True} if is_module else {"workload": "a.py"}
     assert launchers.unwrap(values, (*words, *arguments)) == (expected, tuple(arguments))
+
+
+@pytest.mark.parametrize(("words", "left"), [("bin/python -u train.py", []), ("bin/torchrun -m train.main 1", ["1"])])
+def test_a_python_of_an_environment_is_that_environment_s(folder: pathlib.Path, words: str, left: list[str]):
+    name, *arguments = words.split()
+    assert "active" not in launchers.unwrap({"workload": f".venv/{name}"}, tuple(arguments))[0]
+    (folder / ".venv").mkdir()
+    (folder / ".venv" / "pyvenv.cfg").touch()
+    values, rest = launchers.unwrap({"workload": f".venv/{name}"}, tuple(arguments))
+    assert (values["active"], [*rest]) == (str(folder / ".venv"), left)
 
 
 def test_ranks_of_torchrun_are_gpus_or_share_the_cores(
@@ -319,7 +341,7 @@ def test_a_module_of_a_home_is_refused(tmp_path: pathlib.Path):
         project_part.find(None, typed_in=tmp_path / "home")
 
 
-@hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
+@hypothesis.settings(suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
 @hypothesis.given(
     kind=st.sampled_from(["venv", "conda", "system"]),
     torch=st.none()

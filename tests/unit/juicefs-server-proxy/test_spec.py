@@ -45,7 +45,6 @@ HOSTS = {  # of the bucket `b`, and whether its name is in the host
 }
 
 
-@hypothesis.settings(deadline=None)
 @hypothesis.given(
     st.sampled_from(sorted(HOSTS)), st.lists(st.from_regex(r"[a-z0-9._~-]{1,9}", fullmatch=True), min_size=1)
 )

@@ -155,7 +155,7 @@ def test_the_same_export_however_it_is_written(rig: Rig, uri: str, shown: str, p
     assert not {f"{shown}2", f"{shown.rstrip('/')}/x"} & set(plan.sources)
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(line=st.sampled_from(CASES["vendors_lines"]), data=st.data())
 def test_a_vendors_line_is_taken_in_any_order(rig: Rig, line: tuple[str, str], data: st.DataObject):
     given, version = line

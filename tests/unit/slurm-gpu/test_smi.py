@@ -30,7 +30,7 @@ def busy(printed: str, name: str) -> str:
     return printed.replace("</gpu>", f"<processes>{PROCESS.format(name)}</processes>{CLOCKS}</gpu>")
 
 
-@hypothesis.settings(max_examples=300, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+@hypothesis.settings(max_examples=300)
 @hypothesis.given(
     cards=st.lists(st.sampled_from([HEALTHY, BAD]), min_size=1, max_size=3),
     name=names,
@@ -79,7 +79,6 @@ def test_what_cannot_be_read_is_a_warning_and_asked_for_elsewhere(
         assert re.search(r"cannot be read: remapped_rows: '.*remapped_row", out["findings"][0]["text"])
 
 
-@hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 @hypothesis.given(groups=st.lists(st.integers(1, 7), min_size=1, max_size=5), pause=st.integers(1, 60), data=st.data())
 def test_a_third_of_the_nodes_at_most_is_drained_for_one_cause(groups: list[int], pause: int, data: st.DataObject):
     """The nodes of a group check at the same time: each looks, drains, and looks again."""
