@@ -71,7 +71,11 @@ def test_a_programs_words_are_whatever_a_shell_reads_or_one_line(name: str):
 
 
 words = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
-names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,20}", fullmatch=True).map(lambda name: f"MY_{name}")
+names = (
+    st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,20}", fullmatch=True)
+    .map(lambda name: f"MY_{name}")
+    .filter(lambda name: not fields.is_secret(name))
+)
 
 
 @hypothesis.settings(suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
