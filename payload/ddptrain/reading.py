@@ -162,7 +162,7 @@ def _member(member: archives.Member, where: str, how: str, unread: sources.Unrea
     elif kind == "tar":
         yield from _inside(archives.tar_members(file), where, how, unread, is_named=False)
     else:
-        unread.add(sources.suffix_of(name), size)
+        unread.add("link" if contents is None else sources.suffix_of(name), size)
 
 
 def _database(item: sources.Item, unread: sources.Unread) -> Documents:
