@@ -41,7 +41,8 @@ def parse(data: bytes, where: str, how: str = "strict") -> object:
     try:
         return json.loads(data.decode("utf-8-sig", how))
     except (ValueError, RecursionError) as e:
-        raise errors.UserError(f"{where} is not JSON: {e}") from e
+        hint = "; use --errors replace" if isinstance(e, UnicodeDecodeError) else ""
+        raise errors.UserError(f"{where} is not JSON: {e}{hint}") from e
 
 
 def from_object(value: object, where: str) -> Document:
