@@ -92,6 +92,8 @@ def blame(folder: pathlib.Path, text: str, *others: str) -> tuple[str, str]:
             ("mistake", ""),
             "ulimit",
         ),
+        (f"{TRACE}RuntimeError: CUDA error: out of memory\n", ("program", ""), "use a smaller batch"),
+        (f"{TRACE}numpy._core._exceptions._ArrayMemoryError: Unable to allocate\n", ("program", ""), "or more memory"),
         (f"{TRACE}ValueError: see Disk quota exceeded\n", ("program", ""), ""),
         (f"{TRACE}ValueError: see [Errno 28] and FileNotFoundError\n", ("program", ""), ""),
     ],
