@@ -75,7 +75,7 @@ def _chat(record: Record, messages: list[object], where: str) -> Document:
 
 def _message(message: object, where: str) -> tuple[Segment, Segment]:
     match message:
-        case {"role": str(role), "content": content} | {"from": str(role), "value": content}:
+        case {"role": str(role), "content": object() as content} | {"from": str(role), "value": object() as content}:
             role, weight = _ROLES.get(role, role), typing.cast(Record, message).get("weight")
         case _:
             raise errors.UserError(f'{where}: each message needs "role" and "content", or "from" and "value"')

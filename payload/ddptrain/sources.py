@@ -193,8 +193,10 @@ def _cut(path: pathlib.Path, kind: str, part_bytes: int, *, how: str, split: str
     can_cut = kind not in ("tar", "zip", "json") and not archives.split_name(path.name)[2]
     if can_cut and kind in ("text", "lines") and about.st_size > 2 * part_bytes:
         with path.open("rb") as file:
-            head = file.read(64)
-        can_cut = archives.encoding_of(head)[0] == "utf-8" and not (kind == "lines" and head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["))
+            head, spaces = file.read(64), b"\xef\xbb\xbf \t\r\n"
+        can_cut = archives.encoding_of(head)[0] == "utf-8" and not (
+            kind == "lines" and head.lstrip(spaces).startswith(b"[")
+        )
     if not can_cut or about.st_size <= 2 * part_bytes:
         return [whole]
     cuts = [*range(0, about.st_size - part_bytes // 2, part_bytes), about.st_size]

@@ -235,7 +235,9 @@ def test_learned_tokens_are_those_of_the_assistants_turns(
 def test_a_message_that_is_no_text_is_refused_with_its_line(content: object, tmp_path: pathlib.Path):
     turns = [{"role": "user", "content": "4?"}, {"role": "assistant", "content": content}]
     for one in ({"messages": turns}, {"prompt": turns[:1], "completion": turns[1:]}):
-        with pytest.raises(errors.UserError, match=r"x\.jsonl line 1: a message's content is (None|'image_url'|1); only"):
+        with pytest.raises(
+            errors.UserError, match=r"x\.jsonl line 1: a message's content is (None|'image_url'|1); only"
+        ):
             read(written(tmp_path / "x.jsonl", [one]))
 
 
