@@ -8,7 +8,6 @@ import collections.abc
 import io
 import lzma
 import pathlib
-import stat
 import struct
 import tarfile
 import typing
@@ -132,16 +131,15 @@ def tar_members(file: typing.IO[bytes]) -> collections.abc.Iterator[Member]:
 
 
 def zip_members(file: typing.IO[bytes]) -> collections.abc.Iterator[Member]:
-    """Yield the files and links of a ZIP archive in order. Raises one of DAMAGE."""
+    """Yield the files of a ZIP archive in order. Raises one of DAMAGE."""
     with zipfile.ZipFile(file) as archive:
         file.seek(-12 - len(archive.comment), io.SEEK_END)  # in the record that ends the file: APPNOTE.TXT, 4.3.16
         if int.from_bytes(file.read(2), "little") not in (len(archive.infolist()), 0xFFFF):
             raise zipfile.BadZipFile("its directory has another length than it records")
         for member in archive.infolist():
             with archive.open(member) as contents:  # of each: it compares the two names that the archive has
-                is_link = stat.S_ISLNK(member.external_attr >> 16)  # `zip -y`: its contents are a path
                 if not member.is_dir() or member.file_size:
-                    yield member.filename, member.file_size, None if is_link else contents
+                    yield member.filename, member.file_size, contents
 
 
 def encoding_of(data: bytes) -> tuple[str, bytes]:
