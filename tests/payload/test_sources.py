@@ -373,3 +373,20 @@ def test_cases_that_people_reported(name: str, right: str | list[str]):
     else:
         with pytest.raises(errors.UserError, match=f"{name} {right}"):
             read(path)
+
+
+def test_a_tars_links_are_counted_and_a_name_above_hides_nothing(tmp_path: pathlib.Path):
+    with tarfile.open(tmp_path / "x.tar", "w") as archive:
+        add(archive, "../up/a.txt", b"text")
+        for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE):
+            link = tarfile.TarInfo("l.txt")
+            link.type, link.linkname = kind, "../up/a.txt"
+            archive.addfile(link)
+    dataset = run(tmp_path / "x.tar", output=tmp_path / "d", val_share=0.0)
+    assert decoded(dataset) == [b"text"]
+    assert json.loads((tmp_path / "d" / "dataset.json").read_text())["not_read"] == {"link": [2, 0]}
+
+
+def test_a_first_line_that_is_no_text_is_one_record_with_replace(tmp_path: pathlib.Path):
+    (tmp_path / "x.jsonl").write_bytes(b'{"text": "caf\xe9"}\n{"text": "b"}\n')
+    assert read(tmp_path / "x.jsonl", "replace") == ["caf\ufffd", "b"]
