@@ -68,6 +68,7 @@ class Config:
     dropout: float = _option(0.0, "share of activations dropped in training", least=0.0, below=1.0)
     model_local_dir: _Path | None = _option(None, "fine-tune the model saved by transformers in this folder", _Path)
     tokenizer_local_dir: _Path | None = _option(None, "its tokenizer (default: the model's folder)", _Path)
+    errors: str = _option("strict", "what becomes of bytes that are no text", choices=("strict", "replace"))
     local_files_only: bool = _option(True, "never look anything up on the network; there is no other way here")
 
     batch: int | None = _option(

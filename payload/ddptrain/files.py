@@ -25,7 +25,8 @@ MAKE_ROOM = (
     "make room: remove runs and checkpoints that are not needed (JuiceFS frees their space after its trash-days)"
 )
 _REMEDIES = {
-    **dict.fromkeys(FULL, MAKE_ROOM),
+    errno.ENOSPC: MAKE_ROOM,
+    errno.EDQUOT: f"the quota is used up (quota -s, lfs quota or juicefs quota show it): {MAKE_ROOM}",
     **dict.fromkeys((errno.EACCES, errno.EPERM), "give user {user} the right to it, or another path"),
     errno.EROFS: "it is mounted read-only: mount it for writing, or give another path",
     **dict.fromkeys((errno.ENOTDIR, errno.EEXIST, errno.EISDIR), "a file stands for a folder, or the reverse: move it"),
@@ -34,6 +35,7 @@ _REMEDIES = {
     **dict.fromkeys((errno.EMFILE, errno.ENFILE), "raise the limit on open files (ulimit -n)"),
     errno.ENAMETOOLONG: "give a shorter path",
 }
+_COMES_AGAIN = FULL | {errno.EMFILE}  # not ENOENT, which a lost mount gives, too
 _T = typing.TypeVar("_T")
 
 
@@ -50,7 +52,7 @@ def describe(e: Exception) -> tuple[str, bool]:
     if isinstance(e, errors.UserError):
         return str(e), e.retry
     if isinstance(e, OSError) and e.errno is not None:
-        return explain(e), True
+        return explain(e), e.errno not in _COMES_AGAIN
     return f"{type(e).__name__}: {e}", isinstance(e, OSError)
 
 

@@ -44,7 +44,7 @@ def prepare_data(settings: config.Config) -> pathlib.Path:
     if not settings.data.exists():
         raise errors.UserError(f"--data {settings.data}: no such file or folder")
     output = settings.run_dir / "tokens"
-    source, how = (str(settings.data),), {"mask_prompts": True, "workers": 1}
+    source, how = (str(settings.data),), {"mask_prompts": True, "workers": 1, "errors": settings.errors}
     prepare.run(prepare.Options(source, output, tokenizer_local_dir=tokenizer_dir, **how))
     return _with_learned_tokens(output)
 

@@ -182,7 +182,7 @@ def finalize(options: Options, plan: Plan) -> shards.Dataset:
     splits = {split: [entry for entry in entries if entry["split"] == split] for split in shards.SPLITS}
     if not splits["train"]:
         text = "no training text; all of it is validation or empty"
-        raise errors.UserError(f"--source {' '.join(options.source)}: {text}")
+        raise errors.UserError(f"{' '.join(options.source)}: {text}")
     if not splits["val"]:
         markers.warn("DATA", "no validation text: give a file named val.jsonl or val.txt, or raise --val-share")
     if unread:
@@ -226,7 +226,7 @@ def _check_learned(options: Options, plan: Plan, notes: list[Note], train: list[
     if not what and not sum(shards.num_learned(shard, plan.identity.eot_id, masked=True) for shard in found):
         what = "no token would be learned: all completions and assistant's messages are empty"
     if what:
-        raise errors.UserError(f"--source {' '.join(options.source)}: {what}")
+        raise errors.UserError(f"{' '.join(options.source)}: {what}")
 
 
 def _inputs(part: Part) -> str:

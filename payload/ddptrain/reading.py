@@ -99,7 +99,7 @@ def _json(file: io.BufferedReader, where: object, how: str, item: sources.Item |
             continue
         place = f"{where} at byte {offset}" if begin else f"{where} line {number}"
         is_list = is_first and line.lstrip(b"\xef\xbb\xbf \t\r").startswith(b"[")
-        if is_list or (is_first and end is None and not is_json(line)):
+        if is_list or (is_first and end is None and not is_json(line, how)):
             value = records.parse(line + b"".join(more for _, more in lines), place, how)
             found = typing.cast(list[object], value) if isinstance(value, list) else [value]
         else:
@@ -109,10 +109,10 @@ def _json(file: io.BufferedReader, where: object, how: str, item: sources.Item |
         is_first = False
 
 
-def is_json(line: bytes) -> bool:
+def is_json(line: bytes, how: str) -> bool:
     """Return whether a line is JSON by itself."""
     try:
-        records.parse(line, "")
+        records.parse(line, "", how)
     except errors.UserError:
         return False
     return True
@@ -162,7 +162,7 @@ def _member(member: archives.Member, where: str, how: str, unread: sources.Unrea
     elif kind == "tar":
         yield from _inside(archives.tar_members(file), where, how, unread, is_named=False)
     else:
-        unread.add(sources.suffix_of(name), size)
+        unread.add("link" if contents is None else sources.suffix_of(name), size)
 
 
 def _database(item: sources.Item, unread: sources.Unread) -> Documents:
@@ -187,7 +187,7 @@ def _entry(name: str, data: bytes, where: str, how: str, unread: sources.Unread)
     _, suffix, packing = archives.split_name(name)
     if packing or sources.KINDS.get(suffix) in ("text", "lines", "json"):
         yield from _member((name, len(data), io.BufferedReader(io.BytesIO(data))), where, how, unread)
-    elif data.startswith(b"{") and is_json(data):
-        yield records.from_object(records.parse(data, where), where)
+    elif data.startswith(b"{") and is_json(data, how):
+        yield records.from_object(records.parse(data, where, how), where)
     else:
         yield from _texts(archives.decoded(data, where, how))

@@ -41,7 +41,8 @@ def parse(data: bytes, where: str, how: str = "strict") -> object:
     try:
         return json.loads(data.decode("utf-8-sig", how))
     except (ValueError, RecursionError) as e:
-        raise errors.UserError(f"{where} is not JSON: {e}") from e
+        hint = "; use --errors replace" if isinstance(e, UnicodeDecodeError) else ""
+        raise errors.UserError(f"{where} is not JSON: {e}{hint}") from e
 
 
 def from_object(value: object, where: str) -> Document:
@@ -53,11 +54,13 @@ def from_object(value: object, where: str) -> Document:
     match record:
         case {"prompt": str(prompt), "completion": str(completion)}:
             return (Segment(prompt, learned=False), Segment(completion))
+        case {"prompt": [*turns], "completion": [*answer]}:  # TRL's: of the turns before nothing is learned
+            asked = _chat(record, turns, where)
+            return (*(dataclasses.replace(part, learned=False) for part in asked), *_chat({}, answer, where))
         case {"instruction": str(instruction), "output": str(output)}:  # Alpaca's; its "text" repeats them
             more: object = record.get("input")
             asked = f"{instruction}\n{more}" if isinstance(more, str) and more else instruction
-            turns: list[object] = [{"from": "human", "value": asked}, {"from": "gpt", "value": output}]
-            return _chat(record, turns, where)
+            return _chat(record, [{"from": "human", "value": asked}, {"from": "gpt", "value": output}], where)
         case {"text": str(text)}:
             return (Segment(text),)
         case _:
@@ -72,14 +75,27 @@ def _chat(record: Record, messages: list[object], where: str) -> Document:
 
 def _message(message: object, where: str) -> tuple[Segment, Segment]:
     match message:
-        case {"role": str(role), "content": str(content)} | {"from": str(role), "value": str(content)}:
+        case {"role": str(role), "content": object() as content} | {"from": str(role), "value": object() as content}:
             role, weight = _ROLES.get(role, role), typing.cast(Record, message).get("weight")
         case _:
-            raise errors.UserError(f'{where}: each message needs "role" and "content", or "from" and "value", as text')
+            raise errors.UserError(f'{where}: each message needs "role" and "content", or "from" and "value"')
     if weight not in (None, 0, 1):
         raise errors.UserError(f'{where}: the "weight" of a message is 0 or 1, not {weight!r}')
     learned = role == ASSISTANT and weight != 0
-    return Segment(f"<{role}>\n", learned=False), Segment(f"{content}\n", learned, role)
+    text = "".join(_parts(content, where))
+    return Segment(f"<{role}>\n", learned=False), Segment(f"{text}\n", learned, role)
+
+
+def _parts(content: object, where: str) -> collections.abc.Iterator[str]:
+    """Yield the texts of a message's content: a text, or a list of parts that are text. Raises UserError."""
+    for part in typing.cast(list[object], content) if isinstance(content, list) else [content]:
+        match part:
+            case str(text) | {"type": "text", "text": str(text)}:
+                yield text
+            case _:
+                kind = typing.cast(Record, part).get("type") if isinstance(part, dict) else part
+                what = f"{where}: a message's content is {kind!r:.60}"
+                raise errors.UserError(f"{what}; only text is read: remove the record")
 
 
 def from_table(

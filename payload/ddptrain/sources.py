@@ -110,18 +110,18 @@ def find(
         elif path.is_file():
             found = [_named(path)]
         else:
-            raise errors.UserError(f"--source {spec}: no such file or folder; give one, or {STDLIB}")
+            raise errors.UserError(f"{spec}: no such file or folder; give one, or {STDLIB}")
         how = "replace" if spec == STDLIB else encoding_errors
         inside = [part for p, kind, split in found for part in _cut(p, kind, part_bytes, how=how, split=split)]
         if left.missed_bytes > sum(item.num_bytes for item in inside):
             what = "most of it is not read" if inside else "no text found"
             remedy = f"give the files or folders of text; I read {READS}"
-            raise errors.UserError(f"--source {spec}: {what}: {left}; {remedy}")
+            raise errors.UserError(f"{spec}: {what}: {left}; {remedy}")
         items += inside
         unread.merge(left)
     if not items:
         left_out = f"; not read: {unread}" if unread else ""
-        raise errors.UserError(f"--source {' '.join(specs)}: no text found{left_out}; I read {READS}")
+        raise errors.UserError(f"{' '.join(specs)}: no text found{left_out}; I read {READS}")
     return items, unread
 
 
@@ -129,7 +129,7 @@ def _named(path: pathlib.Path) -> ReadFile:
     """Return a file that was asked for; one without a suffix is text. Raises UserError if its suffix is not known."""
     kind = kind_of(path.name)
     if kind is None and archives.split_name(path.name)[1]:
-        what = f"--source {path}: {suffix_of(path.name)} is not read"
+        what = f"{path}: {suffix_of(path.name)} is not read"
         raise errors.UserError(f"{what}; convert it, or name it .txt if it is plain text; I read {READS}")
     named = path.parent if path.name == _DATABASE else path
     return path, kind or "text", split_of(pathlib.PurePath(named.name), kind)
@@ -193,8 +193,10 @@ def _cut(path: pathlib.Path, kind: str, part_bytes: int, *, how: str, split: str
     can_cut = kind not in ("tar", "zip", "json") and not archives.split_name(path.name)[2]
     if can_cut and kind in ("text", "lines") and about.st_size > 2 * part_bytes:
         with path.open("rb") as file:
-            head = file.read(64)
-        can_cut = archives.encoding_of(head)[0] == "utf-8" and not (kind == "lines" and head.lstrip().startswith(b"["))
+            head, spaces = file.read(64), b"\xef\xbb\xbf \t\r\n"
+        can_cut = archives.encoding_of(head)[0] == "utf-8" and not (
+            kind == "lines" and head.lstrip(spaces).startswith(b"[")
+        )
     if not can_cut or about.st_size <= 2 * part_bytes:
         return [whole]
     cuts = [*range(0, about.st_size - part_bytes // 2, part_bytes), about.st_size]
@@ -215,7 +217,7 @@ def suffix_of(name: str) -> str:
 
 def hidden(path: pathlib.PurePath) -> str:
     """Return how a file is hidden, itself (macOS's `._name`, LMDB's lock) or by a folder, or nothing."""
-    folders = [part for part in path.parts[:-1] if part.startswith(".")]
+    folders = [part for part in path.parts[:-1] if part.startswith(".") and part != ".."]
     if folders:
         return _GIT if _GIT in folders else "hidden folder"
     return _HIDDEN_FILE if path.name.startswith(".") or path.name == "lock.mdb" else ""

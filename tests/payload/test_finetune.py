@@ -1,6 +1,7 @@
 """Fine-tuning a model that lies in a folder. The model is made here: tiny, random, in the format of transformers."""
 
 # pyright: basic, reportPrivateImportUsage=false
+import dataclasses
 import json
 import pathlib
 
@@ -178,3 +179,11 @@ def test_a_set_without_the_assistants_role_is_refused_before_training(model_dir:
     asked = config.Config(data=tmp_path / "chat.jsonl", run_dir=tmp_path / "run", model_local_dir=model_dir)
     with pytest.raises(errors.UserError, match=r"20 of 20 conversations have no message .* roles found: bot, user"):
         finetune.prepare_data(asked)
+
+
+def test_bytes_that_are_no_text_are_refused_or_replaced(model_dir: pathlib.Path, tmp_path: pathlib.Path):
+    (tmp_path / "chat.jsonl").write_bytes(b'{"text": "caf\xe9 au lait"}\n' * 20)
+    asked = config.Config(data=tmp_path / "chat.jsonl", run_dir=tmp_path / "run", model_local_dir=model_dir)
+    with pytest.raises(errors.UserError, match=rf"^{asked.data} line 1 is not JSON: .*byte 0xe9"):
+        finetune.prepare_data(asked)
+    assert finetune.prepare_data(dataclasses.replace(asked, errors="replace")) == tmp_path / "run" / "tokens"

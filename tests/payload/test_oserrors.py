@@ -37,7 +37,7 @@ def one_line(result: ranks.Result, *words: str) -> str:
     [
         ("{tmp}/run/.", "EACCES", "Permission denied; give user"),
         ("{tmp}/run/.", "EROFS", "mounted read-only"),
-        ("run/.config", "EDQUOT", "make room: remove runs"),
+        ("run/.config", "EDQUOT", "quota -s, lfs quota or juicefs quota show it): make room: remove runs"),
         ("run/metrics.jsonl", "EACCES", "Permission denied; give user"),
         ("epoch-0001.tmp-local/dcp/__0_0.distcp", "EROFS", "mounted read-only"),
         ("epoch-0001.tmp-local/dcp/__0_0.distcp", "ENOSPC", "MiB were free; make room: remove runs"),
@@ -52,6 +52,14 @@ def test_train_tells_what_it_could_not_write(
     result = refused(2, *argv, *TINY, at=where.format(tmp=tmp_path), error=number)
     one_line(result, os.strerror(getattr(errno, number)), remedy, str(tmp_path))
     assert bool(result.marked("CONFIG")) == ("{tmp}" not in where), "a folder is tried before any work"
+
+
+@pytest.mark.parametrize(
+    ("name", "may_work"), [("EDQUOT", False), ("ENOSPC", False), ("EMFILE", False), ("EIO", True), ("ENOENT", True)]
+)
+def test_what_comes_again_is_not_tried_again(name: str, may_work: bool):
+    number = getattr(errno, name)
+    assert files.describe(OSError(number, os.strerror(number), "x"))[1] == may_work
 
 
 def test_a_full_disk_leaves_the_checkpoint_before_whole(dataset: pathlib.Path, tmp_path: pathlib.Path):

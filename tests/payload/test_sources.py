@@ -169,6 +169,19 @@ RECORDS = st.one_of(
 )
 
 
+def as_parts(one: dict[str, typing.Any], count: int) -> tuple[dict[str, typing.Any], int]:
+    """Return a record with the contents of its messages as parts, and prompt and completion as TRL's messages."""
+    if "completion" in one:
+        roles = {"prompt": "user", "completion": "assistant"}
+        one, count = {key: [{"role": roles[key], "content": text}] for key, text in one.items()}, count + 1
+    parts = {
+        key: [m | {k: [{"type": "text", "text": m[k]}] for k in ("content", "value") if k in m} for m in value]
+        for key, value in one.items()
+        if isinstance(value, list)
+    }
+    return one | parts, count
+
+
 def written(path: pathlib.Path, made: list[dict[str, typing.Any]]) -> pathlib.Path:
     """Write records as the suffix says."""
     if path.suffix == ".jsonl":
@@ -187,9 +200,14 @@ def written(path: pathlib.Path, made: list[dict[str, typing.Any]]) -> pathlib.Pa
     return path
 
 
-@hypothesis.settings(max_examples=200)
-@hypothesis.given(st.lists(RECORDS, min_size=1, max_size=6), st.sampled_from([".jsonl", ".json", ".parquet", ".arrow"]))
-def test_learned_tokens_are_those_of_the_assistants_turns(made: list[tuple[dict[str, typing.Any], int]], suffix: str):
+@hypothesis.settings(max_examples=300)
+@hypothesis.given(
+    st.lists(RECORDS, min_size=1, max_size=6), st.sampled_from([".jsonl", ".json", ".parquet", ".arrow"]), st.booleans()
+)
+def test_learned_tokens_are_those_of_the_assistants_turns(
+    made: list[tuple[dict[str, typing.Any], int]], suffix: str, in_parts: bool
+):
+    made = [as_parts(*one) for one in made] if in_parts else made
     keys = sorted({key for one, _ in made for key in one})
     if suffix in (".parquet", ".arrow"):
         made = [({key: one.get(key) for key in keys}, count) for one, count in made]
@@ -201,7 +219,7 @@ def test_learned_tokens_are_those_of_the_assistants_turns(made: list[tuple[dict[
     unanswered = sum(True not in chat for chat in chats)
     with tempfile.TemporaryDirectory() as folder:
         path, expected = written(pathlib.Path(folder, f"x{suffix}"), [one for one, _ in made]), sum(n for _, n in made)
-        alpaca = sum(bool(one.get("instruction") is not None) for one, _ in made)
+        alpaca = sum(one.get("instruction") is not None or isinstance(one.get("prompt"), list) for one, _ in made)
         if 2 * unanswered > len(chats) + alpaca or not expected:
             with pytest.raises(
                 errors.UserError,
@@ -211,6 +229,16 @@ def test_learned_tokens_are_those_of_the_assistants_turns(made: list[tuple[dict[
             return
         dataset = run(path, output=pathlib.Path(folder, "d"), val_share=0.0, mask_prompts=True)
         assert sum(shards.num_learned(s, 256, masked=True) for s in dataset.splits["train"]) == expected
+
+
+@pytest.mark.parametrize("content", [None, [{"type": "image_url", "text": None}], 1])
+def test_a_message_that_is_no_text_is_refused_with_its_line(content: object, tmp_path: pathlib.Path):
+    turns = [{"role": "user", "content": "4?"}, {"role": "assistant", "content": content}]
+    for one in ({"messages": turns}, {"prompt": turns[:1], "completion": turns[1:]}):
+        with pytest.raises(
+            errors.UserError, match=r"x\.jsonl line 1: a message's content is (None|'image_url'|1); only"
+        ):
+            read(written(tmp_path / "x.jsonl", [one]))
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".parquet", ".arrow", ".feather"])
@@ -345,3 +373,20 @@ def test_cases_that_people_reported(name: str, right: str | list[str]):
     else:
         with pytest.raises(errors.UserError, match=f"{name} {right}"):
             read(path)
+
+
+def test_a_tars_links_are_counted_and_a_name_above_hides_nothing(tmp_path: pathlib.Path):
+    with tarfile.open(tmp_path / "x.tar", "w") as archive:
+        add(archive, "../up/a.txt", b"text")
+        for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE):
+            link = tarfile.TarInfo("l.txt")
+            link.type, link.linkname = kind, "../up/a.txt"
+            archive.addfile(link)
+    dataset = run(tmp_path / "x.tar", output=tmp_path / "d", val_share=0.0)
+    assert decoded(dataset) == [b"text"]
+    assert json.loads((tmp_path / "d" / "dataset.json").read_text())["not_read"] == {"link": [2, 0]}
+
+
+def test_a_first_line_that_is_no_text_is_one_record_with_replace(tmp_path: pathlib.Path):
+    (tmp_path / "x.jsonl").write_bytes(b'{"text": "caf\xe9"}\n{"text": "b"}\n')
+    assert read(tmp_path / "x.jsonl", "replace") == ["caf\ufffd", "b"]

@@ -59,7 +59,12 @@ _KNOWN = tuple(
         (_OF_SYSTEM % (24, "Too many open files"), True, "see ulimit -n; use fewer workers, or close files"),
         (r"FileNotFoundError\b", True, "does the file exist on the nodes?"),
         (f"(DataLoader worker )?{re.escape(ends.NO_MEMORY)}", True, "or use a smaller batch"),
-        (r"(torch\.(cuda\.)?)?OutOfMemoryError: ", False, "use a smaller batch"),
+        (r"(torch\.(cuda\.)?)?OutOfMemoryError: |[\w.]+Error: CUDA error: out of memory", False, "use a smaller batch"),
+        (
+            r"([\w.]+_Array)?MemoryError\b|RuntimeError: .*DefaultCPUAllocator: ",
+            False,
+            "use a smaller batch, or more memory",
+        ),
         (r"(its torchrun was )?killed by signal 7 ", False, "a mapped file was cut, or /dev/shm is full"),
         (r"RuntimeError: DataLoader worker .* Bus error", False, "use fewer workers, or a larger /dev/shm"),
         (

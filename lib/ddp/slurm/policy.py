@@ -19,6 +19,8 @@ class Limits:
     max_cpus_per_node: int | None = None
     max_memory_mb: int | None = None  # on a node
     max_memory_per_cpu_mb: int | None = None
+    default_memory_mb: int | None = None  # on a node, of a job that asks for none
+    default_memory_per_cpu_mb: int | None = None
     max_array_size: int | None = None  # the cluster's
     is_exclusive: bool = False  # jobs get whole nodes
     lists: collections.abc.Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict[str, tuple[str, ...]])
@@ -26,13 +28,16 @@ class Limits:
 
 def read(partition: collections.abc.Mapping[str, str], cluster: collections.abc.Mapping[str, str]) -> Limits:
     """Read a partition as `scontrol show partition` prints it; its limits of memory replace the cluster's."""
-    memory = ("MaxMemPerNode", "MaxMemPerCPU")
-    source = partition if any(_number(partition, name) for name in memory) else cluster
+    most_mb, most_per_cpu_mb = _memory("Max", partition, cluster)
+    by_gpu = "DefMemPerGPU" in partition.get("JobDefaults", "")
+    default_mb, default_per_cpu_mb = (None, None) if by_gpu else _memory("Def", partition, cluster)
     return Limits(
         max_nodes=_number(partition, "MaxNodes"),
         max_cpus_per_node=_number(partition, "MaxCPUsPerNode"),
-        max_memory_mb=_number(source, memory[0]),
-        max_memory_per_cpu_mb=_number(source, memory[1]),
+        max_memory_mb=most_mb,
+        max_memory_per_cpu_mb=most_per_cpu_mb,
+        default_memory_mb=default_mb,
+        default_memory_per_cpu_mb=default_per_cpu_mb,
         max_array_size=_number(cluster, "MaxArraySize"),
         is_exclusive=partition.get("OverSubscribe") == "EXCLUSIVE",
         lists={name: tuple(text.split(",")) for name in _LISTS if (text := partition.get(name, "ALL")) != "ALL"},
@@ -57,6 +62,15 @@ def _groups() -> set[str | None]:
         about = pwd.getpwuid(os.geteuid())
         found |= {grp.getgrgid(gid).gr_name for gid in os.getgrouplist(about.pw_name, about.pw_gid)}
     return found
+
+
+def _memory(
+    kind: str, partition: collections.abc.Mapping[str, str], cluster: collections.abc.Mapping[str, str]
+) -> tuple[int | None, int | None]:
+    """Return the limit, or the default, of a node and of a core in MiB."""
+    names = (f"{kind}MemPerNode", f"{kind}MemPerCPU")
+    source = partition if any(_number(partition, name) for name in names) else cluster
+    return _number(source, names[0]), _number(source, names[1])
 
 
 def _number(record: collections.abc.Mapping[str, str], name: str) -> int | None:

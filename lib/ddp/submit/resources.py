@@ -148,6 +148,8 @@ def _amounts(
     cpus = params.cpus_per_task or min(share, most_cpus)
     if per_cpu_mb and not params.cpus_per_task:
         cpus = max(1, min(cpus, min(least_mb, most.max_memory_mb or least_mb) // per_cpu_mb))
+    if params.memory == fields.SITE:
+        _check_site(most.default_memory_mb or cpus * (most.default_memory_per_cpu_mb or 0), cpus, least_mb)
     if not per_cpu_mb:
         share = min(n.memory_mb if whole else _memory(n, cpus, gpus) for n in nodes)
         return cpus, bounded_mb(params.memory, share, cpus, most), 0
@@ -157,6 +159,15 @@ def _amounts(
     _check("mem-per-cpu", per_cpu_mb * cpus, most.max_memory_mb, f"MaxMemPerNode, for {cpus} cores", "M")
     _check("mem-per-cpu", per_cpu_mb * cpus, least_mb, f"memory of a node, for {cpus} cores", "M")
     return cpus, per_cpu_mb * cpus, per_cpu_mb
+
+
+def _check_site(default_mb: int, cpus: int, node_mb: int) -> None:
+    """Raise ParameterError if what the site gives a job is too little for torch, or more than a node has."""
+    what = f"the site's default for {cpus} cores (DefMemPerCPU, DefMemPerNode)"
+    if 0 < default_mb < _TOO_LITTLE_MB:
+        raise ParameterError("memory", f"{default_mb}M is {what}, and torch alone takes more; name an amount")
+    if default_mb > node_mb > _UNKNOWN_MB:
+        raise ParameterError("memory", f"{default_mb}M is {what}, and a node has {node_mb}M; name an amount")
 
 
 def _check(name: str, amount: int, limit: int | None, what: str, unit: str = "") -> None:

@@ -94,6 +94,8 @@ def blame(folder: pathlib.Path, text: str, *others: str) -> tuple[str, str]:
         ),
         (f"{TRACE}socket.gaierror: [Errno -2] Name or service not known\n", ("program", ""), "a download failed"),
         ("NVRM: Xid (PCI:0000:3b:00): 31, pid=7, name=python, Ch 00000008, MMU Fault\n", ("program", ""), ""),
+        (f"{TRACE}RuntimeError: CUDA error: out of memory\n", ("program", ""), "use a smaller batch"),
+        (f"{TRACE}numpy._core._exceptions._ArrayMemoryError: Unable to allocate\n", ("program", ""), "or more memory"),
         (f"{TRACE}ValueError: see Disk quota exceeded\n", ("program", ""), ""),
         (f"{TRACE}ValueError: see [Errno 28] and FileNotFoundError\n", ("program", ""), ""),
     ],

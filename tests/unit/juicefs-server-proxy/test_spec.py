@@ -42,6 +42,8 @@ HOSTS = {  # of the bucket `b`, and whether its name is in the host
     ),
     **dict.fromkeys("b.s3.amazonaws.com b.s3.cn-north-1.amazonaws.com.cn b.s3-eu-west-1.amazonaws.com".split(), ""),
     **dict.fromkeys("b.c.s3.eu-west-1.amazonaws.com b.ams3.digitaloceanspaces.com b.s3.wasabisys.com".split(), ""),
+    **dict.fromkeys("storage.googleapis.com s3.fr-par.scw.cloud us-east-1.linodeobjects.com".split(), "/b"),
+    **dict.fromkeys("b.storage.googleapis.com b.s3.fr-par.scw.cloud b.us-east-1.linodeobjects.com".split(), ""),
 }
 
 

@@ -1,8 +1,11 @@
 """What gpu-health makes of a card's values and of the kernel's lines, without a machine."""
 
 import pathlib
+import typing
 import xml.etree.ElementTree as ET
 
+import hypothesis
+import hypothesis.strategies as st
 import pytest
 from smi_samples import BARE, HEALTHY, gpu
 
@@ -28,17 +31,32 @@ def test_a_card_that_is_fine_or_does_not_tell(values: dict[str, str]):
 
 
 @pytest.mark.parametrize("path", [*HEALTHY, "ecc_errors/volatile/sram_uncorrectable"])
-@pytest.mark.parametrize("value", ["N/A", "[N/A]", "Unknown Error", "", "Not Supported"])
+@pytest.mark.parametrize("value", ["N/A", "[N/A]", "Unknown Error", "[Unknown Error]", "ERR!", "", "Not Supported"])
 def test_what_is_not_known_is_no_fault(path: str, value: str):
     assert judged(HEALTHY | {path: value}) == []
 
 
 @pytest.mark.parametrize("rule", [rule for rule in smi.RULES if rule.check != "fabric"], ids=lambda rule: rule.path)
 def test_every_rule(rule: smi.Rule):
-    bad = str(rule.good + 1) if isinstance(rule.good, int) else "Yes"
+    bad = str(rule.good + 1) if isinstance(rule.good, int) else {"Not Active": "Active"}.get(rule.good, "Yes")
     (found,) = judged(HEALTHY | {rule.path: bad})
     assert (found.level, found.check, found.gpu) == (rule.level, rule.check, "0000:01:00.0")
     assert found.text == rule.text.replace("{}", bad)
+
+
+@hypothesis.given(st.sampled_from([r for r in smi.RULES if r.good in ("No", "Not Active")]), st.text(max_size=40))
+def test_a_value_that_is_none_of_the_rules_words_drains_nothing(rule: smi.Rule, value: str):
+    card = ET.fromstring(gpu(0, HEALTHY | {rule.path: "?"}))
+    typing.cast(ET.Element, card.find(rule.path)).text = value
+    hypothesis.assume(value.strip(" \t\r\n[]") not in ("Yes", "Active", "GPU is lost", "GPU requires reset"))
+    assert all((one.level, one.check) == ("warn", "query") and "\n" not in one.text for one in gpu_health.judge(card))
+
+
+@pytest.mark.parametrize("path", [rule.path for rule in smi.RULES])
+@pytest.mark.parametrize("value", ["GPU is lost", "[GPU requires reset]"])
+def test_a_card_that_does_not_answer_is_one_fault(path: str, value: str):
+    (found,) = judged(HEALTHY | {path: value})
+    assert (found.level, found.text.partition(": ")[0]) == ("drain", value.strip("[]"))
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,10 @@ _BUCKETS = {
 }
 # Hosts that begin with the bucket's name, by the stores' own documentation; others of S3 may be of either style
 _HOST_STYLE = re.compile(
-    r"(?!s3[.-]|vpce-)[^/]+\.s3[.-][^/]*\.?(amazonaws\.com(\.cn)?|wasabisys\.com|backblazeb2\.com)"
-    r"|[^.]+(\.[^.]+)+\.(aliyuncs|digitaloceanspaces)\.com",
+    r"(?!s3[.-]|vpce-)[^/]+\.s3[.-][^/]*\.?"
+    r"(amazonaws\.com(\.cn)?|wasabisys\.com|backblazeb2\.com|scw\.cloud|cloud\.ovh\.(net|us))"
+    r"|[^/]+\.[^.]+\.(aliyuncs|digitaloceanspaces|linodeobjects|vultrobjects)\.com"
+    r"|[^/]+\.(storage\.googleapis|cos\.[^.]+\.myqcloud)\.com",
     re.IGNORECASE,
 )
 _COMPRESSIONS = ("none", "lz4", "zstd")

@@ -51,7 +51,11 @@ WARN, DRAIN = LEVELS = smi.LEVELS
 EXIT_STATUS = {"ok": 0, DRAIN: 1, WARN: 2}
 
 _FABRIC_MANAGER = "nvidia-fabricmanager.service"
-_UNKNOWN = frozenset({"", "N/A", "[N/A]", "Unknown Error", "Not Supported", "[Not Supported]", "Unknown"})
+_UNKNOWN = frozenset(  # tables have them in brackets
+    {"", "N/A", "Unknown Error", "Not Supported", "Unknown", "ERR!", "Insufficient Permissions"}
+)
+_NO_ANSWER = {"GPU is lost": "reboot", "GPU requires reset": "reset it"}  # nvmlErrorString of nvml.h
+_OPPOSITE = {"No": "Yes", "Not Active": "Active"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,13 +146,18 @@ def judge(gpu: ET.Element) -> list[Finding]:
     """Apply the rules to one card."""
     findings: list[Finding] = []
     for rule in smi.RULES:
-        value = (gpu.findtext(rule.path) or "").strip()
+        value, card = (gpu.findtext(rule.path) or "").strip(" \t\r\n[]"), pci.spell(gpu.get("id"))
+        if value in _NO_ANSWER:
+            return [Finding(DRAIN, "query", f"{value}: {_NO_ANSWER[value]}", card)]
         is_bad = value.isdigit() and int(value) > rule.good if isinstance(rule.good, int) else value != rule.good
         if value in _UNKNOWN or not is_bad:
             continue
         if rule.check == "fabric" and (_is_settling() or "fabric" in (finding.check for finding in findings)):
             continue
-        findings.append(Finding(rule.level, rule.check, rule.text.format(value), pci.spell(gpu.get("id"))))
+        if value != _OPPOSITE.get(str(rule.good), value):  # a later driver's word
+            findings.append(Finding(WARN, "query", f"{rule.path} cannot be read: {value!r:.60}", card))
+            continue
+        findings.append(Finding(rule.level, rule.check, rule.text.format(value), card))
     return findings
 
 
