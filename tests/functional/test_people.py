@@ -278,7 +278,7 @@ def test_an_archive_that_another_put_there_is_not_used(alice: Person, bob: Perso
         blocker = bob.does("sbatch --parsable --hold --nodes 1 --mem 100 --output /dev/null --wrap true")
         job = bob.json(f"ddp submit --json --dependency afterany:{blocker} {ONE} hello.py")
         wanted = json.loads(bob.does(f"cat {job['run-dir']}/program/job.json"))["environment"]["layers"][0]
-        assert (wanted["archive"].startswith(f"{shared}/"), planted in wanted["archive"]) == (True, False)
+        assert (wanted["path"].startswith(f"{shared}/"), planted in wanted["path"]) == (True, False)
         assert planted not in bob.does("ddp env list")
     finally:
         alice.cluster.on(LOGIN, "chmod", mode, shared)
