@@ -42,7 +42,7 @@ UNIT = (  # the longest first
 FUNCTIONAL = ("functional-jobs", "functional-nodes")  # a deployment each
 FUNCTIONAL_ALL = tuple(f"{name}-all" for name in FUNCTIONAL)
 ORDERS = tuple(name.replace("unit-", "orders-") for name in UNIT if name.startswith("unit-"))
-LONG = (*FUNCTIONAL_ALL, "docs-walk", "mutants", "kernel", *ORDERS)
+LONG = (*FUNCTIONAL_ALL, "docs-walk", "mutants", "kernel", "tracking", *ORDERS)
 GROUPS = {"unit": UNIT, "functional": FUNCTIONAL, "long": LONG, "orders": ORDERS}
 # The longest first among those that share the machine
 ALL = (*FUNCTIONAL, "lint", "docs", "pack", "storage", *UNIT)

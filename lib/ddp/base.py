@@ -53,6 +53,7 @@ class Settings:
     torch_index: str  # an additional package index for torch; may be empty
     mlflow_uri: str = ""  # a server's URI, or a path; empty: no MLflow
     tensorboard: bool = False
+    wandb: bool = False
     transformers: bool = False  # whether the environment holds it, for fine-tuning
     account: str = ""  # the trainer's account, whose environments and datasets all users share; empty: none
     wheelhouse: pathlib.Path | None = None  # the wheels that the operator attached to the charm
@@ -64,7 +65,7 @@ class Settings:
     @property
     def extras(self) -> tuple[str, ...]:
         """The payload's folders whose locked packages are installed in addition."""
-        wanted = {"tracking": bool(self.mlflow_uri) or self.tensorboard, "tuning": self.transformers}
+        wanted = {"tracking": bool(self.mlflow_uri) or self.tensorboard or self.wandb, "tuning": self.transformers}
         return tuple(name for name, is_wanted in wanted.items() if is_wanted)
 
     @property

@@ -28,6 +28,7 @@ class Config(fields.Parsed):
     torch_index: fields.Index = ""
     mlflow_tracking_uri: fields.Tracking = ""
     tensorboard: bool = False
+    wandb: bool = False
     transformers: bool = False
 
 
@@ -68,6 +69,7 @@ def settings(config: Config) -> Settings:
         torch_index=config.torch_index,
         mlflow_uri=config.mlflow_tracking_uri,
         tensorboard=config.tensorboard,
+        wandb=config.wandb,
         transformers=config.transformers,
         account=config.account,
         takes_any_script=True,

@@ -117,6 +117,23 @@ def replacing(path: pathlib.Path) -> collections.abc.Generator[typing.BinaryIO, 
     sync_directory(path.parent)
 
 
+def read_records(path: pathlib.Path) -> list[dict[str, typing.Any]]:
+    """Return the objects of a metrics.jsonl; a line cut short by a crash is skipped, no file is an empty list."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return []
+    records: list[dict[str, typing.Any]] = []
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict):
+            records.append(typing.cast(dict[str, typing.Any], record))
+    return records
+
+
 def write_json(path: pathlib.Path, value: object, *, indent: int | None = 2) -> None:
     """Replace `path` by `value` as JSON."""
     with replacing(path) as file:

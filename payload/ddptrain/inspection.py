@@ -101,7 +101,7 @@ def _run(path: pathlib.Path, *, quick: bool) -> tuple[dict[str, typing.Any], lis
             facts[key] = None
         except (OSError, ValueError) as e:
             damage.append(str(e))
-    records = report.read_metrics(path / report.METRICS)
+    records = files.read_records(path / report.METRICS)
     steps = report.losses(records)
     facts["metrics"] = f"{len(steps)} steps, last at {steps[-1][0]} with loss {steps[-1][1]:.4f}" if steps else "none"
     listed: list[dict[str, object]] = []

@@ -28,7 +28,7 @@ class Logbook:
         self._best: dict[str, tuple[object, float]] = {}  # of each loss, for readers of the file's end: step and value
         self._waiting: list[tracking.Record] = [{"kind": "start", "time": time.time(), **start}]
         self._has_read = False
-        self._background = tracking.Background(self, queued=0, flush_s=_FLUSH_S)
+        self._background = tracking.Background(self, queued=None, flush_s=_FLUSH_S)
         self._at_exit = util.Finalize(None, self.end, exitpriority=0)  # atexit's are not called in a child of spawn
 
     def add(self, at: object, metrics: dict[str, object]) -> None:

@@ -65,7 +65,7 @@ class Metrics:
         self._lock = threading.Lock()  # checkpoints are recorded from another thread
         attempt = os.environ.get("RUN_ATTEMPT_ID")
         own = {"kind": "start", "time": time.time(), **start} | ({"attempt": attempt} if attempt else {})
-        before = read_metrics(self.path)
+        before = files.read_records(self.path)
         kept = [r for r in before if r.get("kind") == "start" or int(r.get("step", 0)) <= start["step"]]
         with files.replacing(self.path) as file:
             file.writelines(json.dumps(record).encode() + b"\n" for record in [*kept, own])
@@ -92,23 +92,6 @@ class Metrics:
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
-
-
-def read_metrics(path: pathlib.Path) -> list[Record]:
-    """Return the records of a metrics file; a line cut short by a crash is skipped, no file is an empty list."""
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except FileNotFoundError:
-        return []
-    records: list[Record] = []
-    for line in lines:
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict):
-            records.append(typing.cast(Record, record))
-    return records
 
 
 def losses(records: collections.abc.Sequence[Record]) -> list[tuple[int, float]]:
@@ -186,7 +169,7 @@ def write_failure(run_dir: pathlib.Path, workload: str, error: str, *, world_siz
         before = files.read_json(path)
     except (OSError, ValueError):
         before = {}
-    records = read_metrics(run_dir / METRICS)
+    records = files.read_records(run_dir / METRICS)
     steps: list[Record] = [r for r in records if r.get("kind") == "step"]
     evals = [float(r["val_loss"]) for r in records if r.get("kind") == "eval" and r.get("val_loss") is not None]
     first, last = (steps[0], steps[-1]) if steps else ({}, {})

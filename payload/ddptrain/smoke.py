@@ -119,7 +119,7 @@ def _conclude(
     if metrics is not None and options.run_dir is not None:
         metrics.close()
         curve = options.run_dir / report.CURVE
-        report.draw_curve(report.read_metrics(metrics.path), curve, f"smoke test on {world.size} ranks")
+        report.draw_curve(files.read_records(metrics.path), curve, f"smoke test on {world.size} ranks")
     summary = report.Summary(
         workload="smoke",
         state="done",

@@ -401,7 +401,7 @@ class Training:
         curve = self.run_dir / report.CURVE
         title = f"{self.run_dir.name}: {self.identity['kind']} on {self.world.size} ranks"
         try:
-            report.draw_curve(report.read_metrics(metrics), curve, title)
+            report.draw_curve(files.read_records(metrics), curve, title)
         except (ImportError, OSError, RuntimeError, ValueError) as e:
             markers.warn("RESULT", f"no {report.CURVE}: {e}")
             return None

@@ -31,7 +31,7 @@ def test_make_test_runs_every_lane_that_tox_lists():
 
 def test_the_long_sets_are_all_functional_tests_the_pages_the_kernel_mutants_and_orders_of_each_charm():
     orders = {f"orders-{charm}" for charm in CHARMS}
-    others = {"functional-jobs-all", "functional-nodes-all", "docs-walk", "kernel", "mutants"}
+    others = {"functional-jobs-all", "functional-nodes-all", "docs-walk", "kernel", "mutants", "tracking"}
     assert set(lanes.chosen(["long"])) == others | orders
     workflow = (rules.ROOT / ".github" / "workflows" / "nightly.yaml").read_text()
     assert "make test-long" in workflow

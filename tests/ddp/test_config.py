@@ -107,6 +107,7 @@ def test_what_the_charm_writes_is_read_as_it_was():
         "torch-index": "https://example.org/simple",
         "mlflow-tracking-uri": "/mnt/shared/mlruns",
         "tensorboard": True,
+        "wandb": True,
         "transformers": False,
     }
     assert set(given) == {str(field.alias) for field in config.Config.model_fields.values()}

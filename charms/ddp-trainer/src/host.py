@@ -30,6 +30,7 @@ class Config(fields.Parsed):
     torch_index: fields.Index = ""
     mlflow_tracking_uri: fields.Tracking = ""
     tensorboard: bool = False
+    wandb: bool = False
     transformers: bool = False
     hf_token: typing.Annotated[str, _SECRET] = ""
 

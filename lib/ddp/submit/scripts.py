@@ -222,7 +222,8 @@ def _directives(
 
 def _tracking(settings: Settings, given: set[str]) -> list[tuple[str, str]]:
     """List the variables that tell the payload where to track, without those that the user gives in `env`."""
-    wanted = {"MLFLOW_TRACKING_URI": settings.mlflow_uri, "DDPTRAIN_TENSORBOARD": "1" if settings.tensorboard else ""}
+    flags = {"DDPTRAIN_TENSORBOARD": settings.tensorboard, "DDPTRAIN_WANDB": settings.wandb}
+    wanted = {"MLFLOW_TRACKING_URI": settings.mlflow_uri} | {name: "1" for name, is_on in flags.items() if is_on}
     return [(name, value) for name, value in wanted.items() if value and name not in given]
 
 
