@@ -123,7 +123,7 @@ def test_a_sweep_runs_each_element_with_its_own_options(drills: Cluster):
     done = drills.action("submit-sweep", f"workload={CODE}/options.py", "grid=lr=0.1,0.2", *small, "wait=true")
     assert done["states"] == "2 COMPLETED"
     for number, rate in enumerate(("0.1", "0.2")):
-        assert f"options --lr {rate}" in drills.action("run-log", f"run=drill-{number}")["text"]
+        assert f"options --lr={rate}" in drills.action("run-log", f"run=drill-{number}")["text"]
 
 
 def test_a_token_reaches_the_job_in_a_file_and_a_new_one_the_next_job(drills: Cluster):
