@@ -1,6 +1,6 @@
 """Trainings against MLflow's own server, which is killed and comes back. The lane `tracking` runs it (tox.ini)."""
 
-# pyright: basic
+# pyright: basic, reportMissingImports=false
 import concurrent.futures
 import contextlib
 import json
