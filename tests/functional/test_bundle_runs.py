@@ -145,7 +145,7 @@ def test_bad_input_is_refused_by_name_and_leaves_nothing(cluster: Cluster):
         return set(cluster.on("sackd/0", "squeue", "-h", "-t", "all", "-o", "%i").splitlines())
 
     def files() -> list[str]:
-        # What looks after the mount writes and removes a file of its own now and then.
+        # The mount's keeper writes and removes a file now and then.
         hidden = "\\( -name .mount-probe -o -name .trash \\) -prune -o -not -name .stats"
         found = f"find {SHARED} {hidden} -print | sort; ls /tmp/owned || true"
         return cluster.on("sackd/0", "sh", "-c", found).splitlines()
