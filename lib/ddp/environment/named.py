@@ -48,7 +48,10 @@ def _project(folder: pathlib.Path) -> pathlib.Path:
     path = folder / "pyproject.toml"
     with contextlib.suppress(OSError, ValueError):
         project = backports.parse_toml(path.read_text()).get("project")
-        if isinstance(project, dict) and {"dependencies", "optional-dependencies"} & project.keys():
+        if isinstance(project, dict) and (
+            "dependencies" in project
+            or ("optional-dependencies" in project and "dependencies" not in project.get("dynamic", ()))
+        ):
             return path
     if (folder / "requirements.txt").is_file():
         return folder / "requirements.txt"

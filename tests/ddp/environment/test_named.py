@@ -1,5 +1,6 @@
 """A user's own environments: the requirements that are read, and which environment a job takes."""
 
+import dataclasses
 import pathlib
 import tempfile
 
@@ -75,6 +76,8 @@ def test_a_line_that_only_this_host_could_follow_is_refused_by_file_and_line(
     [
         ("[project]\ndependencies = ['a']", "train,x", ["pyproject.toml", "--extra=train", "--extra=x"]),
         ("[tool.ruff]", None, ["requirements.txt"]),
+        ("[project.optional-dependencies]\ntrain = ['a']", "train", ["pyproject.toml", "--extra=train"]),
+        ("[project]\ndynamic = ['dependencies']\n[project.optional-dependencies]", None, ["requirements.txt"]),
         ("[project", "train", "extra: .*requirements.txt has none; a pyproject.toml may"),
     ],
 )
@@ -92,6 +95,21 @@ def test_a_project_gives_its_dependencies(
     (call,) = (call for call in pip.calls if "-c" in call)
     at = call.index("-r") + 1
     assert [pathlib.PurePath(word).name for word in call[at : call.index("-r", at)]] == found
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_a_users_file_of_variables_lies_anywhere_and_an_operators_in_the_workspace(
+    settings: Settings, cluster: Cluster, pip: Pip, wanted: pathlib.Path, tmp_path: pathlib.Path, *, is_own: bool
+):
+    settings = dataclasses.replace(settings, unit="trainer/0", takes_any_script=is_own)
+    (tmp_path / "keys.env").write_text("SITE_KEY=x\n")
+    (tmp_path / "keys.env").chmod(0o600)
+    given = {"workload": "smoke", "env_file": str(tmp_path / "keys.env"), "nodes": 1, "dry_run": True}
+    if is_own:
+        do(settings, "submit", **given)
+        return
+    with pytest.raises(ParameterError, match=r"^env-file: .* is outside the workspace "):
+        do(settings, "submit", **given)
 
 
 def test_a_submission_with_the_same_requirements_uses_the_same_layer(
