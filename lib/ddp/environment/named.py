@@ -5,6 +5,7 @@ import hashlib
 import os
 import pathlib
 import re
+import typing
 
 from ddp import backports
 from ddp.base import Log, ParameterError, Results, Settings, shown
@@ -47,11 +48,10 @@ def _project(folder: pathlib.Path) -> pathlib.Path:
     """Return the file that lists a project's dependencies. Raises ParameterError."""
     path = folder / "pyproject.toml"
     with contextlib.suppress(OSError, ValueError):
-        project = backports.parse_toml(path.read_text()).get("project")
-        if isinstance(project, dict) and (
-            "dependencies" in project
-            or ("optional-dependencies" in project and "dependencies" not in project.get("dynamic", ()))
-        ):
+        found: object = backports.parse_toml(path.read_text()).get("project")
+        project = typing.cast("dict[str, typing.Any]", found) if isinstance(found, dict) else {}
+        is_dynamic = "dependencies" in project.get("dynamic", ())
+        if "dependencies" in project or ("optional-dependencies" in project and not is_dynamic):
             return path
     if (folder / "requirements.txt").is_file():
         return folder / "requirements.txt"

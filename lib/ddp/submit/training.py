@@ -150,9 +150,7 @@ def check(
     passed += _check_metric(params, workload.kind)
     passed += precheck.check(settings, workload.kind, workload.run, params.words, choices)
     passed += _check_environment(settings, params, contents)
-    if (
-        params.env_file and not settings.takes_any_script
-    ):  # an operator's, who has no files of the submit user's elsewhere
+    if params.env_file and not settings.takes_any_script:  # an operator's: the submit user reads it
         checks.check_inside(settings, "env-file", params.env_file, kinds=("file",))
     secrets = tokens.read_variables(settings, params)
     about = (settings, params, request, workload, contents, sweep, (*passed, *remarks), tuple(remarks))
