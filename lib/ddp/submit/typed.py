@@ -11,7 +11,22 @@ from ddp.base import ParameterError, one_line
 _OURS = {"nnodes": "nodes", "nproc-per-node": "ranks", "max-restarts": "max-restarts"}
 _RENDEZVOUS = re.compile(r"rdzv-.*|standalone|node-rank|master-(addr|port)|local-addr")
 _PYTHON = re.compile(r"python(3(\.[0-9]+)?)?")
-_QUIET = ("-u", "-B")  # of python: the ranks run unbuffered already, and in a copy
+# The variables of python's options without and with a value; "": the ranks run unbuffered, in a copy, without the
+# caller's variables: https://docs.python.org/3/using/cmdline.html
+_FLAGS = {
+    **dict.fromkeys("uBEq", ""),
+    **dict.fromkeys("sI", "PYTHONNOUSERSITE"),
+    "O": "PYTHONOPTIMIZE",
+    "v": "PYTHONVERBOSE",
+    "W": "PYTHONWARNINGS",
+}
+_X = {
+    "dev": "PYTHONDEVMODE",
+    "faulthandler": "",
+    "importtime": "PYTHONPROFILEIMPORTTIME",
+    "tracemalloc": "PYTHONTRACEMALLOC",
+    "utf8": "PYTHONUTF8",
+}
 _LAUNCHERS = frozenset(
     "accelerate bash colossalai composer conda coverage deepspeed fabric horovodrun ipython jsrun lightning micromamba "
     "mpiexec mpirun nohup pixi poetry sbatch sh srun uv".split()
@@ -96,16 +111,37 @@ def _agreed(values: dict[str, object], found: dict[str, object]) -> dict[str, ob
 
 
 def _python(values: dict[str, object], arguments: tuple[str, ...]) -> tuple[dict[str, object], tuple[str, ...]]:
-    words = list(arguments)
-    while words and words[0] in _QUIET:
-        words.pop(0)
-    if words[:1] == ["-m"] and words[1:2] in (["torch.distributed.run"], ["torch.distributed.launch"]):
-        return _torchrun(values, tuple(words[2:]))
-    if words[:1] == ["-m"]:
-        return _program(values | {"module": True}, words[1:], "python")
-    if words and words[0].startswith("-"):
-        raise ParameterError("workload", f"python's {words[0]} is not passed on; {instead(tuple(words))}")
-    return _program(values, words, "python")
+    words, variables, is_module = list(arguments), dict[str, str](), False
+    while words and words[0].startswith("-") and not is_module:
+        word = words.pop(0)
+        if word == "--":
+            break
+        letters = iter(word[1:] or "-")
+        for flag in letters:
+            if flag in "mWX" and (rest := "".join(letters)):
+                words.insert(0, rest)
+            is_module = flag == "m"
+            if not is_module and not _set(variables, flag, words.pop(0) if flag in "WX" and words else ""):
+                raise ParameterError("workload", f"python's {word} is not passed on; {instead((word, *words))}")
+    variables.pop("", None)
+    if variables:
+        given = [str(values["env"])] if values.get("env") else []
+        values = values | {"env": " ".join([*given, shlex.join(f"{name}={variables[name]}" for name in variables)])}
+    if is_module and words[:1] in (["torch.distributed.run"], ["torch.distributed.launch"]):
+        return _torchrun(values, tuple(words[1:]))
+    return _program(values | {"module": True} if is_module else values, words, "python")
+
+
+def _set(variables: dict[str, str], flag: str, value: str) -> bool:
+    """Set the variable that does what an option of python does; return whether there is one."""
+    name, _, value = value.partition("=") if flag == "X" else ("", "", value)
+    variable = _X.get(name) if flag == "X" else _FLAGS.get(flag)
+    if variable is not None:
+        before = variables.get(variable)
+        if flag in "Ov":
+            value = str(int(before or 0) + 1)
+        variables[variable] = f"{before},{value}" if flag == "W" and before else value or "1"
+    return variable is not None
 
 
 def _program(
