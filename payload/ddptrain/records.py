@@ -90,9 +90,9 @@ def _message(message: object, where: str) -> Document:
         raise errors.UserError(f'{where}: the "weight" of a message is 0 or 1, not {weight!r}')
     if not isinstance(train, bool | None) or not isinstance(detail, list | None):
         raise errors.UserError(f'{where}: the "train" of a message is true or false, and "train_detail" a list')
-    learned = weight != 0 and (train if train is not None else role == ASSISTANT or bool(detail))
+    learned = weight != 0 and (train if train is not None else role == ASSISTANT or detail not in (None, []))
     text = "".join(_parts(content, where)) + "\n"
-    spans = _spans(text, detail, where) if learned and detail else [(text, learned)]
+    spans = _spans(text, typing.cast(list[object], detail), where) if learned and detail else [(text, learned)]
     return Segment(f"<{role}>\n", learned=False), *(Segment(*span, role) for span in spans)
 
 

@@ -63,7 +63,8 @@ def name_of(settings: Settings, named: str | None, *, is_started: bool = False) 
     job_id, element = int(job[1]), None if job[2] is None else int(job[2])
     run = folders.call(settings, folder.find_job, runs=settings.runs, job_id=job_id, element=element)
     if run is None:
-        raise ParameterError("run", f"no run in {settings.runs} has job {named}", remedy=LIST if job[2] else _LIST_NUMBER)
+        remedy = LIST if job[2] else _LIST_NUMBER
+        raise ParameterError("run", f"no run in {settings.runs} has job {named}", remedy=remedy)
     return run, job_id if element is None else None  # a run of a sweep has its own job
 
 

@@ -7,8 +7,8 @@ import grp
 import os
 import pwd
 
-_LISTS = ("AllowGroups", "AllowAccounts", "DenyAccounts", "AllowQos", "DenyQos")
-_OPTIONS = {"Groups": "partition", "Accounts": "account", "Qos": "qos"}
+_KINDS = {"Groups": "partition", "Accounts": "account", "Qos": "qos"}
+_OPTIONS = {f"{rule}{what}": option for what, option in _KINDS.items() for rule in ("Allow", "Deny")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,8 +29,8 @@ class Limits:
 def read(partition: collections.abc.Mapping[str, str], cluster: collections.abc.Mapping[str, str]) -> Limits:
     """Read a partition as `scontrol show partition` prints it; its limits of memory replace the cluster's."""
     most_mb, most_per_cpu_mb = _memory("Max", partition, cluster)
-    enforced = cluster.get("AccountingStorageEnforce", "associations")  # without it Slurm compares no account
-    lists = _LISTS if "associations" in enforced else tuple(name for name in _LISTS if "Accounts" not in name)
+    # Without associations Slurm 24.11 lets each account that it knows into a partition
+    ignored = "" if "associations" in cluster.get("AccountingStorageEnforce", "associations") else "account"
     by_gpu = "DefMemPerGPU" in partition.get("JobDefaults", "")
     default_mb, default_per_cpu_mb = (None, None) if by_gpu else _memory("Def", partition, cluster)
     return Limits(
@@ -42,29 +42,30 @@ def read(partition: collections.abc.Mapping[str, str], cluster: collections.abc.
         default_memory_per_cpu_mb=default_per_cpu_mb,
         max_array_size=_number(cluster, "MaxArraySize"),
         is_exclusive=partition.get("OverSubscribe") == "EXCLUSIVE",
-        lists={name: tuple(text.split(",")) for name in lists if (text := partition.get(name, "ALL")) != "ALL"},
+        lists={
+            name: tuple(text.split(","))
+            for name, option in _OPTIONS.items()
+            if (text := partition.get(name)) not in (None, "", "ALL") and option != ignored
+        },
     )
 
 
 def lists_of(option: str, limits: Limits) -> str:
     """Return the partition's lists of those whose jobs it takes that an option is compared with; "" without one."""
-    return ", ".join(f"{name}={','.join(listed)}" for name, listed in limits.lists.items() if _option(name) == option)
+    return ", ".join(f"{name}={','.join(listed)}" for name, listed in limits.lists.items() if _OPTIONS[name] == option)
 
 
 def refusal(partition: str, limits: Limits, *, account: str | None, qos: str | None) -> tuple[str, str] | None:
     """Return the option and the reason why a partition does not take this process's user; None if it does."""
     for name, listed in limits.lists.items():
-        option, given = _option(name), account if name.endswith("Accounts") else qos
+        option = _OPTIONS[name]
+        given = account if option == "account" else qos
         mine = _groups() if option == "partition" else {given}
-        names = {one.lower() for one in mine if one}
+        names = {one.lower() for one in mine if one not in (None, "", "(null)")}
         if names and names.isdisjoint(map(str.lower, listed)) == name.startswith("Allow"):
             who = "your groups" if option == "partition" else given
             return option, f"partition {partition} does not take {who}: {name}={','.join(listed)}"
     return None
-
-
-def _option(name: str) -> str:
-    return _OPTIONS[name.removeprefix("Allow").removeprefix("Deny")]
 
 
 def _groups() -> set[str | None]:

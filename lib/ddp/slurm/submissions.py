@@ -8,11 +8,10 @@ import typing
 
 from ddp import backports
 from ddp.slurm import jobs, policy
-from slurm_ddp.slurm import commands, show
+from slurm_ddp.slurm import commands
 
 _SBATCH = commands.find("sbatch")
 _SQUEUE = commands.find("squeue")
-_SCONTROL = commands.find("scontrol")
 _ID = re.compile(r"^\s*(\d+)(?:;\S+)?\s*$", re.MULTILINE)  # a federation adds the cluster's name
 _MARK = re.compile(r"\bddp:[0-9a-f]{16}\b")
 _WAIT = "State:|,Account:|,QOS:|,Partition:|,Reason:|"
@@ -76,10 +75,11 @@ def explain_wait(job_id: int, *, user: str) -> tuple[str, bool]:
 
 def _refusal(partition: str, account: str, qos: str) -> str:
     """Return why a partition does not take a job of this account and QOS, which may be the user's defaults, or ""."""
-    records = show.records(jobs.ask(_SCONTROL, "-a", "show", "partition", "-o"))
-    record = next((one for one in records if one.get("PartitionName") == partition), {})
-    found = policy.refusal(partition, policy.read(record, {}), account=account, qos=qos)
-    return found[1] if found else ""
+    with contextlib.suppress(jobs.SlurmError):
+        for one in (one for one in jobs.partitions() if one.name == partition):
+            if found := policy.refusal(partition, one.limits, account=account, qos=qos):
+                return found[1]
+    return ""
 
 
 def _limit(reason: str, user: str) -> tuple[str, bool]:

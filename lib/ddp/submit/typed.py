@@ -11,22 +11,10 @@ from ddp.base import ParameterError, one_line
 _OURS = {"nnodes": "nodes", "nproc-per-node": "ranks", "max-restarts": "max-restarts"}
 _RENDEZVOUS = re.compile(r"rdzv-.*|standalone|node-rank|master-(addr|port)|local-addr")
 _PYTHON = re.compile(r"python(3(\.[0-9]+)?)?")
-# The variables of python's options without and with a value; "": the ranks run unbuffered, in a copy, without the
+# The variables PYTHON... of python's options, and of its -X; "": the ranks run unbuffered, in a copy, without the
 # caller's variables: https://docs.python.org/3/using/cmdline.html
-_FLAGS = {
-    **dict.fromkeys("uBEq", ""),
-    **dict.fromkeys("sI", "PYTHONNOUSERSITE"),
-    "O": "PYTHONOPTIMIZE",
-    "v": "PYTHONVERBOSE",
-    "W": "PYTHONWARNINGS",
-}
-_X = {
-    "dev": "PYTHONDEVMODE",
-    "faulthandler": "",
-    "importtime": "PYTHONPROFILEIMPORTTIME",
-    "tracemalloc": "PYTHONTRACEMALLOC",
-    "utf8": "PYTHONUTF8",
-}
+_FLAGS = dict.fromkeys("uBEq", "") | dict.fromkeys("sI", "NOUSERSITE") | dict(O="OPTIMIZE", v="VERBOSE", W="WARNINGS")
+_X = {"dev": "DEVMODE", "faulthandler": "", "tracemalloc": "TRACEMALLOC", "utf8": "UTF8"}
 _LAUNCHERS = frozenset(
     "accelerate bash colossalai composer conda coverage deepspeed fabric horovodrun ipython jsrun lightning micromamba "
     "mpiexec mpirun nohup pixi poetry sbatch sh srun uv".split()
@@ -125,8 +113,8 @@ def _python(values: dict[str, object], arguments: tuple[str, ...]) -> tuple[dict
                 raise ParameterError("workload", f"python's {word} is not passed on; {instead((word, *words))}")
     variables.pop("", None)
     if variables:
-        given = [str(values["env"])] if values.get("env") else []
-        values = values | {"env": " ".join([*given, shlex.join(f"{name}={variables[name]}" for name in variables)])}
+        more = shlex.join(f"PYTHON{name}={variables[name]}" for name in variables)
+        values = values | {"env": f"{values.get('env') or ''} {more}".strip()}
     if is_module and words[:1] in (["torch.distributed.run"], ["torch.distributed.launch"]):
         return _torchrun(values, tuple(words[1:]))
     return _program(values | {"module": True} if is_module else values, words, "python")
@@ -134,14 +122,17 @@ def _python(values: dict[str, object], arguments: tuple[str, ...]) -> tuple[dict
 
 def _set(variables: dict[str, str], flag: str, value: str) -> bool:
     """Set the variable that does what an option of python does; return whether there is one."""
-    name, _, value = value.partition("=") if flag == "X" else ("", "", value)
+    name, _, setting = value.partition("=")
     variable = _X.get(name) if flag == "X" else _FLAGS.get(flag)
-    if variable is not None:
-        before = variables.get(variable)
-        if flag in "Ov":
-            value = str(int(before or 0) + 1)
-        variables[variable] = f"{before},{value}" if flag == "W" and before else value or "1"
-    return variable is not None
+    if variable is None:
+        return False
+    before = variables.get(variable)
+    if flag in "Ov":
+        setting = str(int(before or 0) + 1)
+    elif flag == "W":
+        setting = f"{before},{value}" if before else value
+    variables[variable] = setting or "1"
+    return True
 
 
 def _program(

@@ -241,8 +241,8 @@ PROBE = "import sys; f = sys.flags; print(sys.argv[1:], __package__, f.optimize,
 def test_options_of_python_mean_what_python_does_with_them(options: list[str], program: str):
     words = [*" ".join(f"-{option}" for option in options).split(), *program.split(), "-O", "--lr"]
 
-    def run(*words: str, **variables: str) -> tuple[str, int]:
-        done = subprocess.run([sys.executable, *words], cwd=folder, env=variables, capture_output=True, text=True)
+    def run(*words: str, **variables: str) -> tuple[bytes, int]:
+        done = subprocess.run([sys.executable, *words], cwd=folder, env=variables, capture_output=True, check=False)
         return done.stdout, done.returncode
 
     with tempfile.TemporaryDirectory() as folder:
