@@ -8,7 +8,7 @@ import os
 import pwd
 
 _KINDS = {"Groups": "partition", "Accounts": "account", "Qos": "qos"}
-_OPTIONS = {f"{rule}{what}": option for what, option in _KINDS.items() for rule in ("Allow", "Deny")}
+OPTIONS = {f"{rule}{what}": option for what, option in _KINDS.items() for rule in ("Allow", "Deny")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,21 +44,16 @@ def read(partition: collections.abc.Mapping[str, str], cluster: collections.abc.
         is_exclusive=partition.get("OverSubscribe") == "EXCLUSIVE",
         lists={
             name: tuple(text.split(","))
-            for name, option in _OPTIONS.items()
+            for name, option in OPTIONS.items()
             if (text := partition.get(name)) not in (None, "", "ALL") and option != ignored
         },
     )
 
 
-def lists_of(option: str, limits: Limits) -> str:
-    """Return the partition's lists of those whose jobs it takes that an option is compared with; "" without one."""
-    return ", ".join(f"{name}={','.join(listed)}" for name, listed in limits.lists.items() if _OPTIONS[name] == option)
-
-
 def refusal(partition: str, limits: Limits, *, account: str | None, qos: str | None) -> tuple[str, str] | None:
     """Return the option and the reason why a partition does not take this process's user; None if it does."""
     for name, listed in limits.lists.items():
-        option = _OPTIONS[name]
+        option = OPTIONS[name]
         given = account if option == "account" else qos
         mine = _groups() if option == "partition" else {given}
         names = {one.lower() for one in mine if one not in (None, "", "(null)")}

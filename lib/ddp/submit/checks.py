@@ -98,8 +98,9 @@ def refused(stderr: str, partition: jobs.Partition | None = None) -> TrainerErro
         see = f"see them: {_SHOW_QOS}; {_SHOW_ASSOC}; scontrol show partition"
         return TrainerError(text, remedy=Step("show-limits", see))
     name = next((name for word, name in _CULPRITS.items() if word in stderr), None)
-    if partition and name and (lists := policy.lists_of(name, partition.limits)):
-        text += f"; partition {partition.name} has {lists}"
+    if partition:
+        lists = {rule: who for rule, who in partition.limits.lists.items() if policy.OPTIONS[rule] == name}
+        text += "".join(f"; partition {partition.name} has {rule}={','.join(who)}" for rule, who in lists.items())
     return TrainerError(text) if name is None else ParameterError(name, text)
 
 

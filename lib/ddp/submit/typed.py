@@ -11,10 +11,10 @@ from ddp.base import ParameterError, one_line
 _OURS = {"nnodes": "nodes", "nproc-per-node": "ranks", "max-restarts": "max-restarts"}
 _RENDEZVOUS = re.compile(r"rdzv-.*|standalone|node-rank|master-(addr|port)|local-addr")
 _PYTHON = re.compile(r"python(3(\.[0-9]+)?)?")
-# The variables PYTHON... of python's options, and of its -X; "": the ranks run unbuffered, in a copy, without the
-# caller's variables: https://docs.python.org/3/using/cmdline.html
-_FLAGS = dict.fromkeys("uBEq", "") | dict.fromkeys("sI", "NOUSERSITE") | dict(O="OPTIMIZE", v="VERBOSE", W="WARNINGS")
-_X = {"dev": "DEVMODE", "faulthandler": "", "tracemalloc": "TRACEMALLOC", "utf8": "UTF8"}
+# The variables PYTHON... of python's options; without one the ranks have it anyway: unbuffered, in a copy, without the
+# caller's variables. https://docs.python.org/3/using/cmdline.html
+_FLAGS = "u: B: E: q: Xfaulthandler: Xdev:DEVMODE Xutf8:UTF8 O:OPTIMIZE v:VERBOSE W:WARNINGS s:NOUSERSITE I:NOUSERSITE"
+_VARIABLES = {flag: name for flag, _, name in (word.partition(":") for word in _FLAGS.split())}
 _LAUNCHERS = frozenset(
     "accelerate bash colossalai composer conda coverage deepspeed fabric horovodrun ipython jsrun lightning micromamba "
     "mpiexec mpirun nohup pixi poetry sbatch sh srun uv".split()
@@ -22,18 +22,10 @@ _LAUNCHERS = frozenset(
 
 
 def unwrap(values: dict[str, object], arguments: tuple[str, ...]) -> tuple[dict[str, object], tuple[str, ...]]:
-    """Turn a workload that is a launcher's command into the program that it starts, and options.
+    """Turn a workload that is a launcher's command into options with the program that it starts, and its arguments.
 
-    Args:
-        values: options by name, with the workload as typed.
-        arguments: the words behind the workload.
-
-    Returns:
-        The options, with `active` for the environment of a Python or torchrun that was typed with its path, and the
-        program's arguments.
-
-    Raises:
-        ParameterError: the command has an option that ddp sets itself, or starts no Python program.
+    An environment's Python or torchrun that is typed with its path makes the option `active`. Raises ParameterError:
+    the command has an option that ddp sets itself, or starts no Python program.
     """
     workload = values.get("workload")
     name = pathlib.PurePath(workload).name if isinstance(workload, str) else ""
@@ -108,9 +100,16 @@ def _python(values: dict[str, object], arguments: tuple[str, ...]) -> tuple[dict
         for flag in letters:
             if flag in "mWX" and (rest := "".join(letters)):
                 words.insert(0, rest)
-            is_module = flag == "m"
-            if not is_module and not _set(variables, flag, words.pop(0) if flag in "WX" and words else ""):
+            if is_module := flag == "m":
+                break
+            value = words.pop(0) if flag in "WX" and words else ""
+            name, _, setting = value.partition("=") if flag == "X" else ("", "", value)
+            variable = _VARIABLES.get(flag + name)
+            if variable is None:
                 raise ParameterError("workload", f"python's {word} is not passed on; {instead((word, *words))}")
+            before = variables.get(variable, "")
+            once = str(int(before or 0) + 1) if flag in "Ov" else before or setting or "1"  # the first -X counts
+            variables[variable] = f"{before},{setting}" if flag == "W" and before else once
     variables.pop("", None)
     if variables:
         more = shlex.join(f"PYTHON{name}={variables[name]}" for name in variables)
@@ -118,21 +117,6 @@ def _python(values: dict[str, object], arguments: tuple[str, ...]) -> tuple[dict
     if is_module and words[:1] in (["torch.distributed.run"], ["torch.distributed.launch"]):
         return _torchrun(values, tuple(words[1:]))
     return _program(values | {"module": True} if is_module else values, words, "python")
-
-
-def _set(variables: dict[str, str], flag: str, value: str) -> bool:
-    """Set the variable that does what an option of python does; return whether there is one."""
-    name, _, setting = value.partition("=")
-    variable = _X.get(name) if flag == "X" else _FLAGS.get(flag)
-    if variable is None:
-        return False
-    before = variables.get(variable)
-    if flag in "Ov":
-        setting = str(int(before or 0) + 1)
-    elif flag == "W":
-        setting = f"{before},{value}" if before else value
-    variables[variable] = setting or "1"
-    return True
 
 
 def _program(

@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -79,7 +80,7 @@ def started(settings: Settings, cluster: Cluster, *words: str) -> spec.JobSpec:
 
 
 def line(job: spec.JobSpec) -> str:
-    return " ".join(word.text for word in job.command)
+    return shlex.join(word.text for word in job.command)
 
 
 @pytest.mark.parametrize(("at", "words", "command", "workdir", "path"), CASES["a_command_in_a_project"])
@@ -97,7 +98,7 @@ def test_a_command_in_a_project(
 ):
     (folder / ".ddpignore").touch()
     monkeypatch.chdir(folder / at)
-    job = started(settings, cluster, *words.split())
+    job = started(settings, cluster, *shlex.split(words))
     expected = None if path is None else path.format(up=folder.parent / "x")
     assert (line(job), job.workdir, dict(job.variables).get("PYTHONPATH")) == (command, workdir, expected)
     assert (job.origin, job.code) == (str(folder), "code")
