@@ -47,10 +47,7 @@ def parse(data: bytes, where: str, how: str = "strict") -> object:
 
 
 def from_object(value: object, where: str) -> Document:
-    """Return the document in one JSON object or row, in any of the shapes, empty of one whose values are all null.
-
-    Raises UserError with `where`.
-    """
+    """Return the document in one JSON object or row of any shape, empty if all is null. Raises UserError with `where`."""
     record = typing.cast(Record, value) if isinstance(value, dict) else {}
     if {type(record[name]) for name in COLUMNS if name in record} == {type(None)}:
         return ()
@@ -86,10 +83,9 @@ def _message(message: object, where: str) -> Document:
         case _:
             raise errors.UserError(f'{where}: each message needs "role" and "content", or "from" and "value"')
     weight, train, detail = (given.get(name) for name in ("weight", "train", "train_detail"))
-    if weight not in (None, 0, 1):
-        raise errors.UserError(f'{where}: the "weight" of a message is 0 or 1, not {weight!r}')
-    if not isinstance(train, bool | None) or not isinstance(detail, list | None):
-        raise errors.UserError(f'{where}: the "train" of a message is true or false, and "train_detail" a list')
+    if weight not in (None, 0, 1) or not isinstance(train, bool | None) or not isinstance(detail, list | None):
+        rule = '"weight" is 0 or 1, "train" is true or false, and "train_detail" is a list'
+        raise errors.UserError(f"{where}: of a message {rule}, not {weight!r}, {train!r}, {detail!r:.60}")
     learned = weight != 0 and (train if train is not None else role == ASSISTANT or detail not in (None, []))
     text = "".join(_parts(content, where)) + "\n"
     spans = _spans(text, typing.cast(list[object], detail), where) if learned and detail else [(text, learned)]

@@ -31,6 +31,7 @@ def read(partition: collections.abc.Mapping[str, str], cluster: collections.abc.
     most_mb, most_per_cpu_mb = _memory("Max", partition, cluster)
     # Without associations Slurm 24.11 lets each account that it knows into a partition
     ignored = "" if "associations" in cluster.get("AccountingStorageEnforce", "associations") else "account"
+    lists = {name: partition.get(name, "") for name, option in OPTIONS.items() if option != ignored}
     by_gpu = "DefMemPerGPU" in partition.get("JobDefaults", "")
     default_mb, default_per_cpu_mb = (None, None) if by_gpu else _memory("Def", partition, cluster)
     return Limits(
@@ -42,11 +43,7 @@ def read(partition: collections.abc.Mapping[str, str], cluster: collections.abc.
         default_memory_per_cpu_mb=default_per_cpu_mb,
         max_array_size=_number(cluster, "MaxArraySize"),
         is_exclusive=partition.get("OverSubscribe") == "EXCLUSIVE",
-        lists={
-            name: tuple(text.split(","))
-            for name, option in OPTIONS.items()
-            if (text := partition.get(name)) not in (None, "", "ALL") and option != ignored
-        },
+        lists={name: tuple(text.split(",")) for name, text in lists.items() if text not in ("", "ALL")},
     )
 
 

@@ -76,9 +76,9 @@ def explain_wait(job_id: int, *, user: str) -> tuple[str, bool]:
 def _refusal(partition: str, account: str, qos: str) -> str:
     """Return why a partition does not take a job of this account and QOS, which may be the user's defaults, or ""."""
     with contextlib.suppress(jobs.SlurmError):
-        for one in (one for one in jobs.partitions() if one.name == partition):
-            if found := policy.refusal(partition, one.limits, account=account, qos=qos):
-                return found[1]
+        limits = (one.limits for one in jobs.partitions() if one.name == partition)
+        found = (policy.refusal(partition, one, account=account, qos=qos) for one in limits)
+        return next(filter(None, found), ("", ""))[1]
     return ""
 
 

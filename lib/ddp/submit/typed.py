@@ -70,10 +70,8 @@ def _torchrun(values: dict[str, object], arguments: tuple[str, ...]) -> tuple[di
 
 def _option(flag: str, name: str, value: str) -> dict[str, object]:
     """Return our option for one of torchrun's."""
-    if name == "nproc-per-node" and value in ("auto", "gpu"):
-        return {}
-    if name == "nproc-per-node" and value == "cpu":
-        return {"gpus-per-node": 0}
+    if name == "nproc-per-node" and value in ("auto", "gpu", "cpu"):
+        return {"gpus-per-node": 0} if value == "cpu" else {}
     low, _, high = value.partition(":")
     if not low.isdecimal() or (high and high != low):
         raise ParameterError("workload", f"torchrun's {flag} {value}: give one whole number")
@@ -129,14 +127,7 @@ def _program(
 
 def instead(words: collections.abc.Sequence[str]) -> str:
     """Return the line to type for the program that a launcher's command seems to start."""
-    for number, word in enumerate(words):
-        if word == "-m" and words[number + 1 :]:
-            return f"write: ddp submit -m {_line(words[number + 1 :])}"
-        if word.endswith(".py"):
-            return f"write: ddp submit {_line(words[number:])}"
-    return "write the program alone: ddp submit train.py"
-
-
-def _line(words: collections.abc.Sequence[str]) -> str:
-    """Quote words as a shell's user types them, on one line of moderate length."""
-    return one_line(shlex.join(words), 200)
+    starts = (n for n, word in enumerate(words) if word.endswith(".py") or (word == "-m" and words[n + 1 :]))
+    if (start := next(starts, None)) is None:
+        return "write the program alone: ddp submit train.py"
+    return f"write: ddp submit {one_line(shlex.join(words[start:]), 200)}"

@@ -22,9 +22,8 @@ def test_every_job_carries_the_account_on_which_slurm_decides_before_anything_is
     if action == "doctor":
         ready.run(action, **given)
     else:
-        assert ready.fails(action, **given) == (
-            f"account: Slurm rejects the job: {cluster.refusal}; partition slurmd has AllowAccounts=chem,root"
-        )
+        why = f"{cluster.refusal}; partition slurmd has AllowAccounts=chem,root"
+        assert ready.fails(action, **given) == f"account: Slurm rejects the job: {why}"
         assert ready.files() == before
     assert not cluster.changes
     asked = [*cluster.judged, *(" ".join(call) for call in cluster.calls if call[0] == "srun")]
