@@ -47,7 +47,7 @@ def parse(data: bytes, where: str, how: str = "strict") -> object:
 
 
 def from_object(value: object, where: str) -> Document:
-    """Return the document in one JSON object or row of any shape, empty if all is null. Raises UserError with `where`."""
+    """Return the document in a JSON object or row of any shape, empty if all is null. Raises UserError with `where`."""
     record = typing.cast(Record, value) if isinstance(value, dict) else {}
     if {type(record[name]) for name in COLUMNS if name in record} == {type(None)}:
         return ()
