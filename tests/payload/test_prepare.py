@@ -215,11 +215,8 @@ def test_nothing_is_held_out_beside_a_validation_file(tmp_path: pathlib.Path):
 
 
 def test_the_three_shapes_of_json_lines_and_their_masks(tmp_path: pathlib.Path):
-    records = [
-        {"text": "plain"},
-        {"prompt": "2+2=", "completion": "4"},
-        {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]},
-    ]
+    chat = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}
+    records = [{"text": "plain"}, {"prompt": "2+2=", "completion": "4"}, chat]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
     dataset = run(tmp_path / "a.jsonl", output=tmp_path / "d", val_share=0.0, mask_prompts=True)
     assert decoded(dataset) == [b"plain", b"2+2=4", b"<user>\nhi\n<assistant>\nhello\n"]

@@ -33,7 +33,7 @@ def benchmark_collectives(settings: Settings, params: models.BenchmarkCollective
     command = ("--module", "ddptrain", "collectives", *_flags(params), *map(str, files))
     program = scripts.Program(command, leaves_outcome=True)
     texts = functools.partial(scripts.training, settings, request, asked, run=run, program=program)
-    checks.judge(texts(environments.NOT_INSTALLED)["job.sbatch"])
+    checks.judge(texts(environments.NOT_INSTALLED)["job.sbatch"], request.partition)
     environment = environments.ensure(settings, log)
     facts: dict[str, object] = {
         "kind": "collectives",

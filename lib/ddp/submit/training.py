@@ -157,7 +157,7 @@ def check(
     checked = Checked(*about, secrets=secrets)
     # sbatch --test-only finds no start time for a job that waits for another
     draft = dataclasses.replace(checked, params=params.model_copy(update={"dependency": None}))
-    verdict = checks.judge(draft.texts(environments.NOT_INSTALLED)["job.sbatch"])
+    verdict = checks.judge(draft.texts(environments.NOT_INSTALLED)["job.sbatch"], request.partition)
     return dataclasses.replace(checked, verdict=verdict)
 
 
