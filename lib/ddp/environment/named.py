@@ -67,6 +67,7 @@ def list_all(settings: Settings, _: models.Parsed, __: Log) -> Results:
         owner = settings.user if one.folder == str(settings.environments) else settings.account or "-"
         build = one.build if one.build == "cuda" or one.torch.endswith("+cpu") else "cpu (default build)"
         about = [one.name or "-", one.hash, one.base or "-", one.torch, build, one.python]
+        about = [one.name, one.hash, "-", "-", "image", "-"] if one.digest else about
         rows.append([*about, str(one.size_bytes >> 20), owner, one.created])
     return {"count": str(len(found)), "environments": tables.Table(rows)}
 

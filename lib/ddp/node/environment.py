@@ -20,6 +20,7 @@ ROOM_BYTES = 256 << 20  # left free beside it
 UNPACKING = ".unpacking"  # the suffix of the file with the percentage; its name is the node's
 REPORT_S = 1.0
 _BLOCK = 1 << 20
+_CONTENTS = ("bin/python", "config.json")  # of an environment; of an image
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
@@ -29,23 +30,24 @@ def use(wanted: spec.Environment, host: str, control: str = "") -> tuple[str, tu
     While it unpacks, a file in the folder `control` of the run has the percentage.
     """
     version = f"3.{sys.version_info[1]}"  # of the node's python3, which runs this and which the environment links to
-    if version != wanted.python:
+    if wanted.python not in ("", version):
         raise ending.FatalError(f"this node has Python {version}, the environment was made for {wanted.python}")
     try:
         spool.ensure_private(wanted.cache)
     except OSError as e:
         raise ending.FatalError(str(e)) from e
     locks = tuple(_use(wanted, layer, host, control) for layer in wanted.layers)
-    return f"{_home(wanted, wanted.layers[-1])}/bin/python", locks
+    return f"{place(wanted, wanted.layers[-1])}/bin/python", locks
 
 
-def _home(wanted: spec.Environment, layer: spec.Archive) -> str:
+def place(wanted: spec.Environment, layer: spec.Archive) -> str:
+    """Return the folder that a layer is unpacked to."""
     return f"{wanted.cache}/{os.path.basename(layer.path).removesuffix('.tar.zst')}"
 
 
 def _use(wanted: spec.Environment, layer: spec.Archive, host: str, control: str) -> int:
     """Unpack a layer unless it is unpacked, and return its lock. Raises FatalError."""
-    home = _home(wanted, layer)
+    home = place(wanted, layer)
     name = os.path.basename(home)
     lock = _open_lock(f"{home}.lock")
     os.set_inheritable(lock, True)  # by the ranks, too
@@ -91,7 +93,7 @@ def _marker(layer: spec.Archive) -> str:
 
 def _is_complete(home: str, marker: str) -> bool:
     with contextlib.suppress(OSError), open(f"{home}.complete", encoding="ascii") as file:
-        return file.read().strip() == marker and os.access(f"{home}/bin/python", os.X_OK)
+        return file.read().strip() == marker and any(os.path.exists(f"{home}/{name}") for name in _CONTENTS)
     return False
 
 
