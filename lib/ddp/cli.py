@@ -28,7 +28,6 @@ _CONTEXT: dict[str, typing.Any] = {
     "formatter_settings": cloup.HelpFormatter.settings(col1_max_width=36, col2_min_width=40),
 }
 _SBATCH = ("account", "partition", "qos", "reservation")  # that SBATCH_ACCOUNT and the like set (sbatch(1))
-_GROUP_HELPS = {"env": "Manage environments.", "image": "Manage container images."}
 _GROUPS = ("", "Sweep", "Resources", "Code and environment", "Running", "Faults", "Slurm", "Kubernetes")
 
 
@@ -298,7 +297,7 @@ def _add_commands() -> None:
         group = program
         if outer:
             known = program.commands.get(outer[0])
-            group = known if isinstance(known, cloup.Group) else cloup.Group(outer[0], help=_GROUP_HELPS[outer[0]])
+            group = known if isinstance(known, cloup.Group) else cloup.Group(outer[0], help=verb.section + ".")
             if known is None:
                 group.context_settings = _CONTEXT
                 program.add_command(group, section=section)

@@ -44,7 +44,7 @@ def find(settings: Settings, contents: Contents, request: builder.Request) -> Ma
 
 def named(settings: Settings, contents: Contents, name: str) -> Manifest:
     """Return the newest environment of this name, the user's own before the trainer's. Raises ParameterError."""
-    mine = [manifest for manifest in contents.environments if manifest.name == name and not manifest.digest]
+    mine = [manifest for manifest in contents.environments if manifest.name == name]
     mine.sort(key=lambda manifest: manifest.folder != str(settings.environments))  # stable: the newest stays first
     remedy = Command("env create", {"requirements": "FILE"}, (name,))
     if not mine:

@@ -1,5 +1,6 @@
 """Container images: each is imported once, as an environment whose archive has an OCI bundle."""
 
+import functools
 import json
 import pathlib
 import platform
@@ -8,7 +9,6 @@ import shutil
 import subprocess
 import tempfile
 import time
-import typing
 
 from ddp.base import Log, ParameterError, Results, Settings, TrainerError, with_progress
 from ddp.environment import archives, environments
@@ -28,43 +28,33 @@ def import_image(settings: Settings, params: models.ImportImage, log: Log) -> Re
         install = Step("install-tools", f"as root: apt-get install {' '.join(missing)}")
         raise TrainerError(f"{missing[0]}, which imports images, is not installed on this host", remedy=install)
     folders.ensure_folders(settings)
-    if any((one.name, one.folder) == (name, store) for one in folders.look(settings).environments):
+    if any((one.name, one.folder) == (name, store) for one in folders.look(settings).images):
         remedy = Command("env remove", arguments=(name,))
         raise ParameterError("name", f"{name} exists; choose another name, or remove it", remedy=remedy)
     settings.node_cache.mkdir(mode=0o700, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="image-", dir=files.private(settings.node_cache)) as build:
-        digest = with_progress(log, f"copying {source}", lambda: _copy(build, source))
-        size = with_progress(log, "unpacking it", lambda: _unpack(build))
-        about = {"name": name, "source": source, "digest": digest, "unpacked_bytes": size}
-        about["created"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        digest = with_progress(log, f"copying {source}", lambda: _unpack(build, source))
+        size = sum(path.lstat().st_size for path in pathlib.Path(build, "env").rglob("*"))
+        created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        about = {"name": name, "source": source, "digest": digest, "unpacked_bytes": size, "created": created}
         given = {"build": build, "folder": store, "manifest": environments.NOT_INSTALLED.model_dump() | about}
-        text = f"storing {size >> 20} MiB in {store}"
-        stored = with_progress(
-            log, text, lambda: folders.call(settings, archives.store_environment, timeout_s=3600, **given)
-        )
+        keep = functools.partial(folders.call, settings, archives.store_environment, timeout_s=3600, **given)
+        stored = with_progress(log, f"storing {size >> 20} MiB in {store}", keep)
     return {"name": name, "digest": digest, "size-mb": str(stored["size_bytes"] >> 20), "unpacked-mb": str(size >> 20)}
 
 
-def _copy(build: str, source: str) -> str:
-    """Copy an image into a layout of OCI's; return its digest. Raises TrainerError."""
-    _call("skopeo", "copy", "--quiet", source, f"oci:{build}/layout:image")  # which checks the digests
-
-    def read(digest: str) -> dict[str, typing.Any]:
-        return read_object(pathlib.Path(build, "layout", "blobs", digest.replace(":", "/")))
-
-    digest = str(read_object(pathlib.Path(build, "layout/index.json"))["manifests"][0]["digest"])
-    machine = read(read(digest)["config"]["digest"])["architecture"]
+def _unpack(build: str, source: str) -> str:
+    """Copy an image to a folder, unpack it to a bundle there; return its digest. Raises TrainerError."""
+    layout = pathlib.Path(build, "layout")
+    _call("skopeo", "copy", "--quiet", source, f"oci:{layout}:image")  # which checks the digests
+    digest = str(read_object(layout / "index.json")["manifests"][0]["digest"])
+    config = read_object(layout / "blobs" / digest.replace(":", "/"))["config"]["digest"]
+    machine = read_object(layout / "blobs" / config.replace(":", "/"))["architecture"]
     if machine != (mine := _MACHINES.get(platform.machine(), platform.machine())):
         raise ParameterError("source", f"{source} is for {machine}, this cluster is {mine}; choose another image")
+    _call("umoci", "unpack", "--rootless", "--image", f"{layout}:image", f"{build}/env")
+    _call("chmod", "-R", "u+rwX", f"{build}/env")  # images have files that their owner cannot read
     return digest
-
-
-def _unpack(build: str) -> int:
-    """Unpack the layout to a bundle, and return its bytes. Raises TrainerError."""
-    target = pathlib.Path(build, "env")
-    _call("umoci", "unpack", "--rootless", "--image", f"{build}/layout:image", str(target))
-    _call("chmod", "-R", "u+rwX", str(target))  # images have files that their owner cannot read
-    return sum(path.lstat().st_size for path in target.rglob("*") if path.is_file() and not path.is_symlink())
 
 
 def _call(*argv: str) -> None:
@@ -79,7 +69,7 @@ def find(settings: Settings, name: str | None) -> folders.Manifest | None:
     """Return the imported image that an option names; None for another image, or none. Raises ParameterError."""
     if not name or re.search("[/:#@]", name):
         return None
-    images = [one for one in folders.look(settings).environments if one.digest]
+    images = folders.look(settings).images
     if found := next((one for one in images if one.name == name), None):
         return found
     known = ", ".join(dict.fromkeys(one.name for one in images)) or "none"

@@ -61,7 +61,7 @@ def _project(folder: pathlib.Path) -> pathlib.Path:
 
 def list_all(settings: Settings, _: models.Parsed, __: Log) -> Results:
     """List the environments that this user's jobs can use, the newest first."""
-    found = folders.look(settings).environments
+    found = (contents := folders.look(settings)).environments + contents.images
     rows = [["NAME", "HASH", "ON", "TORCH", "BUILD", "PYTHON", "MIB", "OWNER", "CREATED"]]
     for one in found:
         owner = settings.user if one.folder == str(settings.environments) else settings.account or "-"
@@ -90,7 +90,8 @@ def remove(settings: Settings, params: models.OneEnvironment, _: Log) -> Results
 
 def _own(settings: Settings, name: str) -> list[folders.Manifest]:
     folder = str(settings.environments)
-    mine = [one for one in folders.look(settings).environments if (one.name, one.folder) == (name, folder)]
+    stored = (contents := folders.look(settings)).environments + contents.images
+    mine = [one for one in stored if (one.name, one.folder) == (name, folder)]
     if not mine:
         raise ParameterError("name", f"{settings.user} has no environment {name}", remedy=Command("env list"))
     return mine

@@ -20,7 +20,6 @@ ROOM_BYTES = 256 << 20  # left free beside it
 UNPACKING = ".unpacking"  # the suffix of the file with the percentage; its name is the node's
 REPORT_S = 1.0
 _BLOCK = 1 << 20
-_CONTENTS = ("bin/python", "config.json")  # of an environment; of an image
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
@@ -93,7 +92,8 @@ def _marker(layer: spec.Archive) -> str:
 
 def _is_complete(home: str, marker: str) -> bool:
     with contextlib.suppress(OSError), open(f"{home}.complete", encoding="ascii") as file:
-        return file.read().strip() == marker and any(os.path.exists(f"{home}/{name}") for name in _CONTENTS)
+        is_there = os.path.exists(f"{home}/bin/python") or os.path.exists(f"{home}/config.json")  # an image's
+        return file.read().strip() == marker and is_there
     return False
 
 

@@ -197,7 +197,9 @@ class Supervisor:
         resume = "auto" if resumes else self.job.resume  # this run's own checkpoint goes before the one it began from
         words = [resume if word is None else word for word in self.words]
         options, launch = self._launch()
-        self.code = self._unpack_image()
+        self.code = 0
+        if self.job.container and self.job.environment:  # slurmstepd reads the bundle before the step begins
+            self.code = subprocess.call([*self._srun(), *self._command("image")], env=env, cwd="/")
         for offset in range(0 if self.code else 3):
             self.code = 1
             number = int(self.job_id) * 8 + offset + 3 * (self.restarts + self.again)
@@ -237,12 +239,6 @@ class Supervisor:
 
     def _command(self, part: str, python: str = PYTHON) -> list[str]:
         return ["/bin/sh", "-c", _START, python, self.program, part, self.spec_path]
-
-    def _unpack_image(self) -> int:
-        """Unpack an imported image on all nodes, and return the exit code; Slurm reads it before a step starts."""
-        if self.job.container is None or self.job.environment is None:
-            return 0
-        return ending.exit_code(subprocess.call([*self._srun(), *self._command("image")], env=self.env, cwd="/"))
 
     # -- after a failure -----------------------------------------------------------------------------------------------
 

@@ -74,6 +74,7 @@ class Contents:
     free_bytes: int = 0
     free_files: int = 0
     untrusted: str = ""  # the folder whose content others can replace, and what to type
+    images: tuple[Manifest, ...] = ()  # the environments that are container images
 
 
 def call(
@@ -142,7 +143,9 @@ def look(settings: Settings, *, timeout_s: float = 10) -> Contents:
     own = listed[0]
     untrusted = next((str(held["untrusted"]) for held in listed if held["untrusted"]), "")
     room = own["free_bytes"], own["free_files"]
-    return Contents(tuple(manifests), datasets, bool(own["writable"]), *room, untrusted=untrusted)
+    images = tuple(one for one in manifests if one.digest)
+    environments = tuple(one for one in manifests if not one.digest)
+    return Contents(environments, datasets, bool(own["writable"]), *room, untrusted=untrusted, images=images)
 
 
 def trusted(settings: Settings) -> list[int]:
