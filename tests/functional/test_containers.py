@@ -16,7 +16,7 @@ from sandbox.store import Store
 
 pytestmark = [pytest.mark.trains, pytest.mark.long, pytest.mark.timeout(1500)]
 
-ARCHIVE, FOREIGN = "/var/tmp/torch.tar", "/var/tmp/foreign.tar"  # noqa: S108 - on a host of the sandbox
+ARCHIVE, FOREIGN = "/var/tmp/torch.tar", "/var/tmp/foreign.tar"
 ROOT = "mmdebstrap --quiet --variant=minbase --include=python3-minimal,libpython3-stdlib"
 INSTALL = "apt-get -q update >/dev/null && apt-get -qy --no-install-recommends install"
 # A layer of Debian, and one with the jobs' environment; a second image says that it is for another machine
@@ -93,12 +93,14 @@ def test_an_image_trains_on_two_nodes_and_resumes(alice: Person, imported: Json)
     assert re.fullmatch(r"sha256:[0-9a-f]{64}", imported["digest"])
     submit = f"cd exp && ddp submit --json --run boxed --container-image torch --env OF_JOB=mine {SMALL} train.py"
     first = alice.json(submit)
-    until(alice.cluster, first, "rank=1 of=2")
+    until(alice.cluster, first, "rank=1 of=2", 90)
     alice.does("sleep 3; ddp cancel boxed")
     until_gone(alice.cluster, first)
     done = json.loads(alice.tries(f"{submit.replace('--json', '--json --wait')}").out)
     assert done["state"] == "COMPLETED", done
-    steps = [int(step) for step in re.findall(r"rank=1 of=2 began=(\d+)", alice.does(f"cat {first['log']} {done['log']}"))]
+    steps = [
+        int(step) for step in re.findall(r"rank=1 of=2 began=(\d+)", alice.does(f"cat {first['log']} {done['log']}"))
+    ]
     assert (len(steps), steps[0], steps[1] > 0) == (2, 0, True)
     output = alice.does(f"cat {done['log']}")
     assert output.count(f"began={steps[1]} yes mine 2001 True ro /opt/env") == 2, output

@@ -35,8 +35,8 @@ def import_image(settings: Settings, params: models.ImportImage, log: Log) -> Re
     with tempfile.TemporaryDirectory(prefix="image-", dir=files.private(settings.node_cache)) as build:
         digest = with_progress(log, f"copying {source}", lambda: _unpack(build, source))
         size = sum(path.lstat().st_size for path in pathlib.Path(build, "env").rglob("*"))
-        created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        about = {"name": name, "source": source, "digest": digest, "unpacked_bytes": size, "created": created}
+        about = {"name": name, "source": source, "digest": digest, "python": "", "unpacked_bytes": size}
+        about["created"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         given = {"build": build, "folder": store, "manifest": environments.NOT_INSTALLED.model_dump() | about}
         keep = functools.partial(folders.call, settings, archives.store_environment, timeout_s=3600, **given)
         stored = with_progress(log, f"storing {size >> 20} MiB in {store}", keep)

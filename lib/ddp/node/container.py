@@ -80,7 +80,8 @@ def _config(job: spec.JobSpec, root: str, of_image: list[str], home: str) -> Jso
     if job.gpus_per_node:  # the node's libraries fit its kernel module
         known = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, check=False, timeout=60)
         mounts |= {f"{_DRIVER}/{name}": path for name, path in _LIBRARY.findall(known.stdout)}
-        variables.append(":".join([next((pair for pair in variables if pair.startswith(_PATH)), _PATH), _DRIVER]))
+        found = next((f"{pair}:" for pair in variables if pair.startswith(_PATH)), _PATH)
+        variables.append(found + _DRIVER)  # the last of a name counts
     ids = {"uid": os.geteuid(), "gid": os.getegid()}
     maps = {f"{name}Mappings": [{"containerID": number, "hostID": number, "size": 1}] for name, number in ids.items()}
     return {
