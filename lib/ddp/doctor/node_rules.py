@@ -88,8 +88,6 @@ def _host(settings: Settings, name: str, about: Json, facts: Facts, findings: Fi
         if limits.get("containers") and limits["userns"].get(setting) == bad:
             tools = ", ".join(limits["containers"])
             findings.add("user-namespaces", name, tools=tools, setting=setting.replace("/", "."), bad=bad, good=good)
-    if limits.get("runtime"):
-        findings.add("oci-runtime", name, runtime=limits["runtime"])
     if about.get("tracking"):
         findings.add("tracking", name, error=about["tracking"])
     python, wanted = str(about["versions"]["python"]), facts.manifests[0].python if facts.manifests else None

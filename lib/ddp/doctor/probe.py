@@ -56,19 +56,9 @@ def limits() -> Json:
         found["shm"] = shutil.disk_usage("/dev/shm").total  # noqa: S108 - looked at only
     with contextlib.suppress(OSError):
         found["containers"] = [*filter(shutil.which, ("apptainer", "singularity", "enroot", "crun", "podman"))]
-        found["runtime"] = _runtime()
         found["userns"] = {name: (PROC_SYS / name).read_text().strip() for name in USERNS if (PROC_SYS / name).exists()}
         found["ports"] = [*map(int, (PROC_SYS / "net/ipv4/ip_local_port_range").read_text().split())]
     return found
-
-
-def _runtime() -> str:
-    """Return the program that Slurm's oci.conf starts containers with, if this node lacks it."""
-    conf = pathlib.Path(os.environ.get("SLURM_CONF", "/etc/slurm/slurm.conf")).with_name("oci.conf")
-    named = re.search(
-        r'(?m)^\s*RunTime(?:Run|Create)\s*=\s*"?([^\s"]+)', conf.read_text() if conf.exists() else "", re.I
-    )
-    return named[1] if named and not shutil.which(named[1]) else ""
 
 
 def processors() -> Json:
