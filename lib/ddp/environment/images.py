@@ -41,7 +41,7 @@ def import_image(settings: Settings, params: models.ImportImage, log: Log) -> Re
         given = {"build": build, "folder": store, "manifest": environments.NOT_INSTALLED.model_dump() | about}
         keep = functools.partial(folders.call, settings, archives.store_environment, timeout_s=3600, **given)
         stored = with_progress(log, f"storing {size >> 20} MiB in {store}", keep)
-    return {"name": name, "digest": digest, "size-mb": str(stored["size_bytes"] >> 20), "unpacked-mb": str(size >> 20)}
+    return {"name": name, **environments.describe(folders.Manifest.model_validate({**stored, "folder": store}))}
 
 
 def _unpack(build: str, source: str) -> str:
