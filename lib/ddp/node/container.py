@@ -14,7 +14,7 @@ from ddp.node import ending, environment, slurm, spec, spool
 
 Json = dict[str, typing.Any]
 _BOUND = "/proc /sys /dev /tmp /var/tmp /etc/hosts /etc/resolv.conf /etc/passwd /etc/group".split()
-_PATH, _DRIVER = "LD_LIBRARY_PATH=", "/usr/local/nvidia/lib64"
+_PATH, _DRIVER = "LD_LIBRARY_PATH", "/usr/local/nvidia/lib64"
 _LIBRARY = re.compile(r"^\t(lib(?:cuda|nvidia|nvcuvid)\S*) \(libc6,(?:x86-64|AArch64).*\) => (\S+)$", re.MULTILINE)
 
 
@@ -80,8 +80,8 @@ def _config(job: spec.JobSpec, root: str, of_image: list[str], home: str) -> Jso
     if job.gpus_per_node:  # the node's libraries fit its kernel module
         known = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, check=False, timeout=60)
         mounts |= {f"{_DRIVER}/{name}": path for name, path in _LIBRARY.findall(known.stdout)}
-        found = next((f"{pair}:" for pair in variables if pair.startswith(_PATH)), _PATH)
-        variables.append(found + _DRIVER)  # the last of a name counts
+        found = (dict(pair.split("=", 1) for pair in of_image) | dict(job.variables)).get(_PATH, "")
+        variables.append(f"{_PATH}={found}:{_DRIVER}".replace("=:", "="))  # the last of a name counts
     ids = {"uid": os.geteuid(), "gid": os.getegid()}
     maps = {f"{name}Mappings": [{"containerID": number, "hostID": number, "size": 1}] for name, number in ids.items()}
     return {
