@@ -4,7 +4,7 @@ import importlib
 import os
 import sys
 
-MODULES = {"job": "supervisor", "prepare": "prepare", "node": "node"}
+MODULES = {"job": "supervisor", "prepare": "prepare", "node": "node", "image": "container"}
 
 
 def main() -> int:

@@ -80,6 +80,9 @@ class Node:
         if self.job.container is not None:
             import shutil
 
+            if image := self.job.environment:
+                self._locks = environment.use(image, self.host)[1]
+
             found = shutil.which("python3") or shutil.which("python")
             if found is None:
                 raise ending.FatalError(f"{self.job.container.image} has no python3; use an image with torch")

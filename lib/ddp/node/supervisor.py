@@ -16,7 +16,7 @@ import time
 import traceback
 import zipapp
 
-from ddp.node import ending, explain, network, slurm, spec, spool, storage
+from ddp.node import container, ending, explain, network, slurm, spec, spool, storage
 
 LEAVING_S = 30.0  # Slurm's KillWait
 LAST_FLUSH_S = 5.0  # for output, after an earlier wait or when Slurm is about to kill this process
@@ -197,8 +197,11 @@ class Supervisor:
         resume = "auto" if resumes else self.job.resume  # this run's own checkpoint goes before the one it began from
         words = [resume if word is None else word for word in self.words]
         options, launch = self._launch()
-        self.code = 1
-        for offset in range(3):
+        self.code = 0
+        if self.job.container and self.job.environment:  # slurmstepd reads the bundle before the step begins
+            self.code = subprocess.call([*self._srun(), *self._command("image")], env=env, cwd="/")
+        for offset in range(0 if self.code else 3):
+            self.code = 1
             number = int(self.job_id) * 8 + offset + 3 * (self.restarts + self.again)
             port = PORT + number % PORTS  # different for each job and attempt
             if not network.is_free(port):
@@ -228,28 +231,14 @@ class Supervisor:
         return [*argv, "--kill-on-bad-exit=1", "--wait=300", "--label", "--chdir=/"]
 
     def _launch(self) -> tuple[list[str], list[str]]:
-        """Return srun's further options, and the command that it starts on each node."""
-        container = self.job.container
-        launch = ["/bin/sh", "-c", _START, "" if container else PYTHON, self.program, "node", self.spec_path]
-        if container is None:
-            return [], launch
-        found = [f"{path}:{path}" for path in self.fabric.mounts if os.path.exists(path)]
-        mounts = ",".join([f"{self.job.workspace}:{self.job.workspace}", *found])
-        if "--container-image" in slurm.call("srun", "--help").stdout:  # pyxis
-            options = [f"--container-image={container.image}", f"--container-mounts={mounts}"]
-            options += [f"--container-workdir={self.job.workdir}", f"--container-env={container.variables}"]
-            return options, launch
-        import shutil
+        """Return srun's further options, and the command that it starts on each node. Raises FatalError."""
+        if self.job.container is None:
+            return [], self._command("node")
+        mounts = [path for path in self.fabric.mounts if os.path.exists(path)]
+        return container.launch(self.job, mounts, self._command("node", ""), self.env)
 
-        tool = shutil.which("apptainer") or shutil.which("singularity")
-        if tool is None:
-            why = "container-image needs pyxis in Slurm, or apptainer on the nodes, and neither is installed"
-            raise ending.FatalError(f"{why}; omit container-image, or install one of them")
-        image = container.image
-        if not image.startswith("/") and "://" not in image:
-            image = "docker://" + image.replace("#", "/")
-        gpus = ["--nv"] if self.job.gpus_per_node else []
-        return [], [tool, "exec", *gpus, "--bind", mounts, "--pwd", self.job.workdir, image, *launch]
+    def _command(self, part: str, python: str = PYTHON) -> list[str]:
+        return ["/bin/sh", "-c", _START, python, self.program, part, self.spec_path]
 
     # -- after a failure -----------------------------------------------------------------------------------------------
 
