@@ -33,6 +33,11 @@ def create(settings: Settings, params: models.CreateEnvironment, log: Log) -> Re
     extras = tuple(re.split("[, ]+", params.extra)) if params.extra else ()
     if extras and path.suffix != ".toml":
         raise ParameterError("extra", f"{path} has none; a pyproject.toml may")
+    if any(
+        (one.name, one.folder) == (params.name, str(settings.environments)) for one in folders.look(settings).images
+    ):
+        remedy = Command("env remove", arguments=(params.name,))
+        raise ParameterError("name", f"{params.name} is an image; choose another name, or remove it", remedy=remedy)
     build = params.torch or settings.torch_build
     wanted = request(settings, path, build, params.name, *extras)
     made = environments.layer(settings, wanted, log, force=params.force)
