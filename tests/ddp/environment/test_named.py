@@ -204,10 +204,10 @@ def test_an_image_shares_list_and_names_with_environments(settings: Settings, cl
     assert do(settings, "env show", name="torch")["digest"] == image.digest
     assert images.find(settings, "torch") == folders.look(settings).images[0]
     assert [images.find(settings, name) for name in (None, "/i/x.sqsh", "nvcr.io#a/b:1")] == [None] * 3
-    with pytest.raises(ParameterError, match="^container-image: x is not imported; known: torch; ddp image import"):
+    with pytest.raises(ParameterError, match=r"^container-image: x is not imported; known: torch; ddp image import"):
         images.find(settings, "x")
     remedy = "choose another name, or remove it; ddp env remove torch$"
-    with pytest.raises(ParameterError, match=f"^name: torch is an image; {remedy}"):
+    with pytest.raises(ParameterError, match=rf"^name: torch is an image; {remedy}"):
         do(settings, "env create", name="torch", requirements=str(wanted))
     do(settings, "env remove", name="torch")
     assert do(settings, "env list")["count"] == "0"
