@@ -25,7 +25,6 @@ FAULTS: dict[str, tuple[str, object]] = {
     "the mount hangs": ("look", mounts.Result(mounts.State.HUNG, "no answer within 5 s")),
     "there is no FUSE": ("fuse_error", mount_plan.MountError("/dev/fuse does not open")),
     "the program cannot be fetched": ("program_error", juicefs.DownloadError("https://github.com does not answer")),
-    "the mount stays": ("kept", "/mnt/shared is in use: it stays"),
 }
 OFFERS = {
     "a volume": volume(SECRET),
