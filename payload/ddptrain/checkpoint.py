@@ -8,7 +8,6 @@
     latest -> epoch-0003   best -> epoch-0002
 
 Ranks hold the same model, so rank 0 writes, for all: one writer is one commit, with nothing to agree upon (saver.py).
-Checkpoints of slurm-ddp 0.1 before November 2026 have `rank-0000/model.pt` and `optimizer.pt` instead of `dcp/`.
 """
 
 # pyright: basic, reportPrivateImportUsage=false
@@ -87,7 +86,7 @@ def restore_random_states(state: State) -> None:
         torch.cuda.set_rng_state(state["cuda"])
 
 
-def verify(path: pathlib.Path, *, contents: bool = True) -> Checkpoint:
+def verify(path: pathlib.Path) -> Checkpoint:
     """Return a checkpoint whose files were all checked. Raises CheckpointError naming the first bad one."""
     manifest_path = path / MANIFEST
     try:
@@ -103,7 +102,7 @@ def verify(path: pathlib.Path, *, contents: bool = True) -> Checkpoint:
                 raise CheckpointError(f"{file} is missing")
             if (size := file.stat().st_size) != entry["bytes"]:
                 raise CheckpointError(f"{file} has {size} bytes, the manifest says {entry['bytes']}")
-            if contents and files.retried(lambda file=file: files.crc32(file)) != entry["crc32"]:
+            if files.retried(lambda file=file: files.crc32(file)) != entry["crc32"]:
                 raise CheckpointError(f"{file} is corrupted: its CRC-32 is not the manifest's")
         return Checkpoint(path, manifest["meta"])
     except FileNotFoundError as e:
@@ -197,26 +196,12 @@ def restore(found: Checkpoint, module: nn.Module, optimizer: torch.optim.Optimiz
 
     Learning rate, decay and the like stay as they are set.
     """
-    if found.meta["format"] == DCP:
-        read_into(found.path, state_of(module, optimizer))
-        return
-    groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
-    for what, part in (("model", module), ("optimizer", optimizer)):
-        part.load_state_dict(files.retried(lambda what=what: _load(found.path / "rank-0000" / f"{what}.pt")))
-    for group, settings in zip(optimizer.param_groups, groups, strict=True):
-        group.update(settings)
+    read_into(found.path, state_of(module, optimizer))
 
 
-def _load(path: pathlib.Path) -> typing.Any:
-    return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-
-
-def load_random_states(path: pathlib.Path, ranks: int) -> list[State]:
-    """Return each rank's random states. The oldest checkpoints have a file for each rank."""
-    whole = path / RANDOM
-    if whole.exists():
-        return _load(whole)
-    return [_load(path / f"rank-{rank:04d}" / RANDOM) for rank in range(ranks)]
+def load_random_states(path: pathlib.Path) -> list[State]:
+    """Return each rank's random states."""
+    return torch.load(path / RANDOM, map_location="cpu", mmap=True, weights_only=True)
 
 
 @contextlib.contextmanager

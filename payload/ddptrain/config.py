@@ -108,8 +108,6 @@ class Config:
     log_every: int = _option(10, "steps between [TRAIN] lines", least=1)
 
 
-GONE = {"checkpoint_format"}  # settings in the config.json of older runs that mean nothing any more
-
 # What a checkpoint hands on to the run that resumes it, if flags and file are silent.
 INHERITED = ("model", "layers", "heads", "width", "seq_len", "dropout", "seed", "precision")
 
@@ -256,8 +254,6 @@ def _from_file(path: pathlib.Path) -> dict[str, typing.Any]:
     values: dict[str, typing.Any] = {}
     for key, value in table.items():
         name = key.replace("-", "_")
-        if name in GONE:
-            continue
         if name not in _FIELDS:
             raise errors.UserError(f"--config {path}: unknown setting {key!r}; the settings are {', '.join(_FIELDS)}")
         kind = _FIELDS[name].metadata["kind"]

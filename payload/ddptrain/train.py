@@ -113,7 +113,7 @@ class Training:
         with world.together():
             if world.is_main:
                 checkpoint.restore(found, self.core, self.optimizer)
-                rngs = checkpoint.load_random_states(found.path, world.size) if is_exact else []
+                rngs = checkpoint.load_random_states(found.path) if is_exact else []
         if world.size > 1:
             engine.broadcast_state(self.core, self.optimizer)
         if is_exact:
