@@ -138,23 +138,33 @@ def _meminfo(name: str) -> int:
 def cgroup_left(own: pathlib.Path, mounted: pathlib.Path) -> list[int]:
     """Read the memory, in bytes, that each control group around this process, from its own to the root, has left.
 
-    `own` is /proc/self/cgroup, `mounted` where the groups (version 2) are. Slurm nests job, step and task, and any of
-    them may have the limit. What files were read through counts as used but is given back on demand.
+    `own` is /proc/self/cgroup, `mounted` where the groups are. Version 2 has one tree, version 1 one for memory; Slurm
+    nests job, step and task, and any of them may have the limit. What files were read through counts as used but is
+    given back on demand.
     """
     left: list[int] = []
     with contextlib.suppress(OSError):
-        found = re.search(r"^0::/(.*)$", own.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
-        folder = mounted / (found[1] if found else "")
-        for group in (folder, *(parent for parent in folder.parents if parent.is_relative_to(mounted))):
-            with contextlib.suppress(OSError, ValueError):  # no such group here, or it has no limit ("max")
-                left.append(_left(group))
+        for line in own.read_text(encoding="utf-8", errors="replace").splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers == "":
+                roots, names = [mounted, mounted / "unified"], ("memory.max", "memory.current", "", "memory.stat")
+            elif "memory" in controllers.split(","):
+                roots = [mounted / "memory", mounted / controllers]
+                names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_", "memory.stat")
+            else:
+                continue
+            for root in roots:
+                folder = root / path.lstrip("/")
+                for group in (folder, *(parent for parent in folder.parents if root in (parent, *parent.parents))):
+                    with contextlib.suppress(OSError, ValueError):  # no such group here, or it has no limit ("max")
+                        left.append(_left(group, *names))
     return left
 
 
-def _left(group: pathlib.Path) -> int:
-    free = int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
-    cached = dict(line.split(maxsplit=1) for line in (group / "memory.stat").read_text().splitlines())
-    return free + sum(int(cached.get(f"{kind}_file", 0)) for kind in ("active", "inactive"))
+def _left(group: pathlib.Path, limit: str, used: str, prefix: str, stat: str) -> int:
+    free = int((group / limit).read_text()) - int((group / used).read_text())
+    cached = dict(line.split(maxsplit=1) for line in (group / stat).read_text().splitlines())
+    return free + sum(int(cached.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
 
 
 def choose_device(wanted: str, local_rank: int) -> torch.device:

@@ -116,7 +116,7 @@ def group(folder: pathlib.Path, **values: object) -> None:
         (folder / name.replace("_", ".", 1)).write_text(f"{value}\n")
 
 
-def test_a_jobs_memory_limit_is_found_at_any_level(tmp_path: pathlib.Path):
+def test_a_jobs_memory_limit_is_found_at_any_level_of_version_2(tmp_path: pathlib.Path):
     own, root = tmp_path / "cgroup", tmp_path / "fs"
     own.write_text("0::/system.slice/slurmstepd.scope/job_7/step_0/user/task_0\n")
     job = root / "system.slice" / "slurmstepd.scope" / "job_7"
@@ -129,7 +129,17 @@ def test_a_jobs_memory_limit_is_found_at_any_level(tmp_path: pathlib.Path):
     assert min(hardware.cgroup_left(own, root)) == 2500 - 1500 + 400
     group(root, memory_max=1500, memory_current=1500, memory_stat=stat)  # a container sees its own limit at the root
     assert min(hardware.cgroup_left(own, root)) == 400
-    assert hardware.cgroup_left(tmp_path / "none", tmp_path) == []
+
+
+def test_a_jobs_memory_limit_is_found_in_version_1(tmp_path: pathlib.Path):
+    own, root = tmp_path / "cgroup", tmp_path / "fs"
+    own.write_text("12:pids:/x\n5:cpuset,memory:/slurm/uid_0/job_7/step_0\n1:name=systemd:/x\n0::/x\n")
+    stat = "cache 7\ntotal_active_file 30\ntotal_inactive_file 10\nactive_file 1"
+    job = root / "memory" / "slurm" / "uid_0" / "job_7"
+    group(job, memory_limit_in_bytes=900, memory_usage_in_bytes=500, memory_stat=stat)
+    group(job / "step_0", memory_limit_in_bytes=1 << 62, memory_usage_in_bytes=400, memory_stat=stat)
+    assert min(hardware.cgroup_left(own, root)) == 900 - 500 + 40
+    assert hardware.cgroup_left(tmp_path / "none", root) == []
 
 
 def test_the_estimate_knows_the_jobs_limit(monkeypatch: pytest.MonkeyPatch):

@@ -1,7 +1,4 @@
-import dataclasses
-import os
 import pathlib
-import types
 import typing
 
 import pytest
@@ -37,10 +34,6 @@ class Bench:
             "realpath": self._realpath,
             "systemd-run": self._systemd_run,
             "journalctl": lambda words, _: "warmup cache: 3 files\n",
-            "mkdir": lambda words, _: "",
-            "juicefs": lambda words, _: "",
-            "rm": lambda words, _: "",
-            "rmdir": lambda words, _: "",
         }
         (root / "state/shared-filesystem-client/tmp").mkdir(parents=True)
         monkeypatch.setattr(mount_plan, "STATE", root / "state")
@@ -130,18 +123,6 @@ def test_remount_is_refused_while_a_process_uses_it_waits_or_is_forced(bench: Be
     bench.users = [[(12, "python3")]]
     bench.run("remount", force=True)
     assert bench.site.mounter.remounts == 2
-
-
-def test_benchmark_of_what_cannot_be_measured(bench: Bench):
-    with pytest.MonkeyPatch.context() as small:
-        small.setattr(os, "statvfs", lambda path: types.SimpleNamespace(f_bavail=100, f_blocks=4096, f_frsize=1 << 20))
-        assert bench.error("benchmark", size=64) == "size: the local disk has 100 MiB free: 50 at most"
-    bench.machine.answers["fio"] = lambda words, _: Completed(1, "", "fio: no space left")
-    assert bench.error("benchmark", size=16) == "mount: fio: fio exited 1: fio: no space left"
-    bench.site.mounter.look = HUNG
-    assert bench.error("benchmark", size=16) == HUNG.detail
-    bench.state = dataclasses.replace(bench.state, config={"mountpoint": "/mnt/shared", "read-only": True})
-    assert bench.error("benchmark") == "the mount is read-only: nothing can be written there"
 
 
 def test_the_actions_are_those_that_are_declared():

@@ -1,9 +1,7 @@
 """The actions. Each ends by its deadline, shows its progress, and leaves the mount as it found it."""
 
-import json
 import os
 import pathlib
-import socket
 import time
 
 import pydantic
@@ -11,12 +9,11 @@ import pydantic
 import mount_plan
 from kinds import juicefs as juicefs_kind
 from mount import judge, mounter, watching
-from slurm_ddp import apt, juicefs, mounts, processes, systemd
+from slurm_ddp import mounts, processes, systemd
 from slurm_ddp.charm import Action, ActionError, Log, Parameters, Results
-from slurm_ddp.run import CommandError, CommandTimeout, run
+from slurm_ddp.run import CommandError, run
 
 _SHOW_EVERY_S = 10.0
-_BENCH_DIR = ".mount-benchmark"
 _MOST_NAMED = 10
 
 
@@ -29,11 +26,6 @@ class _Warmup(Parameters, frozen=True):
 class _Remount(Parameters, frozen=True):
     wait: int = pydantic.Field(default=0, ge=0, le=86400)
     force: bool = False
-
-
-class _Benchmark(Parameters, frozen=True):
-    size: int = pydantic.Field(default=256, ge=16, le=65536)
-    deadline: int = pydantic.Field(default=600, ge=30, le=7200)
 
 
 class _Progress:
@@ -123,75 +115,10 @@ def _remount(plan: mount_plan.Plan, wanted: _Remount, log: Log) -> Results:
     return {"state": found.state.value, "seconds": f"{progress.seconds:.1f}"}
 
 
-def _benchmark(plan: mount_plan.Plan, wanted: _Benchmark, log: Log) -> Results:
-    if plan.spec.read_only:
-        raise ActionError("the mount is read-only: nothing can be written there")
-    _check_works(plan)
-    apt.ensure_packages(("fio",))
-    local = mount_plan.STATE / plan.spec.app / "tmp"
-    stat = os.statvfs(local)
-    free_mib = stat.f_bavail * stat.f_frsize >> 20
-    if free_mib < 2 * wanted.size:
-        raise ActionError(f"size: the local disk has {free_mib} MiB free: {free_mib // 2} at most")
-    end = time.monotonic() + wanted.deadline
-    results: Results = {"size-mib": str(wanted.size)}
-    top = f"{plan.spec.mountpoint}/{_BENCH_DIR}"
-    places = {"mount": f"{top}/{socket.gethostname()}.{os.getpid()}", "local": f"{local}/benchmark.{os.getpid()}"}
-    for label, place in places.items():
-        removal = (("/usr/bin/rm", "-rf", "--one-file-system", place),)
-        if label == "mount":
-            if plan.version:  # of JuiceFS's program
-                removal = juicefs.removal(juicefs_kind.program_path(plan.spec.app), place)
-            removal = (*removal, ("/usr/bin/rmdir", top))
-        run("/usr/bin/mkdir", "-p", place, timeout=20)
-        try:
-            for test in _TESTS:
-                log(f"{label}: {test}")
-                results |= _fio(label, test, place, wanted.size, end)
-        finally:
-            for command in removal:
-                run(*command, timeout=60, check=False)
-    return results
-
-
-# fio(1). One file, synced at the end of writing; reading begins with the kernel's copy dropped
-_TESTS = {
-    "write": ("--rw=write", "--bs=1M", "--end_fsync=1"),
-    "read": ("--rw=read", "--bs=1M"),
-    "random-read": ("--rw=randread", "--bs=64k", "--runtime=15", "--time_based=0"),
-}
-
-
-def _fio(label: str, test: str, place: str, size_mib: int, end: float) -> Results:
-    left = end - time.monotonic()
-    if left < 1:
-        raise ActionError("deadline: it passed before the benchmark ended: choose a smaller size")
-    # The whole path: fio ignores a --directory that follows --filename, and writes to where it was started
-    fixed = ("--name=benchmark", f"--filename={place}/data", "--ioengine=psync", "--invalidate=1")
-    shape = ("--output-format=json", f"--size={size_mib}M", *_TESTS[test])
-    try:
-        output = run("/usr/bin/fio", *fixed, *shape, timeout=left, cwd=mount_plan.STATE).stdout
-        job = json.loads(output[output.index("{") :])["jobs"][0]
-    except CommandTimeout as e:
-        raise ActionError("deadline: it passed before the benchmark ended: choose a smaller size") from e
-    except (CommandError, ValueError, KeyError, IndexError) as e:
-        raise ActionError(f"{label}: fio: {e}") from e
-    side = job["write" if test == "write" else "read"]
-    results = {f"{label}-{test}-mib-s": f"{side['bw_bytes'] / (1 << 20):.1f}"}
-    if test == "random-read":
-        results[f"{label}-{test}-ms"] = f"{side['clat_ns']['mean'] / 1e6:.2f}"
-    return results
-
-
-def _check_works(plan: mount_plan.Plan) -> None:
-    found = mounter.probe(plan)
-    if not found:
-        raise ActionError(found.detail)
-
-
 def _inside(plan: mount_plan.Plan, text: str) -> str:
     """Resolve the path of something on the mount."""
-    _check_works(plan)
+    if not (found := mounter.probe(plan)):
+        raise ActionError(found.detail)
     mountpoint = plan.spec.mountpoint
     path = os.path.normpath(text if text.startswith("/") else f"{mountpoint}/{text}")
     if "\0" in text or not mount_plan.is_inside(path, mountpoint):
@@ -231,5 +158,4 @@ ACTIONS: dict[str, Action[mount_plan.Plan]] = {
     "status": Action(Parameters, _status),
     "warmup": Action(_Warmup, _warmup),
     "remount": Action(_Remount, _remount),
-    "benchmark": Action(_Benchmark, _benchmark),
 }
