@@ -301,18 +301,9 @@ def _ask(mount: Mount, kind: str, deadline: float, *, sticky: bool = False) -> t
 
 def _ask_child(mount: Mount, kind: str, deadline: float, *, sticky: bool) -> dict[str, typing.Any] | None:
     """Run a child; return its answer, None when it has none in time."""
+    asked = [mount.mountpoint, str(mount.id), kind, *(["sticky"] if sticky else [])]
     child = subprocess.Popen(
-        [
-            sys.executable,
-            "-I",
-            "-S",
-            "-B",
-            CHILD,
-            mount.mountpoint,
-            str(mount.id),
-            kind,
-            *(["sticky"] if sticky else []),
-        ],
+        [sys.executable, "-I", "-S", "-B", CHILD, *asked],
         bufsize=0,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -28,7 +28,7 @@ import zlib
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ddptrain import errors, files, markers
 
@@ -168,19 +168,15 @@ def state_of(module: nn.Module, optimizer: torch.optim.Optimizer) -> State:
     The names are those of torch.distributed.checkpoint.state_dict.
     """
     names = {parameter: name for name, parameter in module.named_parameters()}
-    weights: dict[int, State] = {}
-    for name, tensor in module.state_dict().items():
-        weights.setdefault(_identity(tensor), {name: tensor})
+    weights: dict[typing.Any, State] = {}
+    for name, tensor in module.state_dict().items():  # tied ones share their memory
+        place = tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape
+        weights.setdefault(place, {name: tensor})
     moments = {names[p]: optimizer.state[p] for group in optimizer.param_groups for p in group["params"]}
     return {
         "model": {name: tensor for one in weights.values() for name, tensor in one.items()},
         "optimizer": {"state": moments},
     }
-
-
-def _identity(tensor: Tensor) -> typing.Any:
-    """Identify the memory of a tensor: tied weights share it."""
-    return tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape
 
 
 def read_into(path: pathlib.Path, state: State) -> None:
@@ -189,14 +185,6 @@ def read_into(path: pathlib.Path, state: State) -> None:
 
     with _plain_errors():
         files.retried(lambda: dcp.load(state, checkpoint_id=str(path / DCP), no_dist=True))
-
-
-def restore(found: Checkpoint, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Give a model and its optimiser, which has its state tensors already, the values of a checkpoint.
-
-    Learning rate, decay and the like stay as they are set.
-    """
-    read_into(found.path, state_of(module, optimizer))
 
 
 def load_random_states(path: pathlib.Path) -> list[State]:

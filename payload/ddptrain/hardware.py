@@ -32,7 +32,7 @@ def available_bytes(device: torch.device, sharers: int) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     left = cgroup_left(pathlib.Path("/proc/self/cgroup"), pathlib.Path("/sys/fs/cgroup"))
-    return max(0, min(_meminfo("MemAvailable"), *left)) // max(1, sharers)
+    return max(0, min([_meminfo("MemAvailable"), *left])) // max(1, sharers)
 
 
 def need_memory(parameters: int, device: torch.device, *, sharers: int, extra_bytes: int) -> None:

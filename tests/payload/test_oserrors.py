@@ -78,7 +78,6 @@ def test_a_full_disk_leaves_the_checkpoint_before_whole(dataset: pathlib.Path, t
         (("smoke", "--run-dir", "{tmp}/run"), "{tmp}/run/."),
         (("smoke", "--report-json", "{tmp}/out/r.json"), "{tmp}/out/."),
         (("collectives", *SMALL, "--json", "{tmp}/out/r.json"), "{tmp}/out/."),
-        (("collectives", *SMALL, "--plot", "{tmp}/out/r.png"), "{tmp}/out/."),
         (("collectives", *SMALL, "--run-dir", "{tmp}/run"), "{tmp}/run/."),
     ],
 )

@@ -45,10 +45,6 @@ _USABLE = frozenset({"IDLE", "ALLOCATED", "MIXED", "COMPLETING"})
 _NOISE = re.compile(
     r"^(?:sbatch|scancel|srun|squeue|scontrol|sacct): (?:error: |fatal: )?|^(?:fatal|error): |^slurm_\w+ error: ?"
 )
-_SILENT = re.compile(
-    r"Unable to contact slurm controller|standby mode|Socket timed out|Transport endpoint|authentication error"
-    r"|Unable to authenticate|Could not establish a configuration source|Zero Bytes were transmitted|Connection refused"
-)  # slurm_errno.c of 24.11 to 26.05
 
 
 class SlurmError(Exception):
@@ -280,7 +276,7 @@ def ask(*argv: str, stdin: str | None = None, timeout: float = 60, answer: str =
             raise NotAnsweringError(f"Slurm's client is not installed: {e}") from e
         refusal = words(e.stderr) or words(e.stdout) or str(e)
         # in the whole text: 23.02 and later first tell of each try to resolve the controller's name
-        raise (NotAnsweringError if _SILENT.search(f"{e.stderr}\n{e.stdout}") else SlurmError)(refusal) from e
+        raise (NotAnsweringError if nodes.is_silence(f"{e.stderr}\n{e.stdout}") else SlurmError)(refusal) from e
     return done.stderr if answer == "stderr" else done.stdout
 
 

@@ -51,13 +51,13 @@ class _NoReservation(NodeError):
 _PHRASES: dict[type[NodeError], tuple[str, ...]] = {
     ControllerSilent: (
         "Unable to contact slurm controller",
-        "Slurm backup controller in standby mode",
+        "standby mode",
         "Socket timed out",
         "Transport endpoint",
-        "Protocol authentication error",
+        "authentication error",
         "Unable to authenticate",
         "Could not establish a configuration source",
-        "Zero Bytes were transmitted or received",
+        "Zero Bytes were transmitted",
         "Connection refused",
     ),
     NodeBusy: ("Requested nodes are busy", "Requested node is busy"),
@@ -253,6 +253,11 @@ def setting(name: str) -> str | None:
 def gres_types() -> frozenset[str]:
     """Ask for the names that Gres may have."""
     return frozenset((setting("GresTypes") or "").split(",")) - {""}
+
+
+def is_silence(printed: str) -> bool:
+    """Report whether a command of Slurm's printed that no controller answers."""
+    return any(phrase in printed for phrase in _PHRASES[ControllerSilent])
 
 
 def same_gres(left: str | None, right: str | None) -> bool:
