@@ -8,6 +8,7 @@
     latest -> epoch-0003   best -> epoch-0002
 
 Ranks hold the same model, so rank 0 writes, for all: one writer is one commit, with nothing to agree upon (saver.py).
+Checkpoints of slurm-ddp 0.1 before November 2026 have `rank-0000/model.pt` and `optimizer.pt` instead of `dcp/`.
 """
 
 # pyright: basic, reportPrivateImportUsage=false
@@ -187,9 +188,31 @@ def read_into(path: pathlib.Path, state: State) -> None:
         files.retried(lambda: dcp.load(state, checkpoint_id=str(path / DCP), no_dist=True))
 
 
-def load_random_states(path: pathlib.Path) -> list[State]:
-    """Return each rank's random states."""
-    return torch.load(path / RANDOM, map_location="cpu", mmap=True, weights_only=True)
+def restore(found: Checkpoint, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Give a model and its optimiser, which has its state tensors already, the values of a checkpoint.
+
+    Learning rate, decay and the like stay as they are set.
+    """
+    if found.meta["format"] == DCP:
+        read_into(found.path, state_of(module, optimizer))
+        return
+    groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+    for what, part in (("model", module), ("optimizer", optimizer)):
+        part.load_state_dict(files.retried(lambda what=what: _load(found.path / "rank-0000" / f"{what}.pt")))
+    for group, settings in zip(optimizer.param_groups, groups, strict=True):
+        group.update(settings)
+
+
+def _load(path: pathlib.Path) -> typing.Any:
+    return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+
+
+def load_random_states(path: pathlib.Path, ranks: int) -> list[State]:
+    """Return each rank's random states. The oldest checkpoints have a file for each rank."""
+    whole = path / RANDOM
+    if whole.exists():
+        return _load(whole)
+    return [_load(path / f"rank-{rank:04d}" / RANDOM) for rank in range(ranks)]
 
 
 @contextlib.contextmanager

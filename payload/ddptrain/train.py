@@ -112,8 +112,8 @@ class Training:
         rngs: list[checkpoint.State] = []
         with world.together():
             if world.is_main:
-                checkpoint.read_into(found.path, checkpoint.state_of(self.core, self.optimizer))
-                rngs = checkpoint.load_random_states(found.path) if is_exact else []
+                checkpoint.restore(found, self.core, self.optimizer)
+                rngs = checkpoint.load_random_states(found.path, world.size) if is_exact else []
         if world.size > 1:
             engine.broadcast_state(self.core, self.optimizer)
         if is_exact:

@@ -59,7 +59,7 @@ def test_a_save_is_a_folder_with_a_manifest_and_two_links(tmp_path: pathlib.Path
     found = checkpoint.verify(tmp_path / "epoch-0002")
     assert found.step == 2
     assert savers.holds(found.path, 2)
-    assert len(checkpoint.load_random_states(found.path)) == 2
+    assert len(checkpoint.load_random_states(found.path, 2)) == 2
 
 
 def test_sigkill_at_100_random_moments_loses_at_most_the_last_save(tmp_path: pathlib.Path):
@@ -313,29 +313,55 @@ def test_an_update_waits_for_the_copy(tmp_path: pathlib.Path, monkeypatch: pytes
     assert writer.stall_s[0] > 0.4, "it counts as time that the training was held up"
 
 
-def parts(core: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    return [*core.state_dict().values(), *(t for p in core.parameters() for t in optimizer.state[p].values())]
-
-
-def test_a_model_and_its_optimiser_come_back_and_tied_weights_are_kept_once(tmp_path: pathlib.Path):
-    """A checkpoint read into a copy that trained on gives the weights and moments, and leaves the settings alone."""
+@pytest.fixture
+def trained() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """A model with tied weights and a buffer, and its optimiser, after a step."""
     torch.manual_seed(5)
     core = torch.nn.Sequential(torch.nn.Linear(64, 64, bias=False), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 64))
     core[2].weight = core[0].weight
     optimizer = torch.optim.AdamW(core.parameters(), lr=0.1)
     core(torch.randn(8, 64)).square().sum().backward()
     optimizer.step()
-    state = checkpoint.state_of(core, optimizer)
+    return core, optimizer
+
+
+def parts(core: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [*core.state_dict().values(), *(t for p in core.parameters() for t in optimizer.state[p].values())]
+
+
+def restored(found: checkpoint.Checkpoint, trained: tuple[torch.nn.Module, torch.optim.Optimizer]) -> None:
+    """A checkpoint read into a copy that trained on gives the weights and moments, and leaves the settings alone."""
+    core, optimizer = copy.deepcopy(trained)
+    core(torch.randn(8, 64)).square().sum().backward()
+    optimizer.step()
+    optimizer.param_groups[0]["lr"] = 0.25
+    assert not torch.equal(parts(core, optimizer)[0], parts(*trained)[0])
+    checkpoint.restore(found, core, optimizer)
+    assert all(torch.equal(a, b) for a, b in zip(parts(core, optimizer), parts(*trained), strict=True))
+    assert optimizer.param_groups[0]["lr"] == 0.25
+
+
+def test_a_model_and_its_optimiser_come_back_and_tied_weights_are_kept_once(
+    tmp_path: pathlib.Path, trained: tuple[torch.nn.Module, torch.optim.Optimizer]
+):
+    state = checkpoint.state_of(*trained)
     assert "2.weight" not in state["model"]
     writer = saver.Saver(tmp_path, keep=2, attempt="test")
     writer.save("epoch-0001", state, savers.meta(1), [])
     writer.wait()
     writer.close()
-    trained = copy.deepcopy((core, optimizer))
-    core(torch.randn(8, 64)).square().sum().backward()
-    optimizer.step()
-    optimizer.param_groups[0]["lr"] = 0.25
-    assert not torch.equal(parts(core, optimizer)[0], parts(*trained)[0])
-    checkpoint.read_into(newest(tmp_path).path, checkpoint.state_of(core, optimizer))
-    assert all(torch.equal(a, b) for a, b in zip(parts(core, optimizer), parts(*trained), strict=True))
-    assert optimizer.param_groups[0]["lr"] == 0.25
+    restored(newest(tmp_path), trained)
+
+
+def test_a_checkpoint_of_the_old_format_is_read(
+    tmp_path: pathlib.Path, trained: tuple[torch.nn.Module, torch.optim.Optimizer]
+):
+    folder = tmp_path / "epoch-0001"
+    for rank in range(3):
+        (folder / f"rank-{rank:04d}").mkdir(parents=True)
+        torch.save({"rank": rank}, folder / f"rank-{rank:04d}" / "rng.pt")
+    for name, part in zip(("model", "optimizer"), trained, strict=True):
+        torch.save(part.state_dict(), folder / "rank-0000" / f"{name}.pt")
+    checkpoint.seal(folder, {**savers.meta(1), "format": "torch"})
+    restored(newest(tmp_path), trained)
+    assert checkpoint.load_random_states(folder, 3) == [{"rank": 0}, {"rank": 1}, {"rank": 2}]

@@ -47,7 +47,7 @@ def test_a_checkpoint_has_as_many_files_on_any_number_of_ranks(opened: tuple[pat
     last = opened[0] / "latest"
     found = sorted(str(path.relative_to(last)) for path in last.rglob("*") if path.is_file())
     assert found == ["dcp/.metadata", "dcp/__0_0.distcp", "manifest.json", "rng.pt"]
-    assert len(checkpoint.load_random_states(last)) == SIZE
+    assert len(checkpoint.load_random_states(last, SIZE)) == SIZE
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 8, 100, 8000])

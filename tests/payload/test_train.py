@@ -327,6 +327,8 @@ def test_every_setting_survives_the_file(tmp_path: pathlib.Path):
     parser = argparse.ArgumentParser()
     config.add_arguments(parser)
     assert config.from_arguments(parser.parse_args(["--config", str(path)])) == whole
+    files.write_json(path, {**config.as_record(whole), "checkpoint_format": "torch"})  # of an older run
+    assert config.from_arguments(parser.parse_args(["--config", str(path)])) == whole
 
 
 def test_the_whole_config_is_printed_back(learned: tuple[pathlib.Path, ranks.Result]):

@@ -391,11 +391,9 @@ def _exit_code(text: str, state: str) -> int:
     """Return an exit code as a shell would, from Slurm's `code:signal`.
 
     Of a job whose script did not end by itself slurmctld notes the bare status 1 or nothing: squeue prints 0:1, sacct
-    1:0 (as_mysql_job.c, as_mysql_job_complete) or 0:0. squeue of 22.05 prints wait(2)'s status as one number.
+    1:0 (as_mysql_job.c, as_mysql_job_complete) or 0:0.
     """
     code, signal = (_number(part) for part in text.partition(":")[::2])
-    if ":" not in text:
-        code, signal = code >> 8, code & 127
     if signal == 1:
         code, signal = 1, 0
     return code or (128 + signal if signal else int(state in _LOST))

@@ -11,9 +11,6 @@ from machine import Machine
 from mount import actions
 from scripts import keeper
 from slurm_ddp import mounts, processes
-from slurm_ddp.run import Completed
-
-CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 
 HUNG = mounts.Result(mounts.State.HUNG, "/mnt/shared did not answer within 5 s")
 
@@ -26,15 +23,7 @@ class Bench:
         self.machine = Machine(packages={"fuse3"})
         self.machine.take_over(monkeypatch, [actions], root / "units")
         self.machine.active.add("juicefs-shared-filesystem-client.service")
-        self.paths = {"/mnt/shared/datasets", "/mnt/shared"}
-        self.links = {"/mnt/shared/away": "/etc"}
-        self.warmup_failed = False
         self.users: list[list[tuple[int, str]]] = []
-        self.machine.answers |= {
-            "realpath": self._realpath,
-            "systemd-run": self._systemd_run,
-            "journalctl": lambda words, _: "warmup cache: 3 files\n",
-        }
         (root / "state/shared-filesystem-client/tmp").mkdir(parents=True)
         monkeypatch.setattr(mount_plan, "STATE", root / "state")
         monkeypatch.setattr(mount_plan, "CACHE", root / "cache")
@@ -54,15 +43,6 @@ class Bench:
 
     def _users(self, mountpoint: str) -> list[tuple[int, str]]:
         return self.users.pop(0) if self.users else []
-
-    def _realpath(self, words: tuple[str, ...], _: str | None) -> str | Completed:
-        path = self.links.get(words[-1], words[-1])
-        return f"{path}\n" if path in self.paths or path == "/etc" else Completed(1, "", "No such file or directory")
-
-    def _systemd_run(self, words: tuple[str, ...], _: str | None) -> str:
-        assert "--property=RuntimeMaxSec=3600" in words
-        assert words[-3:-1] == ("warmup", "--threads=50")
-        return ""
 
 
 @pytest.fixture
@@ -88,27 +68,6 @@ def test_status_tells_what_the_keeper_saw(bench: Bench):
     results = bench.run("status")
     assert results["state"] == "right"
     assert results["warning"].startswith("others can replace folders in it (mode 2775, no sticky bit): chmod +t /mnt/")
-
-
-def test_warmup_fetches_a_folder_of_the_mount(bench: Bench):
-    results = bench.run("warmup", path="datasets")
-    assert results["path"] == "/mnt/shared/datasets"
-    assert float(results["seconds"]) >= 0
-    assert bench.error("warmup", path=2024) == "path: /mnt/shared/2024 does not exist"
-    assert bench.run("warmup", path="/mnt/shared/datasets/")["path"] == "/mnt/shared/datasets"
-
-
-@pytest.mark.parametrize(("path", "message"), CASES["warmup_stays_on_the_mount"])
-def test_warmup_stays_on_the_mount(bench: Bench, path: str, message: str):
-    assert bench.error("warmup", path=path) == message
-
-
-def test_warmup_needs_a_mount_that_answers_and_a_cache(bench: Bench):
-    bench.site.mounter.look = HUNG
-    assert bench.error("warmup", path="datasets") == HUNG.detail
-    bench.site.mounter.look = mounts.Result(mounts.State.RIGHT)
-    bench.machine.active.add("juicefs-warmup-shared-filesystem-client.service")
-    assert bench.error("warmup", path="datasets").startswith("a warm-up runs already: ")
 
 
 def test_remount_is_refused_while_a_process_uses_it_waits_or_is_forced(bench: Bench):

@@ -7,20 +7,12 @@ import time
 import pydantic
 
 import mount_plan
-from kinds import juicefs as juicefs_kind
 from mount import judge, mounter, watching
 from slurm_ddp import mounts, processes, systemd
 from slurm_ddp.charm import Action, ActionError, Log, Parameters, Results
-from slurm_ddp.run import CommandError, run
 
 _SHOW_EVERY_S = 10.0
 _MOST_NAMED = 10
-
-
-class _Warmup(Parameters, frozen=True):
-    path: str = pydantic.Field(min_length=1)
-    threads: int = pydantic.Field(default=50, ge=1, le=200)
-    deadline: int = pydantic.Field(default=3600, ge=10, le=86400)
 
 
 class _Remount(Parameters, frozen=True):
@@ -69,35 +61,6 @@ def _status(plan: mount_plan.Plan, _: Parameters, _log: Log) -> Results:
     return {key: value for key, value in results.items() if value}
 
 
-def _warmup(plan: mount_plan.Plan, wanted: _Warmup, log: Log) -> Results:
-    if not plan.caches:
-        raise ActionError("only a JuiceFS mount keeps copies on the local disk that could be fetched ahead")
-    path = _inside(plan, wanted.path)
-    name = f"juicefs-warmup-{plan.spec.app}.service"
-    if systemd.is_active(name):
-        raise ActionError(f"a warm-up runs already: juju ssh to the machine and systemctl stop {name}, or wait for it")
-    progress = _Progress(log)
-    progress.show(f"fetching {path} to {' '.join(map(str, plan.caches))}")
-    run(
-        *("/usr/bin/systemd-run", "--quiet", f"--unit={name}", "--property=Nice=10", "--property=RemainAfterExit=no"),
-        f"--property=RuntimeMaxSec={wanted.deadline}",
-        *(juicefs_kind.program_path(plan.spec.app), "--no-agent", "warmup", f"--threads={wanted.threads}", path),
-    )
-    while (state := systemd.state(name)) in ("active", "activating"):
-        if progress.seconds > wanted.deadline:
-            systemd.stop(name)
-            break
-        progress.show(_disks(plan.caches))
-        if not mounts.at(plan.spec.mountpoint):
-            raise ActionError(f"{plan.spec.mountpoint} was unmounted meanwhile")
-        time.sleep(0.5)
-    output = systemd.journal(name, lines=1).strip()[-200:] or "its journal is empty"
-    systemd.reset_failed(name)
-    if state == "failed" or progress.seconds > wanted.deadline:
-        raise ActionError(f"warmup did not complete within {wanted.deadline} s: {output}")
-    return {"path": path, "seconds": f"{progress.seconds:.1f}", "cache": _disks(plan.caches)}
-
-
 def _remount(plan: mount_plan.Plan, wanted: _Remount, log: Log) -> Results:
     progress = _Progress(log)
     while users := processes.users(plan.spec.mountpoint):
@@ -113,23 +76,6 @@ def _remount(plan: mount_plan.Plan, wanted: _Remount, log: Log) -> Results:
     if not found:
         raise ActionError(f"{found.detail}: {mounter.reason(plan)}")
     return {"state": found.state.value, "seconds": f"{progress.seconds:.1f}"}
-
-
-def _inside(plan: mount_plan.Plan, text: str) -> str:
-    """Resolve the path of something on the mount."""
-    if not (found := mounter.probe(plan)):
-        raise ActionError(found.detail)
-    mountpoint = plan.spec.mountpoint
-    path = os.path.normpath(text if text.startswith("/") else f"{mountpoint}/{text}")
-    if "\0" in text or not mount_plan.is_inside(path, mountpoint):
-        raise ActionError(f"path: it must lie in {mountpoint}: write it relative to that, like datasets/owt")
-    try:
-        real = run("/usr/bin/realpath", "-e", "--", path, timeout=20).stdout.strip()
-    except CommandError as e:
-        raise ActionError(f"path: {path} does not exist") from e
-    if not mount_plan.is_inside(real, mountpoint):
-        raise ActionError(f"path: {path} leads out of {mountpoint}")
-    return real
 
 
 def _named(users: list[tuple[int, str]]) -> str:
@@ -156,6 +102,5 @@ def _disks(caches: tuple[pathlib.Path, ...]) -> str:
 
 ACTIONS: dict[str, Action[mount_plan.Plan]] = {
     "status": Action(Parameters, _status),
-    "warmup": Action(_Warmup, _warmup),
     "remount": Action(_Remount, _remount),
 }
