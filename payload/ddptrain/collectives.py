@@ -189,10 +189,7 @@ COLLECTIVES: dict[str, Collective] = {
         out_of_place=lambda b: dist.all_to_all_single(b.recv, b.send),
         expected=lambda c, b: torch.cat([c.coded(rank, b.rank, b.count) for rank in range(b.size)]),
     ),
-    "sendrecv": Collective(
-        out_of_place=_sendrecv,
-        expected=lambda c, b: c.coded((b.rank - 1) % b.size, 0, b.count),
-    ),
+    "sendrecv": Collective(out_of_place=_sendrecv, expected=lambda c, b: c.coded((b.rank - 1) % b.size, 0, b.count)),
 }
 
 

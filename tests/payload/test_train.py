@@ -15,17 +15,7 @@ import ranks
 import torch
 import yaml
 
-from ddptrain import (
-    checkpoint,
-    cli,
-    config,
-    errors,
-    files,
-    inspection,
-    markers,
-    model,
-    shapes,
-)
+from ddptrain import checkpoint, cli, config, errors, files, inspection, markers, model, shapes
 
 CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 

@@ -21,7 +21,7 @@ class Bench:
     def __init__(self, site: Site, root: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.site = site
         self.machine = Machine(packages={"fuse3"})
-        self.machine.take_over(monkeypatch, [actions], root / "units")
+        self.machine.take_over(monkeypatch, [], root / "units")
         self.machine.active.add("juicefs-shared-filesystem-client.service")
         self.users: list[list[tuple[int, str]]] = []
         (root / "state/shared-filesystem-client/tmp").mkdir(parents=True)

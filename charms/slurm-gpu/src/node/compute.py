@@ -277,10 +277,7 @@ def _ensure_health_check(machine: Machine) -> None:
         return  # the status reports it
     try:
         health_check.ensure(
-            machine.node,
-            config.health_check,
-            has_gpus=bool(machine.detection.gpus),
-            xids=config.health_xids,
+            machine.node, config.health_check, has_gpus=bool(machine.detection.gpus), xids=config.health_xids
         )
     except CommandError as e:  # the GPUs are registered all the same
         logger.warning("the health check is not set up: %s", e)
