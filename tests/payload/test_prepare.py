@@ -325,14 +325,6 @@ def test_gpt2_tokens_are_the_published_ones():
     assert gpt2._core.decode(gpt2.encode(text).tolist()) == text  # type: ignore[attr-defined]
 
 
-def test_a_vocabulary_with_another_hash_is_refused(tmp_path: pathlib.Path):
-    (tmp_path / "vocab.bpe").write_text("#version: 0.2\nh e\n")
-    with pytest.raises(errors.UserError, match=r"vocab\.bpe is not GPT-2's vocab.bpe: its SHA-256 differs"):
-        tokenizers.make("gpt2", vocabulary=tmp_path)
-    with pytest.raises(errors.UserError, match="No such file"):
-        tokenizers.make("gpt2", vocabulary=tmp_path / "nowhere")
-
-
 def test_auto_is_bytes_for_little_text_and_gpt2_for_much():
     assert tokenizers.make("auto", text_bytes=1 << 20).identity.kind == "byte"
     assert tokenizers.make("auto", text_bytes=1 << 30).identity.kind == "gpt2"
