@@ -40,8 +40,8 @@ def sources(settings: dict[str, typing.Any]) -> list[exporter.Source]:
     """List the sources of a scrape."""
     found = [exporter.Source("controller", controller_lines)] if settings["controller"] else []
     if settings["compute"]:
-        found += [exporter.Source("gpu", cards), exporter.Source("node", holds)]
-        found.append(exporter.Source("gpu_log", lambda: xids(settings["xids"])))
+        log = exporter.Source("gpu_log", lambda: xids(settings["xids"]))
+        found += [exporter.Source("gpu", cards), log, exporter.Source("node", holds)]
     return found
 
 
