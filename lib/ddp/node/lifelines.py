@@ -7,9 +7,11 @@ import collections.abc
 import contextlib
 import socket
 import threading
+import time
 
 IDLE_S, EVERY_S, PROBES = 5, 2, 5  # a node is lost when it does not respond for 15 s
 CONNECTING_S = 5.0
+PORT = 9  # discard: a node that is up refuses it
 MAX_BYTES = 1024
 
 Report = collections.abc.Callable[[str, str], None]
@@ -20,12 +22,14 @@ class Lifelines:
 
     def __init__(self, on_joined: Report, on_lost: Report) -> None:
         self._on_joined, self._on_lost = on_joined, on_lost
+        self._is_closed = False
         self._server = socket.create_server(("", 0), backlog=1024)
         self.port = int(self._server.getsockname()[1])
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
         """Accept no more connections; those that exist end with their tasks."""
+        self._is_closed = True
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)  # which wakes accept()
         self._server.close()
@@ -37,7 +41,10 @@ class Lifelines:
                 threading.Thread(target=self._watch, args=(connection,), daemon=True).start()
 
     def _watch(self, connection: socket.socket) -> None:
-        """Report a task with its step, and its node if the connection breaks; a task that ends closes it."""
+        """Report a task with its step, and its node if the connection breaks.
+
+        A task that ends closes it, and so does a machine that is stopped: from then on the node is probed.
+        """
         with connection:
             _keep_alive(connection)
             host = step = ""
@@ -46,8 +53,25 @@ class Lifelines:
                 self._on_joined(host, step)
                 while connection.recv(MAX_BYTES):
                     pass
+                self._probe(connection.getpeername()[0])
             except OSError:
                 self._on_lost(host, step)
+
+    def _probe(self, address: str) -> None:
+        """Wait for the step's end. Raises OSError when the node stops responding."""
+        failed = 0
+        while not self._is_closed:
+            began = time.monotonic()
+            try:
+                socket.create_connection((address, PORT), timeout=EVERY_S).close()
+                failed = 0
+            except ConnectionRefusedError:
+                failed = 0
+            except OSError:
+                failed += 1
+                if failed == PROBES:
+                    raise
+            time.sleep(max(0.0, began + EVERY_S - time.monotonic()))
 
 
 def _keep_alive(connection: socket.socket) -> None:

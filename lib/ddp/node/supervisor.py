@@ -230,10 +230,11 @@ class Supervisor:
 
     def _on_lost(self, host: str, number: str) -> None:
         """End the step of a node that stopped responding."""
-        if host in self.hosts and host not in self.lost and self._step is not None:
+        is_running = self._step is not None and self._step.poll() is None
+        if is_running and host in self.hosts and host not in self.lost:
             spool.write(f"[ENV] {slurm.stamp()} {host} does not respond")
             self.lost.append(host)
-            if len(self.lost) == 1:
+            if len(self.lost) == 1 and self._step is not None:
                 step.end(self._step, f"{self.job_id}.{number}")
 
     # -- after a failure -----------------------------------------------------------------------------------------------
