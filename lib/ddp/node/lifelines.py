@@ -9,9 +9,10 @@ import socket
 import threading
 import time
 
+from ddp.node import slurm
+
 IDLE_S, EVERY_S, PROBES = 5, 2, 5  # a node is lost when it does not respond for 15 s
 CONNECTING_S = 5.0
-PORT = 9  # discard: a node that is up refuses it
 MAX_BYTES = 1024
 
 Report = collections.abc.Callable[[str, str], None]
@@ -58,14 +59,12 @@ class Lifelines:
                 self._on_lost(host, step)
 
     def _probe(self, address: str) -> None:
-        """Wait for the step's end. Raises OSError when the node stops responding."""
-        failed = 0
+        """Wait for the step's end. Raises OSError when the node's slurmd stops responding."""
+        failed, port = 0, slurm.slurmd_port()
         while not self._is_closed:
             began = time.monotonic()
             try:
-                socket.create_connection((address, PORT), timeout=EVERY_S).close()
-                failed = 0
-            except ConnectionRefusedError:
+                socket.create_connection((address, port), timeout=EVERY_S).close()
                 failed = 0
             except OSError:
                 failed += 1

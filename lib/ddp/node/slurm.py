@@ -12,7 +12,7 @@ REQUEUEING_S = (1, 2, 4, 8, 15, 15, 30, 30, 60)
 NODE_BACK_S = 600.0
 # Slurm keeps a begin time that is later than the end on the nodes; else it adds cred_expire (batch_requeue_fini()).
 # slurmd refuses a job whose credential is not a second newer than the end of its last attempt.
-RELEASING_S = 8
+RELEASING_S = 5
 
 Claim = collections.abc.Callable[[], bool]
 
@@ -52,6 +52,12 @@ def show_nodes(nodelist: str, hosts: list[str]) -> str:
             spool.write(f"[ENV] Slurm gave no addresses of the nodes ({reason}); asking again in {pause_s} s")
             pause(pause_s)
     raise ending.FatalError(f"Slurm gave no addresses of {' '.join(hosts)}: {reason}")
+
+
+def slurmd_port() -> int:
+    """Return the port of the nodes' slurmd."""
+    found = re.search(r"^SlurmdPort += (\d+)", call("scontrol", "show", "config").stdout, re.MULTILINE)
+    return int(found[1]) if found else 6818
 
 
 def usable_nodes(partition: str, reservation: str) -> set[str]:

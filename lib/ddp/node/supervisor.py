@@ -140,6 +140,8 @@ class Supervisor:
         env["HEAD_IP"], env["HEAD_NODE"] = self._head_address(), self.host
         program = os.path.dirname(self.spec_path)
         self.storage.do(lambda: zipapp.create_archive(program, self.program))  # one file, which each node reads once
+        if job.environment and (spare := self.allocated[self.num_nodes :]):
+            subprocess.Popen(step.command(self.srun, job, (), spare, [self.program, "unpack", self.spec_path], env))
 
     def _take(self, allocated: list[str]) -> None:
         """Put the ranks on the first nodes of these; the others are spare."""
