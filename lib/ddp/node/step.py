@@ -33,10 +33,11 @@ exec "$p" -I -S -B "$@"
 def command(
     srun: str,
     job: spec.JobSpec,
-    mounts: collections.abc.Iterable[str],
     hosts: list[str],
     program: list[str],
+    *,
     env: dict[str, str],
+    mounts: collections.abc.Iterable[str] = (),
 ) -> list[str]:
     """Return the command that runs `program`, a file and its arguments, on each host. Raises FatalError."""
     argv = [srun, f"--nodes={len(hosts)}", f"--ntasks={len(hosts)}", "--ntasks-per-node=1"]
@@ -70,8 +71,6 @@ def _contained(
 
 def end(process: subprocess.Popen[bytes], step: str) -> None:
     """End a step of which a node does not respond: srun and scancel would wait for that node."""
-    subprocess.Popen(
-        ["scancel", "--signal=KILL", step], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    subprocess.Popen(["scancel", "--signal=KILL", "--quiet", step], stdin=subprocess.DEVNULL)
     slurm.pause(TOGETHER_S)
     process.kill()

@@ -141,7 +141,7 @@ class Supervisor:
         program = os.path.dirname(self.spec_path)
         self.storage.do(lambda: zipapp.create_archive(program, self.program))  # one file, which each node reads once
         if job.environment and (spare := self.allocated[self.num_nodes :]):
-            subprocess.Popen(step.command(self.srun, job, (), spare, [self.program, "unpack", self.spec_path], env))
+            subprocess.Popen(step.command(self.srun, job, spare, [self.program, "unpack", self.spec_path], env=env))
 
     def _take(self, allocated: list[str]) -> None:
         """Put the ranks on the first nodes of these; the others are spare."""
@@ -191,7 +191,7 @@ class Supervisor:
         resume = "auto" if resumes else self.job.resume  # this run's own checkpoint goes before the one it began from
         words = [resume if word is None else word for word in self.words]
         program = [self.program, "node", self.spec_path, *words]
-        argv = step.command(self.srun, self.job, self.fabric.mounts, self.hosts, program, env)
+        argv = step.command(self.srun, self.job, self.hosts, program, env=env, mounts=self.fabric.mounts)
         self.lost, self.joined = [], {self.host}
         lines = lifelines.Lifelines(self._on_joined, self._on_lost)
         env["LIFELINE_PORT"] = str(lines.port)
