@@ -22,7 +22,12 @@ module "slurmctld" {
   app_name    = "slurmctld"
   base        = var.base
   channel     = var.slurm_channel
-  config      = merge({ cluster-name = "ddp", default-partition = "slurmd" }, var.slurmctld.config)
+  config = merge({
+    cluster-name      = "ddp"
+    default-partition = "slurmd"
+    # A lost node is noticed after one minute, and a job that it ends is queued for half a minute: docs/howto/resume.md
+    slurm-conf-parameters = "SlurmdTimeout=60\nAuthInfo=cred_expire=30\n"
+  }, var.slurmctld.config)
   constraints = var.slurmctld.constraints
   machines    = var.slurmctld.machines
   model_uuid  = var.model_uuid

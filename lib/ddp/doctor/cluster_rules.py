@@ -14,7 +14,8 @@ from ddp.slurm import access, jobs
 # Without one srun prints this (slurm_errno.c)
 _NO_CREDENTIAL = "Error generating job credential"
 _REFUSED = "Unable to allocate resources: "  # srun, with slurmctld's reason behind it
-_REQUEUE_DELAY_S, _LONG_DELAY_S = 120, 300
+_REQUEUE_DELAY_S, _LONG_DELAY_S = 120, 60
+_LONG_SILENCE_S = 120  # of a node that lost power
 _LEAST_KILL_WAIT_S = 10
 
 
@@ -74,6 +75,9 @@ def _configuration(facts: Facts, findings: Findings) -> None:
     delay_s, setting = requeue_delay(config)
     if delay_s > _LONG_DELAY_S:
         findings.add("requeue-delay", "slurm", setting=setting, seconds=delay_s)
+    silence_s = leading_number(config.get("SlurmdTimeout", ""))
+    if silence_s is not None and not 0 < silence_s <= _LONG_SILENCE_S:
+        findings.add("slurmd-timeout", "slurm", seconds=silence_s)
     storage = config.get("AccountingStorageType", "")
     if storage.endswith("/none") or storage == "(null)":
         findings.add("no-accounting", "slurm", age=config.get("MinJobAge", "300 sec"))

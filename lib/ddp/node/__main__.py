@@ -4,7 +4,13 @@ import importlib
 import os
 import sys
 
-MODULES = {"job": "supervisor", "prepare": "prepare", "node": "node", "image": "container"}
+MODULES = {
+    "job": "supervisor",
+    "prepare": "prepare",
+    "unpack": "environment",
+    "image": "container",
+    "node": "node",
+}
 
 
 def main() -> int:
@@ -14,7 +20,7 @@ def main() -> int:
     module = importlib.import_module(f"ddp.node.{MODULES[part]}")
     sys.path.remove(program)  # import from this host's disk alone from now on: the program's filesystem may fail
     path = os.path.join(program, name)
-    if part in ("job", "prepare"):
+    if part != "node":
         return module.main(path)
     return module.main(path, words)
 

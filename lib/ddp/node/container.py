@@ -45,7 +45,7 @@ def launch(job: spec.JobSpec, mounts: list[str], words: list[str], env: dict[str
     raise ending.FatalError(f"container-image needs {needs}, and neither is installed; {hint}")
 
 
-def main(spec_path: str, _: list[str]) -> int:
+def main(spec_path: str) -> int:
     """Unpack the job's image on this node, write the job's bundle, and return the exit code."""
     job, env = spec.load(spec.JobSpec, spec_path), dict(os.environ)
     assert job.container is not None

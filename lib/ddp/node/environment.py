@@ -39,6 +39,17 @@ def use(wanted: spec.Environment, host: str, control: str = "") -> tuple[str, tu
     return f"{place(wanted, wanted.layers[-1])}/bin/python", locks
 
 
+def main(spec_path: str) -> int:
+    """Unpack a training's environment on a spare node; return the exit code."""
+    wanted = spec.load(spec.JobSpec, spec_path).environment
+    try:
+        if wanted is not None:
+            use(wanted, os.environ["SLURMD_NODENAME"])
+    except ending.FatalError as e:
+        spool.write(f"[ENV] {os.environ['SLURMD_NODENAME']} is no spare node: {e}")
+    return 0
+
+
 def place(wanted: spec.Environment, layer: spec.Archive) -> str:
     """Return the folder that a layer is unpacked to."""
     return f"{wanted.cache}/{os.path.basename(layer.path).removesuffix('.tar.zst')}"

@@ -8,11 +8,25 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import subprocess
 import threading
 import time
 
-from ddp.node import caches, ending, ends, environment, memory, network, quantities, slurm, spec, spool, storage
+from ddp.node import (
+    caches,
+    ending,
+    ends,
+    environment,
+    lifelines,
+    memory,
+    network,
+    quantities,
+    slurm,
+    spec,
+    spool,
+    storage,
+)
 
 _SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"  # torchrun forwards them, so that the ranks save
 _NOT_OURS = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -45,12 +59,13 @@ class Node:
         self._failed = f"{self.run_dir}/control/{self.attempt}.failed"
         self._child: subprocess.Popen[bytes] | None = None
         self._locks: tuple[int, ...] = ()
+        self._lifeline: socket.socket | None = None
         self.forwarder: spool.Forwarder | None = None
 
     def run(self, words: list[str]) -> int:
         """Run the job's command on this node and return the exit code. Raises FatalError."""
         python = self._python()
-        num_nodes = int(self.env.get("SLURM_JOB_NUM_NODES", "1"))
+        num_nodes = int(self.env.get("SLURM_STEP_NUM_NODES", "1"))
         fabric = network.choose(self.job, num_nodes)
         network.use(fabric, self.job, self.env, num_nodes)
         self._connect(fabric)
@@ -115,6 +130,8 @@ class Node:
         address, interface = network.find_way(head, head_node, fabric.interface)
         if self.host != head_node:
             network.check_head(head, port, head_node)
+            step = self.env.get("SLURM_STEP_ID", "")
+            self._lifeline = lifelines.hold(head, int(self.env["LIFELINE_PORT"]), self.host, step)
         self.env["MY_IP"] = address
         if interface:
             self.env["GLOO_SOCKET_IFNAME"] = self.env.get("GLOO_SOCKET_IFNAME") or interface

@@ -10,6 +10,9 @@ from ddp.node import ending, spool, storage
 ASKING_S = (1, 2, 4, 8, 15, 30, 60, 0)  # pauses while the controller restarts
 REQUEUEING_S = (1, 2, 4, 8, 15, 15, 30, 30, 60)
 NODE_BACK_S = 600.0
+# Slurm keeps a begin time that is later than the end on the nodes; else it adds cred_expire (batch_requeue_fini()).
+# slurmd refuses a job whose credential is not a second newer than the end of its last attempt.
+RELEASING_S = 5
 
 Claim = collections.abc.Callable[[], bool]
 
@@ -51,6 +54,12 @@ def show_nodes(nodelist: str, hosts: list[str]) -> str:
     raise ending.FatalError(f"Slurm gave no addresses of {' '.join(hosts)}: {reason}")
 
 
+def slurmd_port() -> int:
+    """Return the port of the nodes' slurmd."""
+    found = re.search(r"^SlurmdPort += (\d+)", call("scontrol", "show", "config").stdout, re.MULTILINE)
+    return int(found[1]) if found else 6818
+
+
 def usable_nodes(partition: str, reservation: str) -> set[str]:
     """Return the nodes that jobs of a partition, and of a reservation if there is one, can run on."""
     states = "idle,mixed,allocated,completing"
@@ -63,13 +72,18 @@ def usable_nodes(partition: str, reservation: str) -> set[str]:
     return nodes if among is None else nodes & among
 
 
-def await_node(node: str, is_stopping: Claim) -> bool:
-    """Wait until Slurm can use a node again; return whether it can. After a longer time Slurm requeues the job."""
+def await_node(node: str, is_stopping: Claim, *, is_silent: bool) -> bool:
+    """Wait until Slurm can use a node again; return whether it can. After a longer time Slurm requeues the job.
+
+    Slurm may not know yet that a silent node is lost: a task must start there.
+    """
+    probe = ("srun", "--overlap", f"--nodelist={node}", "--nodes=1", "--ntasks=1", "/bin/true")
     began = time.monotonic()
     reported = began - storage.REPORT_S
     while not is_stopping():
         state = call("sinfo", "-h", "-N", "-n", node, "-o", "%T").stdout.split()
-        if state and not re.search(r"down|\*|fail|not_resp|unknown", state[0]):
+        is_up = state and not re.search(r"down|\*|fail|not_resp|unknown", state[0])
+        if is_up and (not is_silent or call(*probe).returncode == 0):
             return True
         waited = time.monotonic() - began
         if waited > NODE_BACK_S:
@@ -102,10 +116,32 @@ def requeue(job_id: str, is_cancelled: Claim) -> bool:
     return False
 
 
-def exclude(job_id: str, names: str) -> None:
+def keep(job_id: str, hosts: list[str]) -> None:
+    """Remove all other nodes from a running job; the node of its script must be among the hosts."""
+    call("scontrol", "update", f"JobId={job_id}", f"ReqNodeList={','.join(hosts)}")
+
+
+def release(job_id: str, restarts: int, hosts: list[str], *, is_ours: bool) -> None:
+    """Let a requeued job start without Slurm's delay. One that an operator holds, or requeued, waits.
+
+    Slurm itself requeues a job after a preemption or the loss of a node.
+    """
+    shown = call("scontrol", "-o", "show", "job", job_id).stdout
+    found = dict(re.findall(r"(\w+)=(\S*)", shown))
+    if int(found.get("Restarts") or 0) <= restarts or found.get("Priority") == "0":
+        return
+    is_preempted = found.get("PreemptTime", "None") != "None"
+    if not is_ours and not is_preempted:
+        states = call("sinfo", "-h", "-N", "-n", ",".join(hosts), "-o", "%T").stdout
+        if not re.search(r"down|\*", states):
+            return
+    call("scontrol", "update", f"JobId={job_id}", f"StartTime=now+{RELEASING_S}")
+
+
+def exclude(job_id: str, names: str, more: list[str]) -> None:
     """Exclude nodes. Slurm allows that only while the job is pending: as soon as it is requeued."""
     for _ in range(10):
-        if call("scontrol", "update", f"JobId={job_id}", f"ExcNodeList={names}").returncode == 0:
+        if call("scontrol", "update", f"JobId={job_id}", f"ExcNodeList={names}", *more).returncode == 0:
             spool.write(f"[RESTART] without {names}")
             return
         pause(1)

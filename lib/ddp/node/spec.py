@@ -91,6 +91,7 @@ class JobSpec:
     code: str = ""  # the copy's root; empty: there is none
     secrets_path: str = ""  # file with variables that nobody else may read, a JSON object; empty: there are none
     python: str = ""  # of the user's own environment, which runs where it lies; empty: another environment
+    nodes: int = 0  # that the ranks use, if the job has spare ones; 0: all of the job's
     payload: str = ""  # folder that holds the payload's package, for a container and the user's own Python
 
 

@@ -16,7 +16,7 @@ import time
 import traceback
 import zipapp
 
-from ddp.node import container, ending, explain, network, slurm, spec, spool, storage
+from ddp.node import ending, explain, lifelines, network, slurm, spec, spool, step, storage
 
 LEAVING_S = 30.0  # Slurm's KillWait
 LAST_FLUSH_S = 5.0  # for output, after an earlier wait or when Slurm is about to kill this process
@@ -25,26 +25,6 @@ MAX_FAULTS = 8  # attempts after faults of the filesystem, a node or the network
 LONGEST_PAUSE_S = 60.0
 EXPLAINING_S = 120.0
 PORT, PORTS = 20000, 10000  # below the range of outgoing connections
-PYTHON = "/usr/bin/python3"
-# Starts the program on a node, once the shared filesystem is readable. In a container, with the image's interpreter.
-_START = """\
-n=0
-until [ -r "$1" ]; do
-  [ $n -gt 0 ] || echo "[ENV] $SLURMD_NODENAME: $1 does not respond (it cannot be read); waiting for it, 0 s"
-  n=$((n + 1))
-  if [ $n -gt 60 ]; then
-    echo "[FATAL] $SLURMD_NODENAME: $1 cannot be read; is the shared filesystem mounted here?" >&2
-    exit 78
-  fi
-  sleep 2
-done
-p=$0
-[ -x "$p" ] || p=$(command -v python3 || command -v python) || {
-  echo "[FATAL] $SLURMD_NODENAME: there is no python3 here; use an image with torch" >&2
-  exit 78
-}
-exec "$p" -I -S -B "$@"
-"""
 
 
 class Supervisor:
@@ -56,11 +36,16 @@ class Supervisor:
         self.run_dir = f"{job.job_dir}-{env['SLURM_ARRAY_TASK_ID']}" if job.is_sweep else job.job_dir
         self.control = f"{self.run_dir}/control"
         self.program = f"{self.control}/{self.job_id}.pyz"
-        self.num_nodes = int(env["SLURM_JOB_NUM_NODES"])
+        self.num_nodes = job.nodes or int(env["SLURM_JOB_NUM_NODES"])
         self.restarts = int(env.get("SLURM_RESTART_COUNT") or 0)
         self.again = 0  # attempts within this start of the job
         self.retries = {"program": 0, "faults": 0}
-        self.hosts: list[str] = []
+        self.hosts: list[str] = []  # those of the ranks
+        self.allocated: list[str] = []  # with the spare nodes behind them
+        self.lost: list[str] = []  # nodes that stopped responding in this attempt
+        self.joined: set[str] = set()  # nodes whose tasks run
+        self.removed: list[str] = []  # nodes that spare ones replaced
+        self._step: subprocess.Popen[bytes] | None = None
         self.stopping = ""  # the first signal
         self.is_cancelled = False  # TERM was received, after whatever signal
         self.comes_back = False  # the job may be requeued and then needs its token
@@ -89,6 +74,8 @@ class Supervisor:
             code = 1
         self._forget_token()
         self.output.close(LAST_FLUSH_S if self.output.trouble or self.is_cancelled else spool.FLUSH_S)
+        if self.is_cancelled:
+            slurm.release(self.job_id, self.restarts, self.hosts, is_ours=self.is_requeued)
         return code
 
     def _run(self) -> int:
@@ -145,14 +132,21 @@ class Supervisor:
                 raise ending.FatalError(f"{self.run_dir}/args cannot be read {hint}") from e
             self._write(f"{self.control}/job", f"{self.job_id}\n")
         nodelist = env["SLURM_JOB_NODELIST"]
-        self.hosts = [self.host] if self.num_nodes == 1 and nodelist == self.host else slurm.hostnames(nodelist)
-        self._write(f"{self.control}/{self.job_id}.hosts", " ".join(self.hosts) + "\n")  # in the order of the ranks
+        is_alone = self.num_nodes == 1 and nodelist == self.host
+        self._take([self.host] if is_alone else slurm.hostnames(nodelist))
         with contextlib.suppress(OSError, ValueError):
             found = json.loads(self._read(f"{self.control}/{self.job_id}.retries"))
             self.retries = {name: int(found[name]) for name in self.retries}
         env["HEAD_IP"], env["HEAD_NODE"] = self._head_address(), self.host
         program = os.path.dirname(self.spec_path)
         self.storage.do(lambda: zipapp.create_archive(program, self.program))  # one file, which each node reads once
+        if job.environment and (spare := self.allocated[self.num_nodes :]):
+            subprocess.Popen(step.command(self.srun, job, spare, [self.program, "unpack", self.spec_path], env=env))
+
+    def _take(self, allocated: list[str]) -> None:
+        """Put the ranks on the first nodes of these; the others are spare."""
+        self.allocated, self.hosts = allocated, allocated[: self.num_nodes]
+        self._write(f"{self.control}/{self.job_id}.hosts", " ".join(self.hosts) + "\n")  # in the order of the ranks
 
     def _head_address(self) -> str:
         """Return this node's address for the others. Query Slurm now: a node may return with another address."""
@@ -196,10 +190,17 @@ class Supervisor:
             self._ask_to_stop(stop)
         resume = "auto" if resumes else self.job.resume  # this run's own checkpoint goes before the one it began from
         words = [resume if word is None else word for word in self.words]
-        options, launch = self._launch()
+        program = [self.program, "node", self.spec_path, *words]
+        argv = step.command(self.srun, self.job, self.hosts, program, env=env, mounts=self.fabric.mounts)
+        self.lost, self.joined = [], {self.host}
+        lines = lifelines.Lifelines(self._on_joined, self._on_lost)
+        env["LIFELINE_PORT"] = str(lines.port)
         self.code = 0
         if self.job.container and self.job.environment:  # slurmstepd reads the bundle before the step begins
-            self.code = subprocess.call([*self._srun(), *self._command("image")], env=env, cwd="/")
+            prepare = [self.program, "image", self.spec_path]
+            self.code = subprocess.call(
+                step.command(self.srun, self.job, self.hosts, prepare, env=env), env=env, cwd="/"
+            )
         for offset in range(0 if self.code else 3):
             self.code = 1
             number = int(self.job_id) * 8 + offset + 3 * (self.restarts + self.again)
@@ -212,10 +213,11 @@ class Supervisor:
                 f"[ENV] job={self.job_id} attempt={self.attempt_id} nodes={' '.join(self.hosts)} "
                 f"head={env['HEAD_IP']}:{port} ranks_per_node={self.job.ranks_per_node}"
             )
-            process = subprocess.Popen([*self._srun(), *options, *launch, *words], env=env, cwd="/")
+            self._step = subprocess.Popen(argv, env=env, cwd="/")
             spool.remove_old(self.job.cache)  # while the ranks start
-            self.code = ending.exit_code(process.wait())
+            self.code = ending.exit_code(self._step.wait())
             break
+        lines.close()
         if self.code == 143 and not self.stopping:
             self.code = 1  # srun's TERM to the other tasks when one failed is not the reason
         if self.code or self.output.trouble:  # wait until all output is on the shared filesystem
@@ -225,20 +227,23 @@ class Supervisor:
         self.outcome = found[1] if found else ""
         spool.write(f"[RESULT] rc={self.code} outcome={self.outcome or 'none'}")
 
-    def _srun(self) -> list[str]:
-        argv = [self.srun, f"--nodes={self.num_nodes}", f"--ntasks={self.num_nodes}", "--ntasks-per-node=1"]
-        argv += [f"--cpus-per-task={self.env['SLURM_CPUS_PER_TASK']}", "--cpu-bind=none"]
-        return [*argv, "--kill-on-bad-exit=1", "--wait=300", "--label", "--chdir=/"]
+    def _on_joined(self, host: str, _: str) -> None:
+        """Remove replaced nodes from the job when all tasks run, before Slurm ends the job for their sake.
 
-    def _launch(self) -> tuple[list[str], list[str]]:
-        """Return srun's further options, and the command that it starts on each node. Raises FatalError."""
-        if self.job.container is None:
-            return [], self._command("node")
-        mounts = [path for path in self.fabric.mounts if os.path.exists(path)]
-        return container.launch(self.job, mounts, self._command("node", ""), self.env)
+        Not before: Slurm (24.11 to 26.05) then gives srun wrong addresses of dynamic nodes.
+        """
+        self.joined.add(host)
+        if self.removed and self.joined.issuperset(self.hosts):
+            slurm.keep(self.job_id, self.allocated)
 
-    def _command(self, part: str, python: str = PYTHON) -> list[str]:
-        return ["/bin/sh", "-c", _START, python, self.program, part, self.spec_path]
+    def _on_lost(self, host: str, number: str) -> None:
+        """End the step of a node that stopped responding."""
+        is_running = self._step is not None and self._step.poll() is None
+        if is_running and host in self.hosts and host not in self.lost:
+            spool.write(f"[ENV] {slurm.stamp()} {host} does not respond")
+            self.lost.append(host)
+            if len(self.lost) == 1 and self._step is not None:
+                step.end(self._step, f"{self.job_id}.{number}")
 
     # -- after a failure -----------------------------------------------------------------------------------------------
 
@@ -254,10 +259,15 @@ class Supervisor:
             return self._outwait(kind, node)
         if kind != "node" or node == "-":
             return self._restart()
-        if self.retries["faults"] < MAX_FAULTS and self._is_spare(node):
+        bad = self.lost or [node]
+        if self.retries["faults"] < MAX_FAULTS and self._swap(bad):
+            return True
+        if self.retries["faults"] < MAX_FAULTS and self._is_spare(bad):
             self._count("faults")
+            if self.lost:  # else the job would be COMPLETING until Slurm notices
+                slurm.keep(self.job_id, [host for host in self.allocated if host not in bad])
             if self._requeue():
-                self._leave_out(node)
+                self._leave_out(bad)
                 self._make_way()
             return False
         if words == explain.LOST:
@@ -268,6 +278,9 @@ class Supervisor:
         return self._restart(f"{node} is suspect, but partition {partition} has no other node for it; trying it again")
 
     def _explain(self) -> tuple[str, str, str]:
+        if self.lost:
+            is_cut = 1 < len(self.lost) == len(self.hosts) - 1
+            return ("network", "-", "no other node responds") if is_cut else ("node", self.lost[0], explain.LOST)
         kind, node, words = "program", "-", ""
         with contextlib.suppress(OSError, ValueError):
             attempt = (self.run_dir, self.job_id, self.attempt_id, self.hosts)
@@ -291,7 +304,7 @@ class Supervisor:
             spool.write(f"[RESTART] given up after {MAX_FAULTS} faults of the filesystem, the nodes or the network")
             return False
         self._count("faults")
-        if kind == "node" and not slurm.await_node(node, lambda: bool(self.stopping)):
+        if kind == "node" and not slurm.await_node(node, lambda: bool(self.stopping), is_silent=bool(self.lost)):
             return False
         self.storage.await_ready()
         pause_s = min(LONGEST_PAUSE_S, 2.0 ** self.retries["faults"])
@@ -304,20 +317,33 @@ class Supervisor:
         self.again += 1
         return not self.is_cancelled
 
-    def _is_spare(self, node: str) -> bool:
-        """Return whether the partition has enough nodes without this one and those excluded already."""
-        if node in self.job.nodelist:
+    def _swap(self, bad: list[str]) -> bool:
+        """Put the ranks on spare nodes of this job in place of bad ones, once; return whether there are enough."""
+        left = [host for host in self.allocated if host not in bad]
+        if self.removed or self.host in bad or len(left) < self.num_nodes:
+            return False
+        self._count("faults")
+        self.removed = bad
+        self._take(left)
+        self.again += 1
+        spool.write(f"[RESTART] on {' '.join(self.hosts)}, without {' '.join(bad)}")
+        return True
+
+    def _is_spare(self, bad: list[str]) -> bool:
+        """Return whether the partition has enough nodes without these and those excluded already."""
+        if set(bad) & set(self.job.nodelist):
             return False  # nodelist names it
         usable = slurm.usable_nodes(self.env["SLURM_JOB_PARTITION"], self.job.reservation)
-        return len(usable - {node, *self.job.exclude, *self._left_out()}) >= self.num_nodes
+        return len(usable - {*bad, *self.job.exclude, *self._left_out()}) >= self.num_nodes
 
     def _left_out(self) -> list[str]:
         path = f"{self.control}/{self.job_id}.excluded"
         return self._read(path).split()
 
-    def _leave_out(self, node: str) -> None:
-        self._write(f"{self.control}/{self.job_id}.excluded", f"{node}\n", append=True)
-        slurm.exclude(self.job_id, ",".join(sorted({*self.job.exclude, *self._left_out(), node})))
+    def _leave_out(self, bad: list[str]) -> None:
+        self._write(f"{self.control}/{self.job_id}.excluded", "".join(f"{node}\n" for node in bad), append=True)
+        fewest = [f"NumNodes={self.num_nodes}-{self.env['SLURM_JOB_NUM_NODES']}"] if self.job.nodes else []
+        slurm.exclude(self.job_id, ",".join(sorted({*self.job.exclude, *self._left_out(), *bad})), fewest)
 
     def _requeue(self) -> bool:
         """Requeue this job; return whether that succeeded."""

@@ -29,6 +29,7 @@ class Request:
     exclude: tuple[str, ...] = ()  # nodes that must not
     ranks: int = 1  # on each node without GPUs
     memory_per_cpu_mb: int = 0  # what `memory_mb` was given as, if so
+    spare_nodes: int = 0  # beside `num_nodes`
 
     @property
     def ranks_per_node(self) -> int:
@@ -48,12 +49,14 @@ def training(params: models.Training, partitions: tuple[jobs.Partition, ...]) ->
         partition = _with_features(params.constraint, partition)
     named, unwanted = _hosts("nodelist", params.nodelist), _hosts("exclude", params.exclude)
     _check_named(named, partition)
-    if params.nodes is not None and params.nodes < len(named):
-        raise ParameterError("nodes", f"{params.nodes} is less than the {len(named)} of nodelist; omit nodes")
-    _check("nodes" if params.nodes else "nodelist", params.nodes or len(named), most.max_nodes, "MaxNodes")
+    spare = params.spare_nodes
+    total = None if params.nodes is None else params.nodes + spare
+    if total is not None and total < len(named):
+        raise ParameterError("nodes", f"{total} is less than the {len(named)} of nodelist; omit nodes")
+    _check("nodes" if params.nodes else "nodelist", total or len(named), most.max_nodes, "MaxNodes")
     _check("cpus-per-task", params.cpus_per_task or 0, most.max_cpus_per_node, "MaxCPUsPerNode")
     nodes = tuple(node for node in partition.nodes if node.name not in unwanted)
-    if named and params.nodes in (None, len(named)):
+    if named and total in (None, len(named)):
         nodes = tuple(node for node in nodes if node.name in named)
     partition = dataclasses.replace(partition, nodes=nodes)
     candidates = partition.usable
@@ -69,16 +72,18 @@ def training(params: models.Training, partitions: tuple[jobs.Partition, ...]) ->
     if unfit := set(named) - {node.name for node in candidates}:
         text = f"{min(unfit)} has too few GPUs or cores, or too little memory; leave it out"
         raise ParameterError("nodelist", text)
-    num_nodes = min(len(candidates), most.max_nodes or len(candidates)) if params.nodes is None else params.nodes
-    if num_nodes > len(candidates):
+    total = min(len(candidates), most.max_nodes or len(candidates)) if total is None else total
+    if total <= spare:
+        raise ParameterError("spare-nodes", f"{spare} requested, and {total} nodes can be used; use a smaller number")
+    if total > len(candidates):
         what = f"{len(partition.usable)} usable{_describe_unusable(partition)}"
         if len(candidates) < len(partition.usable):
             what += f", {len(candidates)} of them with {_describe_needs(params)}"
-        raise ParameterError("nodes", f"{num_nodes} requested, partition {partition.name} has {what}")
+        raise ParameterError("nodes", f"{total} requested, partition {partition.name} has {what}")
     cpus, memory_mb, per_cpu_mb = _amounts(params, gpus, candidates, most)
     limit, lead_s = _times(params.time_limit, partition)
-    rest = (named, unwanted, params.ranks or 1, per_cpu_mb)
-    return Request(partition.name, num_nodes, gpus, cpus, memory_mb, limit, lead_s, *rest)
+    rest = (named, unwanted, params.ranks or 1, per_cpu_mb, spare)
+    return Request(partition.name, total - spare, gpus, cpus, memory_mb, limit, lead_s, *rest)
 
 
 def remark(params: models.Training, request: Request, partitions: tuple[jobs.Partition, ...]) -> list[str]:
@@ -86,7 +91,8 @@ def remark(params: models.Training, request: Request, partitions: tuple[jobs.Par
     partition = next(one for one in partitions if one.name == request.partition)
     if params.constraint is not None:
         partition = _with_features(params.constraint, partition)
-    names = request.nodelist if len(request.nodelist) == request.num_nodes else [n.name for n in partition.usable]
+    is_named = len(request.nodelist) == request.num_nodes + request.spare_nodes
+    names = request.nodelist if is_named else [n.name for n in partition.usable]
     able = [n for n in partition.usable if n.name in names and n.name not in request.exclude]
     able = [n for n in able if n.gpus >= max(1, request.gpus_per_node)]
     found: list[str] = []

@@ -110,6 +110,7 @@ def training(
         code=start.code,
         secrets_path=tokens.variables_path(settings, run) if secrets else "",
         python=own,
+        nodes=request.num_nodes if request.spare_nodes else 0,
         payload=program.payload,
     )
     return {"job.sbatch": script, "program/job.json": spec.dump(job), **_program()}
@@ -201,7 +202,7 @@ def _directives(
         ("job-name", run),
         ("partition", request.partition),
         ("array", array),
-        ("nodes", request.num_nodes),
+        ("nodes", request.num_nodes + request.spare_nodes),
         ("ntasks-per-node", 1),
         ("cpus-per-task", request.cpus_per_task),
         ("mem", f"{request.memory_mb}M" if request.memory_mb and not request.memory_per_cpu_mb else None),

@@ -1,0 +1,62 @@
+"""The command that starts a task on each node: srun, then the program, in a container if the job has one."""
+
+import collections.abc
+import os
+import subprocess
+
+from ddp.node import container, slurm, spec
+
+PYTHON = "/usr/bin/python3"
+TOGETHER_S = 3.0  # for the other ranks to end, and other nodes to stop responding
+# Starts the program on a node, once the shared filesystem is readable. In a container, with the image's interpreter.
+_START = """\
+n=0
+until [ -r "$1" ]; do
+  [ $n -gt 0 ] || echo "[ENV] $SLURMD_NODENAME: $1 does not respond (it cannot be read); waiting for it, 0 s"
+  n=$((n + 1))
+  if [ $n -gt 60 ]; then
+    echo "[FATAL] $SLURMD_NODENAME: $1 cannot be read; is the shared filesystem mounted here?" >&2
+    exit 78
+  fi
+  sleep 2
+done
+p=$0
+[ -x "$p" ] || p=$(command -v python3 || command -v python) || {
+  echo "[FATAL] $SLURMD_NODENAME: there is no python3 here; use an image with torch" >&2
+  exit 78
+}
+exec "$p" -I -S -B "$@"
+"""
+
+
+def command(
+    srun: str,
+    job: spec.JobSpec,
+    hosts: list[str],
+    program: list[str],
+    *,
+    env: dict[str, str],
+    mounts: collections.abc.Iterable[str] = (),
+) -> list[str]:
+    """Return the command that runs `program`, a file, a part and its arguments, on each host. Raises FatalError.
+
+    The part `node` runs in the job's container, all others on the host.
+    """
+    argv = [srun, f"--nodes={len(hosts)}", f"--ntasks={len(hosts)}", "--ntasks-per-node=1"]
+    argv += [f"--cpus-per-task={env['SLURM_CPUS_PER_TASK']}", "--cpu-bind=none"]
+    argv += ["--kill-on-bad-exit=1", "--wait=300", "--label", "--chdir=/"]
+    if len(hosts) != int(env["SLURM_JOB_NUM_NODES"]):  # --overlap: the step of a lost node still holds its resources
+        argv += [f"--nodelist={','.join(hosts)}", "--overlap"]
+    is_contained = job.container is not None and program[1] == "node"
+    launch = ["/bin/sh", "-c", _START, "" if is_contained else PYTHON, *program]
+    if is_contained:
+        options, launch = container.launch(job, [path for path in mounts if os.path.exists(path)], launch, env)
+        argv += options
+    return [*argv, *launch]
+
+
+def end(process: subprocess.Popen[bytes], step: str) -> None:
+    """End a step of which a node does not respond: srun and scancel would wait for that node."""
+    subprocess.Popen(["scancel", "--signal=KILL", "--quiet", step], stdin=subprocess.DEVNULL)
+    slurm.pause(TOGETHER_S)
+    process.kill()
