@@ -7,6 +7,7 @@ import subprocess
 from ddp.node import container, slurm, spec
 
 PYTHON = "/usr/bin/python3"
+ABORTING_S = 60.0
 TOGETHER_S = 3.0  # for the other ranks to end, and other nodes to stop responding
 # Starts the program on a node, once the shared filesystem is readable. In a container, with the image's interpreter.
 _START = """\
@@ -53,6 +54,17 @@ def command(
         options, launch = container.launch(job, [path for path in mounts if os.path.exists(path)], launch, env)
         argv += options
     return [*argv, *launch]
+
+
+def abort(process: subprocess.Popen[bytes], job_id: str) -> None:
+    """End the ranks of a job's newest step by SIGABRT, and after a while the step."""
+    listed = slurm.call("squeue", "-h", "-s", "-j", job_id, "-o", "%i").stdout.split()
+    numbers = [int(number) for one in listed if (number := one.rpartition(".")[2]).isdigit()]
+    name = f"{job_id}.{max(numbers, default=0)}"
+    slurm.call("scancel", "--signal=ABRT", "--quiet", name)
+    slurm.pause(ABORTING_S)
+    if process.poll() is None:
+        end(process, name)
 
 
 def end(process: subprocess.Popen[bytes], step: str) -> None:
