@@ -111,7 +111,8 @@ def _install_layer(
     names = folders.call(settings, archives.open_layer, timeout_s=120, build=str(folder), base=base.archive, **part)
     packages, pins = folder / "packages.txt", folder / "pins.txt"
     packages.write_text("".join(f"{name.partition('-')[0]}\n" for name in names))
-    pins.write_text(f"torch=={base.torch}\n")
+    torch = next(name for name in names if name.startswith("torch-")).removesuffix(".dist-info")
+    pins.write_text(torch.replace("-", "==", 1) + "\n")  # torch.__version__ may name a build that the package does not
     given = ("-r", str(request.requirements), *(f"--extra={name}" for name in request.extras))
     install = functools.partial(installer.install, *given, "-r", packages, "-c", pins, also=settings.torch_index)
     with_progress(log, f"installing {request.requirements}", install)

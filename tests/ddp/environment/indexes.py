@@ -28,7 +28,10 @@ def make_wheel(
     files: collections.abc.Mapping[str, str] | None = None,
 ) -> pathlib.Path:
     """Put a wheel into an index's folder. Torch's has the modules that an environment is checked for."""
-    modules = {f"{name}/__init__.py": TORCH.format(version=version), f"{name}/distributed/__init__.py": ""}
+    modules = {
+        f"{name}/__init__.py": TORCH.format(version=version if "+" in version else f"{version}+cu130"),
+        f"{name}/distributed/__init__.py": "",
+    }
     files = files or (
         {**modules, "torch/distributed/run.py": ""} if name == "torch" else {f"{name}.py": f"__version__ = '{version}'"}
     )

@@ -190,7 +190,10 @@ def make(settings: Settings, request: builder.Request) -> folders.Manifest:
     return builder.make(settings, request, "0" * 16, lambda _: None)
 
 
+@pytest.mark.parametrize(("version", "torch"), [(CPU, CPU), (DEFAULT, f"{DEFAULT}+cu130")])
 def test_a_layer_has_what_a_users_requirements_need_beyond_the_environment(
+    version: str,
+    torch: str,
     settings: Settings,
     request_: builder.Request,
     pinned: pathlib.Path,
@@ -198,12 +201,14 @@ def test_a_layer_has_what_a_users_requirements_need_beyond_the_environment(
     cluster: Cluster,
     tmp_path: pathlib.Path,
 ):
-    make_wheel(packages / "site", "torch", CPU)
+    make_wheel(packages / "site", "torch", version)
+    if version == DEFAULT:
+        shutil.rmtree(packages / "pytorch")
     scripts = {"old-1.data/scripts/old": "#!python\nimport old, numpy\nprint(numpy.__version__)\n", "old.py": ""}
     make_wheel(packages / "site", "old", "1", requires="numpy<2", files=scripts)
     make_wheel(packages / "site", "new", "1", requires="numpy>=2")
     made = make(settings, request_)
-    assert (made.torch, made.build, made.name) == (CPU, "cpu", "")
+    assert (made.torch, made.build, made.name) == (torch, "cpu", "")
     argv = ["tar", "--zstd", "-ti", "-f", made.archive]
     listed = subprocess.run(argv, check=True, capture_output=True, text=True).stdout
     names = {part for name in listed.splitlines() for part in pathlib.PurePath(name).parts}
@@ -215,7 +220,7 @@ def test_a_layer_has_what_a_users_requirements_need_beyond_the_environment(
     (tmp_path / "more.txt").write_text("cudalib\nold\n")
     mine = dataclasses.replace(request_, name="mine", requirements=own, sha256="0" * 64, base=made)
     layer = make(settings, mine)
-    assert (layer.torch, layer.base, layer.below) == (CPU, made.hash, made)
+    assert (layer.torch, layer.base, layer.below) == (torch, made.hash, made)
     archives = [spec.Archive(one.archive, one.sha256, 1, "", one.parts) for one in (made, layer)]
     python, _ = environment.use(spec.Environment(tuple(archives), str(tmp_path / "node"), made.python, ()), "n")
     homes = [tmp_path / "node" / one.hash for one in (layer, made)]
@@ -227,7 +232,7 @@ def test_a_layer_has_what_a_users_requirements_need_beyond_the_environment(
     assert not [path for home in homes for path in home.glob("bin/*") if b"/build/" in path.read_bytes()[:200]]
     for text, why in {
         "new\nold\n": r"Because .*new depend on numpy>=2 and .*old depend on numpy<2, .*unsatisfiable",
-        "torch==1\n": rf"Because you require torch==1 and torch=={re.escape(CPU)}, .*unsatisfiable",
+        "torch==1\n": rf"Because you require torch==1 and torch=={re.escape(version)}, .*unsatisfiable",
         "numpy\n\nnumpy====1\n": rf"Couldn't parse requirement in {own}:3: no such comparison",
     }.items():
         own.write_text(text)
