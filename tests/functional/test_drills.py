@@ -86,6 +86,17 @@ def node(cluster: Cluster, name: str) -> dict[str, str]:
 
 
 @pytest.mark.long
+def test_a_run_that_stands_still_continues_from_its_checkpoint(drills: Cluster):
+    job = submit(drills, "stands.py", nodes=2)
+    until_state(drills, job, "COMPLETED", "FAILED", limit_s=600)
+    output = log_of(drills, job)
+    (words,) = re.findall(r"^\[FAILED\] attempt=\S+ fault=program node=\S+: (.*)", output, re.MULTILINE)
+    assert re.fullmatch(r"no step for 1\d\d s, .*; rank 1 on slurmd-\d is behind, in load \(.*stands\.py:9\)", words)
+    assert re.findall("begins at (\\d+)", output) == ["0", "0", "10", "10"]
+    assert record(drills, job["job-id"])["JobState"] == "COMPLETED"
+
+
+@pytest.mark.long
 def test_a_run_goes_on_by_itself_when_a_node_that_lost_power_is_there_again(noticing: Cluster):
     drills = noticing
     storage_faults.until_right(drills)

@@ -134,7 +134,7 @@ def test_a_token_reaches_the_job_in_a_file_and_a_new_one_the_next_job(drills: Cl
         for number, token in enumerate(("first", "second")):
             if number:
                 drills.ok("update-secret", "hub", f"token=hf_{token}")
-            job = submit(drills, "token.py", f"run=token-{number}", "wait=true")
+            job = submit(drills, "hf_token.py", f"run=token-{number}", "wait=true")
             assert f"token 0o600 0o700 0o700 {token} False" in log_of(drills, job)
     finally:
         drills.ok("config", "trainer", "--reset", "hf-token")

@@ -54,9 +54,29 @@ import os, time
 held = [bytearray(b"x" * (64 << 20)) for _ in range(40 if os.environ["RANK"] == "1" else 0)]
 time.sleep(600)
 """
+STANDS = """
+import time, torch
+from ddptrain import resume
+torch.distributed.init_process_group("gloo")
+run = resume.Run()
+print("begins at", run.step, flush=True)
+def load(step):
+    if step == 15 and run.rank == 1 and "t" not in run.attempt:
+        time.sleep(3000)
+    return torch.ones(1)
+for step in range(run.step + 1, 21):
+    torch.distributed.all_reduce(load(step))
+    run.log(step, loss=1.0, total_steps=20)
+    if step == 10:
+        with run.saving(step):
+            pass
+run.done(step=20)
+torch.distributed.destroy_process_group()
+"""
 SCRIPTS = {
+    "stands.py": STANDS,
     "greedy.py": GREEDY,
-    "token.py": TOKEN,
+    "hf_token.py": TOKEN,
     "steps.py": STEPS,
     "fails.py": FAILS,
     "bad_node.py": BAD_NODE,
