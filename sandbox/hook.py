@@ -50,8 +50,9 @@ def describe(model: Model, unit: Unit, event: Event, *, source: str, cidr: str, 
 
 
 def _visible(model: Model, relation: Relation, unit: Unit, event: Event) -> bool:
-    # The event may be its end; behind relation-broken Juju names it no more, also where the other end is still there
-    if event.relation != relation.id and (unit.name in relation.left or not rules.takes_part(model, relation, unit)):
+    # Juju names a relation to a unit in its scope: from its install until relation-broken, which may be the event
+    is_in_scope = unit.name in relation.unit_data and rules.takes_part(model, relation, unit)
+    if event.relation != relation.id and not is_in_scope:
         return False
     # scenario has no subordinate relation without its one remote unit; a declared container endpoint of a principal
     # shows only while a subordinate is there, or is the one that the event is about
@@ -78,13 +79,12 @@ def _describe_relation(model: Model, relation: Relation, unit: Unit, event: Even
         members.add(event.remote)
     if relation.container:
         members = set(_container_members(model, relation, unit, event))
-    own = relation.unit_data.get(unit.name) or relation.early.get(unit.name) or rules.addresses(unit)
     return {
         "id": relation.id,
         "endpoint": relation.endpoint_of(unit.app),
         "type": "peer" if relation.peer else "subordinate" if relation.container else "regular",
         "local_app_data": relation.app_data.get(unit.app, {}),
-        "local_unit_data": own,
+        "local_unit_data": relation.unit_data.get(unit.name, {}),
         "remote_app": remote,
         "remote_app_data": relation.app_data.get(remote, {}),
         "remote_units_data": {
@@ -145,16 +145,14 @@ def _apply_databags(model: Model, relation: Relation, unit: Unit, given: Json, d
     merged = _merged(now, given["local_app_data"], data["app"])
     if now != merged and model.leader(unit.app) == unit.name:
         relation.app_data[unit.app] = merged
-        for other in list(model.units.values()):
-            if other.app == remote and other is not unit and other.members.get(relation.id) and not other.dying:
-                rules.enqueue(model, other, "relation-changed", relation=relation.id)
+        for other in model.app_units(remote):
+            if other is not unit:
+                rules.application_changed(model, relation, other)
     if unit.name in relation.unit_data and relation.unit_data[unit.name] != data["unit"]:
         relation.unit_data[unit.name] = data["unit"]
         for other in model.neighbours(relation, unit):
             if unit.name in other.members.get(relation.id, []) and not other.dying:
                 rules.enqueue(model, other, "relation-changed", relation=relation.id, remote=unit.name)
-    elif unit.name not in relation.unit_data:
-        relation.early[unit.name] = data["unit"]  # the others read it when the unit enters the scope
 
 
 def _apply_secrets(model: Model, unit: Unit, given: list[Json], described: list[Json]) -> None:

@@ -1,9 +1,9 @@
 """Juju's rules as changes to a `store.Model`: which events follow from what was asked for and from what a hook wrote.
 
-Nothing here touches a host. The order of events is Juju's: storage-attached, install, relation-created,
-leader-elected, config-changed, start; then, as units enter a relation's scope, relation-joined and relation-changed;
-when they leave, relation-departed, relation-broken; at the end stop and remove. (Source: Juju 3.6 documentation,
-"Hook", and the uniter's resolver.)
+Nothing here touches a host. The order of events is Juju's: storage-attached, install, then the unit enters the scope of
+its relations; relation-created, leader-elected, config-changed, start; then relation-joined and relation-changed of the
+units in scope; when they leave, relation-departed, relation-broken; at the end stop and remove. (Source: Juju 3.6
+documentation, "Hook", and the uniter's resolver.)
 """
 
 import collections.abc
@@ -26,7 +26,10 @@ def enqueue(model: Model, unit: Unit, kind: str, **fields: typing.Any) -> Event 
     if kind != "action" and any(event.same_as(other) for other in waiting):
         return None
     model.next_sequence += 1
-    unit.events.append(event)
+    joins = [other for other in waiting if other.relation == event.relation and other.kind == "relation-joined"]
+    is_of_application = event.kind == "relation-changed" and event.remote is None
+    place = unit.events.index(joins[0]) if joins and is_of_application else len(unit.events)
+    unit.events.insert(place, event)
     return event
 
 
@@ -94,7 +97,7 @@ def relate(model: Model, first: str, second: str) -> Relation:
         if not unit.dying:
             if takes_part(model, relation, unit):
                 enqueue(model, unit, "relation-created", relation=relation.id)
-            if unit.started:
+            if unit.installed:
                 _enter_scope(model, relation, unit)
     return relation
 
@@ -119,12 +122,20 @@ def _enter_scope(model: Model, relation: Relation, unit: Unit) -> None:
         return
     if relation.container and not _born_together(model, relation, unit):
         return
-    relation.unit_data[unit.name] = relation.early.pop(unit.name, None) or addresses(unit)
+    relation.unit_data[unit.name] = addresses(unit)
+    if relation.app_data.get(relation.remote_of(unit.app)):
+        application_changed(model, relation, unit)
     for other in model.neighbours(relation, unit):
         for here, there in ((unit, other), (other, unit)):
             if _declares(model, here.app, relation.endpoint_of(here.app)):
                 enqueue(model, here, "relation-joined", relation=relation.id, remote=there.name)
                 enqueue(model, here, "relation-changed", relation=relation.id, remote=there.name)
+
+
+def application_changed(model: Model, relation: Relation, unit: Unit) -> None:
+    """Let a unit in scope read what the other application wrote, before it meets any more of its units."""
+    if unit.name in relation.unit_data and not unit.dying and takes_part(model, relation, unit):
+        enqueue(model, unit, "relation-changed", relation=relation.id)
 
 
 def addresses(unit: Unit) -> dict[str, str]:
@@ -291,10 +302,11 @@ def finished(model: Model, unit: Unit, event: Event) -> None:
     unit.events = [other for other in unit.events if other.sequence != event.sequence]
     relation = model.relations.get(-1 if event.relation is None else event.relation)
     members = unit.members.setdefault(relation.id, []) if relation else []
-    if event.kind == "start" and not unit.started:
-        unit.started = True
+    if event.kind == "install" and not unit.dying:
         for each in model.app_relations(unit.app):
             _enter_scope(model, each, unit)
+    elif event.kind == "start":
+        unit.started = True
     elif event.kind == "relation-joined" and event.remote and event.remote not in members:
         members.append(event.remote)
     elif event.kind == "relation-departed" and event.remote in members:

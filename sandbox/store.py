@@ -137,6 +137,11 @@ class Unit(_Record):
         return int(self.name.split("/")[1])
 
     @property
+    def installed(self) -> bool:
+        """Whether its install ran: from then on it is in the scope of its relations."""
+        return not any(event.kind == "install" for event in self.events)
+
+    @property
     def executing(self) -> Event | None:
         """The event that runs now."""
         return self.events[0] if self.agent.name == "executing" and self.events else None
@@ -159,7 +164,6 @@ class Relation(_Record):
     container: bool = False
     app_data: dict[str, dict[str, str]] = {}
     unit_data: dict[str, dict[str, str]] = {}  # holds exactly the units in scope
-    early: dict[str, dict[str, str]] = {}  # what units wrote before they entered the scope
     left: dict[str, dict[str, str]] = {}  # what units wrote that have left: readable until the relation ends
     dying: bool = False
 

@@ -75,6 +75,8 @@ class Node:
 
     def _moved(self, text: str) -> str:
         job: dict[str, typing.Any] = json.loads(text)
+        if job.get("environment"):
+            job["environment"]["cache"] = str(self.cache)
         return json.dumps({**job, "cache": str(self.cache)})
 
     def start(self, files: dict[str, str], *, waits: bool = False, **more: str) -> subprocess.Popen[bytes]:

@@ -302,7 +302,10 @@ class Unit:
         return emit(relation, remote_unit=number, **({"departing_unit": number} if second == "departed" else {}))
 
     def _remote_unit(self, endpoint: str, relation: typing.Any, kind: str) -> int | None:
-        """Return the number of the unit that an event is about: it joins if it must, and is removed when it departs."""
+        """Return the number of the unit that an event is about: it joins if it must, and is removed when it departs.
+
+        Data of an application change before any unit has joined, too; Scenario names a unit even then.
+        """
         field = {testing.Relation: "remote_units_data", testing.PeerRelation: "peers_data"}.get(type(relation))
         if field is None:
             return 0
@@ -310,7 +313,7 @@ class Unit:
         if kind == "joined" and not units:
             units = getattr(self.relations[endpoint], field)
         if not units:
-            return None
+            return 0 if kind == "changed" and getattr(relation, "remote_app_data", None) else None
         number = max(units) if kind == "departed" else min(units)
         if kind == "departed":
             del units[number]

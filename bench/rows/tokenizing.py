@@ -50,7 +50,7 @@ def _one_core(documents: list[str]) -> row.Row:
 
 
 def _their_tokenizer() -> hf.Tokenizer:
-    merges = [tuple(line.split()) for line in tokenizers._gpt2_merges(None).splitlines()[1:] if line.strip()]
+    merges = [tuple(line.split()) for line in tokenizers._gpt2_merges().splitlines()[1:] if line.strip()]
     vocabulary = {c: n for n, c in enumerate(sorted(hf.pre_tokenizers.ByteLevel.alphabet()))}
     for left, right in merges:
         vocabulary.setdefault(left + right, len(vocabulary))

@@ -297,7 +297,7 @@ def _add_commands() -> None:
         group = program
         if outer:
             known = program.commands.get(outer[0])
-            group = known if isinstance(known, cloup.Group) else cloup.Group(outer[0], help="Manage environments.")
+            group = known if isinstance(known, cloup.Group) else cloup.Group(outer[0], help=verb.section + ".")
             if known is None:
                 group.context_settings = _CONTEXT
                 program.add_command(group, section=section)

@@ -42,18 +42,17 @@ def upstream(number: str) -> str:
     return number.rpartition(":")[2].rpartition("-")[0] or number.rpartition(":")[2]
 
 
-def ensure_packages(names: collections.abc.Sequence[str]) -> bool:
-    """Install the packages that are missing, in one transaction; return whether any was. Raises `CommandError`."""
+def ensure_packages(names: collections.abc.Sequence[str]) -> None:
+    """Install the packages that are missing, in one transaction. Raises `CommandError`."""
     missing = [name for name in names if not is_installed(name)]
     if not missing:
-        return False
+        return
     install = ("--no-install-recommends", "install", *missing)
     try:
         _change(*install)
     except CommandError:  # most often a package list that is missing or older than the archive
         update()
         _change(*install)
-    return True
 
 
 def is_installed(name: str) -> bool:
@@ -120,20 +119,16 @@ def held() -> set[str]:
     return set(run("/usr/bin/apt-mark", "showhold").stdout.split())
 
 
-def ensure_held(names: collections.abc.Iterable[str]) -> bool:
-    """Keep apt from touching these packages by itself; return whether any was not held yet."""
-    missing = sorted(set(names) - held())
-    if missing:
+def ensure_held(names: collections.abc.Iterable[str]) -> None:
+    """Keep apt from touching these packages by itself."""
+    if missing := sorted(set(names) - held()):
         run("/usr/bin/apt-mark", "hold", *missing)
-    return bool(missing)
 
 
-def ensure_not_held(names: collections.abc.Iterable[str]) -> bool:
-    """Release these packages to apt; return whether any was held."""
-    there = sorted(set(names) & held())
-    if there:
+def ensure_not_held(names: collections.abc.Iterable[str]) -> None:
+    """Release these packages to apt."""
+    if there := sorted(set(names) & held()):
         run("/usr/bin/apt-mark", "unhold", *there)
-    return bool(there)
 
 
 def assigned(packages: collections.abc.Mapping[str, str]) -> list[str]:

@@ -28,7 +28,7 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _LARGEST_BYTES = 512 << 20  # a tarball or program beyond this is something else
 _DOWNLOAD_S = 600.0
 
-OLDEST = (1, 3)  # the first version that removes a folder past the trash; the one before ends at a SIGHUP
+OLDEST = (1, 3)  # the version before ends at a SIGHUP
 SINCE = {"hide-internal": (1, 4), "max-downloads": (1, 4)}  # the version that introduced a flag that users may set
 _SYNC_S = 30.0
 _UNREAD = 0o2001  # the mode of a folder whose mode was not replaced by one that was read
@@ -207,12 +207,6 @@ def _sync(program: pathlib.Path, access: juicefs_access.Access, source: str, tar
         raise UnreachableError(f"juicefs sync did not end within {_SYNC_S:.0f} s") from e
     except CommandError as e:
         raise JuicefsError(f"juicefs sync: {explain(e)}") from e
-
-
-def removal(program: pathlib.Path, folder: str) -> tuple[tuple[str, ...], ...]:
-    """Build the commands that remove a folder of a mounted volume, past the trash; the second if the first fails."""
-    past = (str(program), "--no-agent", "rmr", "--skip-trash", folder)
-    return past, ("/usr/bin/rm", "-rf", "--one-file-system", folder)
 
 
 def invoke(

@@ -9,7 +9,6 @@ Standard library only: a copy of this file, beside mount_child.py, serves system
     python3 mounts.py wait MOUNTPOINT --fstype T --source S --timeout SECONDS [--pid PID]
     python3 mounts.py clear MOUNTPOINT --fstype T --source S
     python3 mounts.py unmount MOUNTPOINT --fstype T --source S --patience SECONDS
-    python3 mounts.py drain FOLDER... --timeout SECONDS
 """
 
 import argparse
@@ -259,22 +258,6 @@ def unmount(mountpoint: PathLike, *, fstype: str, source: str, patience: float) 
             time.sleep(0.5)
 
 
-def drain(folders: collections.abc.Sequence[PathLike], *, timeout: float) -> None:
-    """Wait until a JuiceFS client's staging folders hold no file. Raises `MountError` after `timeout` seconds.
-
-    JuiceFS itself looks into one folder only, and waits for nothing when there are several (cmd/umount.go, 1.3.1).
-    """
-    end, shown = time.monotonic() + timeout, 0.0
-    while left := sum(len(names) for folder in folders for _, _, names in os.walk(folder)):
-        now = time.monotonic()
-        if now >= end:
-            raise MountError(f"{left} blocks are not uploaded yet: they lie in {' '.join(map(str, folders))}")
-        if now - shown > 10:
-            print(f"waiting for {left} blocks to be uploaded", flush=True)
-            shown = now
-        time.sleep(0.5)
-
-
 def _matches(found: str, wanted: Names) -> bool:
     return not wanted or found in ((wanted,) if isinstance(wanted, str) else wanted)
 
@@ -318,18 +301,9 @@ def _ask(mount: Mount, kind: str, deadline: float, *, sticky: bool = False) -> t
 
 def _ask_child(mount: Mount, kind: str, deadline: float, *, sticky: bool) -> dict[str, typing.Any] | None:
     """Run a child; return its answer, None when it has none in time."""
+    asked = [mount.mountpoint, str(mount.id), kind, *(["sticky"] if sticky else [])]
     child = subprocess.Popen(
-        [
-            sys.executable,
-            "-I",
-            "-S",
-            "-B",
-            CHILD,
-            mount.mountpoint,
-            str(mount.id),
-            kind,
-            *(["sticky"] if sticky else []),
-        ],
+        [sys.executable, "-I", "-S", "-B", CHILD, *asked],
         bufsize=0,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -407,13 +381,11 @@ def main(argv: list[str]) -> int:
     """Serve a systemd unit."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for function in (reach, wait, clear, unmount, drain):  # an option is a parameter of the function
+    for function in (reach, wait, clear, unmount):  # an option is a parameter of the function
         command = commands.add_parser(function.__name__)
         command.set_defaults(run=function)
         if function is reach:
             command.add_argument("addresses", nargs="+", type=_address)
-        elif function is drain:
-            command.add_argument("folders", nargs="+")
         else:
             command.add_argument("mountpoint")
             command.add_argument("--fstype", required=True)

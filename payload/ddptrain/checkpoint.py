@@ -29,7 +29,7 @@ import zlib
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ddptrain import errors, files, markers
 
@@ -87,7 +87,7 @@ def restore_random_states(state: State) -> None:
         torch.cuda.set_rng_state(state["cuda"])
 
 
-def verify(path: pathlib.Path, *, contents: bool = True) -> Checkpoint:
+def verify(path: pathlib.Path) -> Checkpoint:
     """Return a checkpoint whose files were all checked. Raises CheckpointError naming the first bad one."""
     manifest_path = path / MANIFEST
     try:
@@ -103,7 +103,7 @@ def verify(path: pathlib.Path, *, contents: bool = True) -> Checkpoint:
                 raise CheckpointError(f"{file} is missing")
             if (size := file.stat().st_size) != entry["bytes"]:
                 raise CheckpointError(f"{file} has {size} bytes, the manifest says {entry['bytes']}")
-            if contents and files.retried(lambda file=file: files.crc32(file)) != entry["crc32"]:
+            if files.retried(lambda file=file: files.crc32(file)) != entry["crc32"]:
                 raise CheckpointError(f"{file} is corrupted: its CRC-32 is not the manifest's")
         return Checkpoint(path, manifest["meta"])
     except FileNotFoundError as e:
@@ -169,19 +169,15 @@ def state_of(module: nn.Module, optimizer: torch.optim.Optimizer) -> State:
     The names are those of torch.distributed.checkpoint.state_dict.
     """
     names = {parameter: name for name, parameter in module.named_parameters()}
-    weights: dict[int, State] = {}
-    for name, tensor in module.state_dict().items():
-        weights.setdefault(_identity(tensor), {name: tensor})
+    weights: dict[typing.Any, State] = {}
+    for name, tensor in module.state_dict().items():  # tied ones share their memory
+        place = tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape
+        weights.setdefault(place, {name: tensor})
     moments = {names[p]: optimizer.state[p] for group in optimizer.param_groups for p in group["params"]}
     return {
         "model": {name: tensor for one in weights.values() for name, tensor in one.items()},
         "optimizer": {"state": moments},
     }
-
-
-def _identity(tensor: Tensor) -> typing.Any:
-    """Identify the memory of a tensor: tied weights share it."""
-    return tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape
 
 
 def read_into(path: pathlib.Path, state: State) -> None:

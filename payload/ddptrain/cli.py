@@ -25,9 +25,11 @@ _LOST = re.compile(r"[Cc]onnection (?:closed|reset|refused)|Broken pipe|remote p
 EXAMPLES = """examples:
   python -m ddptrain prepare --source python-stdlib --output data --tokenizer byte
   torchrun --nproc-per-node=2 -m ddptrain train --data data --run-dir runs/first
-  python -m ddptrain inspect runs/first
+  torchrun --nproc-per-node=8 -m ddptrain train --config owt.toml --lr 3e-4
+  torchrun --nproc-per-node=8 -m ddptrain train --model-local-dir m --data chat.jsonl --epochs 2 --run-dir runs/chat
+  python -m ddptrain inspect runs/first/latest --json
   torchrun --nproc-per-node=2 -m ddptrain smoke
-  torchrun --nproc-per-node=2 -m ddptrain collectives
+  torchrun --nproc-per-node=8 -m ddptrain collectives -b 8M -e 8G -f 2
 
 Several nodes: the same command on each, under torchrun with --nnodes and --node-rank, or under srun with one task per
 rank, MASTER_ADDR and MASTER_PORT. To stop a training early and keep it, send SIGTERM or SIGUSR1, or create the file
@@ -109,7 +111,6 @@ def _parser(argv: collections.abc.Sequence[str]) -> argparse.ArgumentParser:
             name,
             help=text,
             description=f"{text[0].upper()}{text[1:]}. {more}",
-            epilog=_EXAMPLES_OF[name],
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,  # who submits a job reads the flags, too
         )
@@ -123,11 +124,13 @@ _TRAIN = """
 
 A step takes batch x ranks x grad-accum sequences. Each epoch ends with a validation on a fixed set and a
 checkpoint. The same command again continues from the newest complete checkpoint, bit for bit the same on as many ranks,
-with the same samples on another number that divides the batch."""
+with the same samples on another number that divides the batch. Every setting is kept in RUN_DIR/config.json, which
+--config reads as well."""
 _PREPARE = """
 
 It can be stopped and started again, and be spread over a Slurm array (--task slurm, then --finalize):
-parts that are done are kept, and the result is the same bytes."""
+parts that are done are kept, and the result is the same bytes. Files named val.* are the validation set; without one a
+share of the text is held out."""
 # How each command runs, the module and the function that declare and check its options, and its help.
 _COMMANDS = {
     "train": (_run_ranks, "config", "from_arguments", "train a GPT on a dataset, or fine-tune a local model", _TRAIN),
@@ -135,37 +138,6 @@ _COMMANDS = {
     "prepare": (_run_alone, "prepare", "check", "turn text into a dataset of token shards", _PREPARE),
     "collectives": (_run_ranks, "collectives", "check", "measure and check the ranks' network as nccl-tests does", ""),
     "inspect": (_run_alone, "inspection", "check", "show a run, a checkpoint or a dataset, and verify it", ""),
-}
-_EXAMPLES_OF = {
-    "train": """examples:
-  a small GPT on two cores, 200 steps:
-    torchrun --nproc-per-node=2 -m ddptrain train --data data --run-dir runs/first
-  GPT-2 124M on the 8 GPUs of each of 4 nodes, half a million tokens a step; on every node:
-    torchrun --nnodes=4 --nproc-per-node=8 --node-rank=$SLURM_NODEID --master-addr=NODE0 --master-port=29500 \\
-        -m ddptrain train --data /shared/owt --run-dir /shared/runs/owt --model gpt2 --batch 16
-  the same from a file (data = "/shared/owt", run-dir = "/shared/runs/owt", ...), one value changed:
-    ... -m ddptrain train --config owt.toml --lr 3e-4
-  fine-tune a model in a folder, on JSON lines:
-    torchrun --nproc-per-node=8 -m ddptrain train --model-local-dir m --data chat.jsonl --epochs 2 --run-dir runs/chat
-
-Every setting is printed back in [CONFIG] lines and kept in RUN_DIR/config.json, which --config reads as well.""",
-    "smoke": """examples:
-  torchrun --nproc-per-node=2 -m ddptrain smoke
-[RESULT] improved=yes and exit code 0 say that ranks, network and devices work.""",
-    "prepare": """examples:
-  python -m ddptrain prepare --source python-stdlib --output data --tokenizer byte
-  in a Slurm array of 8, then once more to finish:
-    sbatch --array=0-7 --wrap 'python -m ddptrain prepare --source /shared/raw --output /shared/owt --task slurm'
-    python -m ddptrain prepare --source /shared/raw --output /shared/owt --finalize
-JSON lines: {"text": ...}, {"prompt": ..., "completion": ...} or {"messages": [{"role": ..., "content": ...}]}.
-Files named val.* are the validation set; without one a share of the text is held out.""",
-    "collectives": """examples:
-  torchrun --nproc-per-node=8 -m ddptrain collectives -b 8M -e 8G -f 2
-A result that arrives wrong is counted under #wrong and ends with [FATAL] and exit code 2.""",
-    "inspect": """examples:
-  python -m ddptrain inspect runs/first/latest --json
-  python -m ddptrain inspect /shared/owt --quick
-The exit code is 1 when anything is damaged; each damage is a [FATAL] line that names the file.""",
 }
 
 

@@ -235,28 +235,25 @@ def show(config: Config) -> None:
         markers.emit("CONFIG", f"{group}:", **values)
 
 
-def _toml(text: str) -> dict[str, typing.Any]:
-    import tomllib  # since Python 3.11
-
-    return tomllib.loads(text)
-
-
 def _from_file(path: pathlib.Path) -> dict[str, typing.Any]:
     is_json = path.suffix == ".json"
     try:
-        table = files.read_json(path) if is_json else _toml(path.read_text(encoding="utf-8"))
+        if is_json:
+            table = files.read_json(path)
+        else:
+            import tomllib  # since Python 3.11
+
+            table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as e:
         raise errors.UserError(f"--config {path}: {e.strerror}") from e
     except ImportError as e:  # Python 3.10
         raise errors.UserError(f"--config {path}: this Python has no tomllib; write the settings as JSON") from e
     except ValueError as e:  # tomllib's and json's, and text that is not UTF-8
         raise errors.UserError(f"--config {path} is not {'JSON' if is_json else 'TOML'}: {e}") from e
-    if is_json:
-        table = {key: value for key, value in table.items() if value is not None}  # null: not given
     values: dict[str, typing.Any] = {}
     for key, value in table.items():
         name = key.replace("-", "_")
-        if name in GONE:
+        if name in GONE or value is None:  # null in JSON: not given
             continue
         if name not in _FIELDS:
             raise errors.UserError(f"--config {path}: unknown setting {key!r}; the settings are {', '.join(_FIELDS)}")

@@ -32,7 +32,7 @@ def available_bytes(device: torch.device, sharers: int) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     left = cgroup_left(pathlib.Path("/proc/self/cgroup"), pathlib.Path("/sys/fs/cgroup"))
-    return max(0, min(_meminfo("MemAvailable"), *left)) // max(1, sharers)
+    return max(0, min([_meminfo("MemAvailable"), *left])) // max(1, sharers)
 
 
 def need_memory(parameters: int, device: torch.device, *, sharers: int, extra_bytes: int) -> None:
@@ -99,11 +99,6 @@ def has_bf16(device: torch.device) -> bool:
 class GpuUse:
     """The share of the last moments in which a GPU was at work, as nvidia-smi shows it; nothing where NVML is not."""
 
-    class _Rates(ctypes.Structure):
-        """nvmlUtilization_t of nvml.h."""
-
-        _fields_: typing.ClassVar = [("gpu", ctypes.c_uint), ("memory", ctypes.c_uint)]
-
     def __init__(self, device: torch.device, library: str = "libnvidia-ml.so.1") -> None:
         self._nvml: typing.Any = None
         self._handle = ctypes.c_void_p()
@@ -122,10 +117,10 @@ class GpuUse:
 
     def percent(self) -> float | None:
         """Return it in percent; None where it is not known, as on a MIG instance."""
-        rates = self._Rates()
-        if self._nvml is None or self._nvml.nvmlDeviceGetUtilizationRates(self._handle, ctypes.byref(rates)) != 0:
+        rates = (ctypes.c_uint * 2)()  # nvmlUtilization_t of nvml.h: of the GPU, of its memory
+        if self._nvml is None or self._nvml.nvmlDeviceGetUtilizationRates(self._handle, rates) != 0:
             return None
-        return float(rates.gpu)
+        return float(rates[0])
 
 
 def _meminfo(name: str) -> int:

@@ -15,7 +15,6 @@ _RUN_FILES = (report.METRICS, report.SUMMARY, "config.json", "latest")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
     parser.add_argument("path", type=pathlib.Path, help="folder of a run, a checkpoint or a dataset")
-    parser.add_argument("--quick", action="store_true", help="check sizes only, do not read every byte")
     parser.add_argument("--json", action="store_true", help="print nothing but one JSON object")
 
 
@@ -30,11 +29,11 @@ def run(args: argparse.Namespace) -> int:
     """Print what the folder is and return the exit code: 0 when it is whole. Raises UserError for a foreign folder."""
     path: pathlib.Path = args.path
     if (path / shards.MANIFEST).exists():
-        facts, damage = _dataset(path, quick=args.quick)
+        facts, damage = _dataset(path)
     elif (path / "manifest.json").exists() or path.name.startswith("epoch-"):
-        facts, damage = _checkpoint(path, quick=args.quick)
+        facts, damage = _checkpoint(path)
     elif any((path / name).exists() for name in _RUN_FILES) or any(path.glob("epoch-*")):
-        facts, damage = _run(path, quick=args.quick)
+        facts, damage = _run(path)
     else:
         text = "is neither a run, nor a checkpoint, nor a dataset; give a folder that this program made"
         raise errors.UserError(f"{path} {text}")
@@ -43,17 +42,16 @@ def run(args: argparse.Namespace) -> int:
         for text in damage:
             markers.fatal(text)
     if not damage and not args.json:
-        print(f"{'sizes ' if args.quick else ''}verified: whole")
+        print("verified: whole")
     return 1 if damage else 0
 
 
-def _dataset(path: pathlib.Path, *, quick: bool) -> tuple[dict[str, typing.Any], list[str]]:
+def _dataset(path: pathlib.Path) -> tuple[dict[str, typing.Any], list[str]]:
     try:
         dataset = shards.open_dataset(path)
     except shards.ShardError as e:
         return {"kind": "dataset", "path": str(path)}, [str(e)]
     manifest = files.read_json(path / shards.MANIFEST)
-    damage = [] if quick else shards.damaged(dataset)
     found = [shard for split in shards.SPLITS for shard in dataset.splits[split]]
     facts: dict[str, typing.Any] = {
         "kind": "dataset",
@@ -70,14 +68,14 @@ def _dataset(path: pathlib.Path, *, quick: bool) -> tuple[dict[str, typing.Any],
         "totals": {k: f"{v['tokens']} tokens, {v['docs']} documents" for k, v in manifest["totals"].items()},
         "shards": [{"file": str(s.path.relative_to(path)), "tokens": s.tokens, "bytes": s.size_bytes} for s in found],
     }
-    return facts, damage
+    return facts, shards.damaged(dataset)
 
 
-def _checkpoint(path: pathlib.Path, *, quick: bool) -> tuple[dict[str, typing.Any], list[str]]:
+def _checkpoint(path: pathlib.Path) -> tuple[dict[str, typing.Any], list[str]]:
     from ddptrain import checkpoint
 
     try:
-        found = checkpoint.verify(path, contents=not quick)
+        found = checkpoint.verify(path)
     except checkpoint.CheckpointError as e:
         return {"kind": "checkpoint", "path": str(path)}, [str(e)]
     meta = found.meta
@@ -89,26 +87,15 @@ def _checkpoint(path: pathlib.Path, *, quick: bool) -> tuple[dict[str, typing.An
     return {**facts, "files": files.read_json(path / checkpoint.MANIFEST)["files"]}, []
 
 
-def _run(path: pathlib.Path, *, quick: bool) -> tuple[dict[str, typing.Any], list[str]]:
+def _run(path: pathlib.Path) -> tuple[dict[str, typing.Any], list[str]]:
     from ddptrain import checkpoint
 
-    facts: dict[str, typing.Any] = {"kind": "run", "path": str(path)}
     damage: list[str] = []
-    for name, key in ((report.SUMMARY, "summary"), ("config.json", "config")):
-        try:
-            facts[key] = files.read_json(path / name)
-        except FileNotFoundError:
-            facts[key] = None
-        except (OSError, ValueError) as e:
-            damage.append(str(e))
-    records = files.read_records(path / report.METRICS)
-    steps = report.losses(records)
-    facts["metrics"] = f"{len(steps)} steps, last at {steps[-1][0]} with loss {steps[-1][1]:.4f}" if steps else "none"
     listed: list[dict[str, object]] = []
-    facts["checkpoints"] = listed
+    facts: dict[str, typing.Any] = {"kind": "run", "path": str(path), "checkpoints": listed}
     for candidate in checkpoint.candidates(path):
         try:
-            found = checkpoint.verify(candidate, contents=not quick)
+            found = checkpoint.verify(candidate)
         except checkpoint.CheckpointError as e:
             damage.append(str(e))
             listed.append({"name": candidate.name, "whole": False})

@@ -42,7 +42,6 @@ class Options:
     source: tuple[str, ...]
     output: pathlib.Path
     tokenizer: str = "auto"
-    vocabulary: pathlib.Path | None = None
     tokenizer_local_dir: pathlib.Path | None = None
     workers: int = 0
     task: str | None = None
@@ -95,7 +94,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="auto: gpt2 from 256 MiB of text, otherwise byte",
     )
-    add("--vocabulary", type=pathlib.Path, help="GPT-2's vocab.bpe, or its folder (default: the packaged one)")
     add("--tokenizer-local-dir", type=pathlib.Path, help="folder of a tokenizer that transformers or tokenizers saved")
     add("--workers", type=int, default=0, help="processes (default: one per core)")
     add(
@@ -129,9 +127,7 @@ def run(options: Options) -> None:
     began = time.monotonic()
     _check_output(options.output)
     total = sum(item.num_bytes for item in sources.find(options.source, 1 << 60, options.errors, options.output)[0])
-    tokenizer = tokenizers.make(
-        options.tokenizer, vocabulary=options.vocabulary, local_dir=options.tokenizer_local_dir, text_bytes=total
-    )
+    tokenizer = tokenizers.make(options.tokenizer, local_dir=options.tokenizer_local_dir, text_bytes=total)
     if options.tokenizer == "auto":  # the workers must not decide again
         options = dataclasses.replace(options, tokenizer=tokenizer.identity.kind)
     plan = make_plan(options, tokenizer.identity, total)
@@ -360,8 +356,7 @@ _worker_tokenizer: list[tokenizers.Tokenizer] = []
 def _start_worker(options: Options) -> None:
     if (parent := multiprocessing.parent_process()) is not None:
         threading.Thread(target=_end_with, args=(parent,), name="parent", daemon=True).start()
-    folder = options.tokenizer_local_dir
-    _worker_tokenizer[:] = [tokenizers.make(options.tokenizer, vocabulary=options.vocabulary, local_dir=folder)]
+    _worker_tokenizer[:] = [tokenizers.make(options.tokenizer, local_dir=options.tokenizer_local_dir)]
 
 
 def _end_with(parent: multiprocessing.process.BaseProcess) -> None:

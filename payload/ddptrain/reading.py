@@ -23,6 +23,8 @@ def documents(item: sources.Item, unread: sources.Unread) -> Documents:
         for document in _documents(item, unread):
             if any(segment.text for segment in document):
                 yield document
+            else:
+                unread.add("record without text", 0)
     except archives.DAMAGE as e:
         raise errors.UserError(f"{item.path} cannot be read: {e}; repair or remove the file") from e
 

@@ -2,6 +2,7 @@
 
 import collections.abc
 import dataclasses
+import itertools
 import json
 import pathlib
 import re
@@ -46,8 +47,10 @@ def parse(data: bytes, where: str, how: str = "strict") -> object:
 
 
 def from_object(value: object, where: str) -> Document:
-    """Return the document in one JSON object or row, in any of the shapes. Raises UserError with `where`."""
+    """Return the document in a JSON object or row of any shape, empty if all is null. Raises UserError with `where`."""
     record = typing.cast(Record, value) if isinstance(value, dict) else {}
+    if {type(record[name]) for name in COLUMNS if name in record} == {type(None)}:
+        return ()
     for messages in (record.get("messages"), record.get("conversations")):
         if isinstance(messages, list):
             return _chat(record, typing.cast(list[object], messages), where)
@@ -73,17 +76,33 @@ def _chat(record: Record, messages: list[object], where: str) -> Document:
     return tuple(segment for message in messages for segment in _message(message, where))
 
 
-def _message(message: object, where: str) -> tuple[Segment, Segment]:
+def _message(message: object, where: str) -> Document:
     match message:
         case {"role": str(role), "content": object() as content} | {"from": str(role), "value": object() as content}:
-            role, weight = _ROLES.get(role, role), typing.cast(Record, message).get("weight")
+            role, given = _ROLES.get(role, role), typing.cast(Record, message)
         case _:
             raise errors.UserError(f'{where}: each message needs "role" and "content", or "from" and "value"')
-    if weight not in (None, 0, 1):
-        raise errors.UserError(f'{where}: the "weight" of a message is 0 or 1, not {weight!r}')
-    learned = role == ASSISTANT and weight != 0
-    text = "".join(_parts(content, where))
-    return Segment(f"<{role}>\n", learned=False), Segment(f"{text}\n", learned, role)
+    weight, train, detail = (given.get(name) for name in ("weight", "train", "train_detail"))
+    if weight not in (None, 0, 1) or not isinstance(train, bool | None) or not isinstance(detail, list | None):
+        rule = '"weight" is 0 or 1, "train" is true or false, and "train_detail" is a list'
+        raise errors.UserError(f"{where}: of a message {rule}, not {weight!r}, {train!r}, {detail!r:.60}")
+    learned = weight != 0 and (train if train is not None else role == ASSISTANT or detail not in (None, []))
+    text = "".join(_parts(content, where)) + "\n"
+    spans = _spans(text, typing.cast(list[object], detail), where) if learned and detail else [(text, learned)]
+    return Segment(f"<{role}>\n", learned=False), *(Segment(*span, role) for span in spans)
+
+
+def _spans(text: str, detail: list[object], where: str) -> collections.abc.Iterator[tuple[str, bool]]:
+    """Yield the spans of a text, and whether each is learned: Axolotl's `train_detail`, with inclusive offsets."""
+    learned = [False] * len(text)
+    for one in detail:
+        match one:
+            case {"begin_offset": int(begin), "end_offset": int(end), "train": bool(train)} if 0 <= begin <= end:
+                learned[begin : end + 1] = [train] * len(learned[begin : end + 1])
+            case _:
+                raise errors.UserError(f'{where}: "train_detail" needs "begin_offset", "end_offset" and "train"')
+    for is_learned, span in itertools.groupby(zip(text, learned, strict=True), lambda one: one[1]):
+        yield "".join(character for character, _ in span), is_learned
 
 
 def _parts(content: object, where: str) -> collections.abc.Iterator[str]:
@@ -111,7 +130,7 @@ def from_table(
         for row, batch in (_parquet if kind == "parquet" else _arrow)(path, share):
             for number, values in enumerate(batch.to_pylist(), start=row):
                 held = {name: value for name, value in values.items() if value is not None}
-                yield from_object(held, f"{path} row {number}")
+                yield from_object(held or values, f"{path} row {number}")
     except pyarrow.ArrowException as e:
         raise ValueError(str(e)) from e
 

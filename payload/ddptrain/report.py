@@ -1,7 +1,6 @@
 """The files of a run: metrics.jsonl, summary.json, loss.png, and the outcome for the batch script."""
 
 import collections.abc
-import contextlib
 import dataclasses
 import itertools
 import json
@@ -103,33 +102,7 @@ def draw_curve(records: collections.abc.Sequence[Record], path: pathlib.Path, ti
     """Write the loss curve as a PNG: training loss per step, its running mean, validation loss if there is one."""
     steps = losses(records)
     evals = [(int(r["step"]), float(r["val_loss"])) for r in records if r.get("kind") == "eval"]
-    with _plot(path, xlabel="step", ylabel="cross-entropy (nats)", title=title) as axes:
-        if steps:
-            x, y = zip(*steps, strict=True)
-            axes.plot(x, y, color="#9ecae1", linewidth=0.9, label="training loss")
-            axes.plot(x, _running_mean(y, max(1, len(y) // 40)), color="#08519c", linewidth=1.8, label="running mean")
-        if evals:
-            x, y = zip(*evals, strict=True)
-            axes.plot(x, y, color="#d94801", marker="o", linewidth=1.4, label="validation loss")
-
-
-def draw_bandwidth(measured: collections.abc.Sequence[Record], path: pathlib.Path, title: str) -> None:
-    """Write the bus bandwidth of each collective by size as a PNG; `measured` is the list in collectives.json."""
-    with _plot(path, xlabel="size (bytes)", ylabel="bus bandwidth (GB/s)", title=title) as axes:
-        for one in measured:
-            for placement, style in (("out_of_place", "--"), ("in_place", "-")):
-                points = [(row["size"], row[placement]["bus_bw"]) for row in one["results"] if row[placement]]
-                if points:
-                    x, y = zip(*points, strict=True)
-                    label = f"{one['collective']} {placement.replace('_', ' ')}"
-                    axes.plot(x, y, style, marker="o", markersize=3.5, label=label)
-        axes.set_xscale("log", base=2)
-        axes.set_ylim(bottom=0)
-
-
-@contextlib.contextmanager
-def _plot(path: pathlib.Path, **words: str) -> collections.abc.Generator[typing.Any]:
-    """Yield axes that become a PNG; no display is needed, and the caches are in a folder that can be written."""
+    # No display is needed, and the caches are in a folder that can be written
     os.environ.setdefault("MPLCONFIGDIR", os.path.join(tempfile.gettempdir(), f"ddptrain-matplotlib-{os.getuid()}"))  # noqa: PTH118
     import matplotlib as mpl
 
@@ -138,8 +111,14 @@ def _plot(path: pathlib.Path, **words: str) -> collections.abc.Generator[typing.
 
     drawing: typing.Any = figure.Figure(figsize=(8, 4.5), dpi=110, layout="constrained")
     axes = drawing.subplots()
-    yield axes
-    axes.set(**words)
+    if steps:
+        x, y = zip(*steps, strict=True)
+        axes.plot(x, y, color="#9ecae1", linewidth=0.9, label="training loss")
+        axes.plot(x, _running_mean(y, max(1, len(y) // 40)), color="#08519c", linewidth=1.8, label="running mean")
+    if evals:
+        x, y = zip(*evals, strict=True)
+        axes.plot(x, y, color="#d94801", marker="o", linewidth=1.4, label="validation loss")
+    axes.set(xlabel="step", ylabel="cross-entropy (nats)", title=title)
     axes.grid(alpha=0.3)
     if axes.has_data():
         axes.legend(fontsize=8)

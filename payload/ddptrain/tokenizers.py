@@ -1,7 +1,7 @@
 """Text to token ids, offline.
 
 - `byte`: the text's UTF-8 bytes, and 256 for the end of a text. Needs nothing.
-- `gpt2`: GPT-2's byte-pair encoding from the packaged vocabulary or a given file, if it has the published hash.
+- `gpt2`: GPT-2's byte-pair encoding from the packaged vocabulary.
 - `hf`: a tokenizer that transformers or tokenizers saved in a local folder.
 """
 
@@ -96,10 +96,10 @@ class Gpt2Tokenizer:
 
     identity = Identity("gpt2", GPT2_VOCAB, GPT2_END, GPT2_SHA256)
 
-    def __init__(self, vocabulary: pathlib.Path | None = None) -> None:
+    def __init__(self) -> None:
         import tiktoken
 
-        ranks = _gpt2_ranks(_gpt2_merges(vocabulary))
+        ranks = _gpt2_ranks(_gpt2_merges())
         self._core = tiktoken.Encoding(
             "gpt2", pat_str=_GPT2_PATTERN, mergeable_ranks=ranks, special_tokens={"<|endoftext|>": GPT2_END}
         )
@@ -187,35 +187,24 @@ def need_transformers(flag: str) -> typing.Any:
     return errors.need("transformers", flag)
 
 
-def make(
-    kind: str, *, vocabulary: pathlib.Path | None = None, local_dir: pathlib.Path | None = None, text_bytes: int = 0
-) -> Tokenizer:
+def make(kind: str, *, local_dir: pathlib.Path | None = None, text_bytes: int = 0) -> Tokenizer:
     """Return a tokenizer: `byte`, `gpt2`, or `auto`: gpt2 for much text where tiktoken is installed, else byte."""
     if local_dir is not None:
         return HfTokenizer(local_dir)
     if kind == "byte" or (kind == "auto" and text_bytes < AUTO_GPT2_BYTES):
         return ByteTokenizer()
     if importlib.util.find_spec("tiktoken") is not None:
-        return Gpt2Tokenizer(vocabulary)
+        return Gpt2Tokenizer()
     if kind == "auto":
         return ByteTokenizer()
     raise errors.UserError("--tokenizer gpt2 needs the package tiktoken, which is not installed; use --tokenizer byte")
 
 
-def _gpt2_merges(vocabulary: pathlib.Path | None) -> str:
-    """Return the text of vocab.bpe, the packaged one or a given one. Raises UserError if it is not GPT-2's."""
-    if vocabulary is None:
-        where = str(_PACKAGED)
-        data = lzma.decompress(importlib.resources.files("ddptrain").joinpath(_PACKAGED).read_bytes())
-    else:
-        path = vocabulary / "vocab.bpe" if vocabulary.is_dir() else vocabulary
-        where = str(path)
-        try:
-            data = path.read_bytes()
-        except OSError as e:
-            raise errors.UserError(f"--vocabulary {path}: {e.strerror}") from e
+def _gpt2_merges() -> str:
+    """Return the text of vocab.bpe. Raises UserError if it is not GPT-2's."""
+    data = lzma.decompress(importlib.resources.files("ddptrain").joinpath(_PACKAGED).read_bytes())
     if hashlib.sha256(data).hexdigest() != GPT2_SHA256:
-        raise errors.UserError(f"{where} is not GPT-2's vocab.bpe: its SHA-256 differs from the published one")
+        raise errors.UserError(f"{_PACKAGED} is not GPT-2's: its SHA-256 differs from the published one")
     return data.decode()
 
 

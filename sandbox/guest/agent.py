@@ -136,7 +136,7 @@ def _dispatch(request: Json, send: typing.Callable[..., None]) -> Json:
     charm_root, charm = _load_charm(request["unit"], request["source"])
     reboots: list[str] = []
     _patch_backend(send, reboots)
-    _patch_departing(request["event"])
+    _patch_remote_unit(request["event"])
     app, number = request["unit"].split("/")
     context = _Context(
         charm,
@@ -261,13 +261,15 @@ def _patch_backend(send: typing.Callable[..., None], reboots: list[str]) -> None
     backend.reboot = reboot
 
 
-def _patch_departing(event: Json) -> None:
-    """Name the unit that leaves: Scenario takes it for one of the other application, where it may be this one."""
+def _patch_remote_unit(event: Json) -> None:
+    """Name the unit that leaves, which may be this one, and no unit where data of an application changed."""
     runtime: typing.Any = scenario._runtime.Runtime
     event_env = runtime._get_event_env
 
     def named(self: typing.Any, **arguments: typing.Any) -> dict[str, str]:
         env = event_env(self, **arguments)
+        if not event["remote"] and "JUJU_REMOTE_UNIT" in env:
+            env["JUJU_REMOTE_UNIT"] = ""
         return env | ({"JUJU_DEPARTING_UNIT": event["departing"]} if event["kind"] == "relation-departed" else {})
 
     runtime._get_event_env = named
@@ -344,8 +346,8 @@ def _build_event(described: Json, state: testing.State, context: _Context) -> ty
         relation = state.get_relation(described["relation"])
         if kind in ("relation-created", "relation-broken"):
             return make(relation)
-        number = int(described["remote"].split("/")[1]) if described["remote"] else None
-        return make(relation, remote_unit=number)  # who leaves: _patch_departing
+        number = int(described["remote"].split("/")[1]) if described["remote"] else 0
+        return make(relation, remote_unit=number)  # Scenario wants one; what the charm sees: _patch_remote_unit
     if kind.startswith("secret-"):
         # Made by hand: Scenario denies it to the followers of an owning application
         return scenario_state._Event("secret_changed", secret=state.get_secret(id=described["secret"]))

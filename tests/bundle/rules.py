@@ -100,10 +100,7 @@ def our_charms() -> dict[str, Charm]:
         options = declared.get("config", {}).get("options", {})
         for number, platform in enumerate(declared["platforms"]):
             base = platform.partition(":")[0]
-            fact = declared | {
-                "options": {name: option["type"] for name, option in options.items()},
-                "bases": [base],
-            }
+            fact = declared | {"options": {name: option["type"] for name, option in options.items()}, "bases": [base]}
             folder = f"./dist/{base.partition('@')[2]}" if number else "./dist"  # as scripts/pack.py has it
             found[f"{folder}/{declared['name']}.charm"] = _charm(declared["name"], fact)
     return found

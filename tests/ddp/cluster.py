@@ -107,6 +107,7 @@ class Cluster:
         self.machines = [Machine("slurmd-0"), Machine("slurmd-1")]
         self.extra_partitions = ""
         self.partition_state = "UP"
+        self.takes = "AllowAccounts=ALL AllowQos=ALL"
         self.default = "YES"
         self.max_time, self.default_time = "UNLIMITED", "NONE"
         self.jobs: list[Job] = []
@@ -185,7 +186,7 @@ class Cluster:
                 names = ",".join(machine.name for machine in self.machines)
                 return Completed(
                     0,
-                    f"PartitionName=slurmd AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL AllocNodes=ALL Default={self.default} "
+                    f"PartitionName=slurmd AllowGroups=ALL {self.takes} AllocNodes=ALL Default={self.default} "
                     f"QoS=N/A DefaultTime={self.default_time} DisableRootJobs=NO ExclusiveUser=NO GraceTime=0 Hidden=NO "
                     f"MaxNodes=UNLIMITED MaxTime={self.max_time} MinNodes=0 LLN=NO Nodes={names} RootOnly=NO ReqResv=NO "
                     f"State={self.partition_state} TotalCPUs=4 TotalNodes=2 DefMemPerNode=UNLIMITED\n{self.extra_partitions}",
@@ -252,9 +253,9 @@ class Cluster:
                 assert form == QUEUE_FORMAT
                 found = [job for job in self.jobs if job.job_id == int(number) and not self.forgets]
                 return Completed(0, found[0].line(), "") if found else Completed(1, "", UNKNOWN_JOB)
-            case ("-h", "-a", "-j", number, "-O", "State:|,Reason:|"):
+            case ("-h", "-a", "-j", number, "-O", "State:|,Account:|,QOS:|,Partition:|,Reason:|"):
                 job = self.job(int(number))
-                return Completed(0, f"{job.states[0][0]}|{job.reason or 'Resources'}|\n", "")
+                return Completed(0, f"{job.states[0][0]}|physics|normal|slurmd|{job.reason or 'Resources'}|\n", "")
             case ("-h", "-a", "-t", "all", "-u", self.user, "-n", name, "-O", form) if form.endswith("Comment:|"):
                 known = [job for job in self.jobs if job.name == name]
                 lines = (

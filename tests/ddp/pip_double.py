@@ -32,11 +32,7 @@ class Pip:
         self.torch = ""  # its version
 
     def run(
-        self,
-        *argv: str | pathlib.Path,
-        timeout: float,
-        cwd: str | None = None,
-        env: dict[str, str] | None = None,
+        self, *argv: str | pathlib.Path, timeout: float, cwd: str | None = None, env: dict[str, str] | None = None
     ) -> Completed:
         """Stand in for slurm_ddp.run.run."""
         assert timeout > 0

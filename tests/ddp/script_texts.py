@@ -34,6 +34,7 @@ def texts(
     outcome: bool = True,
     start: copies.Start | None = None,
     secrets: tuple[str, ...] = (),
+    stored: folders.Manifest = MANIFEST,
     **given: typing.Any,
 ) -> dict[str, str]:
     params = fields.parse(models.SubmitDdp, {k.replace("_", "-"): v for k, v in given.items()})
@@ -41,7 +42,7 @@ def texts(
         settings,
         request,
         params,
-        MANIFEST.model_copy(update={"folder": str(settings.environments)}),
+        stored.model_copy(update={"folder": str(settings.environments)}),
         run="first",
         program=scripts.Program(("--module", "ddptrain", "smoke", "--lr", "3e-3"), leaves_outcome=outcome, start=start),
         secrets=secrets,

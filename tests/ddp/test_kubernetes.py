@@ -153,11 +153,7 @@ def test_a_name_cannot_be_made_to_look_like_another_s():
 
 def expand(text: str, env: dict[str, str]) -> str:
     """Expand a text as the kubelet does: third_party/forked/golang/expansion/expand.go of Kubernetes."""
-    return re.sub(
-        r"\$(?:\$|\(([^)]*)\))",
-        lambda found: "$" if found[0] == "$$" else env.get(found[1], found[0]),
-        text,
-    )
+    return re.sub(r"\$(?:\$|\(([^)]*)\))", lambda found: "$" if found[0] == "$$" else env.get(found[1], found[0]), text)
 
 
 # By YAML 1.1, 1.2 or Go's parser some of these are numbers, booleans, null, dates or sexagesimals when they are bare.

@@ -150,6 +150,7 @@ GIVEN = {  # what a verb does not do without
     "env create": ("mine", "--requirements", "requirements.txt"),
     "env show": ("mine",),
     "env remove": ("mine",),
+    "image import": ("docker://a/b:1", "mine"),
     "fetch": ("night",),
 }
 EVERY = pytest.mark.parametrize("verb", verbs.ALL.values(), ids=lambda verb: verb.name)

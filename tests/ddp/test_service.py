@@ -44,6 +44,11 @@ LIBRARY = pathlib.Path(service.__file__).parent
             "set x",
             "juju config t transformers=true",
         ),
+        (
+            Step("list-number", "ddp list"),
+            "ddp list",
+            "juju run t/0 list-runs; Juju reads 40_3 as the number 403: for an element of a sweep type run='\"40_3\"'",
+        ),
         (Step("of-no-front-end", "as root: do it"), "as root: do it", "as root: do it"),
     ],
 )

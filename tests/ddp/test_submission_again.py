@@ -192,6 +192,9 @@ def test_the_id_is_found_among_any_lines_or_doubted(before: str, after: str, job
             assert any(line.partition(";")[0].strip().isdecimal() for line in f"{before}\n{after}".splitlines())
 
 
+WAITS = "Slurm rejects the job: job 41 would wait for ever:"
+
+
 @pytest.mark.parametrize(
     ("state", "reason", "wanted"),
     [
@@ -201,11 +204,8 @@ def test_the_id_is_found_among_any_lines_or_doubted(before: str, after: str, job
         ("FAILED", "AssocMaxJobsLimit", "Slurm rejects"),
         ("FAILED", "QOSMaxJobsPerUserLimit", "qos: Slurm rejects"),
         ("RUNNING", "QOSMaxNodePerJobLimit", "nodes: Slurm rejects"),
-        (
-            "RUNNING",
-            "PartitionNodeLimit",
-            "nodes: Slurm rejects the job: job 41 would wait for ever: PartitionNodeLimit",
-        ),
+        ("RUNNING", "PartitionNodeLimit", f"nodes: {WAITS} PartitionNodeLimit"),
+        ("RUNNING", "PartitionConfig", f"account: {WAITS} partition slurmd does not take physics: AllowAccounts=chem;"),
         ("RUNNING", "MaxMemPerLimit", "memory: Slurm rejects"),
         ("RUNNING", "Job's account not permitted to use this partition (p allows a not b)", "account: Slurm rejects"),
     ],
@@ -217,6 +217,7 @@ def test_a_limit_is_reported_and_one_that_nothing_ends_is_refused(
     do(settings, "submit-ddp", workload="smoke")
     cluster.states = [("PENDING", 0)]
     cluster.submitted = lambda job: setattr(job, "reason", reason)
+    cluster.takes = f"AllowAccounts={'chem' if reason == 'PartitionConfig' else 'ALL'} AllowQos=ALL"
     try:
         answer = do(settings, "submit-ddp", workload="smoke", run="night").get("waits-for", "")
     except TrainerError as e:

@@ -23,7 +23,8 @@ def hook(asked: dict[str, typing.Any]) -> dict[str, typing.Any]:
     """Do what was asked; return the status, or what was drawn up."""
     app = asked.get("app", "client")
     if asked["do"] == "remove":
-        return {"kept": mounter.remove(app, unit=f"{app}/0")}
+        mounter.remove(app, unit=f"{app}/0")
+        return {}
     config = mount_plan.Config(**asked.get("config", {}))
     try:
         with judge.explained(app):

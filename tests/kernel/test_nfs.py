@@ -217,7 +217,7 @@ def test_a_server_that_is_cut_off_hangs_no_hook(rig: Rig):
 
 
 def test_removal_leaves_nothing(rig: Rig):
-    assert rig.node.ask(do="remove", app=APP) == {"kept": ""}
+    assert rig.node.ask(do="remove", app=APP) == {}
     assert not rig.mounts()
     named = "-name *slurm-ddp* -o -name *mount-keeper-* -o -name mnt-shared.mount"
     left = (

@@ -87,12 +87,6 @@ def test_a_program_of_no_use_is_refused(program: Program, printed: str, error: t
         juicefs.version(program.path)
 
 
-def test_a_folder_is_removed_past_the_trash():
-    plain = ("/usr/bin/rm", "-rf", "--one-file-system", "/m/f")
-    past = ("/x/juicefs", "--no-agent", "rmr", "--skip-trash", "/m/f")
-    assert juicefs.removal(pathlib.Path("/x/juicefs"), "/m/f") == (past, plain)
-
-
 def test_clients_are_those_whose_session_lives(program: Program):
     def moment(seconds: int) -> str:  # as juicefs writes it
         then = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=seconds)

@@ -418,12 +418,7 @@ def test_a_units_command_line_reaches_the_function(
     ],
 )
 def test_the_exit_status_tells_a_unit_what_happened(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    result: object,
-    code: int,
-    out: str,
-    err: str,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], result: object, code: int, out: str, err: str
 ):
     clear = unittest.mock.Mock(side_effect=[result], __name__="clear")
     monkeypatch.setattr(mounts, "clear", clear)

@@ -3,7 +3,6 @@ import os
 import pathlib
 import subprocess
 import sys
-import threading
 import time
 import typing
 
@@ -106,22 +105,6 @@ def test_stacked_mounts_are_seen_and_cleared(play: typing.Callable[[str], typing
     assert before == ["stacked", f"2 mounts lie at {tmp_path}"]
     assert count == 2
     assert after[0] == "absent"
-
-
-def test_staged_blocks_are_waited_for_in_every_folder(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]):
-    folders = [tmp_path / "one", tmp_path / "two", tmp_path / "never made"]
-    block = folders[1] / "chunks/0/0/1_0_4194304"
-    block.parent.mkdir(parents=True)
-    block.write_bytes(b"x")
-    threading.Timer(0.6, block.unlink).start()
-    begin = time.monotonic()
-    mounts.drain(folders, timeout=30)
-    assert 0.5 < time.monotonic() - begin < 10
-    assert capsys.readouterr().out == "waiting for 1 blocks to be uploaded\n"
-    block.write_bytes(b"x")
-    with pytest.raises(mounts.MountError, match=rf"^1 blocks are not uploaded yet: they lie in {folders[0]} "):
-        mounts.drain(folders, timeout=0)
-    assert mounts.main(["drain", *map(str, folders), "--timeout", "0"]) == 1
 
 
 @needs_namespaces

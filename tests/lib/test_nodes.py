@@ -244,14 +244,7 @@ def test_comparing_gres(left: str | None, right: str | None, same: bool):
 
 @pytest.mark.parametrize(
     ("gres", "count"),
-    [
-        ("", 0),
-        ("gpu", 1),
-        ("gpu:h200:8(S:0-1)", 8),
-        ("gpu:a:2(S:0,1),gpu:b:3", 5),
-        ("shard:32,gpu:2", 2),
-        ("nic:2", 0),
-    ],
+    [("", 0), ("gpu", 1), ("gpu:h200:8(S:0-1)", 8), ("gpu:a:2(S:0,1),gpu:b:3", 5), ("shard:32,gpu:2", 2), ("nic:2", 0)],
 )
 def test_gpus_are_counted(gres: str, count: int):
     assert nodes.count_gres(gres, "gpu") == count

@@ -145,7 +145,7 @@ def test_a_dataset_of_the_models_own_tokenizer_is_taken_as_it_is(
 def test_gpt2_tokens_go_to_a_model_with_gpt2s_own_vocabulary(
     model_dir: pathlib.Path, text_dir: pathlib.Path, tmp_path: pathlib.Path
 ):
-    merges = [tuple(line.split()) for line in payload_tokenizers._gpt2_merges(None).splitlines()[1:] if line]
+    merges = [tuple(line.split()) for line in payload_tokenizers._gpt2_merges().splitlines()[1:] if line]
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())  # printable bytes first, as GPT-2 counts
     vocabulary = {token: n for n, token in enumerate([*alphabet, *(left + right for left, right in merges)])}
     core = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=merges))

@@ -215,11 +215,8 @@ def test_nothing_is_held_out_beside_a_validation_file(tmp_path: pathlib.Path):
 
 
 def test_the_three_shapes_of_json_lines_and_their_masks(tmp_path: pathlib.Path):
-    records = [
-        {"text": "plain"},
-        {"prompt": "2+2=", "completion": "4"},
-        {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]},
-    ]
+    chat = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}
+    records = [{"text": "plain"}, {"prompt": "2+2=", "completion": "4"}, chat]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
     dataset = run(tmp_path / "a.jsonl", output=tmp_path / "d", val_share=0.0, mask_prompts=True)
     assert decoded(dataset) == [b"plain", b"2+2=4", b"<user>\nhi\n<assistant>\nhello\n"]
@@ -326,14 +323,6 @@ def test_gpt2_tokens_are_the_published_ones():
     assert gpt2.identity.vocab == 50257
     text = "naïve  café\n\n\t日本語 \U0001f600 don't  \x00"
     assert gpt2._core.decode(gpt2.encode(text).tolist()) == text  # type: ignore[attr-defined]
-
-
-def test_a_vocabulary_with_another_hash_is_refused(tmp_path: pathlib.Path):
-    (tmp_path / "vocab.bpe").write_text("#version: 0.2\nh e\n")
-    with pytest.raises(errors.UserError, match=r"vocab\.bpe is not GPT-2's vocab.bpe: its SHA-256 differs"):
-        tokenizers.make("gpt2", vocabulary=tmp_path)
-    with pytest.raises(errors.UserError, match="No such file"):
-        tokenizers.make("gpt2", vocabulary=tmp_path / "nowhere")
 
 
 def test_auto_is_bytes_for_little_text_and_gpt2_for_much():

@@ -146,14 +146,22 @@ def test_any_bytes_are_the_right_text_or_refused_with_file_and_offset(data: byte
 
 WORDS = st.text(st.characters(codec="utf-8"), max_size=8)
 ROLES = {"user": False, "human": False, "system": False, "assistant": True, "gpt": True}
-TURNS = st.lists(st.tuples(st.sampled_from(sorted(ROLES)), WORDS, st.sampled_from([None, 0, 1])), max_size=4)
+SPAN = {"begin_offset": 1, "end_offset": 2}
+DETAIL = [{"begin_offset": 0, "end_offset": 9, "train": False}, SPAN | {"train": True}]
+MARKS = [{}, {"weight": 0}, {"weight": 1}, {"train": False}, {"train": True}, {"weight": 0, "train": True}]
+MARKS += [{"train_detail": DETAIL}, {"train_detail": DETAIL, "train": False}]
+TURNS = st.lists(st.tuples(st.sampled_from(sorted(ROLES)), WORDS, st.sampled_from(MARKS)), max_size=4)
 
 
-def chat(key: str, turns: list[tuple[str, str, int | None]]) -> tuple[dict[str, typing.Any], int]:
+def chat(key: str, turns: list[tuple[str, str, dict[str, typing.Any]]]) -> tuple[dict[str, typing.Any], int]:
     """Return a conversation and the number of the bytes that are learned of it."""
     role, content = ("role", "content") if key == "messages" else ("from", "value")
-    made = [{role: r, content: c} | ({} if w is None else {"weight": w}) for r, c, w in turns]
-    return {key: made}, sum(len(f"{c}\n".encode()) for r, c, w in turns if ROLES[r] and w != 0)
+    learned = [
+        f"{c}\n"[1:3] if "train_detail" in mark else f"{c}\n" * mark.get("train", ROLES[r])
+        for r, c, mark in turns
+        if mark.get("weight") != 0 and mark.get("train") is not False
+    ]
+    return {key: [{role: r, content: c} | mark for r, c, mark in turns]}, len("".join(learned).encode())
 
 
 RECORDS = st.one_of(
@@ -166,6 +174,7 @@ RECORDS = st.one_of(
         WORDS,
     ),
     st.builds(lambda t: ({"text": t}, len(t.encode())), WORDS.filter(str.strip)),
+    st.just(({"text": None}, 0)),
 )
 
 
@@ -229,6 +238,9 @@ def test_learned_tokens_are_those_of_the_assistants_turns(
             return
         dataset = run(path, output=pathlib.Path(folder, "d"), val_share=0.0, mask_prompts=True)
         assert sum(shards.num_learned(s, 256, masked=True) for s in dataset.splits["train"]) == expected
+        empty = sum(not any(one.values()) for one, _ in made)
+        not_read = json.loads(pathlib.Path(folder, "d", "dataset.json").read_text())["not_read"]
+        assert not_read == ({"record without text": [empty, 0]} if empty else {})
 
 
 @pytest.mark.parametrize("content", [None, [{"type": "image_url", "text": None}], 1])

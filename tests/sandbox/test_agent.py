@@ -29,6 +29,7 @@ class TheCharm(ops.CharmBase):
         framework.observe(self.on.config_changed, self._on_config_changed)
         framework.observe(self.on.secret_changed, self._on_secret_changed)
         framework.observe(self.on["server"].relation_departed, self._on_departed)
+        framework.observe(self.on["server"].relation_changed, self._on_changed)
         framework.observe(self.on.talk_action, self._on_talk)
 
     def _on_install(self, event):
@@ -57,6 +58,9 @@ class TheCharm(ops.CharmBase):
 
     def _on_departed(self, event):
         self.unit.status = ops.ActiveStatus(f"{event.unit.name}: {event.departing_unit.name} leaves")
+
+    def _on_changed(self, event):
+        self.unit.status = ops.ActiveStatus(f"{event.unit} wrote {dict(event.relation.data[event.app])}")
 
     def _on_talk(self, event):
         event.log("first")
@@ -186,6 +190,17 @@ def test_a_unit_reads_which_unit_leaves_be_it_itself(agent: Agent, departing: st
     result, _ = agent.run("relation-departed", relation=relation.id, remote="web/1", departing=departing)
     assert result["ok"], result
     assert result["state"]["status"] == ["active", f"web/1: {departing} leaves"]
+
+
+def test_what_an_application_wrote_comes_from_no_unit(agent: Agent):
+    agent.world.add("web", {"name": "web", "provides": {"api": {"interface": "http"}}})
+    relation = rules.relate(agent.world.model, "thing:server", "web:api")
+    relation.app_data["web"] = {"port": "80"}
+    for members in ([], ["web/0"]):
+        agent.world.model.units["thing/0"].members[relation.id] = members
+        result, _ = agent.run("relation-changed", relation=relation.id)
+        assert result["ok"], result
+        assert result["state"]["status"] == ["active", "None wrote {'port': '80'}"]
 
 
 def test_equal_content_makes_no_revision(agent: Agent):

@@ -40,22 +40,49 @@ def test_written_data_wakes_the_other_side_once_and_nobody_else(world: World):
     assert world.ran[2:] == ["server/0 update-status"], "the same data again wakes nobody"
 
 
-def test_data_written_before_the_scope_is_entered_is_seen_on_joining(world: World):
-    world.add("server", SERVER)
-    world.add("client", CLIENT)
-    relation = rules.relate(world.model, "server:api", "client:api")
+def test_a_unit_is_met_between_its_install_and_relation_created_with_addresses_only(world: World):
+    relation = world.pair()
+    seen: list[tuple[str, bool]] = []
 
-    def early(event: Event, state: dict[str, typing.Any], result: dict[str, typing.Any]) -> None:
-        if event.kind == "install":
-            result["relations"][str(relation.id)]["unit"] = {"port": "80"}
+    def write(event: Event, state: dict[str, typing.Any], result: dict[str, typing.Any]) -> None:
+        assert bool(state["relations"]) == (event.kind not in ("storage-attached", "install")), event.label
+        if event.kind == "relation-created":
+            result["relations"][str(relation.id)]["unit"]["port"] = "80"
 
-    seen: list[dict[str, str]] = []
-    world.answers["server"] = early
-    world.answers["client"] = lambda event, state, result: seen.extend(
-        data for rel in state["relations"] for data in rel["remote_units_data"].values()
-    )
-    world.settle()
-    assert {"port": "80"} in seen
+    def read(event: Event, state: dict[str, typing.Any], result: dict[str, typing.Any]) -> None:
+        seen.append((event.label, "port" in state["relations"][0]["remote_units_data"]["1"]))
+
+    server, client = rules.add_unit(world.model, world.model.applications["server"]), world.model.units["client/0"]
+    world.answers |= {"server": write, "client": read}
+    while server.events:
+        world.step(server)
+        while client.events:
+            world.step(client)
+    changed = "api-relation-changed server/1"
+    assert seen == [("api-relation-joined server/1", False), (changed, False), (changed, True)]
+    installed = world.ran.index("server/1 install")
+    assert world.ran[installed + 1 : installed + 3] == [f"client/0 {label}" for label, _ in seen[:2]]
+
+
+def test_what_an_application_wrote_comes_before_any_of_its_units(world: World):
+    relation = world.pair(servers=2)
+    relation.app_data["server"] = {"port": "80"}
+    rules.add_unit(world.model, world.model.applications["client"])
+    late = world.model.units["client/1"]
+    while late.events[0].kind != "start":
+        world.step(late)
+
+    def write(event: Event, state: dict[str, typing.Any], result: dict[str, typing.Any]) -> None:
+        result["relations"][str(relation.id)]["app"] = {"port": "81"}
+
+    changed, *met = [event.label for event in late.events[1:]]
+    assert changed == "api-relation-changed"
+    assert met[0] == "api-relation-joined server/0"
+    late.events = [event for event in late.events if event.label != changed]
+    world.answers["server"] = write
+    rules.enqueue(world.model, world.model.units["server/0"], "update-status")
+    world.step(world.model.units["server/0"])
+    assert [event.label for event in late.events[1:]] == [changed, *met], "it comes before those that wait"
 
 
 def test_a_subordinate_is_born_with_its_principal_and_sees_only_that_one(world: World):
@@ -71,6 +98,9 @@ def test_a_subordinate_is_born_with_its_principal_and_sees_only_that_one(world: 
                 seen.setdefault(",".join(rel["remote_units_data"]), set()).add(event.kind)
 
     world.answers["agent"] = look
+    while not world.model.units["server/0"].installed:
+        world.step(world.model.units["server/0"])
+    assert "agent/0" in world.model.units, "before its principal starts"
     world.settle()
     assert {unit.principal for unit in world.model.units.values() if unit.app == "agent"} == {"server/0", "server/1"}
     assert set(seen) == {"0", "1"}

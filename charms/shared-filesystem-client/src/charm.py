@@ -140,11 +140,9 @@ class SharedFilesystemClientCharm(ops.CharmBase):
 
     def _unmount(self) -> None:
         try:
-            kept = plans.remove(self.app.name, unit=self.unit.name)
+            plans.remove(self.app.name, unit=self.unit.name)
         except CommandError as e:  # a hook that fails would keep the unit from going; the next one tries again
-            kept = str(e)
-        if kept:
-            _log.warning("%s", kept)
+            _log.warning("%s", e)
 
     def _fetch_program(self) -> pathlib.Path | None:
         with contextlib.suppress(ops.ModelError):  # none was attached

@@ -46,7 +46,6 @@ class Config(pydantic.BaseModel, frozen=True):
     cache_directories: str = ""
     buffer_size: int = 0
     metrics_port: int = 0
-    juicefs_writeback: bool = False
     lustre_repository: Stripped = ""
     lustre_packages: str = ""
     lustre_key: Stripped = ""

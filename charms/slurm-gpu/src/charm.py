@@ -10,7 +10,7 @@ import actions
 import settings
 from controller import gres_lines
 from maintenance import work
-from node import compute, watch
+from node import compute, hold, watch
 from node import machine as machines
 from node.registration import Progress
 from relations import collector
@@ -132,7 +132,7 @@ class SlurmGpuCharm(ops.CharmBase):
             look = functools.partial(compute.status, self.machine, related=related, progress=self.progress)
             found.append(work.verdict(self.config, look))
             if found[-1].level == Level.WAITING or compute.awaits_drain(self.machine, self.progress):
-                watch.look()
+                hold.wake()
                 wake.later(self.unit.name, self.charm_dir, _AGAIN_S)
         if self._has(CONTROLLER):
             view = self._view or gres_lines.view() if self.unit.is_leader() else None
@@ -154,9 +154,8 @@ class SlurmGpuCharm(ops.CharmBase):
 
     def answer(self) -> slurm_gres.ControllerGres | None:
         """Read what the controller role published, None without one."""
-        for relation in self._relations(NODE_GRES):
-            return endpoints.answer(relation, relation.app)
-        return None
+        relation = next(iter(self._relations(NODE_GRES)), None)
+        return endpoints.answer(relation, relation.app) if relation else None
 
     def published(self) -> slurm_gres.NodeGres | None:
         """Read what this unit published for the controller, None for nothing that can be read."""

@@ -38,19 +38,18 @@ def ensure(unit: str, topology: cos_agent.Topology, *, compute: bool, controller
 
 def sources(settings: dict[str, typing.Any]) -> list[exporter.Source]:
     """List the sources of a scrape."""
-    compute = (
-        exporter.Source("gpu", cards),
-        exporter.Source("gpu_log", lambda: xids(settings["xids"])),
-        exporter.Source("node", holds),
-    )
-    controller = (exporter.Source("controller", controller_lines),)
-    return [*(compute if settings["compute"] else ()), *(controller if settings["controller"] else ())]
+    found = [exporter.Source("controller", controller_lines)] if settings["controller"] else []
+    if settings["compute"]:
+        log = exporter.Source("gpu_log", lambda: xids(settings["xids"]))
+        found += [exporter.Source("gpu", cards), log, exporter.Source("node", holds)]
+    return found
 
 
 def cards() -> collections.abc.Iterator[core.Metric]:
     """Compare the GPUs that the node registers with those that are there; read the last health check."""
     options = slurmd_options.read()
-    expected = _count(options.gres if options else None)
+    items = nodes.gres_items(options.gres if options else None).items()
+    expected = {kind or name: count for (name, kind), count in items if name == "gpu"}
     found = detect.detect(machines.ROOTS)
     detected: collections.Counter[str] = collections.Counter()
     profiles: collections.Counter[str] = collections.Counter()
@@ -114,17 +113,6 @@ def _why(node: nodes.Node) -> str:
     if reason.startswith("mount-keeper "):  # a drain of shared-filesystem-client's, which has its own metric
         return ""
     return "administrator" if registration.is_anothers(node, None) else "registration"
-
-
-def _count(text: str | None) -> collections.Counter[str]:
-    """Count GPUs by type in a Gres string such as gpu:h100:8; those without a type are `gpu`."""
-    found: collections.Counter[str] = collections.Counter()
-    for item in (nodes.plain_gres(text) or "").split(","):
-        name, *kind = item.split(":")
-        if name == "gpu":
-            count = int(kind.pop()) if kind and kind[-1].isdigit() else 1
-            found[kind[0] if kind else name] += count
-    return found
 
 
 def _by(label: str, values: collections.abc.Mapping[str, float]) -> list[tuple[dict[str, str], float]]:

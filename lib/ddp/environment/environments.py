@@ -165,8 +165,8 @@ def describe(environment: Manifest) -> dict[str, str]:
     return {
         "environment": environment.archive,
         **({"base": environment.below.archive} if environment.below else {}),
-        "torch": environment.torch,
-        "python": environment.python,
+        **({"digest": environment.digest, "source": environment.source} if environment.digest else {}),
+        **({} if environment.digest else {"torch": environment.torch, "python": environment.python}),
         "size-mb": str(environment.size_bytes >> 20),
         "unpacked-mb": str(environment.unpacked_bytes >> 20),
     }

@@ -33,6 +33,11 @@ def create(settings: Settings, params: models.CreateEnvironment, log: Log) -> Re
     extras = tuple(re.split("[, ]+", params.extra)) if params.extra else ()
     if extras and path.suffix != ".toml":
         raise ParameterError("extra", f"{path} has none; a pyproject.toml may")
+    if any(
+        (one.name, one.folder) == (params.name, str(settings.environments)) for one in folders.look(settings).images
+    ):
+        remedy = Command("env remove", arguments=(params.name,))
+        raise ParameterError("name", f"{params.name} is an image; choose another name, or remove it", remedy=remedy)
     build = params.torch or settings.torch_build
     wanted = request(settings, path, build, params.name, *extras)
     made = environments.layer(settings, wanted, log, force=params.force)
@@ -61,12 +66,13 @@ def _project(folder: pathlib.Path) -> pathlib.Path:
 
 def list_all(settings: Settings, _: models.Parsed, __: Log) -> Results:
     """List the environments that this user's jobs can use, the newest first."""
-    found = folders.look(settings).environments
+    found = (contents := folders.look(settings)).environments + contents.images
     rows = [["NAME", "HASH", "ON", "TORCH", "BUILD", "PYTHON", "MIB", "OWNER", "CREATED"]]
     for one in found:
         owner = settings.user if one.folder == str(settings.environments) else settings.account or "-"
         build = one.build if one.build == "cuda" or one.torch.endswith("+cpu") else "cpu (default build)"
         about = [one.name or "-", one.hash, one.base or "-", one.torch, build, one.python]
+        about = [one.name, one.hash, "-", "-", "image", "-"] if one.digest else about
         rows.append([*about, str(one.size_bytes >> 20), owner, one.created])
     return {"count": str(len(found)), "environments": tables.Table(rows)}
 
@@ -89,7 +95,8 @@ def remove(settings: Settings, params: models.OneEnvironment, _: Log) -> Results
 
 def _own(settings: Settings, name: str) -> list[folders.Manifest]:
     folder = str(settings.environments)
-    mine = [one for one in folders.look(settings).environments if (one.name, one.folder) == (name, folder)]
+    stored = (contents := folders.look(settings)).environments + contents.images
+    mine = [one for one in stored if (one.name, one.folder) == (name, folder)]
     if not mine:
         raise ParameterError("name", f"{settings.user} has no environment {name}", remedy=Command("env list"))
     return mine

@@ -109,10 +109,7 @@ def pip_variables() -> dict[str, str]:
 
 
 def install_cpu_torch(
-    uv: Uv,
-    do: collections.abc.Callable[[str, collections.abc.Callable[[], None]], None],
-    *,
-    index: str = "",
+    uv: Uv, do: collections.abc.Callable[[str, collections.abc.Callable[[], None]], None], *, index: str = ""
 ) -> None:
     """Install torch for CPUs from the first source that has it. Raises InstallError.
 

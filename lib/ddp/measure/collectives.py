@@ -29,11 +29,11 @@ def benchmark_collectives(settings: Settings, params: models.BenchmarkCollective
     request = resources.training(asked, partitions)
     run = control.new_name(settings, "collectives")
     run_dir = settings.runs / run
-    files = ("--run-dir", run_dir, "--json", run_dir / "collectives.json", "--plot", run_dir / "collectives.png")
-    command = ("--module", "ddptrain", "collectives", *_flags(params), *map(str, files))
+    files = ("--run-dir", str(run_dir), "--json", str(run_dir / "collectives.json"))
+    command = ("--module", "ddptrain", "collectives", *_flags(params), *files)
     program = scripts.Program(command, leaves_outcome=True)
     texts = functools.partial(scripts.training, settings, request, asked, run=run, program=program)
-    checks.judge(texts(environments.NOT_INSTALLED)["job.sbatch"])
+    checks.judge(texts(environments.NOT_INSTALLED)["job.sbatch"], request.partition)
     environment = environments.ensure(settings, log)
     facts: dict[str, object] = {
         "kind": "collectives",
@@ -101,7 +101,6 @@ def _conclude(settings: Settings, submitted: control.Submitted, log: Log) -> Res
         "backend": f"{measured['backend']} over {measured['iface'] or 'its own choice of interface'}",
         "comparison": "\n".join(comparison),
         "baseline": path,
-        "plot": f"{submitted.folder}/collectives.png",
     }
 
 

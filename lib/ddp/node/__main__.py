@@ -4,7 +4,13 @@ import importlib
 import os
 import sys
 
-MODULES = {"job": "supervisor", "prepare": "prepare", "unpack": "environment", "node": "node"}
+MODULES = {
+    "job": "supervisor",
+    "prepare": "prepare",
+    "unpack": "environment",
+    "image": "container",
+    "node": "node",
+}
 
 
 def main() -> int:

@@ -29,14 +29,14 @@ def use(wanted: spec.Environment, host: str, control: str = "") -> tuple[str, tu
     While it unpacks, a file in the folder `control` of the run has the percentage.
     """
     version = f"3.{sys.version_info[1]}"  # of the node's python3, which runs this and which the environment links to
-    if version != wanted.python:
+    if wanted.python not in ("", version):
         raise ending.FatalError(f"this node has Python {version}, the environment was made for {wanted.python}")
     try:
         spool.ensure_private(wanted.cache)
     except OSError as e:
         raise ending.FatalError(str(e)) from e
     locks = tuple(_use(wanted, layer, host, control) for layer in wanted.layers)
-    return f"{_home(wanted, wanted.layers[-1])}/bin/python", locks
+    return f"{place(wanted, wanted.layers[-1])}/bin/python", locks
 
 
 def main(spec_path: str) -> int:
@@ -50,13 +50,14 @@ def main(spec_path: str) -> int:
     return 0
 
 
-def _home(wanted: spec.Environment, layer: spec.Archive) -> str:
+def place(wanted: spec.Environment, layer: spec.Archive) -> str:
+    """Return the folder that a layer is unpacked to."""
     return f"{wanted.cache}/{os.path.basename(layer.path).removesuffix('.tar.zst')}"
 
 
 def _use(wanted: spec.Environment, layer: spec.Archive, host: str, control: str) -> int:
     """Unpack a layer unless it is unpacked, and return its lock. Raises FatalError."""
-    home = _home(wanted, layer)
+    home = place(wanted, layer)
     name = os.path.basename(home)
     lock = _open_lock(f"{home}.lock")
     os.set_inheritable(lock, True)  # by the ranks, too
@@ -102,7 +103,8 @@ def _marker(layer: spec.Archive) -> str:
 
 def _is_complete(home: str, marker: str) -> bool:
     with contextlib.suppress(OSError), open(f"{home}.complete", encoding="ascii") as file:
-        return file.read().strip() == marker and os.access(f"{home}/bin/python", os.X_OK)
+        is_there = os.path.exists(f"{home}/bin/python") or os.path.exists(f"{home}/config.json")  # an image's
+        return file.read().strip() == marker and is_there
     return False
 
 

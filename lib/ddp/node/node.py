@@ -5,6 +5,7 @@ disk to the run's folder. Of the shared filesystem it reads the environment's ar
 """
 
 import contextlib
+import glob
 import os
 import re
 import signal
@@ -71,6 +72,7 @@ class Node:
         self._connect(fabric)
         logs = self._logs()
         signal.signal(signal.SIGTERM, self._on_term)
+        signal.signal(signal.SIGABRT, self._on_abort)
         for number in _NOT_OURS:
             signal.signal(number, lambda _number, _frame: None)  # children would inherit SIG_IGN
         self._start_agent(python, words, logs)
@@ -94,6 +96,9 @@ class Node:
         """Return the interpreter for the ranks."""
         if self.job.container is not None:
             import shutil
+
+            if image := self.job.environment:
+                self._locks = environment.use(image, self.host)[1]
 
             found = shutil.which("python3") or shutil.which("python")
             if found is None:
@@ -218,6 +223,14 @@ class Node:
         child = self._child
         if child is not None:
             threading.Thread(target=self._end, args=(child,), daemon=True).start()
+
+    def _on_abort(self, _number: int, _frame: object) -> None:
+        """End the ranks, torchrun's children, by SIGABRT: Slurm may send it to this process alone."""
+        for path in glob.iglob("/proc/[0-9]*/stat"):
+            with contextlib.suppress(OSError, IndexError), open(path, encoding="utf-8", errors="replace") as file:
+                about = file.read()
+                if self._child is not None and int(about.rpartition(")")[2].split()[1]) == self._child.pid:
+                    os.kill(int(about.split()[0]), signal.SIGABRT)
 
     def _end(self, child: subprocess.Popen[bytes]) -> None:
         is_lost = False

@@ -32,7 +32,7 @@ class Environment:
 
     layers: tuple[Archive, ...]  # the environment, then a layer in front of it, whose Python then runs
     cache: str  # folder on the node's own disk, private to the job's user
-    python: str  # version, such as 3.12
+    python: str  # version, such as 3.12; empty: it is an image
     trusted_uids: tuple[int, ...]  # who may own the archives and the folders above, beside root and the job's user
 
 
@@ -54,7 +54,7 @@ class Fabric:
 
 @dataclasses.dataclass(frozen=True)
 class Container:
-    """The image that the ranks run in instead of an environment."""
+    """The image that the ranks run in; an imported one is unpacked as the job's environment."""
 
     image: str
     variables: str  # names of the variables that go before the image's, comma-separated

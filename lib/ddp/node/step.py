@@ -2,12 +2,12 @@
 
 import collections.abc
 import os
-import shutil
 import subprocess
 
-from ddp.node import ending, slurm, spec
+from ddp.node import container, slurm, spec
 
 PYTHON = "/usr/bin/python3"
+ABORTING_S = 60.0
 TOGETHER_S = 3.0  # for the other ranks to end, and other nodes to stop responding
 # Starts the program on a node, once the shared filesystem is readable. In a container, with the image's interpreter.
 _START = """\
@@ -39,34 +39,32 @@ def command(
     env: dict[str, str],
     mounts: collections.abc.Iterable[str] = (),
 ) -> list[str]:
-    """Return the command that runs `program`, a file and its arguments, on each host. Raises FatalError."""
+    """Return the command that runs `program`, a file, a part and its arguments, on each host. Raises FatalError.
+
+    The part `node` runs in the job's container, all others on the host.
+    """
     argv = [srun, f"--nodes={len(hosts)}", f"--ntasks={len(hosts)}", "--ntasks-per-node=1"]
     argv += [f"--cpus-per-task={env['SLURM_CPUS_PER_TASK']}", "--cpu-bind=none"]
     argv += ["--kill-on-bad-exit=1", "--wait=300", "--label", "--chdir=/"]
     if len(hosts) != int(env["SLURM_JOB_NUM_NODES"]):  # --overlap: the step of a lost node still holds its resources
         argv += [f"--nodelist={','.join(hosts)}", "--overlap"]
-    launch = ["/bin/sh", "-c", _START, "" if job.container else PYTHON, *program]
-    return [*argv, *(_contained(job, job.container, mounts, launch) if job.container else launch)]
+    is_contained = job.container is not None and program[1] == "node"
+    launch = ["/bin/sh", "-c", _START, "" if is_contained else PYTHON, *program]
+    if is_contained:
+        options, launch = container.launch(job, [path for path in mounts if os.path.exists(path)], launch, env)
+        argv += options
+    return [*argv, *launch]
 
 
-def _contained(
-    job: spec.JobSpec, container: spec.Container, mounts: collections.abc.Iterable[str], launch: list[str]
-) -> list[str]:
-    """Return srun's options for pyxis with the command, or the command within apptainer. Raises FatalError."""
-    found = [job.workspace, *(path for path in mounts if os.path.exists(path))]
-    bound = ",".join(f"{path}:{path}" for path in found)
-    if "--container-image" in slurm.call("srun", "--help").stdout:  # pyxis
-        options = [f"--container-image={container.image}", f"--container-mounts={bound}"]
-        return [*options, f"--container-workdir={job.workdir}", f"--container-env={container.variables}", *launch]
-    tool = shutil.which("apptainer") or shutil.which("singularity")
-    if tool is None:
-        why = "container-image needs pyxis in Slurm, or apptainer on the nodes, and neither is installed"
-        raise ending.FatalError(f"{why}; omit container-image, or install one of them")
-    image = container.image
-    if not image.startswith("/") and "://" not in image:
-        image = "docker://" + image.replace("#", "/")
-    gpus = ["--nv"] if job.gpus_per_node else []
-    return [tool, "exec", *gpus, "--bind", bound, "--pwd", job.workdir, image, *launch]
+def abort(process: subprocess.Popen[bytes], job_id: str) -> None:
+    """End the ranks of a job's newest step by SIGABRT, and after a while the step."""
+    listed = slurm.call("squeue", "-h", "-s", "-j", job_id, "-o", "%i").stdout.split()
+    numbers = [int(number) for one in listed if (number := one.rpartition(".")[2]).isdigit()]
+    name = f"{job_id}.{max(numbers, default=0)}"
+    slurm.call("scancel", "--signal=ABRT", "--quiet", name)
+    slurm.pause(ABORTING_S)
+    if process.poll() is None:
+        end(process, name)
 
 
 def end(process: subprocess.Popen[bytes], step: str) -> None:

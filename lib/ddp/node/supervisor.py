@@ -16,7 +16,7 @@ import time
 import traceback
 import zipapp
 
-from ddp.node import ending, explain, lifelines, network, slurm, spec, spool, step, storage
+from ddp.node import ending, explain, lifelines, network, slurm, spec, spool, stall, step, storage
 
 LEAVING_S = 30.0  # Slurm's KillWait
 LAST_FLUSH_S = 5.0  # for output, after an earlier wait or when Slurm is about to kill this process
@@ -45,6 +45,7 @@ class Supervisor:
         self.lost: list[str] = []  # nodes that stopped responding in this attempt
         self.joined: set[str] = set()  # nodes whose tasks run
         self.removed: list[str] = []  # nodes that spare ones replaced
+        self.stalled, self.stalled_at = "", -stall.APART_S  # that this attempt stands still; when the last one did
         self._step: subprocess.Popen[bytes] | None = None
         self.stopping = ""  # the first signal
         self.is_cancelled = False  # TERM was received, after whatever signal
@@ -192,11 +193,17 @@ class Supervisor:
         words = [resume if word is None else word for word in self.words]
         program = [self.program, "node", self.spec_path, *words]
         argv = step.command(self.srun, self.job, self.hosts, program, env=env, mounts=self.fabric.mounts)
-        self.lost, self.joined = [], {self.host}
+        self.lost, self.joined, self.stalled = [], {self.host}, ""
         lines = lifelines.Lifelines(self._on_joined, self._on_lost)
         env["LIFELINE_PORT"] = str(lines.port)
-        self.code = 1
-        for offset in range(3):
+        self.code = 0
+        if self.job.container and self.job.environment:  # slurmstepd reads the bundle before the step begins
+            prepare = [self.program, "image", self.spec_path]
+            self.code = subprocess.call(
+                step.command(self.srun, self.job, self.hosts, prepare, env=env), env=env, cwd="/"
+            )
+        for offset in range(0 if self.code else 3):
+            self.code = 1
             number = int(self.job_id) * 8 + offset + 3 * (self.restarts + self.again)
             port = PORT + number % PORTS  # different for each job and attempt
             if not network.is_free(port):
@@ -208,8 +215,10 @@ class Supervisor:
                 f"head={env['HEAD_IP']}:{port} ranks_per_node={self.job.ranks_per_node}"
             )
             self._step = subprocess.Popen(argv, env=env, cwd="/")
+            watch = stall.Watch(self.run_dir, self._on_stalled)
             spool.remove_old(self.job.cache)  # while the ranks start
             self.code = ending.exit_code(self._step.wait())
+            watch.close()
             break
         lines.close()
         if self.code == 143 and not self.stopping:
@@ -239,6 +248,13 @@ class Supervisor:
             if len(self.lost) == 1 and self._step is not None:
                 step.end(self._step, f"{self.job_id}.{number}")
 
+    def _on_stalled(self, words: str) -> None:
+        """Let the ranks print their stacks and end, at most once an hour."""
+        if self._step is not None and time.monotonic() - self.stalled_at >= stall.APART_S:
+            self.stalled, self.stalled_at = words, time.monotonic()
+            spool.write(f"[ENV] {slurm.stamp()} {words}: the ranks print their stacks and end")
+            step.abort(self._step, self.job_id)
+
     # -- after a failure -----------------------------------------------------------------------------------------------
 
     def _retry(self) -> bool:
@@ -249,7 +265,7 @@ class Supervisor:
         spool.write(f"[FAILED] attempt={self.attempt_id} fault={kind} node={node}: {words}")
         if kind == "mistake" or self.is_cancelled:
             return False
-        if kind in ("filesystem", "network"):
+        if kind in ("filesystem", "network") or self.stalled:
             return self._outwait(kind, node)
         if kind != "node" or node == "-":
             return self._restart()
@@ -276,6 +292,10 @@ class Supervisor:
             is_cut = 1 < len(self.lost) == len(self.hosts) - 1
             return ("network", "-", "no other node responds") if is_cut else ("node", self.lost[0], explain.LOST)
         kind, node, words = "program", "-", ""
+        if self.stalled:
+            with contextlib.suppress(OSError, ValueError):
+                node, words = storage.within(lambda: stall.behind(self.run_dir, self.job_id, self.hosts), EXPLAINING_S)
+            return kind, node, "; ".join(filter(None, (self.stalled, words)))
         with contextlib.suppress(OSError, ValueError):
             attempt = (self.run_dir, self.job_id, self.attempt_id, self.hosts)
             kind, node, words = storage.within(lambda: explain.blame(*attempt), EXPLAINING_S)

@@ -256,8 +256,12 @@ SITE = "site"
 Memory = typing.Annotated[str, matches(f"{_MEMORY}|{SITE}", 10, f"{_MEMORY_RULE}, or {SITE}")]
 MemoryPerCpu = typing.Annotated[str, matches(_MEMORY, 10, _MEMORY_RULE)]
 _IMAGE = rf"[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]+)?([#/]{_WORD})*(:[A-Za-z0-9_][A-Za-z0-9._-]*|@sha256:[0-9a-f]{{64}})"
-_IMAGE_RULE = "an image with its tag, such as nvcr.io#nvidia/pytorch:25.01-py3, or the path of an image file"
-Image = typing.Annotated[str, matches(rf"{_IMAGE}|{_PATH}", 512, _IMAGE_RULE), _checked_path]
+_IMAGE_RULE = (
+    "an imported image's name, an image with its tag, such as nvcr.io#nvidia/pytorch:25.01-py3, or a file's path"
+)
+Image = typing.Annotated[str, matches(rf"{_WORD}|{_IMAGE}|{_PATH}", 512, _IMAGE_RULE), _checked_path]
+_SOURCE_RULE = "docker://IMAGE:TAG, docker-archive:FILE or oci-archive:FILE, as skopeo takes them"
+ImageSource = typing.Annotated[str, matches(r"(docker:/|(docker|oci)-archive:)[\w./:@+=-]+", 512, _SOURCE_RULE)]
 Ranks = typing.Annotated[str, matches(r"[0-9]{1,6}(,[0-9]{1,6})*", 256, "ranks such as 0 or 0,8")]
 _HOSTS = r"[A-Za-z0-9][A-Za-z0-9._-]*(\[[0-9,-]+\])?[A-Za-z0-9._-]*"
 Hosts = typing.Annotated[str, matches(rf"{_HOSTS}(,{_HOSTS})*", 1024, "names of nodes, such as node-[0-3],big-7")]

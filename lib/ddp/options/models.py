@@ -231,6 +231,13 @@ class OneEnvironment(Parsed):
     name: fields.Name
 
 
+class ImportImage(Parsed):
+    """Options of image import."""
+
+    source: fields.ImageSource
+    name: fields.Name
+
+
 class Doctor(Place):
     """Options of doctor."""
 

@@ -8,7 +8,7 @@ import pathlib
 import re
 
 from ddp.base import ParameterError, Results, Settings, TrainerError
-from ddp.problem import Command, one_line
+from ddp.problem import Command, Step, one_line
 from ddp.run import folder, metrics, reading, state
 from ddp.run.model import Run, State
 from ddp.slurm import jobs, submissions
@@ -16,6 +16,7 @@ from ddp.view import tables
 from ddp.workspace import folders
 
 LIST = Command("list")
+_LIST_NUMBER = Step("list-number", "ddp list")  # what was typed may have been 40_3
 START = Command("submit")
 
 
@@ -62,7 +63,8 @@ def name_of(settings: Settings, named: str | None, *, is_started: bool = False) 
     job_id, element = int(job[1]), None if job[2] is None else int(job[2])
     run = folders.call(settings, folder.find_job, runs=settings.runs, job_id=job_id, element=element)
     if run is None:
-        raise ParameterError("run", f"no run in {settings.runs} has job {named}", remedy=LIST)
+        remedy = LIST if job[2] else _LIST_NUMBER
+        raise ParameterError("run", f"no run in {settings.runs} has job {named}", remedy=remedy)
     return run, job_id if element is None else None  # a run of a sweep has its own job
 
 

@@ -6,24 +6,9 @@ from ddp.problem import one_line
 from ddp.run.model import Run, State
 from ddp.slurm import jobs
 
-_OUTCOMES = {
-    "done": State.COMPLETED,
-    "preempted": State.PREEMPTED,
-    "failed": State.FAILED,
-    "cancelled": State.CANCELLED,
-}
+_OUTCOMES = {"done": State.COMPLETED} | {name: State(name.upper()) for name in ("preempted", "failed", "cancelled")}
 # Ends that only Slurm knows; an attempt's outcome cannot contradict them
-_OF_SLURM = frozenset(
-    {
-        State.CANCELLED,
-        State.PREEMPTED,
-        State.TIMEOUT,
-        State.OUT_OF_MEMORY,
-        State.NODE_FAIL,
-        State.DEADLINE,
-        State.BOOT_FAIL,
-    }
-)
+_OF_SLURM = frozenset(map(State, "CANCELLED PREEMPTED TIMEOUT OUT_OF_MEMORY NODE_FAIL DEADLINE BOOT_FAIL".split()))
 _BACK = ("SPECIAL_EXIT", "EXPEDITING")  # as REQUEUED, REQUEUE_HOLD and REQUEUE_FED
 
 

@@ -45,10 +45,6 @@ _USABLE = frozenset({"IDLE", "ALLOCATED", "MIXED", "COMPLETING"})
 _NOISE = re.compile(
     r"^(?:sbatch|scancel|srun|squeue|scontrol|sacct): (?:error: |fatal: )?|^(?:fatal|error): |^slurm_\w+ error: ?"
 )
-_SILENT = re.compile(
-    r"Unable to contact slurm controller|standby mode|Socket timed out|Transport endpoint|authentication error"
-    r"|Unable to authenticate|Could not establish a configuration source|Zero Bytes were transmitted|Connection refused"
-)  # slurm_errno.c of 24.11 to 26.05
 
 
 class SlurmError(Exception):
@@ -280,7 +276,7 @@ def ask(*argv: str, stdin: str | None = None, timeout: float = 60, answer: str =
             raise NotAnsweringError(f"Slurm's client is not installed: {e}") from e
         refusal = words(e.stderr) or words(e.stdout) or str(e)
         # in the whole text: 23.02 and later first tell of each try to resolve the controller's name
-        raise (NotAnsweringError if _SILENT.search(f"{e.stderr}\n{e.stdout}") else SlurmError)(refusal) from e
+        raise (NotAnsweringError if nodes.is_silence(f"{e.stderr}\n{e.stdout}") else SlurmError)(refusal) from e
     return done.stderr if answer == "stderr" else done.stdout
 
 
@@ -395,11 +391,9 @@ def _exit_code(text: str, state: str) -> int:
     """Return an exit code as a shell would, from Slurm's `code:signal`.
 
     Of a job whose script did not end by itself slurmctld notes the bare status 1 or nothing: squeue prints 0:1, sacct
-    1:0 (as_mysql_job.c, as_mysql_job_complete) or 0:0. squeue of 22.05 prints wait(2)'s status as one number.
+    1:0 (as_mysql_job.c, as_mysql_job_complete) or 0:0.
     """
     code, signal = (_number(part) for part in text.partition(":")[::2])
-    if ":" not in text:
-        code, signal = code >> 8, code & 127
     if signal == 1:
         code, signal = 1, 0
     return code or (128 + signal if signal else int(state in _LOST))

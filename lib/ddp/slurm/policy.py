@@ -7,8 +7,8 @@ import grp
 import os
 import pwd
 
-_LISTS = ("AllowGroups", "AllowAccounts", "DenyAccounts", "AllowQos", "DenyQos")
-_OPTIONS = {"Groups": "partition", "Accounts": "account", "Qos": "qos"}
+_KINDS = {"Groups": "partition", "Accounts": "account", "Qos": "qos"}
+OPTIONS = {f"{rule}{what}": option for what, option in _KINDS.items() for rule in ("Allow", "Deny")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +29,9 @@ class Limits:
 def read(partition: collections.abc.Mapping[str, str], cluster: collections.abc.Mapping[str, str]) -> Limits:
     """Read a partition as `scontrol show partition` prints it; its limits of memory replace the cluster's."""
     most_mb, most_per_cpu_mb = _memory("Max", partition, cluster)
+    # Without associations Slurm 24.11 lets each account that it knows into a partition
+    ignored = "" if "associations" in cluster.get("AccountingStorageEnforce", "associations") else "account"
+    lists = {name: partition.get(name, "") for name, option in OPTIONS.items() if option != ignored}
     by_gpu = "DefMemPerGPU" in partition.get("JobDefaults", "")
     default_mb, default_per_cpu_mb = (None, None) if by_gpu else _memory("Def", partition, cluster)
     return Limits(
@@ -40,18 +43,20 @@ def read(partition: collections.abc.Mapping[str, str], cluster: collections.abc.
         default_memory_per_cpu_mb=default_per_cpu_mb,
         max_array_size=_number(cluster, "MaxArraySize"),
         is_exclusive=partition.get("OverSubscribe") == "EXCLUSIVE",
-        lists={name: tuple(text.split(",")) for name in _LISTS if (text := partition.get(name, "ALL")) != "ALL"},
+        lists={name: tuple(text.split(",")) for name, text in lists.items() if text not in ("", "ALL")},
     )
 
 
-def refusal(limits: Limits, *, account: str | None, qos: str | None) -> tuple[str, str] | None:
-    """Return the option and the list that keep this process's user out of the partition; None if none does."""
+def refusal(partition: str, limits: Limits, *, account: str | None, qos: str | None) -> tuple[str, str] | None:
+    """Return the option and the reason why a partition does not take this process's user; None if it does."""
     for name, listed in limits.lists.items():
-        option = _OPTIONS[name.removeprefix("Allow").removeprefix("Deny")]
-        mine = _groups() if option == "partition" else {account if option == "account" else qos}
-        names = {one.lower() for one in mine if one}
+        option = OPTIONS[name]
+        given = account if option == "account" else qos
+        mine = _groups() if option == "partition" else {given}
+        names = {one.lower() for one in mine if one not in (None, "", "(null)")}
         if names and names.isdisjoint(map(str.lower, listed)) == name.startswith("Allow"):
-            return option, f"{name}={','.join(listed)}"
+            who = "your groups" if option == "partition" else given
+            return option, f"partition {partition} does not take {who}: {name}={','.join(listed)}"
     return None
 
 

@@ -7,13 +7,14 @@ import time
 import typing
 
 from ddp import backports
-from ddp.slurm import jobs
+from ddp.slurm import jobs, policy
 from slurm_ddp.slurm import commands
 
 _SBATCH = commands.find("sbatch")
 _SQUEUE = commands.find("squeue")
 _ID = re.compile(r"^\s*(\d+)(?:;\S+)?\s*$", re.MULTILINE)  # a federation adds the cluster's name
 _MARK = re.compile(r"\bddp:[0-9a-f]{16}\b")
+_WAIT = "State:|,Account:|,QOS:|,Partition:|,Reason:|"
 _LOOKS, _PAUSE_S = 5, 0.5  # slurmctld evaluates a new job within batch_sched_delay, 3 s (slurm.conf(5))
 _TABLE = pathlib.Path(__file__).with_name("reasons.toml").read_text()
 _KNOWN = typing.cast("dict[str, dict[str, str]]", backports.parse_toml(_TABLE))
@@ -63,12 +64,22 @@ def explain_wait(job_id: int, *, user: str) -> tuple[str, bool]:
     """
     with contextlib.suppress(jobs.SlurmError):
         for _ in range(_LOOKS):
-            line = jobs.ask(_SQUEUE, "-h", "-a", "-j", str(job_id), "-O", "State:|,Reason:|", timeout=10)
-            state, reason, *_ = (*line.partition("\n")[0].split("|"), "", "")
+            line = jobs.ask(_SQUEUE, "-h", "-a", "-j", str(job_id), "-O", _WAIT, timeout=10)
+            state, account, qos, partition, reason, *_ = (*line.partition("\n")[0].split("|"), *[""] * 5)
             if state != "PENDING" or reason not in ("None", ""):
-                return _limit(reason, user) if state == "PENDING" else ("", False)
+                limit, is_final = _limit(reason, user) if state == "PENDING" else ("", False)
+                return (is_final and _refusal(partition, account, qos)) or limit, is_final
             time.sleep(_PAUSE_S)
     return "", False
+
+
+def _refusal(partition: str, account: str, qos: str) -> str:
+    """Return why a partition does not take a job of this account and QOS, which may be the user's defaults, or ""."""
+    with contextlib.suppress(jobs.SlurmError):
+        limits = (one.limits for one in jobs.partitions() if one.name == partition)
+        found = (policy.refusal(partition, one, account=account, qos=qos) for one in limits)
+        return next(filter(None, found), ("", ""))[1]
+    return ""
 
 
 def _limit(reason: str, user: str) -> tuple[str, bool]:

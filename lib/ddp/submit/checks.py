@@ -5,7 +5,7 @@ import re
 
 from ddp.base import ParameterError, Settings, TrainerError, ahead
 from ddp.problem import Step
-from ddp.slurm import access, jobs, submissions
+from ddp.slurm import access, jobs, policy, submissions
 from ddp.workspace import folders, operations
 
 # A run's scripts, logs and figures; checkpoints check for themselves
@@ -51,17 +51,19 @@ def workspace(settings: Settings, contents: folders.Contents) -> list[str]:
     return [f"workspace: {settings.runs} is writable, {contents.free_bytes >> 30} GiB are free"]
 
 
-def judge(script: str) -> str:
+def judge(script: str, partition: str) -> str:
     """Check a script with `sbatch --test-only` and give its verdict. Raises TrainerError if Slurm rejects it."""
     try:
         return submissions.judge(script)
     except jobs.NotAnsweringError as e:
         raise TrainerError(f"Slurm: {e}") from e
     except jobs.SlurmError as e:
-        raise refused(str(e)) from e
+        raise refused(str(e), next((one for one in partitions() if one.name == partition), None)) from e
 
 
 _CULPRITS = {
+    "Accounts=": "account",
+    "Qos=": "qos",
     **submissions.FINAL,
     "nvalid account": "account",
     "artition": "partition",
@@ -79,8 +81,8 @@ _POLICY = "violates accounting/QOS policy"
 _SHOW_QOS, _SHOW_ASSOC = "sacctmgr show qos", "sacctmgr show assoc where user=$USER"
 
 
-def refused(stderr: str) -> TrainerError:
-    """Turn sbatch's error into ours, with the option's name if Slurm's words identify it.
+def refused(stderr: str, partition: jobs.Partition | None = None) -> TrainerError:
+    """Turn sbatch's error into ours, with the option's name if Slurm's words identify it, and the partition's lists.
 
     A limit is one of the QOS or of the account; that the account is missing is what Slurm calls an invalid one.
     """
@@ -96,6 +98,9 @@ def refused(stderr: str) -> TrainerError:
         see = f"see them: {_SHOW_QOS}; {_SHOW_ASSOC}; scontrol show partition"
         return TrainerError(text, remedy=Step("show-limits", see))
     name = next((name for word, name in _CULPRITS.items() if word in stderr), None)
+    if partition:
+        lists = {rule: who for rule, who in partition.limits.lists.items() if policy.OPTIONS[rule] == name}
+        text += "".join(f"; partition {partition.name} has {rule}={','.join(who)}" for rule, who in lists.items())
     return TrainerError(text) if name is None else ParameterError(name, text)
 
 

@@ -77,7 +77,7 @@ def prepare_dataset(
     work = _Work(settings, params, request, name, elements)
     drafts = work.texts(environments.NOT_INSTALLED)
     for script in sorted(name for name in drafts if name.endswith(".sbatch")):
-        checks.judge(drafts[script])
+        checks.judge(drafts[script], request.partition)
     environment = environments.ensure(settings, log)
     texts = work.texts(environment)
     path = settings.runs / work.run

@@ -137,10 +137,8 @@ def choose_partition(params: models.Place, partitions: tuple[jobs.Partition, ...
         raise ParameterError("partition", f"{found.name} is not up", remedy=step)
     if not found.usable:
         raise ParameterError("partition", f"{found.name} has no usable node{_describe_unusable(found)}; see: sinfo -R")
-    if refusal := policy.refusal(found.limits, account=params.account, qos=params.qos):
-        option, reason = refusal
-        given = "your groups" if option == "partition" else getattr(params, option)
-        raise ParameterError(option, f"partition {found.name} does not take {given}: {reason}")
+    if refusal := policy.refusal(found.name, found.limits, account=params.account, qos=params.qos):
+        raise ParameterError(*refusal)
     return found
 
 

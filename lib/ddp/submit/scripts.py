@@ -95,7 +95,7 @@ def training(
         variables=(*_login(settings, ("VIRTUAL_ENV", "CONDA_PREFIX") if own else ()), *variables),
         fabric=params.fabric,
         fabrics=fabrics.FABRICS,
-        environment=None if image or own else _environment(settings, environment),
+        environment=None if own or (image and not environment.digest) else _environment(settings, environment),
         container=spec.Container(image, ",".join(names)) if image else None,
         max_requeues=params.max_requeues,
         max_restarts=params.max_restarts,
@@ -167,7 +167,8 @@ def _environment(settings: Settings, environment: folders.Manifest) -> spec.Envi
     layers: list[spec.Archive] = []
     for one in filter(None, (environment.below, environment)):
         make = Command("env create", {"requirements": "FILE", "force": "true"}, (one.name or "NAME",))
-        remedy = settings.render(make if one.base else Command("env install"))
+        make = make if one.base else Command("env install")
+        remedy = settings.render(Command("image import", {}, (one.source, one.name)) if one.digest else make)
         layers.append(spec.Archive(one.archive, one.sha256, one.unpacked_bytes, remedy, one.parts))
     return spec.Environment(
         layers=tuple(layers),

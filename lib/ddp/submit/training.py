@@ -7,7 +7,7 @@ import shlex
 
 from ddp import copies
 from ddp.base import Answer, Log, ParameterError, Settings, shown
-from ddp.environment import environments, named
+from ddp.environment import environments, images, named
 from ddp.options import fields, models
 from ddp.problem import Command
 from ddp.run import catalog, control
@@ -86,7 +86,7 @@ class Checked:
             "fabric": self.params.fabric,
             "container": image,
             "python": own or None,
-            "environment": None if image or own else environment.hash,
+            "environment": None if own or (image and not environment.digest) else environment.hash,
             "torch": None if image or own else environment.torch,
             "request": dataclasses.asdict(self.request),
         }
@@ -157,7 +157,7 @@ def check(
     checked = Checked(*about, secrets=secrets)
     # sbatch --test-only finds no start time for a job that waits for another
     draft = dataclasses.replace(checked, params=params.model_copy(update={"dependency": None}))
-    verdict = checks.judge(draft.texts(environments.NOT_INSTALLED)["job.sbatch"])
+    verdict = checks.judge(draft.texts(environments.NOT_INSTALLED)["job.sbatch"], request.partition)
     return dataclasses.replace(checked, verdict=verdict)
 
 
@@ -167,8 +167,8 @@ def provide(checked: Checked, log: Log) -> folders.Manifest:
     for remark in checked.remarks:
         log(remark)
     if params.container_image or params.own_python:
-        environment = environments.NOT_INSTALLED
         environments.store_payload(settings)
+        environment = images.find(settings, params.container_image) or environments.NOT_INSTALLED
     elif params.environment:
         environment = environments.named(settings, checked.contents, params.environment)
     else:
@@ -191,6 +191,8 @@ def dry(checked: Checked) -> Result:
     settings, params, workload = checked.settings, checked.params, checked.workload
     if params.environment:
         installed = environments.named(settings, checked.contents, params.environment)
+    elif params.container_image:
+        installed = images.find(settings, params.container_image)
     else:
         installed = environments.installed(settings, checked.contents)
     described = installed.archive if installed else "not installed yet; the submission installs it"
@@ -310,6 +312,7 @@ def _check_resume(settings: Settings, resume: str, *, is_awaited: bool) -> None:
 
 def _check_environment(settings: Settings, params: models.Training, contents: folders.Contents) -> list[str]:
     given = params.model_dump(by_alias=True)
+    images.find(settings, params.container_image)
     if params.container_image and params.container_image.startswith("/"):
         checks.check_inside(settings, "container-image", params.container_image, kinds=("file",))
     chosen = [name for name in ("requirements", "environment", "container-image") if given[name]]

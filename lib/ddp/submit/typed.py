@@ -11,7 +11,10 @@ from ddp.base import ParameterError, one_line
 _OURS = {"nnodes": "nodes", "nproc-per-node": "ranks", "max-restarts": "max-restarts"}
 _RENDEZVOUS = re.compile(r"rdzv-.*|standalone|node-rank|master-(addr|port)|local-addr")
 _PYTHON = re.compile(r"python(3(\.[0-9]+)?)?")
-_QUIET = ("-u", "-B")  # of python: the ranks run unbuffered already, and in a copy
+# The variables PYTHON... of python's options; without one the ranks have it anyway: unbuffered, in a copy, without the
+# caller's variables. https://docs.python.org/3/using/cmdline.html
+_FLAGS = "u: B: E: q: Xfaulthandler: Xdev:DEVMODE Xutf8:UTF8 O:OPTIMIZE v:VERBOSE W:WARNINGS s:NOUSERSITE I:NOUSERSITE"
+_VARIABLES = {flag: name for flag, _, name in (word.partition(":") for word in _FLAGS.split())}
 _LAUNCHERS = frozenset(
     "accelerate bash colossalai composer conda coverage deepspeed fabric horovodrun ipython jsrun lightning micromamba "
     "mpiexec mpirun nohup pixi poetry sbatch sh srun uv".split()
@@ -19,18 +22,10 @@ _LAUNCHERS = frozenset(
 
 
 def unwrap(values: dict[str, object], arguments: tuple[str, ...]) -> tuple[dict[str, object], tuple[str, ...]]:
-    """Turn a workload that is a launcher's command into the program that it starts, and options.
+    """Turn a workload that is a launcher's command into options with the program that it starts, and its arguments.
 
-    Args:
-        values: options by name, with the workload as typed.
-        arguments: the words behind the workload.
-
-    Returns:
-        The options, with `active` for the environment of a Python or torchrun that was typed with its path, and the
-        program's arguments.
-
-    Raises:
-        ParameterError: the command has an option that ddp sets itself, or starts no Python program.
+    An environment's Python or torchrun that is typed with its path makes the option `active`. Raises ParameterError:
+    the command has an option that ddp sets itself, or starts no Python program.
     """
     workload = values.get("workload")
     name = pathlib.PurePath(workload).name if isinstance(workload, str) else ""
@@ -75,10 +70,8 @@ def _torchrun(values: dict[str, object], arguments: tuple[str, ...]) -> tuple[di
 
 def _option(flag: str, name: str, value: str) -> dict[str, object]:
     """Return our option for one of torchrun's."""
-    if name == "nproc-per-node" and value in ("auto", "gpu"):
-        return {}
-    if name == "nproc-per-node" and value == "cpu":
-        return {"gpus-per-node": 0}
+    if name == "nproc-per-node" and value in ("auto", "gpu", "cpu"):
+        return {"gpus-per-node": 0} if value == "cpu" else {}
     low, _, high = value.partition(":")
     if not low.isdecimal() or (high and high != low):
         raise ParameterError("workload", f"torchrun's {flag} {value}: give one whole number")
@@ -96,16 +89,32 @@ def _agreed(values: dict[str, object], found: dict[str, object]) -> dict[str, ob
 
 
 def _python(values: dict[str, object], arguments: tuple[str, ...]) -> tuple[dict[str, object], tuple[str, ...]]:
-    words = list(arguments)
-    while words and words[0] in _QUIET:
-        words.pop(0)
-    if words[:1] == ["-m"] and words[1:2] in (["torch.distributed.run"], ["torch.distributed.launch"]):
-        return _torchrun(values, tuple(words[2:]))
-    if words[:1] == ["-m"]:
-        return _program(values | {"module": True}, words[1:], "python")
-    if words and words[0].startswith("-"):
-        raise ParameterError("workload", f"python's {words[0]} is not passed on; {instead(tuple(words))}")
-    return _program(values, words, "python")
+    words, variables, is_module = list(arguments), dict[str, str](), False
+    while words and words[0].startswith("-") and not is_module:
+        word = words.pop(0)
+        if word == "--":
+            break
+        letters = iter(word[1:] or "-")
+        for flag in letters:
+            if flag in "mWX" and (rest := "".join(letters)):
+                words.insert(0, rest)
+            if is_module := flag == "m":
+                break
+            value = words.pop(0) if flag in "WX" and words else ""
+            name, _, setting = value.partition("=") if flag == "X" else ("", "", value)
+            variable = _VARIABLES.get(flag + name)
+            if variable is None:
+                raise ParameterError("workload", f"python's {word} is not passed on; {instead((word, *words))}")
+            before = variables.get(variable, "")
+            once = str(int(before or 0) + 1) if flag in "Ov" else before or setting or "1"  # the first -X counts
+            variables[variable] = f"{before},{setting}" if flag == "W" and before else once
+    variables.pop("", None)
+    if variables:
+        more = shlex.join(f"PYTHON{name}={variables[name]}" for name in variables)
+        values = values | {"env": f"{values.get('env') or ''} {more}".strip()}
+    if is_module and words[:1] in (["torch.distributed.run"], ["torch.distributed.launch"]):
+        return _torchrun(values, tuple(words[1:]))
+    return _program(values | {"module": True} if is_module else values, words, "python")
 
 
 def _program(
@@ -118,14 +127,7 @@ def _program(
 
 def instead(words: collections.abc.Sequence[str]) -> str:
     """Return the line to type for the program that a launcher's command seems to start."""
-    for number, word in enumerate(words):
-        if word == "-m" and words[number + 1 :]:
-            return f"write: ddp submit -m {_line(words[number + 1 :])}"
-        if word.endswith(".py"):
-            return f"write: ddp submit {_line(words[number:])}"
-    return "write the program alone: ddp submit train.py"
-
-
-def _line(words: collections.abc.Sequence[str]) -> str:
-    """Quote words as a shell's user types them, on one line of moderate length."""
-    return one_line(shlex.join(words), 200)
+    starts = (n for n, word in enumerate(words) if word.endswith(".py") or (word == "-m" and words[n + 1 :]))
+    if (start := next(starts, None)) is None:
+        return "write the program alone: ddp submit train.py"
+    return f"write: ddp submit {one_line(shlex.join(words[start:]), 200)}"

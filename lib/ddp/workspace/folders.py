@@ -46,12 +46,14 @@ class Manifest(pydantic.BaseModel, frozen=True):
     size_bytes: typing.Annotated[int, pydantic.Field(ge=1)]
     parts: tuple[tuple[typing.Annotated[int, pydantic.Field(ge=1)], Sha256], ...] = ()  # of the archive; () is one
     unpacked_bytes: typing.Annotated[int, pydantic.Field(ge=1)]
-    python: typing.Annotated[str, pydantic.Field(pattern=r"^3\.[0-9]{1,2}$")]
+    python: typing.Annotated[str, pydantic.Field(pattern=r"^(3\.[0-9]{1,2})?$")]
     torch: typing.Annotated[str, pydantic.Field(pattern=r"^[0-9A-Za-z.+_-]{1,64}$")]
     build: typing.Literal["cpu", "cuda"]
     created: typing.Annotated[str, pydantic.Field(pattern=r"^[0-9TZ:-]{1,32}$")]
     name: typing.Annotated[str, pydantic.Field(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63})?$")] = ""  # a user's own
     requirements: typing.Annotated[str, pydantic.Field(pattern=r"^([0-9a-f]{64})?$")] = ""  # hash of the user's own
+    digest: typing.Annotated[str, pydantic.Field(pattern=r"^(sha256:[0-9a-f]{64})?$")] = ""  # of a container image
+    source: typing.Annotated[str, pydantic.Field(pattern=r"^[!-~]{0,512}$")] = ""  # that it was imported from
     base: typing.Annotated[str, pydantic.Field(pattern=r"^([0-9a-f]{16})?$")] = ""  # a layer's: the hash of `below`
     folder: typing.Annotated[str, pydantic.Field(exclude=True)] = ""  # that it lies in; not in its file
     below: typing.Annotated["Manifest | None", pydantic.Field(exclude=True)] = None  # if it is stored
@@ -72,6 +74,7 @@ class Contents:
     free_bytes: int = 0
     free_files: int = 0
     untrusted: str = ""  # the folder whose content others can replace, and what to type
+    images: tuple[Manifest, ...] = ()  # the environments that are container images
 
 
 def call(
@@ -140,7 +143,9 @@ def look(settings: Settings, *, timeout_s: float = 10) -> Contents:
     own = listed[0]
     untrusted = next((str(held["untrusted"]) for held in listed if held["untrusted"]), "")
     room = own["free_bytes"], own["free_files"]
-    return Contents(tuple(manifests), datasets, bool(own["writable"]), *room, untrusted=untrusted)
+    images = tuple(one for one in manifests if one.digest)
+    environments = tuple(one for one in manifests if not one.digest)
+    return Contents(environments, datasets, bool(own["writable"]), *room, untrusted=untrusted, images=images)
 
 
 def trusted(settings: Settings) -> list[int]:

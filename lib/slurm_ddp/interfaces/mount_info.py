@@ -18,8 +18,6 @@ class MountRequest(pydantic.BaseModel, frozen=True, extra="ignore"):
 
     mountpoint: str
     noexec: bool = False
-    nosuid: bool = False
-    nodev: bool = False
     read_only: bool = False
 
 

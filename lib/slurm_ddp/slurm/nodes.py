@@ -51,13 +51,13 @@ class _NoReservation(NodeError):
 _PHRASES: dict[type[NodeError], tuple[str, ...]] = {
     ControllerSilent: (
         "Unable to contact slurm controller",
-        "Slurm backup controller in standby mode",
+        "standby mode",
         "Socket timed out",
         "Transport endpoint",
-        "Protocol authentication error",
+        "authentication error",
         "Unable to authenticate",
         "Could not establish a configuration source",
-        "Zero Bytes were transmitted or received",
+        "Zero Bytes were transmitted",
         "Connection refused",
     ),
     NodeBusy: ("Requested nodes are busy", "Requested node is busy"),
@@ -154,27 +154,18 @@ def parse(text: str) -> list[Node]:
 
 def drain(name: str, reason: str) -> None:
     """Drain the node; running jobs go on."""
-    _update(name, "drain", reason)
-
-
-def undrain(name: str) -> None:
-    """End a drain; a node that is down stays down."""
-    _update(name, "undrain")
+    update(name, "drain", reason)
 
 
 def resume(name: str) -> None:
     """Resume the node after a drain, a fail or a down."""
-    _update(name, "resume")
+    update(name, "resume")
 
 
-def set_down(name: str, reason: str) -> None:
-    """Mark the node down. Jobs that run on it end: ask `Node.is_busy` first."""
-    _update(name, "down", reason)
-
-
-def set_fail(name: str, reason: str) -> None:
-    """Mark the node failing."""
-    _update(name, "fail", reason)
+def update(name: str, state: str, reason: str | None = None) -> None:
+    """Set the node's state. Jobs end where it is `down`: ask `Node.is_busy` first; after `undrain` it stays down."""
+    because = () if reason is None else (f"reason={reason}",)
+    _scontrol(f"set node {name} to {state}", "update", f"nodename={name}", f"state={state}", *because)
 
 
 def delete(name: str) -> None:
@@ -255,14 +246,19 @@ def gres_types() -> frozenset[str]:
     return frozenset((setting("GresTypes") or "").split(",")) - {""}
 
 
+def is_silence(printed: str) -> bool:
+    """Report whether a command of Slurm's printed that no controller answers."""
+    return any(phrase in printed for phrase in _PHRASES[ControllerSilent])
+
+
 def same_gres(left: str | None, right: str | None) -> bool:
     """Compare two Gres strings: in any order, a missing count being one, without socket hints."""
-    return _gres_items(left) == _gres_items(right)
+    return gres_items(left) == gres_items(right)
 
 
 def count_gres(text: str | None, name: str) -> int:
     """Count the Gres of this name, such as `gpu`, in a Gres string, whatever their types."""
-    return sum(count for (kind, _), count in _gres_items(text).items() if kind == name)
+    return sum(count for (kind, _), count in gres_items(text).items() if kind == name)
 
 
 def plain_gres(text: str | None) -> str | None:
@@ -270,7 +266,8 @@ def plain_gres(text: str | None) -> str | None:
     return re.sub(r"\([^()]*\)", "", text or "").strip(", ") or None
 
 
-def _gres_items(text: str | None) -> dict[tuple[str, str], int]:
+def gres_items(text: str | None) -> dict[tuple[str, str], int]:
+    """Count the Gres in a Gres string by their names and types; one without a type has an empty one."""
     items: dict[tuple[str, str], int] = {}
     for item in filter(None, (word.strip() for word in (plain_gres(text) or "").split(","))):
         name, *kind = item.split(":")  # job requests are compared with capitals and all
@@ -320,11 +317,6 @@ def _time(text: str | None) -> float | None:
         return time.mktime(time.strptime(text or "", "%Y-%m-%dT%H:%M:%S"))
     except (ValueError, OverflowError):
         return None
-
-
-def _update(name: str, state: str, reason: str | None = None) -> None:
-    because = () if reason is None else (f"reason={reason}",)
-    _scontrol(f"set node {name} to {state}", "update", f"nodename={name}", f"state={state}", *because)
 
 
 def _ask(what: str, *argv: str, timeout: float = _TIMEOUT_S, check: bool = True) -> Completed:

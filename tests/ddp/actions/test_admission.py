@@ -18,10 +18,12 @@ def test_every_job_carries_the_account_on_which_slurm_decides_before_anything_is
     before = ready.files()
     given = {"account": "chem", "qos": "gold", "sbatch": "--nice=5"} | ({"grid": "lr=1"} if "sweep" in action else {})
     cluster.refusal = "allocation failure: Invalid account or account/partition combination specified"
+    cluster.takes = "AllowAccounts=chem,root AllowQos=ALL"
     if action == "doctor":
         ready.run(action, **given)
     else:
-        assert ready.fails(action, **given) == f"account: Slurm rejects the job: {cluster.refusal}"
+        why = f"{cluster.refusal}; partition slurmd has AllowAccounts=chem,root"
+        assert ready.fails(action, **given) == f"account: Slurm rejects the job: {why}"
         assert ready.files() == before
     assert not cluster.changes
     asked = [*cluster.judged, *(" ".join(call) for call in cluster.calls if call[0] == "srun")]

@@ -185,16 +185,18 @@ def test_a_request_is_within_every_limit_or_refused_by_the_option(
         assert sum(able) >= one.num_nodes, "nodes that can hold it"
 
 
-def shown(record: str = "") -> policy.Limits:
+def shown(record: str = "", enforced: str = "associations,limits") -> policy.Limits:
     """Read a partition as scontrol prints it, with the cluster's limits."""
     text = f"MaxNodes=2 MaxCPUsPerNode=4 MaxMemPerNode=UNLIMITED AllowAccounts=ALL {record}"
-    return policy.read(dict(word.split("=") for word in text.split()), {"MaxMemPerCPU": "2000", "MaxArraySize": "10"})
+    cluster = {"MaxMemPerCPU": "2000", "MaxArraySize": "10", "AccountingStorageEnforce": enforced}
+    return policy.read(dict(word.split("=") for word in text.split()), cluster)
 
 
 @pytest.mark.parametrize(("record", "given", "line"), CASES["a_limit_is_named_with_its_value"])
 def test_a_limit_is_named_with_its_value(record: str, given: dict[str, object], line: str):
     cluster = dataclasses.replace(partition(*map(node, "abc")), limits=shown(record))
     assert refusal(cluster, **given) == line
+    assert not shown("DenyAccounts=me", "none").lists, "Slurm compares no accounts then"
     with pytest.raises(ParameterError, match=r"^grid: 11 exceeds the limit of 10 \(MaxArraySize\)$"):
         resources.check_array("grid", 11, (cluster,))
 

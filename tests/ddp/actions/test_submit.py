@@ -31,7 +31,10 @@ def test_one_command_from_nothing_to_a_result(trainer: Trainer, cluster: Cluster
         write_result(job, workload="gpt", tokens_per_second=1832.05, checkpoint=str(job.script.parent / "epoch-0001"))
 
     cluster.submitted = finish
-    results = trainer.run("submit-ddp", wait=True, run="first")
+    given = {"account": "chem", "qos": "gold", "partition": "slurmd", "sbatch": "--nice=5"}
+    results = trainer.run("submit-ddp", wait=True, run="first", **given)
+    directives = {"--account=chem", "--qos=gold", "--partition=slurmd", "--nice=5"}
+    assert all(directives <= {*job.text.split()} for job in cluster.jobs), "the preparation's, too"
     folder = trainer.workspace / "runs" / "first"
     assert results == {
         "job-id": "41",

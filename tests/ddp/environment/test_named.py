@@ -12,7 +12,7 @@ from pip_double import Pip
 
 from ddp import verbs
 from ddp.base import ParameterError, Settings, texts_of
-from ddp.environment import environments, named
+from ddp.environment import environments, images, named
 from ddp.options import fields
 from ddp.workspace import folders
 
@@ -192,6 +192,25 @@ def test_environments_are_listed_shown_and_removed(
     for verb in ("env show", "env remove"):
         with pytest.raises(ParameterError, match=f"^name: {settings.user} has no environment mine; ddp env list$"):
             do(settings, verb, name="mine")
+
+
+def test_an_image_shares_list_and_names_with_environments(settings: Settings, cluster: Cluster, wanted: pathlib.Path):
+    folder = settings.environments
+    image = manifest(folder, "a", key="b" * 16, name="torch", digest=f"sha256:{'c' * 64}", source="oci-archive:t.tar")
+    (folder / f"{image.hash}.json").write_text(image.model_dump_json())
+    (folder / f"{image.hash}.tar.zst").write_text("x")
+    row = do(settings, "env list")["environments"].splitlines()[1]
+    assert row.split()[:5] == ["torch", image.hash, "-", "-", "image"]
+    assert do(settings, "env show", name="torch")["digest"] == image.digest
+    assert images.find(settings, "torch") == folders.look(settings).images[0]
+    assert [images.find(settings, name) for name in (None, "/i/x.sqsh", "nvcr.io#a/b:1")] == [None] * 3
+    with pytest.raises(ParameterError, match=r"^container-image: x is not imported; known: torch; ddp image import"):
+        images.find(settings, "x")
+    remedy = "choose another name, or remove it; ddp env remove torch$"
+    with pytest.raises(ParameterError, match=rf"^name: torch is an image; {remedy}"):
+        do(settings, "env create", name="torch", requirements=str(wanted))
+    do(settings, "env remove", name="torch")
+    assert do(settings, "env list")["count"] == "0"
 
 
 def test_an_environment_that_a_job_uses_stays(

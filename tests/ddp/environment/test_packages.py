@@ -170,11 +170,7 @@ def test_variables_replace_files_and_an_empty_one_does_not(tmp_path: pathlib.Pat
     monkeypatch.setenv("PIP_TARGET", "/elsewhere")
     found, options = uv.site((sys.executable, "-m", "pip"))
     proxies = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), "http://a")
-    assert found == proxies | {
-        "UV_DEFAULT_INDEX": "https://b",
-        "SSL_CERT_FILE": "/b.pem",
-        "UV_INSECURE_HOST": "a b",
-    }
+    assert found == proxies | {"UV_DEFAULT_INDEX": "https://b", "SSL_CERT_FILE": "/b.pem", "UV_INSECURE_HOST": "a b"}
     assert options == ()
     assert "PIP_TARGET" not in uv.pip_variables()
 

@@ -1,18 +1,21 @@
 """Fabrics as a node chooses them, and containers as the batch script starts them."""
 
 import dataclasses
+import json
 import pathlib
 import subprocess
 import sys
 import typing
 
 import pytest
-from script_texts import ENDS, texts
+from script_texts import ENDS, MANIFEST, texts
 
 from batch_host import Node
 from ddp.base import Settings
+from ddp.environment import archives
 from ddp.node import network, spec
 from ddp.submit import fabrics
+from ddp.workspace import folders
 
 FABRIC_DRIVER = """
 import json, os, sys
@@ -151,3 +154,31 @@ def test_without_pyxis_and_apptainer_the_job_says_so(settings: Settings, node: N
     code, output = node.run(texts(settings, **CONTAINED), HELP="")
     assert code == 78
     assert "[FATAL] slurmd-0: container-image needs pyxis in Slurm, or apptainer on the nodes" in output
+
+
+def test_an_imported_image_is_unpacked_and_started_by_slurms_runtime(
+    settings: Settings, node: Node, tmp_path: pathlib.Path
+):
+    pathlib.Path(tmp_path, "env/rootfs").mkdir(parents=True)
+    of_image = {"process": {"env": ["PATH=/opt/bin", "NCCL_DEBUG=WARN", "HOME=/root", "LD_LIBRARY_PATH=/a"]}}
+    pathlib.Path(tmp_path, "env/config.json").write_text(json.dumps(of_image))
+    about = MANIFEST.model_dump() | {"name": "torch", "python": "", "digest": f"sha256:{'0' * 64}"}
+    made = archives.store_environment(str(tmp_path), str(settings.environments), about)
+    given: dict[str, typing.Any] = {"container_image": "torch", "env": "NCCL_DEBUG=INFO"}
+    files = texts(settings, stored=folders.Manifest.model_validate(made), **given)
+    unpacks = 'case "$*" in *".pyz image "*) while [ "$1" != /bin/sh ]; do shift; done; exec "$@" ;; esac; '
+    node.add("srun", unpacks + SAVES_ARGV)
+    conf = tmp_path / "slurm.conf"
+    code, output = node.run(files, SLURM_CONF=str(conf))
+    assert (code, "needs apptainer on the nodes, or oci.conf in Slurm" in output) == (78, True)
+    conf.with_name("oci.conf").touch()
+    code, output = node.run(files, SLURM_CONF=str(conf))
+    assert code == 0, output
+    bundle = node.cache / made["hash"] / "jobs/12"
+    assert f"--container={bundle}" in (node.notes / "argv").read_text().split("\0")
+    config = json.loads((bundle / "config.json").read_text())
+    assert config["root"] == {"path": f"{node.cache}/{made['hash']}/rootfs", "readonly": True}
+    assert config["process"]["cwd"] == str(node.run_dir)
+    driver = "LD_LIBRARY_PATH=/a:/usr/local/nvidia/lib64"
+    assert config["process"]["env"] == ["PATH=/opt/bin", "LD_LIBRARY_PATH=/a", driver]
+    assert {str(settings.workspace), str(node.cache), "/dev"} <= {mount["source"] for mount in config["mounts"]}

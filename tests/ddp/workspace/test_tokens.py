@@ -19,6 +19,7 @@ from ddp.options import fields, models
 from ddp.submit import scripts
 from ddp.workspace import folders, operations, tokens
 from ddp.workspace.files import RefusedError
+from storage import leaks
 
 __all__ = ["charm_dir", "claims", "node", "settings", "workspace"]
 USER = pwd.getpwuid(os.geteuid()).pw_name
@@ -142,13 +143,16 @@ def test_a_job_without_the_file_says_so(given: tuple[Settings, pathlib.Path], no
 def test_the_ranks_get_the_variables_of_the_file_and_the_script_has_their_names_at_most(
     settings: Settings, node: Node, exists: bool
 ):
-    files, variables = texts(settings, secrets=("WANDB_API_KEY",)), {"WANDB_API_KEY": "a b'$x"}
+    ends = ("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSPHRASE")
+    variables = {f"MY_{end}": f"a b'$x-{end}" for end in ends} | {"WANDB_API_KEY": "a b'$x"}
+    files = texts(settings, secrets=tuple(variables))
     if exists:
         tokens.deliver_variables(settings, "first", variables)
     assert pathlib.Path(tokens.variables_path(settings, "first")).exists() is exists
     node.add("srun", 'printf %s "$WANDB_API_KEY" > "$NOTES/key"; ' + ENDS % "done")
     code, output = node.run(files)
-    assert "a b'$x" not in output + "".join(files.values())
+    assert not leaks.within((output + "".join(files.values())).encode(), variables.values())
+    assert not leaks.in_files(settings.workspace, *variables.values())
     assert not list(settings.workspace.rglob(".secrets/*/*"))
     if exists:
         assert (code, (node.notes / "key").read_text()) == (0, "a b'$x"), output

@@ -57,12 +57,11 @@ def host(
         where = about["mount"]
         return mounts.Mount(1, "0:50", str(where), "fuse.juicefs", "JuiceFS:shared", ()) if where else None
 
-    def ensure_packages(names: tuple[str, ...]) -> bool:
+    def ensure_packages(names: tuple[str, ...]) -> None:
         failure = about.get("apt")
         if isinstance(failure, CommandError):
             raise failure
         about["installed"] = names
-        return False
 
     monkeypatch.setattr(host_module, "WHEELHOUSE", tmp_path / "attached" / "wheelhouse")
     monkeypatch.setattr(host_module, "account", pwd.getpwnam)  # the tests' own account may be root's

@@ -26,7 +26,6 @@ def rig(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Rig:
     for name in names.split():
         monkeypatch.setattr(embedded.store, name, getattr(servers, name))
     monkeypatch.setattr(juicefs, "version", lambda program: (1, 3, 1))
-    monkeypatch.setattr(embedded.store, "sync_ms", lambda directory: 1.5)
     monkeypatch.setattr(embedded.store, "is_durable", lambda directory: True)
     monkeypatch.setattr(target, "PROGRAM_DIR", tmp_path / "lib")
     monkeypatch.setattr(target, "CONFIG_DIR", tmp_path / "etc")

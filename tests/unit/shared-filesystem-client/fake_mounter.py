@@ -30,7 +30,6 @@ class FakeMounter:
     fuse_error: Exception | None = None
     program_error: Exception | None = None
     seen: keeper.Health = dataclasses.field(default_factory=keeper.Health)
-    kept: str = ""
     remounts: int = 0
     wakes: dict[str, list[str]] = dataclasses.field(default_factory=dict[str, list[str]])
     resources: list[pathlib.Path | None] = dataclasses.field(default_factory=list[pathlib.Path | None])
@@ -66,10 +65,9 @@ class FakeMounter:
         self.remounts += 1
         return self.ensure(plan)
 
-    def remove(self, app: str, *, unit: str) -> str:
+    def remove(self, app: str, *, unit: str) -> None:
         self.units.discard(unit)
         self.mounted = None
-        return self.kept
 
     def load_all(self) -> dict[str, keeper.Watch]:
         fstypes = self.mounted.fstypes if self.mounted is not None else ()

@@ -25,14 +25,8 @@ FAULTS: dict[str, tuple[str, object]] = {
     "the mount hangs": ("look", mounts.Result(mounts.State.HUNG, "no answer within 5 s")),
     "there is no FUSE": ("fuse_error", mount_plan.MountError("/dev/fuse does not open")),
     "the program cannot be fetched": ("program_error", juicefs.DownloadError("https://github.com does not answer")),
-    "the mount stays": ("kept", "/mnt/shared is in use: it stays"),
 }
-OFFERS = {
-    "a volume": volume(SECRET),
-    "nothing": None,
-    "malformed": "unreadable://?",
-    "NFS": "nfs://(10.0.0.9)/srv",
-}
+OFFERS = {"a volume": volume(SECRET), "nothing": None, "malformed": "unreadable://?", "NFS": "nfs://(10.0.0.9)/srv"}
 CONFIGS: dict[str, dict[str, str]] = {
     "config": {"mountpoint": "/mnt/shared"},
     "config without a mountpoint": {},

@@ -1,7 +1,4 @@
-import dataclasses
-import os
 import pathlib
-import types
 import typing
 
 import pytest
@@ -14,9 +11,6 @@ from machine import Machine
 from mount import actions
 from scripts import keeper
 from slurm_ddp import mounts, processes
-from slurm_ddp.run import Completed
-
-CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 
 HUNG = mounts.Result(mounts.State.HUNG, "/mnt/shared did not answer within 5 s")
 
@@ -27,21 +21,9 @@ class Bench:
     def __init__(self, site: Site, root: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.site = site
         self.machine = Machine(packages={"fuse3"})
-        self.machine.take_over(monkeypatch, [actions], root / "units")
+        self.machine.take_over(monkeypatch, [], root / "units")
         self.machine.active.add("juicefs-shared-filesystem-client.service")
-        self.paths = {"/mnt/shared/datasets", "/mnt/shared"}
-        self.links = {"/mnt/shared/away": "/etc"}
-        self.warmup_failed = False
         self.users: list[list[tuple[int, str]]] = []
-        self.machine.answers |= {
-            "realpath": self._realpath,
-            "systemd-run": self._systemd_run,
-            "journalctl": lambda words, _: "warmup cache: 3 files\n",
-            "mkdir": lambda words, _: "",
-            "juicefs": lambda words, _: "",
-            "rm": lambda words, _: "",
-            "rmdir": lambda words, _: "",
-        }
         (root / "state/shared-filesystem-client/tmp").mkdir(parents=True)
         monkeypatch.setattr(mount_plan, "STATE", root / "state")
         monkeypatch.setattr(mount_plan, "CACHE", root / "cache")
@@ -61,15 +43,6 @@ class Bench:
 
     def _users(self, mountpoint: str) -> list[tuple[int, str]]:
         return self.users.pop(0) if self.users else []
-
-    def _realpath(self, words: tuple[str, ...], _: str | None) -> str | Completed:
-        path = self.links.get(words[-1], words[-1])
-        return f"{path}\n" if path in self.paths or path == "/etc" else Completed(1, "", "No such file or directory")
-
-    def _systemd_run(self, words: tuple[str, ...], _: str | None) -> str:
-        assert "--property=RuntimeMaxSec=3600" in words
-        assert words[-3:-1] == ("warmup", "--threads=50")
-        return ""
 
 
 @pytest.fixture
@@ -97,27 +70,6 @@ def test_status_tells_what_the_keeper_saw(bench: Bench):
     assert results["warning"].startswith("others can replace folders in it (mode 2775, no sticky bit): chmod +t /mnt/")
 
 
-def test_warmup_fetches_a_folder_of_the_mount(bench: Bench):
-    results = bench.run("warmup", path="datasets")
-    assert results["path"] == "/mnt/shared/datasets"
-    assert float(results["seconds"]) >= 0
-    assert bench.error("warmup", path=2024) == "path: /mnt/shared/2024 does not exist"
-    assert bench.run("warmup", path="/mnt/shared/datasets/")["path"] == "/mnt/shared/datasets"
-
-
-@pytest.mark.parametrize(("path", "message"), CASES["warmup_stays_on_the_mount"])
-def test_warmup_stays_on_the_mount(bench: Bench, path: str, message: str):
-    assert bench.error("warmup", path=path) == message
-
-
-def test_warmup_needs_a_mount_that_answers_and_a_cache(bench: Bench):
-    bench.site.mounter.look = HUNG
-    assert bench.error("warmup", path="datasets") == HUNG.detail
-    bench.site.mounter.look = mounts.Result(mounts.State.RIGHT)
-    bench.machine.active.add("juicefs-warmup-shared-filesystem-client.service")
-    assert bench.error("warmup", path="datasets").startswith("a warm-up runs already: ")
-
-
 def test_remount_is_refused_while_a_process_uses_it_waits_or_is_forced(bench: Bench):
     bench.users = [[(12, "python3")]]
     assert bench.error("remount") == (
@@ -130,18 +82,6 @@ def test_remount_is_refused_while_a_process_uses_it_waits_or_is_forced(bench: Be
     bench.users = [[(12, "python3")]]
     bench.run("remount", force=True)
     assert bench.site.mounter.remounts == 2
-
-
-def test_benchmark_of_what_cannot_be_measured(bench: Bench):
-    with pytest.MonkeyPatch.context() as small:
-        small.setattr(os, "statvfs", lambda path: types.SimpleNamespace(f_bavail=100, f_blocks=4096, f_frsize=1 << 20))
-        assert bench.error("benchmark", size=64) == "size: the local disk has 100 MiB free: 50 at most"
-    bench.machine.answers["fio"] = lambda words, _: Completed(1, "", "fio: no space left")
-    assert bench.error("benchmark", size=16) == "mount: fio: fio exited 1: fio: no space left"
-    bench.site.mounter.look = HUNG
-    assert bench.error("benchmark", size=16) == HUNG.detail
-    bench.state = dataclasses.replace(bench.state, config={"mountpoint": "/mnt/shared", "read-only": True})
-    assert bench.error("benchmark") == "the mount is read-only: nothing can be written there"
 
 
 def test_the_actions_are_those_that_are_declared():

@@ -68,14 +68,8 @@ def paths(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
             "LIVE": "var/slurm-gpu/live",
             "SLURM_CONF": "etc/slurm/slurm.conf",
         },
-        gpu_health: {
-            "HOLD": "var/slurm-gpu/holds/gpu-health.json",
-            "STATE": "var/slurm-gpu/health.json",
-        },
-        health_check: {
-            "PROGRAM": "usr/local/sbin/gpu-health",
-            "NVIDIA_SMI": "usr/bin/nvidia-smi",
-        },
+        gpu_health: {"HOLD": "var/slurm-gpu/holds/gpu-health.json", "STATE": "var/slurm-gpu/health.json"},
+        health_check: {"PROGRAM": "usr/local/sbin/gpu-health", "NVIDIA_SMI": "usr/bin/nvidia-smi"},
         mig: {"PROGRAM": "usr/local/sbin/gpu-mig"},
         node_hold: {"DIRECTORY": "var/slurm-gpu/holds"},
         node_watch: {

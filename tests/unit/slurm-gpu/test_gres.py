@@ -81,8 +81,7 @@ def test_two_whole_sockets_of_four_are_no_whole_socket():
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [conf(4, 28, 2), conf(2, 28, 2), {"socketsperboard": "two"}, conf(2, 56, 2) | {"boards": "2"}],
+    "settings", [conf(4, 28, 2), conf(2, 28, 2), {"socketsperboard": "two"}, conf(2, 56, 2) | {"boards": "2"}]
 )
 def test_cores_are_left_out_where_the_node_is_described_otherwise(settings: dict[str, str]):
     plan = gres.plan(h100s(links=False), settings, topology(2, 56, 2))

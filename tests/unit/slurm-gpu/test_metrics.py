@@ -132,10 +132,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> FakeExporter:
     ("role", "names"), [(COMPUTE, ["gpu", "gpu_log", "node"]), (CONTROLLER, ["controller"])], ids=["compute", "ctl"]
 )
 def test_each_role_has_its_sources(
-    ctx: testing.Context[charm.SlurmGpuCharm],
-    served: FakeExporter,
-    role: testing.SubordinateRelation,
-    names: list[str],
+    ctx: testing.Context[charm.SlurmGpuCharm], served: FakeExporter, role: testing.SubordinateRelation, names: list[str]
 ):
     state = testing.State(leader=True, relations=[role, COLLECTOR])
     for happened in (ctx.on.update_status(), ctx.on.relation_joined(COLLECTOR), ctx.on.relation_changed(COLLECTOR)):

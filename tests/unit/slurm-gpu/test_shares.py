@@ -62,8 +62,7 @@ def test_nothing_is_touched_before_slurm_knows_the_name(node: SlurmDouble):
     answer = live()
     node.types = ""
     assert hook(answer) == Status(
-        Level.BLOCKED,
-        "slurm.conf has no gpu among its GresTypes: " + slurm_advice.slurm_conf({"GresTypes": "gpu"}),
+        Level.BLOCKED, "slurm.conf has no gpu among its GresTypes: " + slurm_advice.slurm_conf({"GresTypes": "gpu"})
     )
     assert slurmd_options.PATH.read_text() == OPTIONS
     assert node.log == []

@@ -17,9 +17,7 @@ import pwd
 import re
 import secrets
 import socket
-import statistics
 import tempfile
-import time
 
 from slurm_ddp import apt, files, juicefs_access, systemd
 from slurm_ddp.interfaces import filesystem_info as fs
@@ -83,26 +81,12 @@ def usage(directory: pathlib.Path) -> Usage:
     return Usage((found.f_blocks - found.f_bfree) * found.f_frsize, found.f_bavail * found.f_frsize)
 
 
-def sync_ms(directory: pathlib.Path) -> float:
-    """Measure how long one small write takes to be on the storage's disk, in milliseconds: the median of five."""
-    found: list[float] = []
-    with tempfile.NamedTemporaryFile(prefix=".sync-", dir=directory) as file:
-        for _ in range(5):
-            began = time.monotonic()
-            file.write(b"x" * 4096)
-            file.flush()
-            os.fsync(file.fileno())
-            found.append((time.monotonic() - began) * 1000)
-    return statistics.median(found)
-
-
 def describe(directory: pathlib.Path) -> dict[str, str]:
-    """Describe the storage: how full and how fast it is, and whether acknowledged writes survive a power loss."""
+    """Describe the storage: how full it is, and whether acknowledged writes survive a power loss."""
     found = usage(directory)
     return {
         "storage-used-bytes": str(found.used),
         "storage-free-bytes": str(found.free),
-        "storage-sync-ms": f"{sync_ms(directory):.1f}",
         "survives-power-loss": "yes" if is_durable(directory) else "no",
     }
 

@@ -141,8 +141,8 @@ class Sources:
             offers.append(self._offer(store, services.read_store))
             storage, bucket, region = "s3", offers[-1].bucket, region or offers[-1].region
         else:
-            with naming("storage-type"):
-                spec.check_storage(storage)
+            if storage not in juicefs_access.KEYLESS_STORES:
+                raise ValueError(f"storage-type: one of {', '.join(juicefs_access.KEYLESS_STORES)}")
             with naming("bucket"):
                 bucket = spec.read_bucket(storage, config.bucket)
         with naming("credentials"):

@@ -2,7 +2,7 @@
 
 from slurm_ddp import juicefs
 from slurm_ddp.charm import Action, Log, Parameters, Results
-from volume import benchmark, kubernetes, maintenance
+from volume import kubernetes, maintenance
 from volume.target import Unit
 
 
@@ -27,4 +27,4 @@ def _status(unit: Unit, _: Parameters, _log: Log) -> Results:
     }
 
 
-ACTIONS = {"status": Action(Parameters, _status), **maintenance.ACTIONS, **kubernetes.ACTIONS, **benchmark.ACTIONS}
+ACTIONS = {"status": Action(Parameters, _status), **maintenance.ACTIONS, **kubernetes.ACTIONS}

@@ -15,15 +15,13 @@ import pydantic
 
 from slurm_ddp import files, juicefs
 from slurm_ddp.charm import Action, ActionError, Log, Parameters, Results
-from slurm_ddp.run import CommandError, last_line
+from slurm_ddp.run import CommandError, Completed, last_line
 from volume.target import Target, Unit
 
 _SHORT_S = 120.0
 _BEAT_S = 15.0
 _HEAD_BYTES = 1 << 16  # of a backup: its setting stands first
 _KEPT = 10  # reports of each command
-
-T = typing.TypeVar("T")
 
 
 def _inside(path: str) -> str:
@@ -38,23 +36,23 @@ def _absolute(file: str) -> str:
     return file
 
 
-class Long(Parameters, frozen=True):
+class _Long(Parameters, frozen=True):
     """The parameters of an action that can take long."""
 
     timeout: int = pydantic.Field(default=3600, ge=1, le=24 * 3600)  # seconds
 
 
-class _Fsck(Long, frozen=True):
+class _Fsck(_Long, frozen=True):
     path: typing.Annotated[str, pydantic.AfterValidator(lambda path: path and _inside(path))] = ""
     repair: bool = False
 
 
-class _Gc(Long, frozen=True):
+class _Gc(_Long, frozen=True):
     delete: bool = False
     compact: bool = False
 
 
-class _Restore(Long, frozen=True):
+class _Restore(_Long, frozen=True):
     uuid: str
     file: typing.Annotated[str, pydantic.AfterValidator(_absolute)]
 
@@ -80,7 +78,7 @@ def _gc(unit: Unit, wanted: _Gc, log: Log) -> Results:
     return {"mode": mode, "summary": _summary(report), "report": str(report)}
 
 
-def _back_up(unit: Unit, wanted: Long, log: Log) -> Results:
+def _back_up(unit: Unit, wanted: _Long, log: Log) -> Results:
     """Write all metadata, without credentials, into a file on this machine."""
     target, setting = unit.verify()
     path = private(target.directory / "backups") / f"{target.volume.name}-{_stamp()}.json.gz"
@@ -153,7 +151,7 @@ def _list_quotas(unit: Unit, _: Parameters, _log: Log) -> Results:
 ACTIONS: dict[str, Action[Unit]] = {
     "fsck": Action(_Fsck, _fsck),
     "gc": Action(_Gc, _gc),
-    "backup-metadata": Action(Long, _back_up),
+    "backup-metadata": Action(_Long, _back_up),
     "restore-metadata": Action(_Restore, _restore),
     "set-quota": Action(_Quota, _set_quota),
     "list-quotas": Action(Parameters, _list_quotas),
@@ -178,7 +176,7 @@ def _quota(target: Target, verb: str, *arguments: str) -> str:
         raise ActionError(f"quota {verb}: {juicefs.explain(e)}") from e
 
 
-def with_progress(what: str, log: Log, function: collections.abc.Callable[[], T]) -> T:
+def _with_progress(what: str, log: Log, function: collections.abc.Callable[[], Completed]) -> Completed:
     """Run a function, and log every now and then for how long it has been running."""
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         began, future = time.monotonic(), pool.submit(function)
@@ -201,7 +199,7 @@ def _run_long(target: Target, command: str, *arguments: str, timeout_s: float, l
     log(f"{command} of volume {target.volume.name} started")
     failure, argv = None, (command, target.access.url, *arguments)
     try:
-        done = with_progress(command, log, lambda: target.invoke(*argv, timeout=timeout_s))
+        done = _with_progress(command, log, lambda: target.invoke(*argv, timeout=timeout_s))
         output = done.stdout + done.stderr
     except CommandError as e:
         failure, output = e, e.stdout + e.stderr or f"{e}\n"

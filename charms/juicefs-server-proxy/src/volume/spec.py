@@ -117,9 +117,3 @@ def read_bucket(storage: str, bucket: str) -> str:
     if storage == "file":
         return parts.path.rstrip("/") + "/"
     return f"gs://{parts.netloc}" if storage == "gs" else bucket
-
-
-def check_storage(storage: str) -> None:
-    """Raise `ValueError` unless this charm can offer a volume on such a store."""
-    if storage not in juicefs_access.KEYLESS_STORES:
-        raise ValueError(f"one of {', '.join(juicefs_access.KEYLESS_STORES)}")

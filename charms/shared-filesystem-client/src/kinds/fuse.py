@@ -11,7 +11,7 @@ def service(
     spec: mount_plan.Spec, source: str, servers: mount_plan.Servers, command: list[str], **values: typing.Any
 ) -> str:
     """Write the unit of a client that begins once one of `servers` answers; `values` are the template's others."""
-    quoted, usual = mount_plan.quoted, dict[str, typing.Any](environment_file="", staging=(), upload_s=0)
+    quoted = mount_plan.quoted
     return mount_plan.render(
         "fuse.service.j2",
         mountpoint=quoted(spec.mountpoint),
@@ -20,7 +20,7 @@ def service(
         servers=" ".join(quoted(fs.join_address(*address)) for address in servers),
         source=quoted(source),
         command=" ".join(map(quoted, command)),
-        **usual | values,
+        **{"environment_file": ""} | values,
     )
 
 

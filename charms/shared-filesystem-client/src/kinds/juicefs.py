@@ -24,7 +24,6 @@ _AUTO = "auto"
 _SHARE = (0.15, 0.75)
 _FREE = ("0.2", "0.1")
 _NO_CACHE_ON = ("nfs", "nfs4", "lustre", "ceph", "fuse.ceph-fuse", "cifs", "fuse.juicefs", "tmpfs", "ramfs")
-_UPLOAD_S = 600
 
 
 def program_path(app: str) -> pathlib.Path:
@@ -42,15 +41,8 @@ def plan(
     access, environment_file = juicefs_access.of(volume, secret, directory=etc), etc / "environment"
     source, caches = f"JuiceFS:{volume.name}", _caches(spec)
     command = [*_command(spec, _subdir(spec, volume), caches, version), access.url, spec.mountpoint]
-    staging = [mount_plan.quoted(str(cache / volume.uuid / "rawstaging")) for cache in caches if spec.juicefs_writeback]
-    text = fuse.service(
-        *(spec, source, volume.addresses(), command),
-        what=f"JuiceFS volume {volume.name}",
-        fstype=_FSTYPE,
-        environment_file=environment_file,
-        staging=staging,
-        upload_s=_UPLOAD_S,
-    )
+    about = {"what": f"JuiceFS volume {volume.name}", "fstype": _FSTYPE, "environment_file": environment_file}
+    text = fuse.service(spec, source, volume.addresses(), command, **about)
     return mount_plan.Plan(
         spec=spec,
         unit=f"juicefs-{spec.app}.service",
@@ -135,7 +127,6 @@ def _command(
             "free-space-ratio": chosen.pop("free-space-ratio", _FREE[0] if shared else _FREE[1]),
             "backup-meta": "0",  # a dump of all names by every client: it has exhausted their memory (CSI driver #1648)
             "metrics": f"127.0.0.1:{spec.metrics_port}" if spec.metrics_port else False,
-            "writeback": spec.juicefs_writeback,
             "read-only": spec.read_only,
             "subdir": subdir if subdir != "/" else False,
             **{name: value or True for name, value in chosen.items()},

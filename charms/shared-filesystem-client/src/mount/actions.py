@@ -1,39 +1,23 @@
 """The actions. Each ends by its deadline, shows its progress, and leaves the mount as it found it."""
 
-import json
 import os
 import pathlib
-import socket
 import time
 
 import pydantic
 
 import mount_plan
-from kinds import juicefs as juicefs_kind
 from mount import judge, mounter, watching
-from slurm_ddp import apt, juicefs, mounts, processes, systemd
+from slurm_ddp import mounts, processes, systemd
 from slurm_ddp.charm import Action, ActionError, Log, Parameters, Results
-from slurm_ddp.run import CommandError, CommandTimeout, run
 
 _SHOW_EVERY_S = 10.0
-_BENCH_DIR = ".mount-benchmark"
 _MOST_NAMED = 10
-
-
-class _Warmup(Parameters, frozen=True):
-    path: str = pydantic.Field(min_length=1)
-    threads: int = pydantic.Field(default=50, ge=1, le=200)
-    deadline: int = pydantic.Field(default=3600, ge=10, le=86400)
 
 
 class _Remount(Parameters, frozen=True):
     wait: int = pydantic.Field(default=0, ge=0, le=86400)
     force: bool = False
-
-
-class _Benchmark(Parameters, frozen=True):
-    size: int = pydantic.Field(default=256, ge=16, le=65536)
-    deadline: int = pydantic.Field(default=600, ge=30, le=7200)
 
 
 class _Progress:
@@ -77,35 +61,6 @@ def _status(plan: mount_plan.Plan, _: Parameters, _log: Log) -> Results:
     return {key: value for key, value in results.items() if value}
 
 
-def _warmup(plan: mount_plan.Plan, wanted: _Warmup, log: Log) -> Results:
-    if not plan.caches:
-        raise ActionError("only a JuiceFS mount keeps copies on the local disk that could be fetched ahead")
-    path = _inside(plan, wanted.path)
-    name = f"juicefs-warmup-{plan.spec.app}.service"
-    if systemd.is_active(name):
-        raise ActionError(f"a warm-up runs already: juju ssh to the machine and systemctl stop {name}, or wait for it")
-    progress = _Progress(log)
-    progress.show(f"fetching {path} to {' '.join(map(str, plan.caches))}")
-    run(
-        *("/usr/bin/systemd-run", "--quiet", f"--unit={name}", "--property=Nice=10", "--property=RemainAfterExit=no"),
-        f"--property=RuntimeMaxSec={wanted.deadline}",
-        *(juicefs_kind.program_path(plan.spec.app), "--no-agent", "warmup", f"--threads={wanted.threads}", path),
-    )
-    while (state := systemd.state(name)) in ("active", "activating"):
-        if progress.seconds > wanted.deadline:
-            systemd.stop(name)
-            break
-        progress.show(_disks(plan.caches))
-        if not mounts.at(plan.spec.mountpoint):
-            raise ActionError(f"{plan.spec.mountpoint} was unmounted meanwhile")
-        time.sleep(0.5)
-    output = systemd.journal(name, lines=1).strip()[-200:] or "its journal is empty"
-    systemd.reset_failed(name)
-    if state == "failed" or progress.seconds > wanted.deadline:
-        raise ActionError(f"warmup did not complete within {wanted.deadline} s: {output}")
-    return {"path": path, "seconds": f"{progress.seconds:.1f}", "cache": _disks(plan.caches)}
-
-
 def _remount(plan: mount_plan.Plan, wanted: _Remount, log: Log) -> Results:
     progress = _Progress(log)
     while users := processes.users(plan.spec.mountpoint):
@@ -121,88 +76,6 @@ def _remount(plan: mount_plan.Plan, wanted: _Remount, log: Log) -> Results:
     if not found:
         raise ActionError(f"{found.detail}: {mounter.reason(plan)}")
     return {"state": found.state.value, "seconds": f"{progress.seconds:.1f}"}
-
-
-def _benchmark(plan: mount_plan.Plan, wanted: _Benchmark, log: Log) -> Results:
-    if plan.spec.read_only:
-        raise ActionError("the mount is read-only: nothing can be written there")
-    _check_works(plan)
-    apt.ensure_packages(("fio",))
-    local = mount_plan.STATE / plan.spec.app / "tmp"
-    stat = os.statvfs(local)
-    free_mib = stat.f_bavail * stat.f_frsize >> 20
-    if free_mib < 2 * wanted.size:
-        raise ActionError(f"size: the local disk has {free_mib} MiB free: {free_mib // 2} at most")
-    end = time.monotonic() + wanted.deadline
-    results: Results = {"size-mib": str(wanted.size)}
-    top = f"{plan.spec.mountpoint}/{_BENCH_DIR}"
-    places = {"mount": f"{top}/{socket.gethostname()}.{os.getpid()}", "local": f"{local}/benchmark.{os.getpid()}"}
-    for label, place in places.items():
-        removal = (("/usr/bin/rm", "-rf", "--one-file-system", place),)
-        if label == "mount":
-            if plan.version:  # of JuiceFS's program
-                removal = juicefs.removal(juicefs_kind.program_path(plan.spec.app), place)
-            removal = (*removal, ("/usr/bin/rmdir", top))
-        run("/usr/bin/mkdir", "-p", place, timeout=20)
-        try:
-            for test in _TESTS:
-                log(f"{label}: {test}")
-                results |= _fio(label, test, place, wanted.size, end)
-        finally:
-            for command in removal:
-                run(*command, timeout=60, check=False)
-    return results
-
-
-# fio(1). One file, synced at the end of writing; reading begins with the kernel's copy dropped
-_TESTS = {
-    "write": ("--rw=write", "--bs=1M", "--end_fsync=1"),
-    "read": ("--rw=read", "--bs=1M"),
-    "random-read": ("--rw=randread", "--bs=64k", "--runtime=15", "--time_based=0"),
-}
-
-
-def _fio(label: str, test: str, place: str, size_mib: int, end: float) -> Results:
-    left = end - time.monotonic()
-    if left < 1:
-        raise ActionError("deadline: it passed before the benchmark ended: choose a smaller size")
-    # The whole path: fio ignores a --directory that follows --filename, and writes to where it was started
-    fixed = ("--name=benchmark", f"--filename={place}/data", "--ioengine=psync", "--invalidate=1")
-    shape = ("--output-format=json", f"--size={size_mib}M", *_TESTS[test])
-    try:
-        output = run("/usr/bin/fio", *fixed, *shape, timeout=left, cwd=mount_plan.STATE).stdout
-        job = json.loads(output[output.index("{") :])["jobs"][0]
-    except CommandTimeout as e:
-        raise ActionError("deadline: it passed before the benchmark ended: choose a smaller size") from e
-    except (CommandError, ValueError, KeyError, IndexError) as e:
-        raise ActionError(f"{label}: fio: {e}") from e
-    side = job["write" if test == "write" else "read"]
-    results = {f"{label}-{test}-mib-s": f"{side['bw_bytes'] / (1 << 20):.1f}"}
-    if test == "random-read":
-        results[f"{label}-{test}-ms"] = f"{side['clat_ns']['mean'] / 1e6:.2f}"
-    return results
-
-
-def _check_works(plan: mount_plan.Plan) -> None:
-    found = mounter.probe(plan)
-    if not found:
-        raise ActionError(found.detail)
-
-
-def _inside(plan: mount_plan.Plan, text: str) -> str:
-    """Resolve the path of something on the mount."""
-    _check_works(plan)
-    mountpoint = plan.spec.mountpoint
-    path = os.path.normpath(text if text.startswith("/") else f"{mountpoint}/{text}")
-    if "\0" in text or not mount_plan.is_inside(path, mountpoint):
-        raise ActionError(f"path: it must lie in {mountpoint}: write it relative to that, like datasets/owt")
-    try:
-        real = run("/usr/bin/realpath", "-e", "--", path, timeout=20).stdout.strip()
-    except CommandError as e:
-        raise ActionError(f"path: {path} does not exist") from e
-    if not mount_plan.is_inside(real, mountpoint):
-        raise ActionError(f"path: {path} leads out of {mountpoint}")
-    return real
 
 
 def _named(users: list[tuple[int, str]]) -> str:
@@ -229,7 +102,5 @@ def _disks(caches: tuple[pathlib.Path, ...]) -> str:
 
 ACTIONS: dict[str, Action[mount_plan.Plan]] = {
     "status": Action(Parameters, _status),
-    "warmup": Action(_Warmup, _warmup),
     "remount": Action(_Remount, _remount),
-    "benchmark": Action(_Benchmark, _benchmark),
 }

@@ -3,7 +3,6 @@
 import collections.abc
 import contextlib
 import json
-import os
 import pathlib
 import re
 import shutil
@@ -24,7 +23,6 @@ _TURN_S = 30.0  # how long the keeper may take to finish its pass; after that a 
 _RELOAD_S = 20.0
 _SYSTEMCTL_S = 60.0
 _STOP_S = 90.0
-_UPLOAD_S = 600.0  # how long a removal waits for what JuiceFS has yet to upload
 _MOST_REASON = 300  # characters
 
 
@@ -54,7 +52,7 @@ def ensure(plan: mount_plan.Plan) -> mounts.Result:
         if found and not pending(plan):  # what was there before is needed no longer
             caches = tuple(map(str, plan.caches))
             for path in set(state.caches) - set(caches):
-                _remove_cache(path)
+                shutil.rmtree(path, ignore_errors=True)
             states.save(state, known=plan.sources, caches=caches)
         return found
 
@@ -64,7 +62,7 @@ def remount(plan: mount_plan.Plan) -> mounts.Result:
     state = states.load(plan.spec.app)
     if state is not None and state.unit == plan.unit:
         with keeper.turn(mount_plan.STATE / plan.spec.app, patience=_TURN_S):
-            _stop(plan.unit, uploads=bool(plan.caches))
+            _stop(plan.unit)
             _clear(state)
     return ensure(plan)
 
@@ -98,28 +96,26 @@ def probe(plan: mount_plan.Plan, *, deadline: float = _PROBE_S) -> mounts.Result
     )
 
 
-def remove(app: str, *, unit: str) -> str:
-    """Unmount and remove all of the application, unless another unit wants the mount; return what had to stay."""
+def remove(app: str, *, unit: str) -> None:
+    """Unmount and remove all of the application, unless another unit wants the mount."""
     state = states.load(app)
-    kept: list[str] = []
     if state is not None:
         others = tuple(user for user in state.units if user != unit)
         with keeper.turn(mount_plan.STATE / app, patience=_TURN_S):
             if others:
                 states.save(state, units=others)
                 watching.wake_once_right(app, unit, [])
-                return ""
+                return
             _take_down(state)
-        kept = [path for path in state.caches if not _remove_cache(path)]
+        for path in state.caches:
+            shutil.rmtree(path, ignore_errors=True)
     readiness.withdraw(unit)  # which the keeper wrote
     with contextlib.suppress(OSError):
         readiness.DIRECTORY.rmdir()  # unless another unit's file lies there
     for folder in (mount_plan.ETC, mount_plan.LIB, mount_plan.STATE, mount_plan.CACHE):
-        if not any(mount_plan.is_inside(path, str(folder / app)) for path in kept):
-            shutil.rmtree(folder / app, ignore_errors=True)
+        shutil.rmtree(folder / app, ignore_errors=True)
         with contextlib.suppress(OSError):
             folder.rmdir()  # unless another application's lie there
-    return f"blocks that were never uploaded are kept in {' '.join(kept)}" if kept else ""
 
 
 def _write(plan: mount_plan.Plan) -> states.State:
@@ -209,7 +205,7 @@ def _repair(plan: mount_plan.Plan, state: states.State, found: mounts.Result, si
     if here or systemd.is_active(plan.unit):
         if found.state is not mounts.State.RIGHT:
             _clear(state)
-        _stop(plan.unit, uploads=False)
+        _stop(plan.unit)
         _clear(state)
     systemd.reset_failed(plan.unit)
     systemd.start_later(plan.unit)
@@ -239,25 +235,17 @@ def _reload(plan: mount_plan.Plan) -> bool:
     return False
 
 
-def _stop(unit: str, *, uploads: bool) -> None:
-    """Stop a unit, after its uploads if it has any; leave systemd to it when that takes longer."""
+def _stop(unit: str) -> None:
+    """Stop a unit; leave systemd to it when that takes longer."""
     with contextlib.suppress(CommandTimeout):
-        systemd.stop(unit, timeout=_STOP_S + (_UPLOAD_S if uploads else 0))
-
-
-def _remove_cache(path: str) -> bool:
-    """Remove a client's folder, unless blocks lie there that were never uploaded; report whether it was removed."""
-    if any(names for staging in pathlib.Path(path).glob("*/rawstaging") for _, _, names in os.walk(staging)):
-        return False
-    shutil.rmtree(path, ignore_errors=True)
-    return True
+        systemd.stop(unit, timeout=_STOP_S)
 
 
 def _take_down(state: states.State) -> None:
     """Undo everything outside of the application's own folders."""
     watching.stop(state.app)
     if systemd.is_active(state.unit):
-        _stop(state.unit, uploads=bool(state.caches))
+        _stop(state.unit)
     systemd.ensure_no_unit(state.unit)
     for path in state.files:
         files.ensure_absent(path)

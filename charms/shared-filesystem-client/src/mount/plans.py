@@ -79,12 +79,11 @@ def draw(
             return lustre.plan(spec, filesystem)
 
 
-def remove(app: str, *, unit: str) -> str:
-    """Remove the mount and all that came with it; return what had to stay, as one line."""
-    kept = mounter.remove(app, unit=unit)
+def remove(app: str, *, unit: str) -> None:
+    """Remove the mount and all that came with it."""
+    mounter.remove(app, unit=unit)
     if not any(kernel.LUSTRE.fstype in state.fstypes for state in states.load_all().values()):
         lustre.remove()
-    return kept
 
 
 def _check(config: mount_plan.Config) -> None:

@@ -194,11 +194,7 @@ def _changes(
 
 
 def _left(
-    conf: gres_conf.GresConf,
-    entries: collections.abc.Mapping[str, gres_conf.Entry],
-    *,
-    running: bool,
-    is_last: bool,
+    conf: gres_conf.GresConf, entries: collections.abc.Mapping[str, gres_conf.Entry], *, running: bool, is_last: bool
 ) -> dict[str, gres_conf.Entry]:
     """Return the entries of removed units whose nodes Slurm still has, with their lines as long as these are in use.
 

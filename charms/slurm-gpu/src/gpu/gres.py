@@ -177,9 +177,7 @@ def _devices(index: int, gpu: detect.Gpu, dev: pathlib.Path) -> list[_Device]:
 
 
 def _cores(
-    gpus: collections.abc.Sequence[detect.Gpu],
-    settings: collections.abc.Mapping[str, str],
-    topology: Topology | None,
+    gpus: collections.abc.Sequence[detect.Gpu], settings: collections.abc.Mapping[str, str], topology: Topology | None
 ) -> tuple[list[str] | None, list[str], bool]:
     """Return the Cores of each GPU, or None and the reason why no line gets any; and whether one's cut a socket."""
     if topology is None or any(not gpu.cpus for gpu in gpus):

@@ -76,6 +76,7 @@ def release() -> None:
     node = nodes.show(hold.node)
     if node is not None and is_ours(node, hold.kind):
         node_hold.end(hold.kind)
+        node = nodes.show(hold.node) or node  # is_ours may have drained it again
         if registration.put_back(node, hold).stage is not registration.Stage.REGISTERED:
             return  # to be marked down again, and jobs run
     forget()

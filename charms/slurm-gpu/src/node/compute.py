@@ -277,10 +277,7 @@ def _ensure_health_check(machine: Machine) -> None:
         return  # the status reports it
     try:
         health_check.ensure(
-            machine.node,
-            config.health_check,
-            has_gpus=bool(machine.detection.gpus),
-            xids=config.health_xids,
+            machine.node, config.health_check, has_gpus=bool(machine.detection.gpus), xids=config.health_xids
         )
     except CommandError as e:  # the GPUs are registered all the same
         logger.warning("the health check is not set up: %s", e)
@@ -290,20 +287,14 @@ def _leave_registration(machine: Machine) -> None:
     """Register the node without GPUs where slurmd will not find them without lines; end a registration in progress."""
     if machine.options is None or machine.node is None:
         return
-    if _needs_lines(machine):
+    lines_go = bool(machine.lines) if machine.plan else machine.registers_gpus and machine.autodetect == "off"
+    if lines_go:  # without which slurmd does not find the GPUs
         left = slurmd_options.merged_gres(machine.options.gres, None)
     elif node_state.NodeSnapshot.load() is not None:  # in the middle of a registration
         left = machine.wanted if machine.plan else machine.options.gres
     else:
         return
     registration.leave(registration.Target(machine.node, left, machine.options))
-
-
-def _needs_lines(machine: Machine) -> bool:
-    """Whether slurmd will not find the node's GPUs when the controller has no lines for them."""
-    if machine.plan is not None:
-        return bool(machine.lines)
-    return machine.registers_gpus and machine.autodetect == "off"
 
 
 def _end_drain(machine: Machine) -> None:

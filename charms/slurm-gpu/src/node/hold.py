@@ -59,7 +59,7 @@ def begin(kind: str, node: str, reason: str) -> None:
             _reserve(node)
         except nodes.NodeError as e:  # the node is drained, and node.watch tries again
             logger.warning("%s is not reserved yet: %s", node, e)
-    _wake()
+    wake()
 
 
 def end(*kinds: str) -> None:
@@ -74,7 +74,7 @@ def end(*kinds: str) -> None:
             _end_reservation()
         except nodes.NodeError as e:
             logger.warning("the reservation of this node ends later, within the hour: %s", e)
-    _wake()
+    wake()
 
 
 def held() -> list[Hold]:
@@ -133,6 +133,12 @@ def lock() -> collections.abc.Generator[None]:
         yield
 
 
+def wake() -> None:
+    """Have the service look now at the holds, and whether the node may take jobs."""
+    with contextlib.suppress(CommandError):  # where the unit is not set up yet, the hook does that at its end
+        systemd.start_later(WATCH)
+
+
 def is_administrators() -> bool:
     """Report whether a drain that has ended was ended by an administrator, and not by upstream's slurmd."""
     running = systemd.active_for(slurmd_unit.SLURMD)
@@ -187,11 +193,6 @@ def _end_reservation() -> None:
     if node := _last().node:
         nodes.unreserve(reservation(node))
     files.ensure_absent(_reserved())
-
-
-def _wake() -> None:
-    with contextlib.suppress(CommandError):  # where the unit is not set up yet, the hook does that at its end
-        systemd.start_later(WATCH)
 
 
 def _record(kind: str) -> pathlib.Path:

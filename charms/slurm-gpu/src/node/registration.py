@@ -176,13 +176,13 @@ def put_back(node: nodes.Node, snapshot: NodeSnapshot) -> Progress:
     if "down" in snapshot.states:
         if node.is_busy:  # marking it down now would end a job
             return _awaits_jobs(node.name)
-        nodes.set_down(node.name, reason)
+        nodes.update(node.name, "down", reason)
         if not {"drain", "fail"} & set(snapshot.states):
-            nodes.undrain(node.name)
+            nodes.update(node.name, "undrain")
     if "drain" in snapshot.states:
         nodes.drain(node.name, reason)
     elif "fail" in snapshot.states:  # which replaces a drain
-        nodes.set_fail(node.name, reason)
+        nodes.update(node.name, "fail", reason)
     elif not snapshot.states and node.is_drained:
         nodes.resume(node.name)
     node_state.clear(node_state.REGISTRATION)

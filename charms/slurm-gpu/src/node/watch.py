@@ -7,7 +7,6 @@ only for a reboot, or for being new, takes jobs as soon as its mounts, its cards
 ends when nothing is left to do. It runs from the charm's own folder, with Python's standard library only.
 """
 
-import contextlib
 import dataclasses
 import logging
 import pathlib
@@ -47,12 +46,6 @@ def ensure(config: Config) -> None:
     """Set the service up for this node, and let it look. Raises `CommandError`: systemd refused."""
     changed = files.ensure_file(CONFIG, records.text(config), mode=0o600)
     if _ensure_units() or changed or node_hold.held():
-        systemd.start_later(UNIT)
-
-
-def look() -> None:
-    """Have the service look now whether the node may take jobs."""
-    with contextlib.suppress(CommandError):  # it is set up by the next hook
         systemd.start_later(UNIT)
 
 

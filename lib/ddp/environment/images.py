@@ -1,0 +1,78 @@
+"""Container images: each is imported once, as an environment whose archive has an OCI bundle."""
+
+import functools
+import json
+import pathlib
+import platform
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+
+from ddp.base import Log, ParameterError, Results, Settings, TrainerError, with_progress
+from ddp.environment import archives, environments
+from ddp.node.explain import read_object
+from ddp.options import models
+from ddp.problem import Command, Step
+from ddp.workspace import files, folders
+
+TOOLS = ("skopeo", "umoci", "zstd")
+_MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}  # uname(2)'s names, and those of images
+
+
+def import_image(settings: Settings, params: models.ImportImage, log: Log) -> Results:
+    """Copy an image from a registry or a file, unpack it and store it. Raises TrainerError."""
+    name, source, store = params.name, params.source, str(settings.environments)
+    if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
+        install = Step("install-tools", f"as root: apt-get install {' '.join(missing)}")
+        raise TrainerError(f"{missing[0]}, which imports images, is not installed on this host", remedy=install)
+    folders.ensure_folders(settings)
+    contents = folders.look(settings)
+    if any((one.name, one.folder) == (name, store) for one in contents.environments + contents.images):
+        remedy = Command("env remove", arguments=(name,))
+        raise ParameterError("name", f"{name} exists; choose another name, or remove it", remedy=remedy)
+    settings.node_cache.mkdir(mode=0o700, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="image-", dir=files.private(settings.node_cache)) as build:
+        digest = with_progress(log, f"copying {source}", lambda: _unpack(build, source))
+        size = sum(path.lstat().st_size for path in pathlib.Path(build, "env").rglob("*"))
+        about = {"name": name, "source": source, "digest": digest, "python": "", "unpacked_bytes": size}
+        about["created"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        given = {"build": build, "folder": store, "manifest": environments.NOT_INSTALLED.model_dump() | about}
+        keep = functools.partial(folders.call, settings, archives.store_environment, timeout_s=3600, **given)
+        stored = with_progress(log, f"storing {size >> 20} MiB in {store}", keep)
+    return {"name": name, **environments.describe(folders.Manifest.model_validate({**stored, "folder": store}))}
+
+
+def _unpack(build: str, source: str) -> str:
+    """Copy an image to a folder, unpack it to a bundle there; return its digest. Raises TrainerError."""
+    layout = pathlib.Path(build, "layout")
+    _call("skopeo", "copy", "--quiet", source, f"oci:{layout}:image")  # which checks the digests
+    digest = str(read_object(layout / "index.json")["manifests"][0]["digest"])
+    config = read_object(layout / "blobs" / digest.replace(":", "/"))["config"]["digest"]
+    machine = read_object(layout / "blobs" / config.replace(":", "/"))["architecture"]
+    if machine != (mine := _MACHINES.get(platform.machine(), platform.machine())):
+        raise ParameterError("source", f"{source} is for {machine}, this cluster is {mine}; choose another image")
+    _call("umoci", "unpack", "--rootless", "--image", f"{layout}:image", f"{build}/env")
+    _call("chmod", "-R", "u+rwX", f"{build}/env")  # images have files that their owner cannot read
+    return digest
+
+
+def _call(*argv: str) -> None:
+    done = subprocess.run(argv, check=False, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        found = re.search(r'msg=(".*")', last)
+        raise TrainerError(f"{argv[0]}: {json.loads(found[1]) if found else last}")
+
+
+def find(settings: Settings, name: str | None) -> folders.Manifest | None:
+    """Return the imported image that an option names; None for another image, or none. Raises ParameterError."""
+    if not name or re.search("[/:#@]", name):
+        return None
+    images = folders.look(settings).images
+    if found := next((one for one in images if one.name == name), None):
+        return found
+    known = ", ".join(dict.fromkeys(one.name for one in images)) or "none"
+    remedy = Command("image import", arguments=("docker://IMAGE:TAG", name))
+    raise ParameterError("container-image", f"{name} is not imported; known: {known}", remedy=remedy)

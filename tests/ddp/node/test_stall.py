@@ -1,0 +1,91 @@
+"""When a run stands still, and which rank the others wait for."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from ddp.node import stall
+
+BEGAN = 1000.0
+
+
+def lines(*gaps: float, kind: str = "step", total: int = 100) -> list[str]:
+    """Return metrics of an attempt: a line before it, its start, steps after these seconds, all but the last of them."""
+    now, found = BEGAN, [{"kind": "step", "time": BEGAN - 500, "step": 0}, {"kind": "start", "time": BEGAN}]
+    for number, gap in enumerate(gaps, 1):
+        now += gap
+        is_last = number == len(gaps)
+        found.append({"kind": kind if is_last else "step", "time": now, "step": number, "total_steps": total})
+    return [json.dumps(record) for record in found]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "silent_s", "is_stalled"),
+    [
+        (lines(*[1.0] * 20), 121, True),
+        (lines(*[1.0] * 20), 119, False),  # at least two minutes
+        (lines(*[30.0] * 20), 299, False),  # ten times the median
+        (lines(*[30.0] * 20), 301, True),
+        (lines(*[1.0] * 4), 9999, False),  # it may still compile
+        (lines(600, *[1.0] * 20), 1199, False),  # it was as slow before: an evaluation, a compilation
+        (lines(600, *[1.0] * 20), 1201, True),
+        (lines(*[1.0] * 20, kind="eval"), 121, True),
+        (lines(*[1.0] * 20, total=20), 9999, False),  # it is done, and saves
+        ([*lines(*[1.0] * 20), '{"kind": "st'], 121, True),  # a line is being written
+        ([], 9999, False),
+    ],
+)
+def test_it_stands_still(metrics: list[str], silent_s: float, is_stalled: bool):
+    last = max((json.loads(line)["time"] for line in metrics if line.endswith("}")), default=BEGAN)
+    assert bool(stall.judge(metrics, BEGAN, last + silent_s)) is is_stalled
+
+
+def test_any_regular_run_is_never_judged():
+    for step_s in (0.001, 0.1, 7.0, 400.0):
+        for silent_s in (0.0, step_s, 9 * step_s, 119.0):
+            if silent_s < max(stall.LEAST_S, stall.STEPS * step_s):
+                assert stall.judge(lines(*[step_s] * 50), BEGAN, BEGAN + 50 * step_s + silent_s) == ""
+
+
+SCRIPT = """
+import signal, sys, time
+def {name}():
+    print("ready", flush=True); time.sleep(60)
+{name}()
+"""
+
+
+def stand(folder: pathlib.Path, rank: int, name: str, *, at: str) -> None:
+    """Leave the output of a rank that stands in a function, in a file, and is ended by SIGABRT."""
+    script = folder / at / "x.py"
+    script.parent.mkdir(parents=True, exist_ok=True)
+    script.write_text(SCRIPT.format(name=name))
+    log = folder / "logs" / "12.r0" / f"node-{rank}" / "x" / "attempt_0" / "0" / "stderr.log"
+    log.parent.mkdir(parents=True)
+    with log.open("w") as stderr:
+        argv = [sys.executable, "-X", "faulthandler", str(script)]
+        process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=stderr)
+        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+        process.send_signal(6)
+        process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "wanted"),
+    [
+        ((("all_reduce", "torch/distributed"), ("load", "mine")), ("b", "rank 1 on b is behind, in load ({0}/x.py:4)")),
+        ((("load", "mine"), ("backward", "torch/nn/parallel")), ("a", "rank 0 on a is behind, in load ({0}/x.py:4)")),
+        ((("all_reduce", "torch/distributed"),) * 2, ("-", "")),  # the network, or a rank that is lost
+        ((("load", "mine"),) * 2, ("-", "")),
+        ((("load", "mine"),), ("a", "rank 0 on a is behind, in load ({0}/x.py:4)")),
+    ],
+)
+def test_the_rank_that_is_behind(tmp_path: pathlib.Path, ranks: tuple[tuple[str, str], ...], wanted: tuple[str, str]):
+    (tmp_path / "job.json").write_text('{"ranks_per_node": 1}')
+    for rank, (name, at) in enumerate(ranks):
+        stand(tmp_path, rank, name, at=at)
+    node, words = wanted
+    assert stall.behind(str(tmp_path), "12", ["a", "b"]) == (node, words.format(tmp_path / "mine"))
