@@ -25,21 +25,6 @@ def test_without_parameters_all_usable_nodes_are_taken_whole():
     assert request.ranks_per_node == 1
 
 
-@pytest.mark.parametrize(
-    ("given", "ranks_have"),
-    [({}, 2), ({"nodes": 1}, 1), ({"nodelist": "n0,n1"}, 1), ({"nodes": 2, "nodelist": "n0"}, 2)],
-)
-def test_spare_nodes_are_beside_those_of_the_ranks(given: dict[str, object], ranks_have: int):
-    request = training(partition(node("n0"), node("n1"), node("n2")), spare_nodes=1, **given)
-    assert (request.num_nodes, request.spare_nodes) == (ranks_have, 1)
-
-
-def test_too_many_spare_nodes_are_named():
-    cluster = partition(node("n0"), node("n1"))
-    assert refusal(cluster, spare_nodes=2).startswith("spare-nodes: 2 requested, and 2 nodes can be used")
-    assert refusal(cluster, spare_nodes=1, nodes=2).startswith("nodes: 3 requested, partition main has 2 usable")
-
-
 def featured(name: str, *features: str, gpus: int = 0) -> Capacity:
     return dataclasses.replace(node(name, gpus=gpus), features=frozenset(features))
 
@@ -58,6 +43,22 @@ def test_a_constraint_says_which_nodes_count(constraint: str, nodes: int):
 @pytest.fixture
 def hostnames(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks.jobs, "hostnames", lambda text: tuple(text.split(",")))
+
+
+@pytest.mark.usefixtures("hostnames")
+@pytest.mark.parametrize(
+    ("given", "ranks_have"),
+    [({}, 2), ({"nodes": 1}, 1), ({"nodelist": "n0,n1"}, 1), ({"nodes": 2, "nodelist": "n0"}, 2)],
+)
+def test_spare_nodes_are_beside_those_of_the_ranks(given: dict[str, object], ranks_have: int):
+    request = training(partition(node("n0"), node("n1"), node("n2")), spare_nodes=1, **given)
+    assert (request.num_nodes, request.spare_nodes) == (ranks_have, 1)
+
+
+def test_too_many_spare_nodes_are_named():
+    cluster = partition(node("n0"), node("n1"))
+    assert refusal(cluster, spare_nodes=2).startswith("spare-nodes: 2 requested, and 2 nodes can be used")
+    assert refusal(cluster, spare_nodes=1, nodes=2).startswith("nodes: 3 requested, partition main has 2 usable")
 
 
 FOUR = partition(node("n0"), node("n1", gpus=8), node("n2", cpus=4), node("n3", usable=False))
