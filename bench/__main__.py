@@ -32,6 +32,7 @@ ROWS = {
     "start": 300,
     "environment": 900,
     "submit": 1800,
+    "node-lost": 1800,
     "gpu": 1500,
 }
 
@@ -101,7 +102,7 @@ def _one(name: str, out: str) -> int:
     with tempfile.TemporaryDirectory(prefix=f"ddptrain-{name}-") as scratch:
         found: list[row.Row | row.NotHere] = []
         try:
-            found += importlib.import_module(f"bench.rows.{name}").run(pathlib.Path(scratch))
+            found += importlib.import_module(f"bench.rows.{name.replace('-', '_')}").run(pathlib.Path(scratch))
         except row.NotHere as e:
             found.append(e)
     rows = [one.as_record() for one in found if isinstance(one, row.Row)]

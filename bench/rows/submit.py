@@ -8,19 +8,14 @@ names a model that is not called `default`. Its clock is this machine's.
 import collections.abc
 import dataclasses
 import json
-import os
 import pathlib
 import random
-import subprocess
 import time
 
-from bench import commands, row
+from bench import cluster, commands, row
 
-CTL = pathlib.Path(__file__).resolve().parents[2] / "sandboxctl"
-MODEL = os.environ.get("SLURM_DDP_MODEL", "default")
 CODE = "/mnt/shared/bench"
 SMALL = ("nodes=1", "gpus-per-node=0", "cpus-per-task=1", "memory=2G")
-LIMIT_S = 120
 USER = "ubuntu"
 LIMITS_S = {"ddp submit": 0.7, "submit-ddp": 1.0}  # over bare sbatch
 TURNS = 6  # the first one warms caches and unpacks the environment
@@ -76,26 +71,19 @@ class Start:
 
 def run(_: pathlib.Path) -> list[row.Row]:
     """Measure in turns, so that a busy neighbour slows all alike."""
-    if os.geteuid() != 0:
-        raise row.NotHere("the sandbox needs root")
-    if '"trainer/0"' not in _ctl("status", "--format", "json", check=False):
-        raise row.NotHere(f"no sandbox model {MODEL} with the trainer: ./sandboxctl deploy ./bundle.yaml")
-    archive = _login("ls -t /mnt/shared/environments/*.tar.zst | head -n 1")
-    if not archive:
-        raise row.NotHere("no environment in the sandbox: ./sandboxctl run trainer/0 install-environment")
-    _login(
+    name = cluster.environment()
+    cluster.login(
         f"mkdir -p {CODE}/code {CODE}/bare; chown {USER} {CODE}/bare; cat > {CODE}/code/first.py <<'END'\n{FIRST}END\n"
     )
-    node = _login("sinfo -h -N -o %N | sort -u | tail -n 1")
-    name = archive.rsplit("/", 1)[-1].removesuffix(".tar.zst")
-    local = f"{_login(f'echo /var/tmp/slurm-ddp-$(id -u {USER})')}/{name}"
+    node = cluster.login("sinfo -h -N -o %N | sort -u | tail -n 1")
+    local = f"{cluster.login(f'echo /var/tmp/slurm-ddp-$(id -u {USER})')}/{name}"
     return [*_submitting(node, local), _warning()]
 
 
 def _submitting(node: str, local: str) -> list[row.Row]:
     """Return each way beside bare sbatch, all on one node, whose environment is unpacked."""
     bare = BARE.format(folder=f"{CODE}/bare", python=f"{local}/bin/python", code=f"{CODE}/code")
-    _login(f"cat > {CODE}/bare/job.sbatch <<'END'\n{bare}END\n")
+    cluster.login(f"cat > {CODE}/bare/job.sbatch <<'END'\n{bare}END\n")
     small = [*SMALL, f"nodelist={node}"]
     script = f"{CODE}/code/first.py"
     flags = [word for pair in small for word in (f"--{pair.partition('=')[0]}", pair.partition("=")[2])]
@@ -107,7 +95,7 @@ def _submitting(node: str, local: str) -> list[row.Row]:
     taken: dict[str, list[Start]] = {way: [] for way in ways}
     for turn in range(TURNS):
         for way, start in ways.items():  # ours goes first: it unpacks the environment
-            _awaited('[ -z "$(squeue -h -t running,completing,pending -o %i)" ]', "true", "squeue")
+            cluster.awaited('[ -z "$(squeue -h -t running,completing,pending -o %i)" ]', "true", "squeue")
             time.sleep(REST_S + random.random())
             found = start()
             if turn:
@@ -138,7 +126,7 @@ def _over_bare(way: str, ours: list[Start], bare: list[Start]) -> row.Row:
 
 def _typed(*argv: str) -> Start:
     """Time a command of the submit user on the login host."""
-    seen = json.loads(_on("sackd/0", "python3", "-c", TIMED, USER, *argv))
+    seen = json.loads(cluster.on("sackd/0", "python3", "-c", TIMED, USER, *argv))
     folder, job = f"{CODE}/bare", seen["printed"].strip()
     if argv[0] == "ddp":
         found = json.loads(seen["printed"])
@@ -149,56 +137,28 @@ def _typed(*argv: str) -> Start:
 def _action_started(*params: str) -> Start:
     """Time the action, less the time that `./sandboxctl` takes to do nothing, in place of Juju's client."""
     began = time.time()
-    _on("sackd/0", "true")
+    cluster.on("sackd/0", "true")
     typed = 2 * time.time() - began
-    job = _action("submit-ddp", *params)
+    job = cluster.action("submit-ddp", *params)
     return Start(typed, time.time(), **_first(job["run-dir"], job["job-id"]))
 
 
 def _warning() -> row.Row:
     """Return the time from the signal of a preemption or time limit to a job that is saved and queued again."""
     words = f"{commands.TINY} --steps 1000000 --epoch-steps 1000000"
-    job = _action("submit-ddp", "nodes=2", *SMALL[1:], f"args={words}", "env=OMP_NUM_THREADS=1")
+    job = cluster.action("submit-ddp", "nodes=2", *SMALL[1:], f"args={words}", "env=OMP_NUM_THREADS=1")
     log = job["log"]
-    _awaited(f"grep -q 'step=30/' {log} 2>/dev/null", "true", f"tail -n 5 {log}")
+    cluster.awaited(f"grep -q 'step=30/' {log} 2>/dev/null", "true", f"tail -n 5 {log}")
     began = time.time()
-    _on("sackd/0", "scancel", "--signal=USR1", "--batch", job["job-id"])
-    _awaited(f"grep -q 'is queued again' {log}", "true", f"tail -n 5 {log}")
+    cluster.on("sackd/0", "scancel", "--signal=USR1", "--batch", job["job-id"])
+    cluster.awaited(f"grep -q 'is queued again' {log}", "true", f"tail -n 5 {log}")
     took_s = time.time() - began
-    _on("sackd/0", "scancel", job["job-id"])
+    cluster.on("sackd/0", "scancel", job["job-id"])
     measure, peer = "warning to saved and queued again", "Slurm's KillWait (a limit)"
     return row.Row(measure, took_s, 30.0, "s", peer, more_is_better=False, goal=3.0, note="two ranks, one turn")
-
-
-def _action(name: str, *params: str) -> dict[str, str]:
-    answer = json.loads(_ctl("run", "trainer/0", name, *params, "--format", "json"))
-    return answer["trainer/0"]["results"]
 
 
 def _first(run_dir: str, job: str) -> dict[str, float]:
     """Return when a job began and when its first step was."""
     path = f"{run_dir}/first.{job}"
-    return json.loads(_awaited(f"[ -s {path} ]", f"cat {path}", f"tail -n 3 {run_dir}/logs/{job}.out"))
-
-
-def _awaited(condition: str, then: str, trouble: str) -> str:
-    """Wait on the login host, in one command of the sandbox's; return the output of `then`."""
-    once = f"if {condition}; then {then}; exit; fi; sleep 0.1"
-    return _login(f"for _ in $(seq {LIMIT_S * 10}); do {once}; done; {trouble} >&2; exit 1")
-
-
-def _login(script: str) -> str:
-    return _on("sackd/0", "sh", "-c", script)
-
-
-def _on(unit: str, *command: str) -> str:
-    """Return a command's output on a unit's host."""
-    return _ctl("exec", unit, "--", *command).strip()
-
-
-def _ctl(*words: str, check: bool = True) -> str:
-    argv = [str(CTL), "--model", MODEL, *words]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT_S * 2, check=False)
-    if check and done.returncode:
-        raise RuntimeError(f"{' '.join(words)[:200]}: {(done.stderr.strip().splitlines() or ['failed'])[-1]}")
-    return done.stdout
+    return json.loads(cluster.awaited(f"[ -s {path} ]", f"cat {path}", f"tail -n 3 {run_dir}/logs/{job}.out"))

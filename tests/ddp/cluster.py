@@ -122,7 +122,7 @@ class Cluster:
         self.reservations = ""
         self.running = ""  # user and TRES of running jobs, as squeue prints them
         self.config = (
-            "Configuration data as of 2026-11-20T18:48:42\nAccountingStorageType   = accounting_storage/slurmdbd\n"
+            "Configuration data as of 2026-11-20T18:48:42\nAuthInfo                = cred_expire=30\nAccountingStorageType   = accounting_storage/slurmdbd\n"
             "ClusterName             = main\nJobRequeue              = 1\nKillWait                = 30 sec\nPreemptMode             = OFF\n"
             "ProctrackType           = proctrack/linuxproc\nSLURM_VERSION           = 24.11.5\n"
             "SelectType              = select/cons_tres\n"

@@ -1,7 +1,6 @@
 """What happens to a running job when the cluster fails under it: the filesystem's client dies, a node loses power."""
 
 import collections.abc
-import json
 import re
 import time
 
@@ -10,7 +9,7 @@ import pytest
 from functional import storage_faults
 from functional.conftest import Cluster, Json, eventually
 from functional.training_jobs import PATIENCE_S, log_of, record, steps_done, submit, until, until_state
-from sandbox.hosts import Hosts
+from sandbox.hosts import Host, Hosts
 from sandbox.store import Store
 
 pytestmark = [pytest.mark.trains, pytest.mark.timeout(1500)]
@@ -58,26 +57,7 @@ def check_run_outlives(drills: Cluster, fault: collections.abc.Callable[[str], o
     print(*faults, sep="\n")
 
 
-# An operator's option: Slurm notices a dead node after a minute, in place of five
-NOTICED_S = 60
-NOTICING = f"SlurmdTimeout={NOTICED_S}"
-
-
-@pytest.fixture
-def noticing(drills: Cluster) -> collections.abc.Iterator[Cluster]:
-    """The cluster with Slurm's detection of dead nodes configured, through the controller's charm."""
-    before = json.loads(drills.ok("config", "slurmctld", "--format", "json"))
-    option = before["settings"]["slurm-conf-parameters"]["value"]
-    drills.ok("config", "slurmctld", f"slurm-conf-parameters={NOTICING}")
-    eventually(lambda: assert_configured(drills, {"SlurmdTimeout": f"{NOTICED_S} sec", "ReturnToService": "0"}))
-    yield drills
-    drills.ok("config", "slurmctld", f"slurm-conf-parameters={option}")
-
-
-def assert_configured(cluster: Cluster, wanted: dict[str, str]) -> None:
-    shown = cluster.on("slurmctld/0", "scontrol", "show", "config")
-    found = dict(re.findall(r"^(\w+) *= (.*?) *$", shown, re.MULTILINE))
-    assert {name: found[name] for name in wanted} == wanted
+NOTICED_S = 60  # the bundle's SlurmdTimeout
 
 
 def node(cluster: Cluster, name: str) -> dict[str, str]:
@@ -96,16 +76,54 @@ def test_a_run_that_stands_still_continues_from_its_checkpoint(drills: Cluster):
     assert record(drills, job["job-id"])["JobState"] == "COMPLETED"
 
 
-@pytest.mark.long
-def test_a_run_goes_on_by_itself_when_a_node_that_lost_power_is_there_again(noticing: Cluster):
-    drills = noticing
-    storage_faults.until_right(drills)
-    job = submit(drills, "steps.py", f"args={STEPS} 0.5", nodes=2)
-    until(drills, job, "step=5 ")
-    (other,) = {"slurmd/0", "slurmd/1"} - {batch_host(drills, job)}
-    name, host = other.replace("/", "-"), Hosts(drills.model).get(Store(drills.model).load().host_of(other))
-    killed = time.monotonic()
+def lose_a_node(cluster: Cluster, job: Json) -> tuple[str, Host]:
+    """Cut the power of a node of a job that is not its first; return its unit and its host."""
+    until(cluster, job, "step=5 ")
+    batch, names = batch_host(cluster, job), re.findall(r" nodes=(.*?) head=", log_of(cluster, job))[0].split()
+    other = next(unit for name in names if (unit := name.replace("-", "/")) != batch)
+    host = Hosts(cluster.model).get(Store(cluster.model).load().host_of(other))
     host.kill()
+    return other, host
+
+
+@pytest.fixture(scope="module")
+def three_nodes(drills: Cluster) -> collections.abc.Iterator[Cluster]:
+    before = set(drills.units())
+    drills.ok("add-unit", "slurmd")
+    (added,) = (unit for unit in set(drills.units()) - before if unit.startswith("slurmd/"))
+    yield drills
+    drills.ok("remove-unit", added)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("spare", [1, 0])
+def test_another_node_takes_the_place_of_a_lost_one(three_nodes: Cluster, spare: int):
+    """A spare node of the job within its attempt, else an idle one of the partition after a requeue."""
+    drills = three_nodes
+    eventually(lambda: assert_states(drills, ["idle"] * 3))
+    job = submit(drills, "steps.py", f"args={4 * STEPS} 0.5", f"spare-nodes={spare}", nodes=2)
+    _, host = lose_a_node(drills, job)
+    try:
+        attempt = f"{job['job-id']}.{'r0t1' if spare else 'r1'}"
+        print(f"again {until(drills, job, f'attempt={attempt} host', limit_s=60):.0f} s after the power went")
+        found = until_state(drills, job, "COMPLETED", limit_s=4 * STEPS)
+        assert found["Restarts"] == str(1 - spare), "Slurm, which notices after a minute, ended nothing"
+    finally:
+        host.start()
+        eventually(lambda: assert_states(drills, ["idle"] * 3))
+
+
+def assert_states(cluster: Cluster, wanted: list[str]) -> None:
+    cluster.ok("update-status", "--once")  # which Juju sends after its start hook, too; slurm-gpu checks the node
+    assert cluster.on("slurmctld/0", "sinfo", "-hN", "-o", "%T").split() == wanted
+
+
+@pytest.mark.long
+def test_a_run_goes_on_by_itself_when_a_node_that_lost_power_is_there_again(drills: Cluster):
+    storage_faults.until_right(drills)
+    job = submit(drills, "steps.py", f"args={2 * STEPS} 0.5", "nodelist=slurmd-0,slurmd-1", nodes=2)
+    other, host = lose_a_node(drills, job)
+    name, killed = other.replace("/", "-"), time.monotonic()
     try:
         found = until_state(drills, job, "PENDING", limit_s=NOTICED_S + PATIENCE_S)
         print(f"queued again {time.monotonic() - killed:.0f} s after the power went")
@@ -117,8 +135,9 @@ def test_a_run_goes_on_by_itself_when_a_node_that_lost_power_is_there_again(noti
     storage_faults.until_right(drills, other, since=time.time())
     drills.ok("update-status", "--once")  # which Juju sends after its start hook, too; slurm-gpu checks the node
     assert "DOWN" not in node(drills, name)["State"], "it takes jobs again, though ReturnToService is 0"
+    until(drills, job, ".r1 host=", limit_s=60)  # Slurm's own delay alone would be two minutes
+    print(f"again {time.monotonic() - back:.0f} s after the node was back")
     until_state(drills, job, "COMPLETED", limit_s=900)
-    print(f"completed {time.monotonic() - back:.0f} s after the node was back")
     done = [(step, attempt) for step, attempt in steps_done(drills, job) if attempt.endswith(".r1")]
     assert done, log_of(drills, job)
     assert min(step for step, _ in done) >= 5, "it went on where it was"

@@ -12,6 +12,7 @@ import time
 from ddp.node import slurm
 
 IDLE_S, EVERY_S, PROBES = 5, 2, 5  # a node is lost when it does not respond for 15 s
+PROBING_S = 2.0
 CONNECTING_S = 5.0
 MAX_BYTES = 1024
 
@@ -64,13 +65,13 @@ class Lifelines:
         while not self._is_closed:
             began = time.monotonic()
             try:
-                socket.create_connection((address, port), timeout=EVERY_S).close()
+                socket.create_connection((address, port), timeout=PROBING_S).close()
                 failed = 0
             except OSError:
                 failed += 1
                 if failed == PROBES:
                     raise
-            time.sleep(max(0.0, began + EVERY_S - time.monotonic()))
+            time.sleep(max(0.0, began + PROBING_S - time.monotonic()))
 
 
 def _keep_alive(connection: socket.socket) -> None:

@@ -68,6 +68,8 @@ def facts(settings: object) -> Facts:
         trouble="",
         config={
             "KillWait": "30 sec",
+            "AuthInfo": "cred_expire=30",
+            "SlurmdTimeout": "60 sec",
             "SLURM_VERSION": "24.11.5",
             "AccountingStorageType": "accounting_storage/slurmdbd",
         },

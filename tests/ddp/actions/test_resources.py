@@ -45,6 +45,22 @@ def hostnames(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks.jobs, "hostnames", lambda text: tuple(text.split(",")))
 
 
+@pytest.mark.usefixtures("hostnames")
+@pytest.mark.parametrize(
+    ("given", "ranks_have"),
+    [({}, 2), ({"nodes": 1}, 1), ({"nodelist": "n0,n1"}, 1), ({"nodes": 2, "nodelist": "n0"}, 2)],
+)
+def test_spare_nodes_are_beside_those_of_the_ranks(given: dict[str, object], ranks_have: int):
+    request = training(partition(node("n0"), node("n1"), node("n2")), spare_nodes=1, **given)
+    assert (request.num_nodes, request.spare_nodes) == (ranks_have, 1)
+
+
+def test_too_many_spare_nodes_are_named():
+    cluster = partition(node("n0"), node("n1"))
+    assert refusal(cluster, spare_nodes=2).startswith("spare-nodes: 2 requested, and 2 nodes can be used")
+    assert refusal(cluster, spare_nodes=1, nodes=2).startswith("nodes: 3 requested, partition main has 2 usable")
+
+
 FOUR = partition(node("n0"), node("n1", gpus=8), node("n2", cpus=4), node("n3", usable=False))
 
 

@@ -224,3 +224,18 @@ def test_a_preparation_runs_its_commands_in_turn(node: Node, fails: str, element
     assert found.exists() == (not fails and not elements)
     if found.exists():
         assert found.read_text() == "ddptrain inspect --json\n"
+
+
+def test_a_spare_node_takes_the_place_of_a_lost_one_without_the_queue(node: Node):
+    node.hosts = "slurmd-0 slurmd-1 slurmd-2"
+    lost = "echo 'srun: error: Node failure on slurmd-1'; exit 1"
+    node.add("srun", COUNTS + f'echo "$*" > "$NOTES/srun-$n"; if [ $n = 1 ]; then {lost}; fi')
+    code, output = node.run(files(node, fabrics=LOOPBACK, fabric="own", nodes=2), SLURM_JOB_NUM_NODES="3")
+    assert code == 0, output
+    assert failures(node)[0][1:] == ["node", "slurmd-1", "Slurm lost the node"]
+    assert not node.requeued()
+    assert attempts(node) == ["12.r0", "12.r0t1"], "though max-restarts is 0"
+    assert "--nodelist=slurmd-0,slurmd-1 --overlap" in (node.notes / "srun-1").read_text()
+    assert "--nodelist=slurmd-0,slurmd-2 --overlap" in (node.notes / "srun-2").read_text()
+    assert (node.run_dir / "control" / "12.hosts").read_text() == "slurmd-0 slurmd-2\n"
+    assert "[RESTART] on slurmd-0 slurmd-2, without slurmd-1" in output
