@@ -1,4 +1,4 @@
-"""A connection from each task of a step to the supervisor: TCP's keepalive shows within seconds that a node is gone.
+"""A connection from each task of a step to the supervisor: TCP's keepalive shows within seconds that a node is lost.
 
 Slurm needs SlurmdTimeout for that, and the ranks wait in their collectives for many minutes.
 """
