@@ -1,10 +1,11 @@
-"""A connection from each task of a step to the supervisor: TCP's keepalive shows within seconds that a node is gone.
+"""A connection from each task of a step to the supervisor: TCP's keepalive shows within seconds that a node is lost.
 
 Slurm needs SlurmdTimeout for that, and the ranks wait in their collectives for many minutes.
 """
 
 import collections.abc
 import contextlib
+import secrets
 import socket
 import threading
 import time
@@ -26,7 +27,8 @@ class Lifelines:
         self._on_joined, self._on_lost = on_joined, on_lost
         self._is_closed = False
         self._server = socket.create_server(("", 0), backlog=1024)
-        self.port = int(self._server.getsockname()[1])
+        self._secret = secrets.token_hex(16)  # other users' processes reach the port, too
+        self.place = f"{self._server.getsockname()[1]} {self._secret}"
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
@@ -51,13 +53,17 @@ class Lifelines:
             _keep_alive(connection)
             host = step = ""
             try:
-                host, _, step = connection.recv(MAX_BYTES).decode(errors="replace").partition(" ")
+                secret, host, step = connection.recv(MAX_BYTES).decode(errors="replace").split(" ")
+                if not secrets.compare_digest(secret.encode(), self._secret.encode()):
+                    return
                 self._on_joined(host, step)
                 while connection.recv(MAX_BYTES):
                     pass
                 self._probe(connection.getpeername()[0])
             except OSError:
                 self._on_lost(host, step)
+            except ValueError:
+                return  # not a task
 
     def _probe(self, address: str) -> None:
         """Wait for the step's end. Raises OSError when the node's slurmd stops responding."""
@@ -80,11 +86,12 @@ def _keep_alive(connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-def hold(address: str, port: int, host: str, step: str) -> socket.socket | None:
+def hold(address: str, place: str, host: str, step: str) -> socket.socket | None:
     """Return a connection to the supervisor, to keep open as long as the task runs; None where it is not reached."""
+    port, _, secret = place.partition(" ")
     try:
-        connection = socket.create_connection((address, port), timeout=CONNECTING_S)
-        connection.sendall(f"{host} {step}".encode())
+        connection = socket.create_connection((address, int(port)), timeout=CONNECTING_S)
+        connection.sendall(f"{secret} {host} {step}".encode())
     except OSError:
         return None
     return connection

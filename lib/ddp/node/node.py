@@ -133,7 +133,7 @@ class Node:
         if self.host != head_node:
             network.check_head(head, port, head_node)
             step = self.env.get("SLURM_STEP_ID", "")
-            self._lifeline = lifelines.hold(head, int(self.env["LIFELINE_PORT"]), self.host, step)
+            self._lifeline = lifelines.hold(head, self.env["LIFELINE"], self.host, step)
         self.env["MY_IP"] = address
         if interface:
             self.env["GLOO_SOCKET_IFNAME"] = self.env.get("GLOO_SOCKET_IFNAME") or interface

@@ -195,7 +195,7 @@ class Supervisor:
         argv = step.command(self.srun, self.job, self.hosts, program, env=env, mounts=self.fabric.mounts)
         self.lost, self.joined, self.stalled = [], {self.host}, ""
         lines = lifelines.Lifelines(self._on_joined, self._on_lost)
-        env["LIFELINE_PORT"] = str(lines.port)
+        env["LIFELINE"] = lines.place
         self.code = 0
         if self.job.container and self.job.environment:  # slurmstepd reads the bundle before the step begins
             prepare = [self.program, "image", self.spec_path]

@@ -31,13 +31,17 @@ def task(lost: Reports) -> collections.abc.Iterator[socket.socket]:
     """The end of a task that has joined."""
     joined: Reports = queue.Queue()
     lines = lifelines.Lifelines(lambda *task: joined.put(task), lambda *task: lost.put(task))
-    connection = lifelines.hold("127.0.0.1", lines.port, "slurmd-1", "3")
+    stranger = lifelines.hold("127.0.0.1", f"{lines.place}é", "slurmd-1", "3")
+    assert stranger is not None
+    assert stranger.recv(1) == b"", "without the secret it is turned away"
+    stranger.close()
+    connection = lifelines.hold("127.0.0.1", lines.place, "slurmd-1", "3")
     assert connection is not None
     assert joined.get(timeout=20) == ("slurmd-1", "3")
     yield connection
     connection.close()
     lines.close()
-    assert lifelines.hold("127.0.0.1", lines.port, "slurmd-1", "3") is None, "nobody listens after the step"
+    assert lifelines.hold("127.0.0.1", lines.place, "slurmd-1", "3") is None, "nobody listens after the step"
 
 
 def test_a_task_that_ends_is_no_loss(slurmd: socket.socket, task: socket.socket, lost: Reports):

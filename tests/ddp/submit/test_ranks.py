@@ -61,7 +61,7 @@ def run_node(
         "RUN_ATTEMPT_ID": "12.r0",
         "HEAD_IP": "127.0.0.1",
         "HEAD_PORT": "20100",
-        "LIFELINE_PORT": "9",
+        "LIFELINE": "9 x",
         "HEAD_NODE": "slurmd-0",
         "RUN_DIR": str(node.run_dir),
     }
