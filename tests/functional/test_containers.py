@@ -61,7 +61,7 @@ def alice(cluster: Cluster) -> collections.abc.Iterator[Person]:
     """A person with the files of two images, on a cluster whose operator set up crun as the page says."""
     cluster.action("install-environment", timeout=1500)
     page = (REPOSITORY / "docs/howto/environments.md").read_text()
-    conf = page.partition("```ini\n")[2].partition("```")[0]
+    conf = page.partition("```text\n")[2].partition("```")[0]
     cluster.on("slurmctld/0", "sh", "-c", f"cat >/etc/slurm/oci.conf <<'END'\n{conf}END\n")
     for unit, packages in {"slurmd/0": "crun", "slurmd/1": "crun", LOGIN: "skopeo umoci"}.items():
         cluster.exec(unit, "sh", "-c", f"{INSTALL} {packages}", timeout=600)
