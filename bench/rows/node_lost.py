@@ -13,19 +13,22 @@ GOAL = 2.0
 # Two ranks that wait for each other in each step, as those of DDP do; the first step of each attempt makes a file.
 STEPS = """
 import datetime, os, pathlib, time, torch, torch.distributed as dist
+folder = os.environ.get("RUN_DIR") or os.getcwd()
+if os.environ["SLURM_NODEID"] == "1":
+    pathlib.Path(folder, "second").write_text(os.environ["SLURMD_NODENAME"])
 dist.init_process_group("gloo", timeout=datetime.timedelta(minutes=30))
 for step in range(2000):
     dist.all_reduce(torch.ones(1))
     if dist.get_rank() == 0 and step == 9:
         attempt = os.environ.get("RUN_ATTEMPT_ID") or os.environ.get("SLURM_RESTART_COUNT") or "0"
-        pathlib.Path(os.environ.get("RUN_DIR") or os.getcwd(), f"tenth.{attempt}").touch()
+        pathlib.Path(folder, f"tenth.{attempt}").touch()
     time.sleep(0.2)
 """
 BARE = """#!/bin/bash
 #SBATCH --nodes=2 --ntasks-per-node=1 --cpus-per-task=1 --mem=1G --requeue --open-mode=append
 #SBATCH --chdir={folder}/bare --output={folder}/bare/log
 export CUDA_VISIBLE_DEVICES=
-first=$(scontrol getaddrs $SLURM_JOB_NODELIST | head -n 1 | grep -oE '[0-9]+\\.[0-9.]+')
+first=$(hostname -I | cut -d' ' -f1)
 exec srun {python} -m torch.distributed.run --nnodes=2 --nproc-per-node=1 --rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID \\
   --rdzv-endpoint=$first:29400 {folder}/steps.py
 """
@@ -60,8 +63,7 @@ def _submitted(*params: str) -> tuple[str, str]:
 def _again_s(job: str, folder: str) -> float:
     """Cut the power of a job's second node; return the seconds to the tenth step of the next attempt."""
     cluster.awaited(f"ls {folder}/tenth.* 2>/dev/null", "true", f"tail -n 5 {folder}/log {folder}/logs/*.out")
-    shown = cluster.login(f"scontrol show job {job} | grep -oE ' NodeList=.*' | cut -d= -f2")
-    unit = cluster.login(f"scontrol show hostnames {shown} | sed -n 2p").replace("-", "/")
+    unit = cluster.login(f"cat {folder}/second").replace("-", "/")
     host = Hosts(cluster.MODEL).get(Store(cluster.MODEL).load().host_of(unit))
     began = time.monotonic()
     host.kill()

@@ -93,6 +93,9 @@ def three_nodes(drills: Cluster) -> collections.abc.Iterator[Cluster]:
     (added,) = (unit for unit in set(drills.units()) - before if unit.startswith("slurmd/"))
     yield drills
     drills.ok("remove-unit", added)
+    name = added.replace("/", "-")  # Slurm keeps it, and would send jobs there
+    drills.on("slurmctld/0", "scontrol", "update", f"nodename={name}", "state=down", "reason=removed")
+    drills.on("slurmctld/0", "scontrol", "delete", f"nodename={name}")
 
 
 @pytest.mark.long

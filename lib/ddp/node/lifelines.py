@@ -15,9 +15,10 @@ from ddp.node import slurm
 IDLE_S, EVERY_S, PROBES = 5, 2, 5  # a node is lost when it does not respond for 15 s
 PROBING_S = 2.0
 CONNECTING_S = 5.0
+ENDING_S = 20.0  # for the tasks of a step that the supervisor ended
 MAX_BYTES = 1024
 
-Report = collections.abc.Callable[[str, str], None]
+Report = collections.abc.Callable[[str], None]
 
 
 class Lifelines:
@@ -25,50 +26,60 @@ class Lifelines:
 
     def __init__(self, on_joined: Report, on_lost: Report) -> None:
         self._on_joined, self._on_lost = on_joined, on_lost
-        self._is_closed = False
+        self._closed = threading.Event()
+        self._watched: list[tuple[socket.socket, threading.Thread]] = []
         self._server = socket.create_server(("", 0), backlog=1024)
         self._secret = secrets.token_hex(16)  # other users' processes reach the port, too
         self.place = f"{self._server.getsockname()[1]} {self._secret}"
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
-        """Accept no more connections; those that exist end with their tasks."""
-        self._is_closed = True
+        """End the tasks that still run, and wait for them: srun and scancel would do so on nodes that returned, too."""
+        self._closed.set()
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)  # which wakes accept()
         self._server.close()
+        until = time.monotonic() + ENDING_S
+        for connection, thread in self._watched:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_WR)
+            thread.join(max(0.0, until - time.monotonic()))
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
-                connection, _ = self._server.accept()
-                threading.Thread(target=self._watch, args=(connection,), daemon=True).start()
+                connection, (address, _) = self._server.accept()
+                thread = threading.Thread(target=self._watch, args=(connection, address), daemon=True)
+                self._watched.append((connection, thread))
+                thread.start()
 
-    def _watch(self, connection: socket.socket) -> None:
-        """Report a task with its step, and its node if the connection breaks.
+    def _watch(self, connection: socket.socket, address: str) -> None:
+        """Report a task's node, and its loss if the connection breaks.
 
         A task that ends closes it, and so does a machine that is stopped: from then on the node is probed.
         """
         with connection:
             _keep_alive(connection)
-            host = step = ""
+            host = ""
             try:
-                secret, host, step = connection.recv(MAX_BYTES).decode(errors="replace").split(" ")
+                secret, host = connection.recv(MAX_BYTES).decode(errors="replace").split(" ")
                 if not secrets.compare_digest(secret.encode(), self._secret.encode()):
                     return
-                self._on_joined(host, step)
+                self._on_joined(host)
                 while connection.recv(MAX_BYTES):
                     pass
-                self._probe(connection.getpeername()[0])
+                if not self._closed.is_set():
+                    self._probe(address)
             except OSError:
-                self._on_lost(host, step)
+                if not self._closed.is_set():
+                    self._on_lost(host)
             except ValueError:
                 return  # not a task
 
     def _probe(self, address: str) -> None:
         """Wait for the step's end. Raises OSError when the node's slurmd stops responding."""
         failed, port = 0, slurm.slurmd_port()
-        while not self._is_closed:
+        while not self._closed.is_set():
             began = time.monotonic()
             try:
                 socket.create_connection((address, port), timeout=PROBING_S).close()
@@ -77,7 +88,7 @@ class Lifelines:
                 failed += 1
                 if failed == PROBES:
                     raise
-            time.sleep(max(0.0, began + PROBING_S - time.monotonic()))
+            self._closed.wait(max(0.0, began + PROBING_S - time.monotonic()))
 
 
 def _keep_alive(connection: socket.socket) -> None:
@@ -86,12 +97,19 @@ def _keep_alive(connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-def hold(address: str, place: str, host: str, step: str) -> socket.socket | None:
+def hold(address: str, place: str, host: str) -> socket.socket | None:
     """Return a connection to the supervisor, to keep open as long as the task runs; None where it is not reached."""
     port, _, secret = place.partition(" ")
     try:
         connection = socket.create_connection((address, int(port)), timeout=CONNECTING_S)
-        connection.sendall(f"{secret} {host} {step}".encode())
+        connection.sendall(f"{secret} {host}".encode())
     except OSError:
         return None
+    connection.settimeout(None)
     return connection
+
+
+def await_end(connection: socket.socket) -> None:
+    """Wait until the supervisor ends the step, or is gone."""
+    with contextlib.suppress(OSError):
+        connection.recv(1)

@@ -60,7 +60,6 @@ class Node:
         self._failed = f"{self.run_dir}/control/{self.attempt}.failed"
         self._child: subprocess.Popen[bytes] | None = None
         self._locks: tuple[int, ...] = ()
-        self._lifeline: socket.socket | None = None
         self.forwarder: spool.Forwarder | None = None
 
     def run(self, words: list[str]) -> int:
@@ -72,7 +71,7 @@ class Node:
         self._connect(fabric)
         logs = self._logs()
         signal.signal(signal.SIGTERM, self._on_term)
-        signal.signal(signal.SIGABRT, self._on_abort)
+        signal.signal(signal.SIGABRT, lambda number, _frame: self._signal_ranks(number))
         for number in _NOT_OURS:
             signal.signal(number, lambda _number, _frame: None)  # children would inherit SIG_IGN
         self._start_agent(python, words, logs)
@@ -132,8 +131,8 @@ class Node:
         address, interface = network.find_way(head, head_node, fabric.interface)
         if self.host != head_node:
             network.check_head(head, port, head_node)
-            step = self.env.get("SLURM_STEP_ID", "")
-            self._lifeline = lifelines.hold(head, self.env["LIFELINE"], self.host, step)
+        if connection := lifelines.hold(head, self.env["LIFELINE"], self.host):
+            threading.Thread(target=self._await_end, args=(connection,), daemon=True).start()
         self.env["MY_IP"] = address
         if interface:
             self.env["GLOO_SOCKET_IFNAME"] = self.env.get("GLOO_SOCKET_IFNAME") or interface
@@ -224,13 +223,21 @@ class Node:
         if child is not None:
             threading.Thread(target=self._end, args=(child,), daemon=True).start()
 
-    def _on_abort(self, _number: int, _frame: object) -> None:
-        """End the ranks, torchrun's children, by SIGABRT: Slurm may send it to this process alone."""
+    def _await_end(self, connection: socket.socket) -> None:
+        """End the ranks when the supervisor ends the step, as after the loss of another node."""
+        lifelines.await_end(connection)
+        self._signal_ranks(signal.SIGKILL)
+        if self._child is None:
+            os._exit(1)
+        self._child.kill()
+
+    def _signal_ranks(self, number: int) -> None:
+        """Send a signal to the ranks, torchrun's children: Slurm may send it to this process alone."""
         for path in glob.iglob("/proc/[0-9]*/stat"):
             with contextlib.suppress(OSError, IndexError), open(path, encoding="utf-8", errors="replace") as file:
                 about = file.read()
                 if self._child is not None and int(about.rpartition(")")[2].split()[1]) == self._child.pid:
-                    os.kill(int(about.split()[0]), signal.SIGABRT)
+                    os.kill(int(about.split()[0]), number)
 
     def _end(self, child: subprocess.Popen[bytes]) -> None:
         is_lost = False

@@ -24,6 +24,7 @@ _SLICE_S = 0.1  # of a pause that a signal ends
 MAX_FAULTS = 8  # attempts after faults of the filesystem, a node or the network, over all starts of the job
 LONGEST_PAUSE_S = 60.0
 EXPLAINING_S = 120.0
+TOGETHER_S = 3.0  # nodes that are lost within this time are lost together
 PORT, PORTS = 20000, 10000  # below the range of outgoing connections
 
 
@@ -193,7 +194,7 @@ class Supervisor:
         words = [resume if word is None else word for word in self.words]
         program = [self.program, "node", self.spec_path, *words]
         argv = step.command(self.srun, self.job, self.hosts, program, env=env, mounts=self.fabric.mounts)
-        self.lost, self.joined, self.stalled = [], {self.host}, ""
+        self.lost, self.joined, self.stalled = [], set(), ""
         lines = lifelines.Lifelines(self._on_joined, self._on_lost)
         env["LIFELINE"] = lines.place
         self.code = 0
@@ -230,7 +231,7 @@ class Supervisor:
         self.outcome = found[1] if found else ""
         spool.write(f"[RESULT] rc={self.code} outcome={self.outcome or 'none'}")
 
-    def _on_joined(self, host: str, _: str) -> None:
+    def _on_joined(self, host: str) -> None:
         """Remove replaced nodes from the job when all tasks run, before Slurm ends the job for their sake.
 
         Not before: Slurm (24.11 to 26.05) then gives srun wrong addresses of dynamic nodes.
@@ -239,14 +240,15 @@ class Supervisor:
         if self.removed and self.joined.issuperset(self.hosts):
             slurm.keep(self.job_id, self.allocated)
 
-    def _on_lost(self, host: str, number: str) -> None:
+    def _on_lost(self, host: str) -> None:
         """End the step of a node that stopped responding."""
         is_running = self._step is not None and self._step.poll() is None
         if is_running and host in self.hosts and host not in self.lost:
             spool.write(f"[ENV] {slurm.stamp()} {host} does not respond")
             self.lost.append(host)
             if len(self.lost) == 1 and self._step is not None:
-                step.end(self._step, f"{self.job_id}.{number}")
+                slurm.pause(TOGETHER_S)
+                self._step.kill()  # its lifelines end the tasks
 
     def _on_stalled(self, words: str) -> None:
         """Let the ranks print their stacks and end, at most once an hour."""

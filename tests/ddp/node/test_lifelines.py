@@ -4,12 +4,13 @@ import collections.abc
 import queue
 import socket
 import struct
+import threading
 
 import pytest
 
 from ddp.node import lifelines, slurm
 
-Reports = queue.Queue[tuple[str, str]]
+Reports = queue.Queue[str]
 
 
 @pytest.fixture
@@ -27,21 +28,46 @@ def lost() -> Reports:
 
 
 @pytest.fixture
-def task(lost: Reports) -> collections.abc.Iterator[socket.socket]:
-    """The end of a task that has joined."""
-    joined: Reports = queue.Queue()
-    lines = lifelines.Lifelines(lambda *task: joined.put(task), lambda *task: lost.put(task))
-    stranger = lifelines.hold("127.0.0.1", f"{lines.place}é", "slurmd-1", "3")
-    assert stranger is not None
-    assert stranger.recv(1) == b"", "without the secret it is turned away"
-    stranger.close()
-    connection = lifelines.hold("127.0.0.1", lines.place, "slurmd-1", "3")
-    assert connection is not None
-    assert joined.get(timeout=20) == ("slurmd-1", "3")
-    yield connection
-    connection.close()
+def joined() -> Reports:
+    return queue.Queue()
+
+
+@pytest.fixture
+def lines(joined: Reports, lost: Reports) -> collections.abc.Iterator[lifelines.Lifelines]:
+    lines = lifelines.Lifelines(joined.put, lost.put)
+    yield lines
     lines.close()
-    assert lifelines.hold("127.0.0.1", lines.place, "slurmd-1", "3") is None, "nobody listens after the step"
+    assert lifelines.hold("127.0.0.1", lines.place, "slurmd-1") is None, "nobody listens after the step"
+
+
+@pytest.fixture
+def task(lines: lifelines.Lifelines, joined: Reports) -> collections.abc.Iterator[socket.socket]:
+    """The end of a task that has joined."""
+    connection = lifelines.hold("127.0.0.1", lines.place, "slurmd-1")
+    assert connection is not None
+    assert joined.get(timeout=20) == "slurmd-1"
+    with connection:
+        yield connection
+
+
+def test_a_stranger_is_turned_away(lines: lifelines.Lifelines, joined: Reports):
+    stranger = lifelines.hold("127.0.0.1", f"{lines.place}é", "slurmd-1")
+    assert stranger is not None
+    with stranger:
+        assert stranger.recv(1) == b""
+    assert joined.empty()
+
+
+def test_a_step_that_is_ended_waits_for_its_tasks(lines: lifelines.Lifelines, task: socket.socket, lost: Reports):
+    ending = threading.Thread(target=lines.close)
+    ending.start()
+    lifelines.await_end(task)
+    ending.join(timeout=0.2)
+    assert ending.is_alive(), "the task has not ended"
+    task.close()
+    ending.join(timeout=20)
+    assert not ending.is_alive()
+    assert lost.empty()
 
 
 def test_a_task_that_ends_is_no_loss(slurmd: socket.socket, task: socket.socket, lost: Reports):
@@ -54,11 +80,11 @@ def test_a_task_that_ends_is_no_loss(slurmd: socket.socket, task: socket.socket,
 def test_a_machine_that_stopped_is_lost(slurmd: socket.socket, task: socket.socket, lost: Reports):
     slurmd.close()
     task.close()
-    assert lost.get(timeout=20) == ("slurmd-1", "3")
+    assert lost.get(timeout=20) == "slurmd-1"
 
 
 def test_a_node_that_rebooted_is_lost_at_once(slurmd: socket.socket, task: socket.socket, lost: Reports):
     task.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close() resets the connection
     task.close()
-    assert lost.get(timeout=20) == ("slurmd-1", "3")
+    assert lost.get(timeout=20) == "slurmd-1"
     assert slurmd.fileno() >= 0
