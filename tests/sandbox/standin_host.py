@@ -70,7 +70,7 @@ class FakeHost:
         monkeypatch.setattr(service, "VAR", root)
         monkeypatch.setattr(service, "DEFAULTS", self.defaults)
         monkeypatch.setattr(service, "LIMITS", root / "limits")
-        monkeypatch.setattr(slurm_controller, "_CLUSTER_NAME", root / "checkpoint" / "clustername")
+        monkeypatch.setattr(slurm_controller, "_CLUSTER_NAMES", (root / "checkpoint" / "clustername",))
         for module in (service, slurmd_node):
             monkeypatch.setattr(module, "run", self.run)
         monkeypatch.setattr(service.apt, "ensure_packages", self.install)

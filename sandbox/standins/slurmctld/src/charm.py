@@ -20,9 +20,18 @@ _SERVICE = slurm_controller.SERVICE
 _NO_STATE = "several controllers need a shared filesystem: relate mount"
 
 
+class _ControllersChanged(ops.EventBase):
+    """Controllers joined or left; deferred, it does not depend on restart signals that came meanwhile."""
+
+
+class _Events(ops.CharmEvents):
+    controllers_changed = ops.EventSource(_ControllersChanged)
+
+
 class SlurmctldCharm(daemons.Daemon):
     """The controller."""
 
+    on = _Events()  # pyright: ignore
     daemon = _SERVICE
 
     def __init__(self, framework: ops.Framework) -> None:
@@ -40,6 +49,7 @@ class SlurmctldCharm(daemons.Daemon):
         framework.observe(self.on[_PEER].relation_created, self._on_peer_created)
         framework.observe(self.on[_PEER].relation_changed, self._on_peer_changed)
         framework.observe(self.on[_PEER].relation_departed, self._on_peer_departed)
+        framework.observe(self.on.controllers_changed, self._on_controllers_changed)
         framework.observe(self.on["mount"].relation_created, self._on_mount_created)
         framework.observe(self.on["mount"].relation_changed, self._on_mount_changed)
         framework.observe(self.on["sackd"].relation_created, self._on_sackd_created)
@@ -81,7 +91,7 @@ class SlurmctldCharm(daemons.Daemon):
         charm.wait_unless(event, self._has_state(), _NO_STATE)
         self._wait_for_config(event)
         if self.model.relations["mount"]:
-            self._refresh_controllers(event)
+            self._refresh_controllers()
 
     @charm.refreshes
     def _on_start(self, event: ops.StartEvent) -> None:
@@ -114,16 +124,20 @@ class SlurmctldCharm(daemons.Daemon):
             if not self.unit.is_leader():
                 self.on.start.emit()
         elif self.unit.is_leader() and self._sees_all(event.relation):
-            self._refresh_controllers(event)
+            self.on.controllers_changed.emit()
 
-    @charm.refreshes_on_leader
     def _on_peer_departed(self, event: ops.RelationDepartedEvent) -> None:
-        if self._sees_all(event.relation) and event.departing_unit != self.unit:
-            self._refresh_controllers(event)
+        if self.unit.is_leader() and self._sees_all(event.relation) and event.departing_unit != self.unit:
+            self.on.controllers_changed.emit()
+
+    @charm.refreshes
+    def _on_controllers_changed(self, event: _ControllersChanged) -> None:
+        self._wait_for_config(event)
+        self._refresh_controllers()
 
     @charm.refreshes_on_leader
     def _on_mount_created(self, event: ops.RelationCreatedEvent) -> None:
-        request = mount_info.MountRequest(mountpoint=str(high_availability.LOCATION))
+        request = mount_info.MountRequest(mountpoint=str(slurm_controller.SHARED))
         event.relation.save(request, self.app, encoder=json.dumps)
 
     @charm.refreshes
@@ -231,9 +245,8 @@ class SlurmctldCharm(daemons.Daemon):
         if self.unit.is_leader() and (peer := self.model.get_relation(_PEER)):
             peer.data[self.app]["restart_signal"] = json.dumps(str(uuid.uuid4()))
 
-    def _refresh_controllers(self, event: ops.EventBase) -> None:
+    def _refresh_controllers(self) -> None:
         """Write the controllers to slurm.conf and to those who ask them, and restart."""
-        self._wait_for_config(event)
         with slurm_controller.slurm_conf().edit() as config:
             config.slurmctld_host = self._hosts
         for relation in (*self.model.relations["sackd"], *self.model.relations["slurmd"]):
@@ -257,7 +270,7 @@ class SlurmctldCharm(daemons.Daemon):
 
     def _has_state(self) -> bool:
         """Check whether slurmctld finds its state: only a leader without `mount` keeps it on its own disk."""
-        return (self.unit.is_leader() and not self.model.relations["mount"]) or high_availability.is_mounted()
+        return (self.unit.is_leader() and not self.model.relations["mount"]) or slurm_controller.SHARED.is_mount()
 
     def _sees_all(self, peer: ops.Relation) -> bool:
         return len(peer.units) == self.app.planned_units() - 1

@@ -6,17 +6,10 @@ import time
 import slurm_controller
 from common import service
 
-LOCATION = pathlib.Path("/srv/slurmctld-statefs")
-
-
-def is_mounted() -> bool:
-    """Check whether the shared filesystem is mounted."""
-    return LOCATION.is_mount()
-
 
 def share_settings(*, is_leader: bool) -> None:
     """Link /etc/slurm to the shared filesystem; the leader copies it there first, and the old folder is kept."""
-    target = LOCATION / "etc" / "slurm"
+    target = slurm_controller.SHARED / "etc" / "slurm"
     if service.ETC.is_symlink():
         return
     if is_leader and not target.exists():
@@ -30,7 +23,7 @@ def share_state() -> None:
     """Move StateSaveLocation to the shared filesystem; slurmctld must be started afterwards."""
     with slurm_controller.slurm_conf().edit() as config:
         source = pathlib.Path(config.state_save_location)
-        target = LOCATION / source.name
+        target = slurm_controller.SHARED / source.name
         if not target.exists():
             service.systemctl("stop", slurm_controller.SERVICE.name)
             service.run("/usr/bin/cp", "--archive", str(source), str(target), timeout=600)

@@ -20,7 +20,8 @@ SERVICE = service.Service(
 )
 
 _BESIDE = ("accounting", "profiling", "overrides")
-_CLUSTER_NAME = service.VAR / "checkpoint" / "clustername"
+SHARED = pathlib.Path("/srv/slurmctld-statefs")  # what several controllers mount
+_CLUSTER_NAMES = tuple(folder / "checkpoint" / "clustername" for folder in (service.VAR, SHARED))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +125,8 @@ def set_accounting(host: str) -> None:
     """
     with slurm_conf().beside("accounting").edit() as config:
         if config.accounting_storage_host is None:
-            _CLUSTER_NAME.unlink(missing_ok=True)
+            for file in _CLUSTER_NAMES:
+                file.unlink(missing_ok=True)
         config.accounting_storage_host = host
         config.accounting_storage_port = 6819
         config.accounting_storage_type = "accounting_storage/slurmdbd"
