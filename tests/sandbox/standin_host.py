@@ -5,6 +5,7 @@ import dataclasses
 import importlib.util
 import json
 import pathlib
+import shutil
 import types
 import typing
 
@@ -140,6 +141,12 @@ class FakeHost:
 
     def systemd_sysusers(self, *arguments: str) -> str:
         self.do(f"systemd-sysusers {arguments[-1]}")
+        return ""
+
+    def cp(self, option: str, source: str, target: str) -> str:
+        assert option == "--archive"
+        self.do(f"cp {pathlib.Path(source).name}")
+        shutil.copytree(source, target)
         return ""
 
     def text(self, name: str) -> str:
