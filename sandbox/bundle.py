@@ -84,12 +84,12 @@ def load(
     for document in _parse(path):
         _merge(bundle, path, document)
     for document in _parse(defaults) if defaults is not None else []:
-        applications: Json = document["applications"]
-        known = {name: body for name, body in applications.items() if name in bundle.applications}
-        _merge(bundle, typing.cast(pathlib.Path, defaults), {"applications": known})
+        for name, body in document["applications"].items():
+            _merge_application(bundle, typing.cast(pathlib.Path, defaults), name, body, is_default=True)
     for file in overlays:
         for document in _parse(file):
             _merge(bundle, file, document)
+    bundle.applications = {name: app for name, app in bundle.applications.items() if app.charm}
     return bundle
 
 
@@ -137,7 +137,9 @@ def _merge(bundle: Bundle, file: pathlib.Path, document: Json) -> None:
                 raise SandboxError(f"{file.name}: relation {ends!r} is no list of two application:endpoint")
 
 
-def _merge_application(bundle: Bundle, file: pathlib.Path, name: str, given: object) -> None:
+def _merge_application(
+    bundle: Bundle, file: pathlib.Path, name: str, given: object, *, is_default: bool = False
+) -> None:
     where = f"{file.name}: application {name!r}"
     body = _mapping(file, f"application {name!r}", given)
     _check_keys(where, body, _APPLICATION_KEYS)
@@ -153,7 +155,7 @@ def _merge_application(bundle: Bundle, file: pathlib.Path, name: str, given: obj
     if "charm" in body:
         charm = str(body["charm"])
         app.charm = str((file.parent / charm).resolve()) if charm.startswith((".", "/")) else charm
-    if not app.charm:
+    if not app.charm and not is_default:
         raise SandboxError(f"{where} has no charm (and no application of that name stands before it)")
     bundle.applications[name] = app
 

@@ -145,9 +145,8 @@ def _apply_databags(model: Model, relation: Relation, unit: Unit, given: Json, d
     merged = _merged(now, given["local_app_data"], data["app"])
     if now != merged and model.leader(unit.app) == unit.name:
         relation.app_data[unit.app] = merged
-        for other in model.app_units(remote):
-            if other is not unit:
-                rules.application_changed(model, relation, other)
+        for other in model.app_units(remote):  # of a peer relation the leader, too: juju/juju#20178
+            rules.application_changed(model, relation, other)
     if unit.name in relation.unit_data and relation.unit_data[unit.name] != data["unit"]:
         relation.unit_data[unit.name] = data["unit"]
         for other in model.neighbours(relation, unit):

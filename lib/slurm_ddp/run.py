@@ -11,7 +11,7 @@ import subprocess
 import urllib.parse
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/snap/bin"
-_KEPT = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "SLURM_CONF")
+_KEPT = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "SLURM_CONF", "SLURM_JWT")
 _REAP_S = 2.0  # how long a killed child may take to die; one in uninterruptible sleep is abandoned
 
 
@@ -39,7 +39,7 @@ class Completed:
 
 
 def clean_env(extra: collections.abc.Mapping[str, str] | None = None) -> dict[str, str]:
-    """Make a child's environment: this account's home, proxies, SLURM_CONF and `extra`, no JUJU_* of the hook's."""
+    """Make a child's environment: this account's home, proxies, Slurm's two and `extra`, no JUJU_* of the hook's."""
     home = "/"
     with contextlib.suppress(KeyError):
         home = pwd.getpwuid(os.geteuid()).pw_dir

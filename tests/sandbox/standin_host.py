@@ -5,6 +5,7 @@ import dataclasses
 import importlib.util
 import json
 import pathlib
+import shutil
 import types
 import typing
 
@@ -70,7 +71,7 @@ class FakeHost:
         monkeypatch.setattr(service, "VAR", root)
         monkeypatch.setattr(service, "DEFAULTS", self.defaults)
         monkeypatch.setattr(service, "LIMITS", root / "limits")
-        monkeypatch.setattr(slurm_controller, "_CLUSTER_NAME", root / "checkpoint" / "clustername")
+        monkeypatch.setattr(slurm_controller, "_CLUSTER_NAMES", (root / "checkpoint" / "clustername",))
         for module in (service, slurmd_node):
             monkeypatch.setattr(module, "run", self.run)
         monkeypatch.setattr(service.apt, "ensure_packages", self.install)
@@ -140,6 +141,12 @@ class FakeHost:
 
     def systemd_sysusers(self, *arguments: str) -> str:
         self.do(f"systemd-sysusers {arguments[-1]}")
+        return ""
+
+    def cp(self, option: str, source: str, target: str) -> str:
+        assert option == "--archive"
+        self.do(f"cp {pathlib.Path(source).name}")
+        shutil.copytree(source, target)
         return ""
 
     def text(self, name: str) -> str:

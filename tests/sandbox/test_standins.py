@@ -115,6 +115,58 @@ def test_cephfs_server_proxy_offers_what_is_configured(make: Make, changes: dict
     assert published == [None if changes else uri] * 2
 
 
+def test_two_controllers_share_settings_and_state(
+    make: Make, host: FakeHost, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    monkeypatch.setattr(slurm_controller, "SHARED", shared)
+    monkeypatch.setattr(pathlib.Path, "is_mount", lambda path: path == shared and bool(made.state.planned_units > 1))
+    made = make("slurmctld")
+    made.relate("mount", testing.SubordinateRelation("mount", remote_unit_data={"mounted": "true"}))
+    made.run("relation-created mount")
+    assert made.relation("mount").local_app_data["mountpoint"] == f'"{shared}"'
+    assert isinstance(made.run("start").unit_status, testing.BlockedStatus), "nothing is mounted yet"
+    other = {"hostname": '"juju-1234-1(10.0.0.6)"'}
+    made.relate(
+        "peer", testing.PeerRelation("slurmctld-peer", local_app_data={"cluster_name": '"ddp"'}, peers_data={1: other})
+    )
+    made.update(planned_units=2)
+    made.run("relation-created peer")
+    assert made.relation("peer").local_unit_data["hostname"] == '"juju-1234-0(10.0.0.5)"'
+    made.run("update-status")  # the deferred start
+    with slurm_controller.slurm_conf().edit() as config:
+        config.state_save_location = str(tmp_path / "checkpoint")
+    host.since()
+    made.run("relation-changed mount")
+    assert host.etc.resolve() == shared / "etc" / "slurm"
+    assert [line for line in host.since() if not line.startswith("enable")] == [
+        "cp slurm",
+        "stop slurmctld",
+        "cp checkpoint",
+        "restart slurmctld",
+    ]
+    made.run("relation-changed peer")
+    assert slurm_controller.hosts() == ["juju-1234-0(10.0.0.5)", "juju-1234-1(10.0.0.6)"]
+    assert f"StateSaveLocation={shared}/checkpoint".lower() in host.text("slurm.conf").lower()
+    signal = made.relation("peer").local_app_data["restart_signal"]
+    made.run("relation-changed peer")
+    assert made.relation("peer").local_app_data["restart_signal"] == signal, (
+        "its own signal is no reason for another one"
+    )
+    made.update(leader=False)
+    host.since()
+    made.relate("peer", dataclasses.replace(made.relation("peer"), local_app_data={"restart_signal": '"2"'}))
+    made.run("relation-changed peer")
+    assert made.state.unit_status == testing.WaitingStatus("waiting for the cluster's name")
+    made.relate(
+        "peer",
+        dataclasses.replace(made.relation("peer"), local_app_data={"cluster_name": '"ddp"', "restart_signal": '"3"'}),
+    )
+    made.run("relation-changed peer")
+    assert "restart slurmctld" in host.since()
+
+
 # --- scenarios --------------------------------------------------------------------------------------------------------
 
 CASES = {

@@ -66,6 +66,13 @@ _PHRASES: dict[type[NodeError], tuple[str, ...]] = {
 }
 
 
+def is_controlled() -> bool:
+    """Check whether a controller is up, the primary or a backup."""
+    with contextlib.suppress(CommandError):
+        return " is UP" in run(SCONTROL, "ping", timeout=_TIMEOUT_S, check=False).stdout
+    return False
+
+
 @dataclasses.dataclass(frozen=True)
 class Node:
     """One node as the controller sees it now."""

@@ -80,6 +80,13 @@ def refreshes_on_leader(
     return wrapped
 
 
+def block_unless(event: ops.EventBase, holds: bool, message: str) -> None:
+    """Defer the event and block if the condition does not hold. Raises `Stop`."""
+    if not holds:
+        event.defer()
+        raise Stop(ops.BlockedStatus(message))
+
+
 def wait_unless(event: ops.EventBase, holds: bool, message: str) -> None:
     """Defer the event and wait if the condition does not hold. Raises `Stop`."""
     if not holds:

@@ -185,6 +185,8 @@ class SlurmDouble:
             return self._reservations(command)
         if command == "/usr/bin/scontrol -a show nodes -o":
             return self._show() if self.record else Completed(0, "No nodes in the system\n", "")
+        if command == "/usr/bin/scontrol ping":
+            return Completed(0, "Slurmctld(primary) at a is DOWN\nSlurmctld(backup) at b is UP\n", "")
         self.log.append(command)
         if command == "/usr/bin/scontrol reconfigure":
             self.reconfigured += 1

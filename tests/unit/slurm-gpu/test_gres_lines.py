@@ -1,12 +1,18 @@
 """The controller role: one file for all nodes, one reconfigure a burst, and few databags read per event."""
 
+import base64
 import dataclasses
+import hmac
+import json
+import os
+import pathlib
 
 import pytest
 from slurm_double import SlurmDouble
 
-from controller import gres_lines
+from controller import failover, gres_lines
 from gpu import gres_conf
+from slurm_ddp import run
 from slurm_ddp.interfaces.slurm_gres import ControllerGres, NodeGres
 
 UPSTREAM = "AutoDetect=nvidia\n"
@@ -96,6 +102,25 @@ def test_a_slurmctld_in_trouble_reads_the_file_later(
     setattr(slurm, trouble, True)
     assert cluster.sync().live
     assert slurm.reconfigured == 1
+
+
+def test_while_another_machine_is_in_control_it_reads_the_file(
+    cluster: Cluster, slurm: SlurmDouble, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    slurm.slurmctld_active = False
+    monkeypatch.setattr(failover, "KEY", tmp_path / "jwt_hs256.key")
+    monkeypatch.setenv("SLURM_JWT", "")
+    failover.KEY.write_text("-----BEGIN RSA PRIVATE KEY-----")
+    cluster.say(0, awaits=True)
+    assert cluster.sync().live
+    assert slurm.reconfigured == 1
+    head, claims, signature = (base64.urlsafe_b64decode(part + "==") for part in os.environ["SLURM_JWT"].split("."))
+    assert (json.loads(head)["alg"], json.loads(claims)["sun"]) == ("HS256", "root")
+    assert run.clean_env()["SLURM_JWT"] == os.environ["SLURM_JWT"]
+    text = os.environ["SLURM_JWT"].rpartition(".")[0].encode()
+    assert signature == hmac.digest(failover.KEY.read_bytes(), text, "sha256")
+    slurm.answering = False
+    assert not cluster.sync().running
 
 
 def test_a_damaged_file_is_not_written(cluster: Cluster, slurm: SlurmDouble):

@@ -10,6 +10,7 @@ import logging
 import pathlib
 import time
 
+from controller import failover
 from gpu import gres, gres_conf
 from node import hold
 from slurm_ddp import files, systemd
@@ -37,7 +38,7 @@ class View:
     """The controller now, for the status and the answer."""
 
     configured: bool  # slurmctld's charm has set it up
-    running: bool = False
+    running: bool = False  # slurmctld, here or on another machine
     live: bool = False  # slurmctld has read the file as it is
     conf: gres_conf.GresConf = dataclasses.field(default_factory=gres_conf.GresConf)
     problem: str | None = None  # what the operator must fix
@@ -130,7 +131,7 @@ def view() -> View:
     """Return the controller's state without changing anything."""
     silent = None
     try:
-        running = systemd.is_active(SLURMCTLD)
+        running = systemd.is_active(SLURMCTLD) or failover.is_controlled()
     except CommandError as e:  # systemd does not respond
         running, silent = False, str(e)
     try:

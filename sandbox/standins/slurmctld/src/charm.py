@@ -5,19 +5,33 @@ import dataclasses
 import json
 import secrets
 import socket
+import uuid
 
+import high_availability
 import ops
 import slurm_controller
 import slurmutils
 from common import charm, conf, daemons, service, wire
 
+from slurm_ddp.interfaces import mount_info
+
 _PEER = "slurmctld-peer"
 _SERVICE = slurm_controller.SERVICE
+_NO_STATE = "several controllers need a shared filesystem: relate mount"
+
+
+class _ControllersChanged(ops.EventBase):
+    """Controllers joined or left; deferred, it does not depend on restart signals that came meanwhile."""
+
+
+class _Events(ops.CharmEvents):
+    controllers_changed = ops.EventSource(_ControllersChanged)
 
 
 class SlurmctldCharm(daemons.Daemon):
     """The controller."""
 
+    on = _Events()  # pyright: ignore
     daemon = _SERVICE
 
     def __init__(self, framework: ops.Framework) -> None:
@@ -27,11 +41,17 @@ class SlurmctldCharm(daemons.Daemon):
         except conf.OptionsRefused as e:
             self.refuse(e)
             return
+        self._stored.set_default(restart_signal="")
         self.observe_daemon()
         framework.observe(self.on.leader_elected, self._on_leader_elected)
         framework.observe(self.on.start, self._on_start)
         framework.observe(self.on.config_changed, self._on_config_changed)
         framework.observe(self.on[_PEER].relation_created, self._on_peer_created)
+        framework.observe(self.on[_PEER].relation_changed, self._on_peer_changed)
+        framework.observe(self.on[_PEER].relation_departed, self._on_peer_departed)
+        framework.observe(self.on.controllers_changed, self._on_controllers_changed)
+        framework.observe(self.on["mount"].relation_created, self._on_mount_created)
+        framework.observe(self.on["mount"].relation_changed, self._on_mount_changed)
         framework.observe(self.on["sackd"].relation_created, self._on_sackd_created)
         framework.observe(self.on["slurmd"].relation_changed, self._on_slurmd_changed)
         framework.observe(self.on["slurmd"].relation_broken, self._on_slurmd_broken)
@@ -68,13 +88,20 @@ class SlurmctldCharm(daemons.Daemon):
 
     @charm.refreshes
     def _on_leader_elected(self, event: ops.LeaderElectedEvent) -> None:
+        charm.wait_unless(event, self._has_state(), _NO_STATE)
         self._wait_for_config(event)
+        if self.model.relations["mount"]:
+            self._refresh_controllers()
 
     @charm.refreshes
     def _on_start(self, event: ops.StartEvent) -> None:
+        charm.block_unless(event, self._has_state(), _NO_STATE)
         charm.wait_unless(event, bool(self._cluster_name()), "waiting for the cluster's name")
         if self.unit.is_leader():
-            slurm_controller.write_once(self._cluster_name(), f"{socket.gethostname()}({self._address})")
+            slurm_controller.write_once(self._cluster_name(), self._hosts)
+        else:
+            self._wait_for_config(event)
+            charm.wait_unless(event, self._host in slurm_controller.hosts(), f"waiting for {self._host} in slurm.conf")
         _SERVICE.enable_and_restart()
 
     @charm.refreshes
@@ -83,12 +110,46 @@ class SlurmctldCharm(daemons.Daemon):
             slurm_controller.write_options(self._settings)
         self._reconfigure()
 
-    @charm.refreshes_on_leader
     def _on_peer_created(self, event: ops.RelationCreatedEvent) -> None:
-        data = event.relation.data[self.app]
-        if not self._cluster_name():
+        event.relation.data[self.unit]["hostname"] = json.dumps(self._host)
+        if self.unit.is_leader() and not self._cluster_name():
             name = self._settings.cluster_name or f"charmed-hpc-{secrets.token_urlsafe(3)}"
-            data["cluster_name"] = json.dumps(name)
+            event.relation.data[self.app]["cluster_name"] = json.dumps(name)
+
+    @charm.refreshes
+    def _on_peer_changed(self, event: ops.RelationChangedEvent) -> None:
+        signal = event.relation.data[self.app].get("restart_signal", "")
+        if signal != self._stored.restart_signal:
+            self._stored.restart_signal = signal
+            if not self.unit.is_leader():
+                self.on.start.emit()
+        elif self.unit.is_leader() and self._sees_all(event.relation):
+            self.on.controllers_changed.emit()
+
+    def _on_peer_departed(self, event: ops.RelationDepartedEvent) -> None:
+        if self.unit.is_leader() and self._sees_all(event.relation) and event.departing_unit != self.unit:
+            self.on.controllers_changed.emit()
+
+    @charm.refreshes
+    def _on_controllers_changed(self, event: _ControllersChanged) -> None:
+        self._wait_for_config(event)
+        self._refresh_controllers()
+
+    @charm.refreshes_on_leader
+    def _on_mount_created(self, event: ops.RelationCreatedEvent) -> None:
+        request = mount_info.MountRequest(mountpoint=str(slurm_controller.SHARED))
+        event.relation.save(request, self.app, encoder=json.dumps)
+
+    @charm.refreshes
+    def _on_mount_changed(self, event: ops.RelationChangedEvent) -> None:
+        if event.unit is None or event.relation.data[event.unit].get(mount_info.MOUNTED) != "true":
+            return
+        if self.unit.is_leader():
+            self._wait_for_config(event)
+        high_availability.share_settings(is_leader=self.unit.is_leader())
+        if self.unit.is_leader():
+            high_availability.share_state()
+        self.on.start.emit()
 
     @charm.refreshes_on_leader
     def _on_sackd_created(self, event: ops.RelationCreatedEvent) -> None:
@@ -155,10 +216,10 @@ class SlurmctldCharm(daemons.Daemon):
 
     def check(self) -> ops.StatusBase:
         """Return the reason why the controller does not work, or the report of `scontrol ping`."""
-        if not self.unit.is_leader():
-            return ops.BlockedStatus("the sandbox plays one slurmctld unit only: remove this one")
         if not _SERVICE.is_installed():
             return ops.BlockedStatus("slurmctld is not installed")
+        if not self._has_state():
+            return ops.BlockedStatus(_NO_STATE)
         if not self._cluster_name():
             return ops.WaitingStatus("waiting for the cluster's name")
         if not _SERVICE.is_active():
@@ -171,12 +232,26 @@ class SlurmctldCharm(daemons.Daemon):
             return
         try:
             _SERVICE.reconfigure()
+            self._signal_restart()
             service.scontrol("reconfigure")
         except service.SlurmError as e:
             raise self.failed("reconfigured", e) from e
         if self.unit.is_leader():
             for relation in self.model.relations["slurmrestd"]:
                 self._publish(relation, wire.ControllerData(slurmconfig=slurm_controller.all_settings()))
+
+    def _signal_restart(self) -> None:
+        """Make the other controllers restart: `scontrol reconfigure` reads no SlurmctldHost again."""
+        if self.unit.is_leader() and (peer := self.model.get_relation(_PEER)):
+            peer.data[self.app]["restart_signal"] = json.dumps(str(uuid.uuid4()))
+
+    def _refresh_controllers(self) -> None:
+        """Write the controllers to slurm.conf and to those who ask them, and restart."""
+        with slurm_controller.slurm_conf().edit() as config:
+            config.slurmctld_host = self._hosts
+        for relation in (*self.model.relations["sackd"], *self.model.relations["slurmd"]):
+            self._publish(relation, wire.ControllerData(controllers=self._controllers))
+        self._reconfigure()
 
     def _publish(self, relation: ops.Relation, data: wire.ControllerData) -> None:
         """Grant the secrets that `data` names to the relation and write it there; what an earlier write left goes."""
@@ -193,15 +268,33 @@ class SlurmctldCharm(daemons.Daemon):
         peer = self.model.get_relation(_PEER)
         return json.loads(peer.data[self.app].get("cluster_name", '""')) if peer else ""
 
+    def _has_state(self) -> bool:
+        """Check whether slurmctld finds its state: only a leader without `mount` keeps it on its own disk."""
+        return (self.unit.is_leader() and not self.model.relations["mount"]) or slurm_controller.SHARED.is_mount()
+
+    def _sees_all(self, peer: ops.Relation) -> bool:
+        return len(peer.units) == self.app.planned_units() - 1
+
     @property
-    def _address(self) -> str:
+    def _host(self) -> str:
+        """This controller as SlurmctldHost has it."""
         binding = self.model.get_binding(_PEER)
         assert binding is not None
-        return str(binding.network.ingress_address)
+        return f"{socket.gethostname()}({binding.network.ingress_address})"
+
+    @property
+    def _hosts(self) -> list[str]:
+        """The controllers, the primary first: those of slurm.conf that are still there, then new ones."""
+        peer = self.model.get_relation(_PEER)
+        written = [peer.data[unit].get("hostname") for unit in peer.units] if peer else []
+        present = {self._host, *(json.loads(host) for host in written if host)}
+        known = slurm_controller.hosts()
+        return [host for host in known if host in present] + sorted(present - set(known))
 
     @property
     def _controllers(self) -> list[str]:
-        return [f"{self._address}:{wire.SLURMCTLD_PORT}"]
+        addresses = [host.partition("(")[2].rstrip(")") for host in self._hosts]
+        return [f"{address}:{wire.SLURMCTLD_PORT}" for address in addresses]
 
     def _wait_for_config(self, event: ops.EventBase) -> None:
         charm.wait_unless(event, slurm_controller.slurm_conf().path.exists(), "waiting for slurm.conf")

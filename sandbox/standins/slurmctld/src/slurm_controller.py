@@ -20,7 +20,8 @@ SERVICE = service.Service(
 )
 
 _BESIDE = ("accounting", "profiling", "overrides")
-_CLUSTER_NAME = service.VAR / "checkpoint" / "clustername"
+SHARED = pathlib.Path("/srv/slurmctld-statefs")  # what several controllers mount
+_CLUSTER_NAMES = tuple(folder / "checkpoint" / "clustername" for folder in (service.VAR, SHARED))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,16 +62,21 @@ def slurm_conf() -> conf.ConfigFile[slurmutils.SlurmConfig]:
     return conf.ConfigFile(slurmutils.SlurmConfigEditor(), service.ETC / "slurm.conf", "slurm")
 
 
-def write_once(cluster_name: str, host: str) -> None:
+def hosts() -> list[str]:
+    """Return SlurmctldHost of slurm.conf, the primary first; none before there is one."""
+    return list(slurm_conf().load().slurmctld_host or []) if slurm_conf().path.exists() else []
+
+
+def write_once(cluster_name: str, hosts: list[str]) -> None:
     """Write slurm.conf with the files that it includes, and gres.conf, each only where it is missing.
 
-    `host` is SlurmctldHost. MetricsType, which upstream sets, is unknown to Slurm 24.11.
+    `hosts` are SlurmctldHost. MetricsType, which upstream sets, is unknown to Slurm 24.11.
     """
     main = slurm_conf()
     if not main.path.exists():
         config = slurmutils.SlurmConfig.from_str((pathlib.Path(__file__).parent / "slurm.conf").read_text())
         config.cluster_name = cluster_name
-        config.slurmctld_host = [host]
+        config.slurmctld_host = hosts
         config.auth_alt_parameters = {"jwt_key": str(SERVICE.jwt_key_path)}
         config.include = [main.beside(suffix).path.name for suffix in _BESIDE]
         main.dump(config)
@@ -119,7 +125,8 @@ def set_accounting(host: str) -> None:
     """
     with slurm_conf().beside("accounting").edit() as config:
         if config.accounting_storage_host is None:
-            _CLUSTER_NAME.unlink(missing_ok=True)
+            for file in _CLUSTER_NAMES:
+                file.unlink(missing_ok=True)
         config.accounting_storage_host = host
         config.accounting_storage_port = 6819
         config.accounting_storage_type = "accounting_storage/slurmdbd"
