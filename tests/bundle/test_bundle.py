@@ -8,8 +8,14 @@ import pytest
 import rules
 
 FILESYSTEMS = {"cephfs", "lustre", "nfs"}
-# A client mounts one filesystem; a node is one kind of machine; 26.04 mixes with no charm or machine of 24.04.
-EXCLUSIVE = (FILESYSTEMS, {"gpu", "lxd", "machines"}, {"2604", "machines"}, {"2604", "juju4"}, {"2604", "cos"})
+# A client mounts one filesystem; a node is one kind of machine; 26.04 mixes with no charm or machine of 24.04; a second
+# controller has no place among the machines of that overlay.
+EXCLUSIVE = (
+    FILESYSTEMS,
+    {"gpu", "lxd", "machines"},
+    {"machines", "ha"},
+    *({"2604", other} for other in ("machines", "juju4", "cos", "ha")),
+)
 FIRST = ("2604", "machines")  # they say something of applications that others remove
 SETS = [
     names

@@ -1,4 +1,4 @@
-"""An image of Debian's packages, imported by a person and started by crun: "A container" of docs/howto/environments.md."""
+"""An image of Debian's packages, imported by a user and started by crun: "A container" of docs/howto/environments.md."""
 
 import collections.abc
 import re
@@ -58,7 +58,7 @@ dist.destroy_process_group()
 
 @pytest.fixture(scope="module")
 def alice(cluster: Cluster) -> collections.abc.Iterator[Person]:
-    """A person with the files of two images, on a cluster whose operator set up crun as the page says."""
+    """A user with the files of two images, on a cluster whose operator set up crun as the page says."""
     cluster.action("install-environment", timeout=1500)
     page = (REPOSITORY / "docs/howto/environments.md").read_text()
     conf = page.partition("```text\n")[2].partition("```")[0]

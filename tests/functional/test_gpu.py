@@ -37,6 +37,7 @@ from functional.gpu_nodes import (
 
 pytestmark = pytest.mark.timeout(1500)  # the first test of a run deploys
 
+_LATER_S = 2  # a host that boots within the second in which its node last answered was not rebooted, for Slurm
 ONE, TWO = "1 x Mock GPU", "2 x Mock GPU"
 NPS = "Mock GPU @ 0, Mock GPU @ 1"  # each beside a part of a socket, so that both need lines
 
@@ -95,15 +96,17 @@ def test_a_reboot_that_slurm_did_not_order(cluster: Cluster):
     """Slurm marks the node down; it goes back to work by itself, and only because of this charm."""
     before = show(cluster)
     cluster.ok("config", "slurm-gpu", "resume-after-reboot=false")
-    cluster.ok("reboot", HOST)
-    found = until_registered_again(cluster, before)
-    if found["BootTime"] == before["BootTime"]:
+    try:
+        time.sleep(_LATER_S)
+        cluster.ok("reboot", HOST)
+        found = until_registered_again(cluster, before)
+        if found["BootTime"] == before["BootTime"]:
+            pytest.skip("this machine allows no time namespace, so Slurm sees no reboot of a host")
+        notice(cluster)  # which must not resume it
+        found = show(cluster)
+        assert (states(found), found["Reason"]) == (("DOWN", set()), "Node unexpectedly rebooted")
+    finally:
         cluster.ok("config", "slurm-gpu", "resume-after-reboot=true")
-        pytest.skip("this machine allows no time namespace, so Slurm sees no reboot of a host")
-    notice(cluster)  # which must not resume it
-    found = show(cluster)
-    assert (states(found), found["Reason"]) == (("DOWN", set()), "Node unexpectedly rebooted")
-    cluster.ok("config", "slurm-gpu", "resume-after-reboot=true")
     until(cluster, "active: ")
     assert is_fit(cluster, "gpu:mock_gpu:1"), show(cluster)
     # What an administrator ordered outlives a reboot.
@@ -343,6 +346,7 @@ def test_a_rebooted_node_takes_jobs_without_a_hook(cluster: Cluster):
     """The machine reboots under Juju's feet; no hook runs, and the mount's keeper and the node's service do it all."""
     before = show(cluster)
     boot = cluster.on(HOST, "cat", "/proc/sys/kernel/random/boot_id")
+    time.sleep(_LATER_S)
     cluster.ctl("exec", HOST, "--", "systemctl", "reboot")
 
     def is_rebooted() -> None:

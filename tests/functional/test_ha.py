@@ -35,7 +35,7 @@ def check_controllers(one: Cluster, primary: str, backup: str) -> None:
     eventually(check)
 
 
-def test_the_backup_takes_over_runs_jobs_and_gives_back(ha: Cluster):
+def test_the_backup_takes_over_and_runs_jobs_until_the_primary_responds(ha: Cluster):
     check_settled(ha, 20)
     check_controllers(ha, "UP", "UP")
     ha.on(PRIMARY, "systemctl", "stop", "slurmctld")

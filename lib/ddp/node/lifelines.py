@@ -110,6 +110,6 @@ def hold(address: str, place: str, host: str) -> socket.socket | None:
 
 
 def await_end(connection: socket.socket) -> None:
-    """Wait until the supervisor ends the step, or is gone."""
+    """Wait until the supervisor ends the step, or has ended."""
     with contextlib.suppress(OSError):
         connection.recv(1)

@@ -1,4 +1,4 @@
-"""Several slurmctlds: /etc/slurm and StateSaveLocation move to a filesystem that all of them mount, as upstream does it."""
+"""Several slurmctlds: /etc/slurm and StateSaveLocation move to a filesystem that all mount, as upstream does it."""
 
 import pathlib
 import time
