@@ -22,7 +22,7 @@ def share_settings(*, is_leader: bool) -> None:
 def share_state() -> None:
     """Move StateSaveLocation to the shared filesystem; slurmctld must be started afterwards."""
     with slurm_controller.slurm_conf().edit() as config:
-        source = pathlib.Path(config.state_save_location)
+        source = pathlib.Path(str(config.state_save_location))
         target = slurm_controller.SHARED / source.name
         if not target.exists():
             service.systemctl("stop", slurm_controller.SERVICE.name)
