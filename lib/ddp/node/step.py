@@ -8,7 +8,6 @@ from ddp.node import container, slurm, spec
 
 PYTHON = "/usr/bin/python3"
 ABORTING_S = 60.0
-TOGETHER_S = 3.0  # for the other ranks to end, and other nodes to stop responding
 # Starts the program on a node, once the shared filesystem is readable. In a container, with the image's interpreter.
 _START = """\
 n=0
@@ -64,11 +63,5 @@ def abort(process: subprocess.Popen[bytes], job_id: str) -> None:
     slurm.call("scancel", "--signal=ABRT", "--quiet", name)
     slurm.pause(ABORTING_S)
     if process.poll() is None:
-        end(process, name)
-
-
-def end(process: subprocess.Popen[bytes], step: str) -> None:
-    """End a step of which a node does not respond: srun and scancel would wait for that node."""
-    subprocess.Popen(["scancel", "--signal=KILL", "--quiet", step], stdin=subprocess.DEVNULL)
-    slurm.pause(TOGETHER_S)
-    process.kill()
+        slurm.call("scancel", "--signal=KILL", "--quiet", name)
+        process.kill()
