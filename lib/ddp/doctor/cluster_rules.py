@@ -60,6 +60,8 @@ def preemption(config: collections.abc.Mapping[str, str], partition: jobs.Partit
 
 def _configuration(facts: Facts, findings: Findings) -> None:
     config, partition = facts.config, facts.partition.name
+    if config.get("HASH_VAL", "").startswith("Different"):  # config_info.c; a failed push forgets the host (agent.c)
+        findings.add("stale-config", "slurm")
     kill_wait = leading_number(config.get("KillWait", ""))
     if kill_wait is not None and kill_wait < _LEAST_KILL_WAIT_S:
         findings.add("kill-wait", "slurm", seconds=kill_wait)
