@@ -30,6 +30,7 @@ from ddptrain import (
     hardware,
     markers,
     model,
+    pace,
     planning,
     profiling,
     reader,
@@ -89,6 +90,7 @@ class Training:
         self.take_val = reader.fixed_rows(self.dataset, "val", self.plan.seq_len, self.settings.eval_rows)
         self.resumed_from: str | None = None
         self.gpu_use = hardware.GpuUse(world.device)
+        self.pace = pace.Pace(world)
         self.train_s = 0.0  # time in training steps, the first one of the attempt not counted
         self.train_tokens = 0
         self.step_tokens = self.batching.global_batch * self.plan.seq_len
@@ -156,7 +158,9 @@ class Training:
         with data, self._recorder() as recorder:
             for step in range(first + 1, schedule.steps + 1):
                 recorder.before(step)
-                pending.append(self._step(data.next(), lr=schedule.lr(step - 1)))
+                with self.pace.own():
+                    rows_BT1 = data.next()
+                pending.append(self._step(rows_BT1, lr=schedule.lr(step - 1)))
                 recorder.after(step)
                 if step == first + 1 and self.saver is not None:
                     self.saver.prepare(checkpoint.state_of(self.core, self.optimizer))
@@ -173,8 +177,11 @@ class Training:
                 elapsed, since = now - since, now
                 save_s = 60 * self.settings.save_minutes
                 save_due = world.is_main and 0 < save_s < time.monotonic() - last_save
-                stop, (save, *sums) = agreement.reach(elapsed, [float(save_due), *own])
+                stop, (save, *sums) = agreement.reach(elapsed, [float(save_due), *own, *self.pace.share()])
+                sums, seconds = sums[: len(own)], sums[len(own) :]
                 means = [v / world.size if counts else None for v, counts in zip(sums, learned, strict=True)]
+                if step - len(pending) > first:
+                    self.pace.add(seconds, elapsed)
                 self._record(step, means, norms, elapsed, counted=step - len(pending) > first)
                 pending.clear()
 
@@ -211,7 +218,7 @@ class Training:
             last = part == parts - 1
             rows = slice(part * size, (part + 1) * size)
             with contextlib.nullcontext() if last or self.world.size == 1 else self.ddp.no_sync():  # type: ignore[operator]
-                with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.autocast):
+                with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.autocast), self.pace.own():
                     loss = self.ddp(tokens_BT[rows], targets_BT[rows])
                 (loss * weights[part]).backward()
             total += loss.detach() * weights[part]
@@ -425,10 +432,11 @@ class Training:
         peak = hardware.peak_flops(self.world.device)
         return tokens_per_second * self._flops_per_token() / (peak * self.world.size) if peak else None
 
-    def _use(self) -> dict[str, float]:
-        """Measure this rank's use of memory and GPU, for metrics.jsonl."""
+    def _use(self) -> dict[str, typing.Any]:
+        """Measure this rank's use of memory and GPU, and name the slowest rank, for metrics.jsonl."""
         percent = self.gpu_use.percent()
-        return {"memory_mib": self._memory_mib()} | ({} if percent is None else {"gpu_percent": percent})
+        slowest = {"slowest": self.pace.slowest} if self.pace.slowest else {}
+        return {"memory_mib": self._memory_mib(), **slowest} | ({} if percent is None else {"gpu_percent": percent})
 
     def _memory_mib(self) -> float:
         if self.world.device.type == "cuda":

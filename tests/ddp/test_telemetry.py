@@ -12,7 +12,10 @@ import pytest
 import yaml
 from cluster import Cluster, Job
 
+from ddp.actions import list as listing
 from ddp.base import Settings
+from ddp.doctor import examine
+from ddp.options import models
 from ddp.run import telemetry
 from ddp.slurm import jobs
 
@@ -52,11 +55,23 @@ def test_a_workspace_without_runs(settings: Settings, cluster: Cluster):
     assert telemetry.collect(settings) == {"runs": [], "gpus": {}, "doctor": None}
 
 
+WORDS = "rank 3 on slurmd-1 takes 1.83 times the ranks' median for its data and forward pass"
+SLOW = {"rank": 3, "host": "slurmd-1", "times": 1.83}
+
+
 def test_a_run_that_trains(settings: Settings, cluster: Cluster, workspace: pathlib.Path):
     records = [
         {"kind": "start", "step": 0, "time": 4990.0, "total_steps": 200, "world_size": 2},
         {"kind": "checkpoint", "step": 9, "time": 5000.0, "name": "epoch-1", "stall_s": 0.5, "seconds": 2.0},
-        {"kind": "step", "step": 10, "loss": 3.25, "tokens_per_second": 1000.0, "time": 5000.5, "mfu": 0.375},
+        {
+            "kind": "step",
+            "step": 10,
+            "loss": 3.25,
+            "tokens_per_second": 1000.0,
+            "time": 5000.5,
+            "mfu": 0.375,
+            "slowest": SLOW,
+        },
     ]
     log = "0: [TRAIN] step=9/999 loss=3.5 mfu=0.99\n0: [CKPT] saved=epoch-1 step=9 stall_s=9.9 write_s=2\n"
     lines = "".join(json.dumps(record) + "\n" for record in records)
@@ -78,6 +93,10 @@ def test_a_run_that_trains(settings: Settings, cluster: Cluster, workspace: path
     }
     assert (run["run"], run["user"], run["state"], run["is_shown"]) == ("owt", USER, "running", True)
     assert (run["requeues"], run["restarts"], run["failures"]) == (0, 0, {})
+    assert run["slowest"] == [3, "slurmd-1", 1.83]
+    listed = listing.list_runs(settings, models.ListRuns(), print).values["runs"]
+    assert [one["straggler"] for one in typing.cast("list[Json]", listed)] == [WORDS]
+    assert list(examine._stragglers(settings)) == [("owt", "slurmd-1", WORDS)]
 
 
 @pytest.mark.parametrize(

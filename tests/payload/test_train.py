@@ -8,6 +8,9 @@ import json
 import pathlib
 import re
 import shutil
+import socket
+import types
+import typing
 
 import conftest
 import pytest
@@ -15,7 +18,8 @@ import ranks
 import torch
 import yaml
 
-from ddptrain import checkpoint, cli, config, errors, files, inspection, markers, model, shapes
+from ddp.run import metrics
+from ddptrain import checkpoint, cli, config, distributed, errors, files, inspection, markers, model, pace, shapes
 
 CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 
@@ -347,6 +351,32 @@ def test_models_have_their_published_sizes():
         assert count == shapes.count(shape)
         if name == "gpt2":
             assert shapes.flops_per_token(shape, count) / 1e6 == pytest.approx(854.8, rel=0.002)
+
+
+def test_a_rank_that_holds_the_others_up_is_named(dataset: pathlib.Path, tmp_path: pathlib.Path):
+    """All steps take as long on each rank; what rank 1 waits for data is its own."""
+    slow = {"accident": "accident_slow SLOW_S=0.1"}
+    result = ranks.trained(2, dataset, tmp_path / "run", *TINY, "--steps 40 --epoch-steps 40", **slow)
+    host, read = socket.gethostname(), metrics.Reader(tmp_path / "run" / "metrics.jsonl").read()
+    assert len([line for line in result.output.splitlines() if f"rank 1 on {host} is slow" in line]) == 1
+    assert read.straggler.startswith(f"rank 1 on {host} takes"), read.slowest
+
+
+@pytest.mark.parametrize(
+    ("seconds", "times"), [([1, 1, 1, 1.4], 1.4), ([1, 1, 1, 1.6], 1.6), ([1, 3], 3.0), ([0, 0], None), ([5], None)]
+)
+def test_the_slowest_rank_is_compared_with_the_median(seconds: list[float], times: float | None):
+    members = [{"host": f"n{rank}"} for rank in range(len(seconds))]
+    world = types.SimpleNamespace(size=len(seconds), is_main=True, members=members)
+    measured = pace.Pace(typing.cast("distributed.World", world))
+    measured.add(seconds, pace.WINDOW_S - 1)
+    assert measured.slowest == {}
+    measured.add(seconds, 1)
+    rank = len(seconds) - 1
+    assert measured.slowest == ({"rank": rank, "host": f"n{rank}", "times": times} if times else {})
+    read = metrics.Metrics()
+    read.add({"kind": "step", "step": 1, "slowest": measured.slowest})
+    assert bool(read.straggler) == bool(times and times > pace.TOO_SLOW)
 
 
 def test_a_rank_that_hangs_is_found_by_the_timeout(dataset: pathlib.Path, tmp_path: pathlib.Path):

@@ -73,6 +73,9 @@ def read(settings: dict[str, typing.Any], totals: "Totals") -> collections.abc.I
     for name, text in _VALUES.items():
         having = [run for run in shown if name in run["values"]]
         yield gauge(f"run_{name}", text, [(_labels(run), run["values"][name]) for run in having])
+    slowest = [(_labels(run), *run["slowest"]) for run in shown if run["slowest"]]
+    samples = [(labels | {"rank": str(rank), "host": host}, times) for labels, rank, host, times in slowest]
+    yield gauge("run_slowest_rank_ratio", "Data and forward pass of the slowest rank, times the median's.", samples)
     failures = [({"reason": reason}, totals.failures[reason]) for reason in telemetry.KINDS]
     yield counter("run_failures_total", "Failed attempts.", failures)
     seconds = [({"user": user}, n) for user, n in sorted(totals.gpu_seconds.items())]

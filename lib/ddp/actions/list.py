@@ -66,6 +66,7 @@ def describe(run: Run) -> dict[str, object]:
         "best_loss": run.best_loss,
         "rate": rate[0] if rate else None,
         "rate_unit": f"{rate[1]}/s" if rate else None,
+        "straggler": (run.metrics.straggler or None) if run.state.is_active else None,
     }
 
 

@@ -112,6 +112,8 @@ def render(now: Frame, width: int, height: int = 40) -> rich.console.RenderableT
     if losses:
         parts.append(_text(curve.draw(losses, columns=width - 4, rows=_CURVE_ROWS), "cyan"))
     failed = [f"{one.attempt} failed: {one.reason}" for one in run.failures[-_MAX_FAILURES:]]
+    if run.state.is_active and run.metrics.straggler:
+        parts.append(_text(run.metrics.straggler, "yellow"))
     if failed:
         parts.append(_text("\n".join(reading.printable(one, 300) for one in failed), "red"))
     room = height - (5 + numbers.row_count + (_CURVE_ROWS + 2 if losses else 0) + len(failed))

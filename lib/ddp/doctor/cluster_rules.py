@@ -35,6 +35,8 @@ def judge(settings: Settings, facts: Facts, findings: Findings) -> None:
         findings.add("no-environment", "environment")
     elif not any(environments.is_current(settings, manifest) for manifest in facts.manifests):
         findings.add("old-environment", "environment")
+    for run, host, words in facts.stragglers:
+        findings.add("straggler", host, run=run, words=words)
     _absent(facts, findings)
 
 

@@ -4,6 +4,7 @@
 """
 
 import base64
+import collections.abc
 import contextlib
 import json
 import pathlib
@@ -19,8 +20,7 @@ from ddp.doctor.facts import Facts, Json, leading_number
 from ddp.doctor.findings import Finding, Findings, first_few
 from ddp.environment import environments
 from ddp.options import declared, models
-from ddp.run import telemetry
-from ddp.run.reading import as_object
+from ddp.run import catalog, reading, telemetry
 from ddp.slurm import access, jobs
 from ddp.submit import checks, resources
 from ddp.workspace import folders, operations
@@ -30,6 +30,7 @@ from slurm_ddp.slurm import nodes
 MAX_NODES = 64  # in one call: every node connects to every other
 _PROBE = pathlib.Path(__file__).with_name("probe.py")
 _MEMORY_MB = 1024
+_NEWEST = 20  # runs
 _STEP_S = 300.0  # the probe's own deadlines add up to less
 
 
@@ -99,6 +100,7 @@ def gather(settings: Settings, params: models.Doctor, partitions: tuple[jobs.Par
         config=config,
         manifests=contents.environments,
         untrusted=contents.untrusted,
+        stragglers=tuple(_stragglers(settings)),
         login=(mount.fstype, mount.source) if mount else ("", ""),
     )
 
@@ -153,7 +155,7 @@ def read_reports(text: str) -> dict[str, Json]:
             continue
         with contextlib.suppress(ValueError, TypeError, zlib.error):
             packed = base64.b64decode("".join(found[number] for number in sorted(found)), validate=True)
-            answer = as_object(json.loads(zlib.decompressobj().decompress(packed, 4 << 20)))
+            answer = reading.as_object(json.loads(zlib.decompressobj().decompress(packed, 4 << 20)))
             if answer.get("node") == node:
                 reports[node] = answer
     return reports
@@ -165,6 +167,14 @@ def judge(settings: Settings, facts: Facts) -> tuple[Finding, ...]:
     cluster_rules.judge(settings, facts, findings)
     node_rules.judge(settings, facts, findings)
     return findings.sorted()
+
+
+def _stragglers(settings: Settings) -> collections.abc.Iterator[tuple[str, str, str]]:
+    """Yield run, host and words of the user's newest runs in which one rank holds the others up."""
+    with contextlib.suppress(TrainerError, folders.WorkspaceError):
+        for run in catalog.load(settings, catalog.names(settings)[:_NEWEST], is_brief=True)[0]:
+            if run.state.is_active and run.metrics.straggler:
+                yield run.name, reading.printable(str(run.metrics.slowest["host"]), 64), run.metrics.straggler
 
 
 def _tracking_server(uri: str) -> list[str | int] | None:

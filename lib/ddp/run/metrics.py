@@ -26,6 +26,7 @@ _LARGEST = 1e300  # the difference of two such values is still finite
 _LEAST = 1e-200  # smaller magnitudes count as 0
 _LARGEST_STEP = 2.0**53  # from there on a float does not hold every whole number
 _NOT_CURVES = {"step", "epoch", "time", "tokens", "samples", "perplexity", "total_steps"}
+TOO_SLOW = 1.5  # times the median, as in ddptrain/pace.py
 _RECENT = 64  # records from which the rate of steps is taken
 
 Point = tuple[float, float]
@@ -97,6 +98,7 @@ class Metrics:
     start: reading.Json = dataclasses.field(default_factory=reading.Json)  # the last attempt's first record
     checkpoint: reading.Json = dataclasses.field(default_factory=reading.Json)  # the last one
     noted: reading.Json = dataclasses.field(default_factory=reading.Json)  # a script's lowest loss up to the last line
+    slowest: reading.Json = dataclasses.field(default_factory=reading.Json)  # rank, host, times the ranks' median
     step: int | None = None
     total_steps: int | None = None
     time: float | None = None  # of the last step
@@ -118,6 +120,15 @@ class Metrics:
     def lost_step(self) -> float | None:
         """The step from which on the loss is not finite; None if it is."""
         return self.series["loss"].lost if "loss" in self.series else None
+
+    @property
+    def straggler(self) -> str:
+        """The rank that holds the others up, in words; "" if none does."""
+        times = reading.real(self.slowest.get("times")) or 0.0
+        if times <= TOO_SLOW:
+            return ""
+        rank, host = reading.whole(self.slowest.get("rank")), reading.printable(str(self.slowest.get("host")), 64)
+        return f"rank {rank} on {host} takes {times:.3g} times the ranks' median for its data and forward pass"
 
     @property
     def best(self) -> Point | None:
@@ -146,7 +157,8 @@ class Metrics:
         elif (kind := record.get("kind")) == "checkpoint":
             self.checkpoint = record
         elif kind == "start":
-            self.start, self.total_steps = record, reading.whole(record.get("total_steps")) or self.total_steps
+            self.slowest, self.start = {}, record
+            self.total_steps = reading.whole(record.get("total_steps")) or self.total_steps
         else:
             self.noted = reading.as_object(record.get("best")) or self.noted
             self._add_values(step, record)
@@ -167,6 +179,7 @@ class Metrics:
         self.num_records += is_curve
 
     def _add_step(self, step: float, record: reading.Json) -> None:
+        self.slowest = reading.as_object(record.get("slowest")) or self.slowest
         self.step, self.time = reading.whole(step), reading.real(record.get("time"))
         self.total_steps = reading.whole(record.get("total_steps")) or self.total_steps
         if self.time is not None and 0 < self.time < _LARGEST:

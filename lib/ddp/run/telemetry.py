@@ -107,12 +107,20 @@ def _record(run: Run, known: collections.abc.Sequence[jobs.Job], seen: Json) -> 
         "state": word if word in (*STATES, None) else "running" if is_active else "failed",
         "requeues": sum(requeues.values()),
         "restarts": sum(restarts.values()),
+        "slowest": _slowest(run),
         "failures": collections.Counter(one.fault for one in run.failures if one.fault in KINDS),
         "is_shown": is_active or time.time() - run.written < _SHOWN_S,
         "values": {key: value for key, value in values.items() if isinstance(value, int | float)},
         "events": events,
         "log": read_until,
     }
+
+
+def _slowest(run: Run) -> list[object]:
+    """Return rank, host and times the median of the slowest rank; empty if that was not measured."""
+    found = run.metrics.slowest
+    rank, host, times = reading.whole(found.get("rank")), found.get("host"), reading.real(found.get("times"))
+    return [] if rank is None or times is None else [rank, reading.printable(str(host), 64), times]
 
 
 def _events(log: pathlib.Path, seen: object) -> tuple[list[Json], list[object]]:

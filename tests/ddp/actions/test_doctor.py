@@ -84,6 +84,12 @@ def test_what_slurms_configuration_means_is_reported(settings: Settings, facts: 
     assert found.remedy
 
 
+def test_a_rank_that_holds_the_others_up_is_reported(settings: Settings, facts: Facts):
+    facts = dataclasses.replace(facts, stragglers=(("owt", "slurmd-1", "rank 3 on slurmd-1 takes 1.83 times"),))
+    (found,) = [finding for finding in examine.judge(settings, facts) if "run owt waits for it" in finding.text]
+    assert (found.level, found.where) == ("warning", "slurmd-1")
+
+
 def test_preemption_is_that_of_the_partition_where_it_has_one_of_its_own(settings: Settings, facts: Facts):
     facts.config.update({"PreemptType": "preempt/partition_prio", "PreemptMode": "CANCEL"})
     facts = dataclasses.replace(facts, partition=dataclasses.replace(facts.partition, preempt_mode="REQUEUE"))

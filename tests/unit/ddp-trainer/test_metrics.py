@@ -26,7 +26,11 @@ Json = dict[str, typing.Any]
 
 def run(name: str = "owt", **changed: object) -> Json:
     record: Json = {"run": name, "user": "ann", "state": "running", "requeues": 0, "restarts": 0, "failures": {}}
-    return record | {"is_shown": True, "values": {"step": 10}, "events": [], "log": ["40.out", 100], **changed}
+    return (
+        record
+        | {"is_shown": True, "values": {"step": 10}, "events": [], "log": ["40.out", 100], "slowest": []}
+        | changed
+    )
 
 
 def event(kind: str = "CKPT", rank: str | None = "0", words: str = "step=9") -> Json:
@@ -86,12 +90,13 @@ def test_each_figure_of_a_run_follows_it(ddp: FakeProgram, totals: metrics.Total
     values = {name: float(number) for number, name in enumerate(metrics._VALUES)}
     states = {"b": "running", "c": "failed", "d": None}
     ddp.runs = [run(values=values, requeues=2, restarts=1), *(run(key, state=states[key], values={}) for key in states)]
-    ddp.runs.append(run("e", is_shown=False))
+    ddp.runs += [run("e", is_shown=False), run("f", slowest=[3, "slurmd-1", 1.83])]
     ddp.doctor = {"time": 5000.0, "error": 1}
     found = read(totals)
     assert {name: found[f"run_{name}[owt,ann]"] for name in values} == values
     assert (found["run_requeues_total[owt,ann]"], found["run_restarts_total[owt,ann]"]) == (2, 1)
-    assert (found["runs[running]"], found["runs[failed]"], found["runs[pending]"]) == (2, 1, 0)
+    assert found["run_slowest_rank_ratio[f,ann,3,slurmd-1]"] == 1.83
+    assert (found["runs[running]"], found["runs[failed]"], found["runs[pending]"]) == (3, 1, 0)
     assert [found[f"run_running[{name},ann]"] for name in ("owt", "b", "c", "d")] == [1, 1, 0, 0]
     assert not [name for name in found if "[e," in name or name == "run_step[b,ann]"]
     assert (found["doctor_findings[error]"], found["doctor_findings[warning]"]) == (1, 0)
