@@ -29,8 +29,9 @@ BARE = """#!/bin/bash
 #SBATCH --chdir={folder}/bare --output={folder}/bare/log
 export CUDA_VISIBLE_DEVICES=
 first=$(hostname -I | cut -d' ' -f1)
-exec srun {python} -m torch.distributed.run --nnodes=2 --nproc-per-node=1 --rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID \\
-  --rdzv-endpoint=$first:29400 {folder}/steps.py
+export first
+exec srun sh -c 'exec {python} -m torch.distributed.run --nnodes=2 --nproc-per-node=1 --rdzv-backend=c10d \\
+  --rdzv-id=$SLURM_JOB_ID --rdzv-endpoint=$first:29400 --local-addr=$(hostname -I | cut -d" " -f1) {folder}/steps.py'
 """
 
 
