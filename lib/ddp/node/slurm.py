@@ -121,21 +121,18 @@ def keep(job_id: str, hosts: list[str]) -> None:
     call("scontrol", "update", f"JobId={job_id}", f"ReqNodeList={','.join(hosts)}")
 
 
-def release(job_id: str, restarts: int, hosts: list[str], *, is_ours: bool) -> None:
+def release(job_id: str, restarts: int, *, is_ours: bool) -> None:
     """Let a requeued job start without Slurm's delay. One that an operator holds, or requeued, waits.
 
-    Slurm itself requeues a job after a preemption or the loss of a node.
+    So does one that Slurm requeued as it lost a node: until cred_expire Slurm's order to end the last attempt is valid,
+    and the node would get it when it is back, after the next attempt has begun there (deallocate_nodes()).
     """
     shown = call("scontrol", "-o", "show", "job", job_id).stdout
     found = dict(re.findall(r"(\w+)=(\S*)", shown))
     if int(found.get("Restarts") or 0) <= restarts or found.get("Priority") == "0":
         return
-    is_preempted = found.get("PreemptTime", "None") != "None"
-    if not is_ours and not is_preempted:
-        states = call("sinfo", "-h", "-N", "-n", ",".join(hosts), "-o", "%T").stdout
-        if not re.search(r"down|\*", states):
-            return
-    call("scontrol", "update", f"JobId={job_id}", f"StartTime=now+{RELEASING_S}")
+    if is_ours or found.get("PreemptTime", "None") != "None":
+        call("scontrol", "update", f"JobId={job_id}", f"StartTime=now+{RELEASING_S}")
 
 
 def exclude(job_id: str, names: str, more: list[str]) -> None:

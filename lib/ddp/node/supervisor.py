@@ -77,7 +77,7 @@ class Supervisor:
         self._forget_token()
         self.output.close(LAST_FLUSH_S if self.output.trouble or self.is_cancelled else spool.FLUSH_S)
         if self.is_cancelled:
-            slurm.release(self.job_id, self.restarts, self.hosts, is_ours=self.is_requeued)
+            slurm.release(self.job_id, self.restarts, is_ours=self.is_requeued)
         return code
 
     def _run(self) -> int:
