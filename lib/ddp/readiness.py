@@ -65,7 +65,7 @@ def mount_problem(settings: Settings) -> Problem | None:
     if mount is None:
         return None
     found = mounts.probe(mount.mountpoint, deadline=5.0)
-    return None if found else Problem(found.detail, remedy=remedies.check_filesystem())
+    return None if found else Problem(found.detail, remedy=remedies.CHECK_FILESYSTEM)
 
 
 def slurm_problem() -> Problem | None:
@@ -76,7 +76,7 @@ def slurm_problem() -> Problem | None:
     try:
         jobs.ping()
     except jobs.NotAnsweringError as e:
-        return Problem(str(e), remedy=remedies.start_slurmctld())
+        return Problem(str(e), remedy=remedies.START_SLURMCTLD)
     return None
 
 

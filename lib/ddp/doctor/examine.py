@@ -52,7 +52,8 @@ def gather(settings: Settings, params: models.Doctor, partitions: tuple[jobs.Par
     """Collect the facts of this host, the controller and the nodes."""
     partition = _partition(params, partitions)
     asked = _asked(params, partition)
-    known = {node.name: node for node in _nodes()}
+    with jobs.asking():
+        known = {node.name: node for node in jobs.show_nodes()}
     usable = {node.name for node in partition.usable}
     gone = {node.name: node.state for node in partition.nodes if node.state == access.GONE}
     left_out = {name: why for name in asked if (why := _unfit(known.get(name), is_usable=name in usable))} | gone
@@ -217,13 +218,6 @@ def _asked(params: models.Doctor, partition: jobs.Partition) -> list[str]:
         place = f"partition {partition.name}" + (f" in reservation {params.reservation}" if params.reservation else "")
         raise ParameterError("nodes", f"{strangers[0]} is no node of {place}; there are: {known}")
     return names
-
-
-def _nodes() -> tuple[nodes.Node, ...]:
-    try:
-        return tuple(nodes.show_all())
-    except nodes.NodeError as e:
-        raise TrainerError(f"Slurm: {e}") from e
 
 
 def _unfit(node: nodes.Node | None, *, is_usable: bool) -> str:

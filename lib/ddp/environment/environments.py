@@ -16,6 +16,7 @@ from ddp.environment import archives, builder, wheelhouse
 from ddp.environment.uv import TIMEOUT_S, TORCH
 from ddp.options import models
 from ddp.problem import Command
+from ddp.run import folder
 from ddp.slurm import jobs
 from ddp.submit import checks
 from ddp.workspace import folders
@@ -121,12 +122,11 @@ def _install(settings: Settings, request: builder.Request, log: Log, *, force: b
 def in_use(settings: Settings, user: str | None) -> dict[str, str]:
     """Return the environment's hash of each run in the queue, by its folder. Raises TrainerError."""
     homes = {settings.user: settings.folder}
-    try:
+    with jobs.asking():
         active = [job for job in jobs.jobs(user=user) if job.is_active]
-    except jobs.SlurmError as e:
-        raise TrainerError(f"Slurm: {e}") from e
     runs = [homes.get(job.user, settings.workspace / USERS / job.user) / "runs" / job.name for job in active]
-    return folders.call(settings, archives.environments_of, runs=runs)
+    records = folders.call(settings, lambda: list(map(folder.read_record, runs)))
+    return {str(run): str(record.get("environment")) for run, record in zip(runs, records, strict=True)}
 
 
 def _prune(settings: Settings, log: Log, *, keep: str) -> None:

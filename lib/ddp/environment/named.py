@@ -5,13 +5,13 @@ import hashlib
 import os
 import pathlib
 import re
-import typing
 
 from ddp import backports
 from ddp.base import Log, ParameterError, Results, Settings, shown
 from ddp.environment import archives, builder, environments, wheelhouse
 from ddp.options import models
 from ddp.problem import Command
+from ddp.run import reading
 from ddp.view import tables
 from ddp.workspace import folders
 
@@ -53,8 +53,7 @@ def _project(folder: pathlib.Path) -> pathlib.Path:
     """Return the file that lists a project's dependencies. Raises ParameterError."""
     path = folder / "pyproject.toml"
     with contextlib.suppress(OSError, ValueError):
-        found: object = backports.parse_toml(path.read_text()).get("project")
-        project = typing.cast("dict[str, typing.Any]", found) if isinstance(found, dict) else {}
+        project = reading.as_object(backports.parse_toml(path.read_text()).get("project"))
         is_dynamic = "dependencies" in project.get("dynamic", ())
         if "dependencies" in project or ("optional-dependencies" in project and not is_dynamic):
             return path

@@ -9,7 +9,7 @@ from ddp.base import Log, Results, Settings
 from ddp.environment import environments
 from ddp.options import fields, models
 from ddp.problem import Command
-from ddp.run import control, folder
+from ddp.run import control, folder, reading
 from ddp.submit import checks, resources, scripts
 from ddp.workspace import folders, operations
 
@@ -108,7 +108,7 @@ def _printed(settings: Settings, submitted: control.Submitted) -> str:
     """Read the table that rank 0 printed."""
     about: dict[str, typing.Any] = {"job_id": submitted.job_id, "lines": 2000, "rank": 0}
     printed = folders.call(settings, folder.read_log, path=settings.runs / submitted.run, **about)[1]
-    text = "\n".join(control.printable(line).rstrip() for line in printed if not line.startswith("["))
+    text = "\n".join(reading.printable(line).rstrip() for line in printed if not line.startswith("["))
     return "\n".join(_TABLE.findall(text))
 
 

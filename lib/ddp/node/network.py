@@ -22,7 +22,7 @@ def choose(job: spec.JobSpec, num_nodes: int) -> spec.Fabric:
         is_here = bool(fabric.found_by) and all(map(os.path.exists, fabric.found_by))
         if fabric.name == job.fabric or (job.fabric == "auto" and num_nodes > 1 and is_here):
             return fabric
-    return spec.Fabric(job.fabric, (), "", (), (), "", "", "", (), ())
+    return spec.Fabric(job.fabric)
 
 
 def addresses() -> dict[str, str]:

@@ -20,15 +20,6 @@ _LIST_NUMBER = Step("list-number", "ddp list")  # what was typed may have been 4
 START = Command("submit")
 
 
-@contextlib.contextmanager
-def asking_slurm() -> collections.abc.Generator[None]:
-    """Raise TrainerError if Slurm does not answer what the block asks."""
-    try:
-        yield
-    except jobs.SlurmError as e:
-        raise TrainerError(f"Slurm: {e}") from e
-
-
 def find(settings: Settings, named: str | None) -> tuple[str, int]:
     """Find a run and its job by the run's name or a job's id; defaults to the newest run.
 
@@ -41,7 +32,7 @@ def find(settings: Settings, named: str | None) -> tuple[str, int]:
     if job_id is None and type(number := record.get("job_id")) is int and "sweep" not in record:
         job_id = number
     if job_id is None:
-        run = load_one(settings, name, is_brief=True)
+        run = load(settings, [name], is_brief=True)[0][0]
         job_id = run.job_id or (run.job.job_id if run.job is not None else None)
     if job_id is None:
         raise ParameterError("run", f"{settings.runs} has no run {name} with a job", remedy=LIST)
@@ -71,11 +62,6 @@ def name_of(settings: Settings, named: str | None, *, is_started: bool = False) 
 def read_record(settings: Settings, name: str) -> reading.Json:
     """Read a run's job.json; empty if there is none."""
     return folders.call(settings, folder.read_record, path=settings.runs / name)
-
-
-def load_one(settings: Settings, name: str, *, is_brief: bool = False) -> Run:
-    """Load a run. Raises TrainerError if it does not exist."""
-    return load(settings, [name], is_brief=is_brief)[0][0]
 
 
 def load(settings: Settings, names: collections.abc.Sequence[str], *, is_brief: bool = False) -> tuple[list[Run], str]:
@@ -126,7 +112,7 @@ def job_among(run: Run, known: collections.abc.Iterable[jobs.Job]) -> jobs.Job |
 
 def job_of(settings: Settings, name: str, job_id: int) -> jobs.Job | None:
     """Ask Slurm for a run's job; None also if a new controller gave its id to another run. Raises TrainerError."""
-    with asking_slurm():
+    with jobs.asking():
         known = jobs.job(job_id, user=settings.user)
     return known if known is not None and is_of(known, name) else None
 
@@ -168,7 +154,7 @@ def elements(settings: Settings, sweep: Run, known: collections.abc.Sequence[job
 
     found = folders.call(settings, read_all, timeout_s=120)
     if known is None:
-        with asking_slurm():
+        with jobs.asking():
             known = jobs.jobs(user=settings.user, name=sweep.name)
     judged = [state.with_job(run, job_among(run, known)) for run in found]
     lost = [run.job_id for run in judged if run.job is None and run.last_attempt is None and run.job_id]

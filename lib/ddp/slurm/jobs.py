@@ -5,10 +5,12 @@ write into (a job's name) stands before one that we decide by.
 """
 
 import collections.abc
+import contextlib
 import dataclasses
 import os
 import re
 
+from ddp.problem import Problem
 from ddp.slurm import policy
 from slurm_ddp.run import CommandError, CommandTimeout, run
 from slurm_ddp.slurm import commands, nodes, show
@@ -57,6 +59,15 @@ class NotAnsweringError(SlurmError):
 
 class UncertainError(SlurmError):
     """Slurm may have accepted the job."""
+
+
+@contextlib.contextmanager
+def asking() -> collections.abc.Generator[None]:
+    """Raise Problem if Slurm does not answer what the block asks."""
+    try:
+        yield
+    except SlurmError as e:
+        raise Problem(f"Slurm: {e}") from e
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,11 +157,7 @@ def partitions() -> tuple[Partition, ...]:
     text = ask(_SCONTROL, "-a", "show", "partition", "-o")
     found = [record for record in show.records(text) if "PartitionName" in record]
     members: dict[str, list[Capacity]] = {}
-    try:
-        known = nodes.show_all()
-    except nodes.NodeError as e:
-        raise (NotAnsweringError if isinstance(e, nodes.ControllerSilent) else SlurmError)(str(e)) from e
-    for node in known:
+    for node in show_nodes():
         for name in node.fields.get("Partitions", "").split(","):
             members.setdefault(name, []).append(_capacity(node))
     general = configuration()
@@ -167,6 +174,14 @@ def partitions() -> tuple[Partition, ...]:
         )
         for record in found
     )
+
+
+def show_nodes() -> tuple[nodes.Node, ...]:
+    """Return all nodes. Raises SlurmError."""
+    try:
+        return tuple(nodes.show_all())
+    except nodes.NodeError as e:
+        raise (NotAnsweringError if isinstance(e, nodes.ControllerSilent) else SlurmError)(str(e)) from e
 
 
 def job(job_id: int, *, user: str, timeout_s: float = 60) -> Job | None:

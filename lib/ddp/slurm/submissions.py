@@ -4,7 +4,6 @@ import contextlib
 import pathlib
 import re
 import time
-import typing
 
 from ddp import backports
 from ddp.slurm import jobs, policy
@@ -16,9 +15,8 @@ _ID = re.compile(r"^\s*(\d+)(?:;\S+)?\s*$", re.MULTILINE)  # a federation adds t
 _MARK = re.compile(r"\bddp:[0-9a-f]{16}\b")
 _WAIT = "State:|,Account:|,QOS:|,Partition:|,Reason:|"
 _LOOKS, _PAUSE_S = 5, 0.5  # slurmctld evaluates a new job within batch_sched_delay, 3 s (slurm.conf(5))
-_TABLE = pathlib.Path(__file__).with_name("reasons.toml").read_text()
-_KNOWN = typing.cast("dict[str, dict[str, str]]", backports.parse_toml(_TABLE))
-FINAL = _KNOWN["final"]
+_KNOWN = backports.read_toml(pathlib.Path(__file__).with_name("reasons.toml"))
+FINAL: dict[str, str] = _KNOWN["final"]
 _OF_ONE_JOB, _OF_ONE_USER, _SHARED = (re.compile(_KNOWN["limits"][name]) for name in ("job", "user", "shared"))
 
 

@@ -57,6 +57,6 @@ def _ask(settings: Settings, kind: str, **about: object) -> str:
         return run(*argv, stdin=request, cwd=settings.payload, timeout=_LIMIT_S).stdout
     except CommandTimeout as e:
         text = f"args: {e}; a file that they name is on the shared filesystem"
-        raise TrainerError(text, remedy=remedies.check_filesystem()) from e
+        raise TrainerError(text, remedy=remedies.CHECK_FILESYSTEM) from e
     except CommandError as e:
         raise TrainerError(f"args: the payload could not check them: {e}") from e

@@ -15,7 +15,7 @@ from ddp.options import declared, fields, models
 from ddp.problem import Command
 from ddp.submit import fabrics
 from ddp.submit.resources import Request
-from ddp.workspace import folders, tokens
+from ddp.workspace import folders, operations, tokens
 
 _PROGRAM = pathlib.Path(ddp.node.__file__).parent
 
@@ -107,8 +107,7 @@ def training(
         metrics=fields.patterns(params.metric),
         workdir=start.folder or folder,
         origin=start.origin,
-        code=start.code,
-        secrets_path=tokens.variables_path(settings, run) if secrets else "",
+        secrets_path=tokens.path(settings, run, operations.ENV_SUFFIX) if secrets else "",
         python=own,
         nodes=request.num_nodes if request.spare_nodes else 0,
         payload=program.payload,
