@@ -158,12 +158,7 @@ class Copy:
 
 @contextlib.contextmanager
 def copied(settings: Settings, params: models.Training, run: str, log: Log) -> collections.abc.Generator[Copy | None]:
-    """Copy the project of a script or module and yield the copy; None for one of ours, or what runs where it lies.
-
-    Raises:
-        ParameterError: the project cannot be copied.
-        WorkspaceError: the filesystem gave no answer in time.
-    """
+    """Copy a project and yield the copy; None for a program of ours, and without a snapshot. Raises TrainerError."""
     if params.workload in ("gpt", "smoke") or not params.snapshot:
         yield None
         return

@@ -79,7 +79,7 @@ def gather(settings: Settings, params: models.Doctor, partitions: tuple[jobs.Par
                 "cache": str(settings.node_cache),
                 "port": 0,
                 "tracking": _tracking_server(settings.mlflow_uri),
-                "environments": [{"hash": installed.hash, "sha256": installed.sha256}] if installed else [],
+                "environment": {"hash": installed.hash, "sha256": installed.sha256} if installed else None,
             }
             gpus, cpus = (min(free(known[name]) for name in fit) for free in (_free_gpus, _free_cpus))
             options = _options(params, partition, fit, gpus=gpus, cpus=cpus)
@@ -107,10 +107,7 @@ def gather(settings: Settings, params: models.Doctor, partitions: tuple[jobs.Par
 
 
 def _options(params: models.Doctor, partition: jobs.Partition, fit: list[str], *, gpus: int, cpus: int) -> list[str]:
-    """Return srun's options: as many GPUs as every node has free, and two CPUs where all have them.
-
-    They are bound like torchrun's agent in a job, which shows whether a task gets more than one CPU.
-    """
+    """Return srun's options: all GPUs that every node has free, and two CPUs, bound like torchrun's agent in a job."""
     cpus = max(1, min(2, cpus, partition.limits.max_cpus_per_node or 2))
     options = [
         f"--partition={partition.name}",
@@ -207,10 +204,7 @@ def _asked(params: models.Doctor, partition: jobs.Partition) -> list[str]:
                 f"{partition.name} has {len(there)} nodes; name at most {MAX_NODES}, such as {there[0]},{there[1]}",
             )
         return there
-    try:
-        names = list(dict.fromkeys(jobs.hostnames(params.nodes)))
-    except jobs.SlurmError as e:
-        raise ParameterError("nodes", f"{params.nodes}: {e}") from e
+    names = list(resources.hosts("nodes", params.nodes))
     if len(names) > MAX_NODES:
         raise ParameterError("nodes", f"{len(names)} named; at most {MAX_NODES} at once")
     if strangers := [name for name in names if name not in there]:

@@ -56,6 +56,12 @@ def named(settings: Settings, contents: Contents, name: str) -> Manifest:
     return mine[0]
 
 
+def own(settings: Settings, name: str) -> list[Manifest]:
+    """List the user's own environments and images of this name, the newest first."""
+    stored = (contents := folders.look(settings)).environments + contents.images
+    return [one for one in stored if (one.name, one.folder) == (name, str(settings.environments))]
+
+
 def installed(settings: Settings, contents: Contents) -> Manifest | None:
     """Return the environment that jobs would use now."""
     if settings.torch_build == "auto":
@@ -87,10 +93,7 @@ def layer(settings: Settings, request: builder.Request, log: Log, *, force: bool
 
 
 def install(settings: Settings, request: builder.Request, log: Log, *, force: bool = False) -> Manifest:
-    """Make an environment and store its archive; if one is stored, only with `force`. Raises TrainerError.
-
-    The build `auto` is the one for CUDA if Slurm has a node with GPUs.
-    """
+    """Make an environment and store its archive; if one is stored, only with `force`. Raises TrainerError."""
     if request.build == "auto":
         has_gpus = any(node.gpus for partition in checks.partitions() for node in partition.nodes)
         request = dataclasses.replace(request, build="cuda" if has_gpus else "cpu")
@@ -173,7 +176,6 @@ def describe(environment: Manifest) -> dict[str, str]:
 
 
 def _key(settings: Settings, build: str, requirements: str = "") -> str:
-    """Return the hash of all inputs."""
     torch = TORCH if build == "cuda" else f"{TORCH}+cpu"
     inputs = [_FORMAT, builder.python_version(), platform.machine(), torch, _payload_digest(settings.payload)]
     return hashlib.sha256(json.dumps([*inputs, *settings.extras, requirements]).encode()).hexdigest()[:16]

@@ -33,9 +33,7 @@ def create(settings: Settings, params: models.CreateEnvironment, log: Log) -> Re
     extras = tuple(re.split("[, ]+", params.extra)) if params.extra else ()
     if extras and path.suffix != ".toml":
         raise ParameterError("extra", f"{path} has none; a pyproject.toml may")
-    if any(
-        (one.name, one.folder) == (params.name, str(settings.environments)) for one in folders.look(settings).images
-    ):
+    if any(one.digest for one in environments.own(settings, params.name)):
         remedy = Command("env remove", arguments=(params.name,))
         raise ParameterError("name", f"{params.name} is an image; choose another name, or remove it", remedy=remedy)
     build = params.torch or settings.torch_build
@@ -93,19 +91,13 @@ def remove(settings: Settings, params: models.OneEnvironment, _: Log) -> Results
 
 
 def _own(settings: Settings, name: str) -> list[folders.Manifest]:
-    folder = str(settings.environments)
-    stored = (contents := folders.look(settings)).environments + contents.images
-    mine = [one for one in stored if (one.name, one.folder) == (name, folder)]
-    if not mine:
+    if not (mine := environments.own(settings, name)):
         raise ParameterError("name", f"{settings.user} has no environment {name}", remedy=Command("env list"))
     return mine
 
 
 def digest(path: pathlib.Path, *extras: str) -> str:
-    """Hash a requirements.txt with the files that it includes, or a pyproject.toml and its extras.
-
-    Raises ParameterError if a file cannot be read, or a line cannot work, by file and line.
-    """
+    """Hash a requirements.txt with what it includes, or a pyproject.toml with extras. Raises ParameterError by line."""
     texts: dict[pathlib.Path, bytes] = {}
     remaining = {path}
     while remaining:

@@ -40,7 +40,6 @@ _GONE = re.compile(
 )  # printed by spool.py and storage.py
 LOST = "Slurm lost the node"
 # What the launchers print
-
 _COMPLAINT = re.compile(r"(?:\d+: )?\[FATAL\] (\S+): (.*)")  # of node.py and what it starts, before any rank
 _LEFT_EARLY = re.compile(r"(\d+): .*Error waiting on exit barrier")  # an agent whose ranks all exited with 0
 _OF_LAUNCHER = (

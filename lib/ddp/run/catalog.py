@@ -21,10 +21,7 @@ START = Command("submit")
 
 
 def find(settings: Settings, named: str | None) -> tuple[str, int]:
-    """Find a run and its job by the run's name or a job's id; defaults to the newest run.
-
-    Raises ParameterError: there is none, or it is a sweep, which has many.
-    """
+    """Find a run and its job by name or a job's id; defaults to the newest. Raises ParameterError, for a sweep, too."""
     name, job_id = name_of(settings, named, is_started=True)
     record = read_record(settings, name)
     if record.get("kind") == "sweep":
@@ -40,10 +37,7 @@ def find(settings: Settings, named: str | None) -> tuple[str, int]:
 
 
 def name_of(settings: Settings, named: str | None, *, is_started: bool = False) -> tuple[str, int | None]:
-    """Return the run that a name, a job's id or a sweep's element such as 40_3 stands for, and a job if it was named.
-
-    Raises ParameterError.
-    """
+    """Return the run that a name, a job's id or one like 40_3 stands for, and a named job. Raises ParameterError."""
     if named is None:
         newest = folders.call(settings, folder.newest, runs=settings.runs, is_started=is_started)
         if newest is None:

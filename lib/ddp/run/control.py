@@ -152,12 +152,7 @@ def undone(
 
 
 def send(settings: Settings, run: str, name: str, text: str, mark: str) -> tuple[int, str]:
-    """Submit a script of a run's folder; return its job's id, and the limit that the job waits for or nothing.
-
-    Raises:
-        jobs.UncertainError: Slurm may have accepted the job.
-        jobs.SlurmError: it has not, or the job would wait for ever and is cancelled.
-    """
+    """Submit a script of a run's folder; return its job's id, and the limit that it waits for. Raises SlurmError."""
     job_id = _send(settings, run, name, text, mark)
     limit, is_final = submissions.explain_wait(job_id, user=settings.user)
     if not is_final:
@@ -183,8 +178,6 @@ def _send(settings: Settings, run: str, name: str, text: str, mark: str) -> int:
             found = submissions.find(mark, user=settings.user, name=run)
         except jobs.SlurmError as silence:
             raise jobs.UncertainError(f"{e}; Slurm may have accepted the job") from silence
-        if found is None and not isinstance(e, jobs.UncertainError):
-            raise jobs.SlurmError(str(e)) from e
         if found is None:
             raise
         return found

@@ -160,11 +160,7 @@ def summarised(path: pathlib.Path) -> float:
 def read(path: pathlib.Path, *, is_brief: bool = False, reader: metrics.Reader | None = None, user: str = "") -> Run:
     """Read a run; absent and damaged files are named in its notes. Raises FileNotFoundError if it does not exist.
 
-    Args:
-        path: the run's folder.
-        is_brief: read only the end of metrics.jsonl, and no checkpoints.
-        reader: has read this run's metrics.jsonl before.
-        user: whose run it is.
+    With `is_brief` only the end of metrics.jsonl and no checkpoints; `reader` has read its metrics.jsonl before.
     """
     if not path.is_dir():
         raise FileNotFoundError(errno.ENOENT, "no such run", str(path))
@@ -300,15 +296,12 @@ def _attempts(path: pathlib.Path, failed: list[Failure]) -> list[Attempt]:
 
 
 def _checkpoints(path: pathlib.Path) -> collections.abc.Iterator[Checkpoint]:
-    links: list[str] = []
-    for link in ("latest", "best"):
-        links.append("")
-        with contextlib.suppress(OSError):
-            links[-1] = (path / link).readlink().name
+    links = (path / "latest", path / "best")
+    latest, best = (link.readlink().name if link.is_symlink() else "" for link in links)
     for place in sorted(path.glob("epoch-*"))[-_MAX_CHECKPOINTS:]:
         if manifest := reading.json_object(place / "manifest.json"):
             meta = reading.as_object(manifest.get("meta")) or manifest
-            yield Checkpoint(place.name, meta.get("step"), place.name == links[0], place.name == links[1])
+            yield Checkpoint(place.name, meta.get("step"), place.name == latest, place.name == best)
 
 
 # -- jobs and elements -------------------------------------------------------------------------------------------------

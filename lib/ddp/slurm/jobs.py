@@ -254,11 +254,7 @@ def hostnames(hostlist: str) -> tuple[str, ...]:
 def run_everywhere(
     *argv: str, options: collections.abc.Sequence[str], timeout_s: float, stdin: str | None = None
 ) -> tuple[str, str]:
-    """Run a command through srun; return what the tasks printed, and in srun's words what went wrong or nothing.
-
-    For commands whose answer counts also where one of the nodes gives none. Every task gets `stdin` (srun(1), --input).
-    Raises NotAnsweringError.
-    """
+    """Run a command through srun; return the tasks' output, and srun's complaint if any. Raises NotAnsweringError."""
     try:
         done = run(_SRUN, "--quiet", *options, *argv, stdin=stdin, timeout=timeout_s, cwd="/", check=False)
     except CommandTimeout as e:
@@ -275,10 +271,7 @@ def configuration() -> dict[str, str]:
 
 
 def ask(*argv: str, stdin: str | None = None, timeout: float = 60, answer: str = "stdout") -> str:
-    """Run one of Slurm's commands in `/`: a job must not inherit a hook's folder.
-
-    Raises SlurmError.
-    """
+    """Run one of Slurm's commands in `/`: a job must not inherit a hook's folder. Raises SlurmError."""
     try:
         env = commands.variables(argv[0])
         if argv[0] in (_SQUEUE, _SACCT):  # sbatch and srun hand theirs on to the job

@@ -26,10 +26,7 @@ def judge(script: str) -> str:
 
 
 def submit(*words: str) -> int:
-    """Submit the script named last and return the job's id, whatever a site prints around it.
-
-    Raises UncertainError if no line, or more than one, may be the id, and SlurmError.
-    """
+    """Submit the script named last and return the job's id, whatever a site prints around it. Raises SlurmError."""
     answer = jobs.ask(_SBATCH, "--parsable", *words)
     found = {*_ID.findall(answer)}
     if len(found) != 1:
@@ -56,10 +53,7 @@ def find(mark: str, *, user: str, name: str) -> int | None:
 
 
 def explain_wait(job_id: int, *, user: str) -> tuple[str, bool]:
-    """Return the limit that a new job waits for, and whether it does so for ever; "" if it waits for no limit.
-
-    slurmctld takes a moment to evaluate a job: the answer may take two seconds.
-    """
+    """Return the limit that a new job waits for, and whether it does so for ever; "" if it waits for no limit."""
     with contextlib.suppress(jobs.SlurmError):
         for _ in range(_LOOKS):
             line = jobs.ask(_SQUEUE, "-h", "-a", "-j", str(job_id), "-O", _WAIT, timeout=10)

@@ -26,10 +26,7 @@ def words(kind: str, choice: collections.abc.Mapping[str, str]) -> list[str]:
 def check(
     settings: Settings, kind: str, run_name: str, args: collections.abc.Sequence[str], choices: Choices
 ) -> list[str]:
-    """Check that the payload accepts `args`, with each of a sweep's `choices` appended. Raises ParameterError.
-
-    A script's options are not known. A file that `args` name is read with this account's rights.
-    """
+    """Check that the payload accepts `args`, with each of a sweep's `choices` appended. Raises ParameterError."""
     if kind not in _COMMANDS or not (args or choices):
         return []
     flags = {word.partition("=")[0] for word in args} | {f"--{name}" for choice in choices for name in choice}

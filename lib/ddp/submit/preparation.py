@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import functools
 import pathlib
-import typing
 
 from ddp.base import Log, Results, Settings, TrainerError
 from ddp.environment import environments
@@ -165,12 +164,9 @@ def _describe(settings: Settings, submitted: control.Submitted) -> Results:
         return {}
     facts = {name: found.get(name) for name in ("tokenizer", "vocabulary", "fingerprint", "not-read")}
     results = {name: reading.printable(str(value))[:200] for name, value in facts.items() if value}
-    totals: object = found.get("totals")
-    if isinstance(totals, dict):
-        results |= {str(split): str(text) for split, text in typing.cast(dict[str, object], totals).items()}
-    shards: object = found.get("shards")
-    if isinstance(shards, list):
-        results["shards"] = str(len(typing.cast(list[object], shards)))
+    results |= {str(split): str(text) for split, text in reading.as_object(found.get("totals")).items()}
+    if shards := reading.as_list(found.get("shards")):
+        results["shards"] = str(len(shards))
     return results | {"verified": "every byte" if not found.get("damage") else "damaged"}
 
 

@@ -18,8 +18,6 @@ from ddp.submit.resources import Request
 from ddp.workspace import folders, operations, tokens
 
 _PROGRAM = pathlib.Path(ddp.node.__file__).parent
-
-
 RUN_DIR, RESUME = spec.Word("RUN_DIR", is_variable=True), spec.Word("resume", is_variable=True)
 
 
@@ -127,10 +125,7 @@ def preparation(
     array: Array | None = None,
     follows: bool = False,
 ) -> dict[str, str]:
-    """Render the files of a job that prepares a dataset, by name. `commands` are arguments of `python -m`, in turn.
-
-    With `follows` it waits until all earlier jobs of its name have ended.
-    """
+    """Render the files of a job that prepares a dataset, by name. `commands` are arguments of `python -m`, in turn."""
     name = "parts" if array else "job"
     folder = str(settings.runs / run)
     directives = _directives(

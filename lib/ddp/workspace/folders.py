@@ -17,7 +17,6 @@ from ddp.workspace import files, operations
 
 PYTHON = "/usr/bin/python3"
 FOLDERS = ("runs", "datasets", "environments", "baselines")
-Json = dict[str, typing.Any]
 T = typing.TypeVar("T")
 
 
@@ -79,13 +78,7 @@ class Contents:
 def call(
     settings: Settings, operation: collections.abc.Callable[..., T], *, timeout_s: float = 30, **arguments: object
 ) -> T:
-    """Do an operation on the shared filesystem, in a thread that is abandoned where the filesystem hangs.
-
-    Raises:
-        HangingError: it did not end in time.
-        MissingError: a file or folder does not exist.
-        WorkspaceError: it was refused.
-    """
+    """Do an operation on the shared filesystem, in a thread that is abandoned where it hangs. Raises WorkspaceError."""
     try:
         return storage.within(functools.partial(operation, **arguments), timeout_s)
     except TimeoutError as e:

@@ -76,10 +76,7 @@ def drop(settings: Settings, run: str) -> None:
 
 
 def sync(settings: Settings) -> None:
-    """Write the newest token for the jobs that are pending or running, and remove the files of all others.
-
-    Without a token remove all of this unit's files. Raises WorkspaceError.
-    """
+    """Write the newest token for the jobs that are pending or running, and remove the rest. Raises WorkspaceError."""
     active: list[str] | None = None  # not known: remove nothing
     if settings.token and jobs.is_installed():
         with contextlib.suppress(jobs.SlurmError):
