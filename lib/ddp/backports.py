@@ -2,15 +2,21 @@
 
 import hashlib
 import importlib
+import pathlib
 import sys
 import typing
 
 _toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 
 
-def parse_toml(text: str) -> dict[str, object]:
+def parse_toml(text: str) -> dict[str, typing.Any]:
     """Parse a TOML file. Raises ValueError."""
-    return typing.cast("dict[str, object]", _toml.loads(text))
+    return _toml.loads(text)
+
+
+def read_toml(path: pathlib.Path) -> dict[str, typing.Any]:
+    """Read a TOML file of this program."""
+    return parse_toml(path.read_text())
 
 
 def sha256(file: typing.IO[bytes]) -> str:

@@ -120,10 +120,7 @@ def shown(value: object, limit: int = 60) -> str:
 
 
 def with_progress(
-    log: Log,
-    text: str,
-    work: collections.abc.Callable[[], T],
-    detail: collections.abc.Callable[[], str] = lambda: "",
+    log: Log, text: str, work: collections.abc.Callable[[], T], detail: collections.abc.Callable[[], str] = lambda: ""
 ) -> T:
     """Return `work()`, done in a thread, and log every few seconds that it goes on."""
     log(tables.Step(text, text))

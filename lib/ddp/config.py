@@ -58,21 +58,16 @@ def settings(config: Config) -> Settings:
     """Make the settings of this process, for its own account. Raises ParameterError: the account has no name."""
     about = _account()
     home = pathlib.Path(about.pw_dir)
+    alike = config.model_dump(exclude={"workspace", "mlflow_tracking_uri"})
     return Settings(
-        unit=config.unit,
         workspace=pathlib.Path(config.workspace.rstrip("/")) if config.workspace else home / DEFAULT_WORKSPACE,
         user=about.pw_name,
         uid=about.pw_uid,
         gid=about.pw_gid,
         payload=payload(),
-        torch_build=config.torch_build,
-        torch_index=config.torch_index,
         mlflow_uri=config.mlflow_tracking_uri,
-        tensorboard=config.tensorboard,
-        wandb=config.wandb,
-        transformers=config.transformers,
-        account=config.account,
         takes_any_script=True,
+        **alike,
     )
 
 

@@ -40,7 +40,6 @@ class Start:
 
     folder: str  # absolute
     origin: str  # the project's root
-    code: str = ""  # the root of the project's copy; empty: the program runs where it lies
     python_path: str = ""  # PYTHONPATH; empty: the job sets none
 
 
@@ -84,7 +83,7 @@ class Copy:
         near = (root / self.found.script).parent if self.found.script else root / self.below
         parts = [self._copied(part) for part in self.python_path.split(":")] if self.python_path else []
         parts += [self._copied(str(path)) for path in importable(near, root) if not self.found.is_alone]
-        return Start(place, str(root), str(self.folder), ":".join(dict.fromkeys(parts)))
+        return Start(place, str(root), ":".join(dict.fromkeys(parts)))
 
     def _copied(self, part: str) -> str:
         """Return a folder of PYTHONPATH as the ranks find it."""
@@ -159,12 +158,7 @@ class Copy:
 
 @contextlib.contextmanager
 def copied(settings: Settings, params: models.Training, run: str, log: Log) -> collections.abc.Generator[Copy | None]:
-    """Copy the project of a script or module and yield the copy; None for one of ours, or what runs where it lies.
-
-    Raises:
-        ParameterError: the project cannot be copied.
-        WorkspaceError: the filesystem gave no answer in time.
-    """
+    """Copy a project and yield the copy; None for a program of ours, and without a snapshot. Raises TrainerError."""
     if params.workload in ("gpt", "smoke") or not params.snapshot:
         yield None
         return
@@ -214,7 +208,7 @@ def in_place(params: models.Training) -> Start:
     parts = [os.path.normpath(folder / part) for part in given.split(":")] if given else []
     root = next((path for path in (folder, *folder.parents) if (path / "pyproject.toml").is_file()), None)
     parts += [str(path) for path in importable(folder, root)] if root is not None else []
-    return Start(str(folder), str(root or folder), python_path=":".join(dict.fromkeys(parts)))
+    return Start(str(folder), str(root or folder), ":".join(dict.fromkeys(parts)))
 
 
 def importable(folder: pathlib.Path, root: pathlib.Path) -> list[pathlib.Path]:

@@ -6,6 +6,7 @@ that `export-kubernetes` of juicefs-server-proxy makes: code, data and run lie a
 
 import dataclasses
 import hashlib
+import json
 import re
 import typing
 
@@ -144,9 +145,8 @@ def manifests(run: Run) -> tuple[Manifest, Manifest]:
 
 def render(run: Run) -> str:
     """Dump the manifests as YAML with every value quoted: 1e-3, no and 08 stay strings for every parser."""
-    return yaml.dump_all(
-        manifests(run), Dumper=_Dumper, sort_keys=False, explicit_start=True, width=2**20, allow_unicode=False
-    )
+    own = json.loads(json.dumps(manifests(run)))  # no value twice, to which YAML would refer
+    return yaml.dump_all(own, Dumper=_Dumper, sort_keys=False, explicit_start=True, width=2**20, allow_unicode=False)
 
 
 def _pod(run: Run, name: str, labels: dict[str, str]) -> Manifest:
@@ -197,7 +197,6 @@ def _pod(run: Run, name: str, labels: dict[str, str]) -> Manifest:
 
 
 def _variables(run: Run) -> dict[str, str]:
-    """Build the variables of torchrun and the ranks, beside the user's own."""
     name = object_name(run.name)
     return {
         "NNODES": str(run.nodes),
@@ -220,11 +219,6 @@ def _literal(value: str) -> str:
 
 class _Dumper(yaml.SafeDumper):
     """Quotes every string."""
-
-    def ignore_aliases(self, data: object) -> bool:
-        """Repeat values instead of referring to them."""
-        del data
-        return True
 
 
 def _represent_text(_: _Dumper, text: str) -> yaml.ScalarNode:

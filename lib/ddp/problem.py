@@ -50,10 +50,7 @@ def plain(remedy: Remedy) -> str:
 class Problem(Exception):
     """A failure that a user or operator can fix. `str()` is one line: what failed, why, and what to type.
 
-    Attributes:
-        what: what failed and why, without the remedy.
-        remedy: what to do about it; None where nothing is known.
-        results: what an action returns all the same.
+    `what` is that line without the remedy; `results` are what an action returns all the same.
     """
 
     def __init__(self, what: str, *, remedy: Remedy | None = None, results: Results | None = None) -> None:

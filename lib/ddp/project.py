@@ -89,15 +89,10 @@ def find(
     own: collections.abc.Collection[pathlib.Path] = (),
     typed_in: pathlib.Path | None = None,
 ) -> Project:
-    """Find the project of a script, or of a module, and its files.
+    """Find the project of a script, or with None of a module, and its files. Raises ParameterError.
 
-    Args:
-        script: a program; a link to one is followed, as Python does. None for a module, which needs `typed_in`.
-        own: folders of the workspace, which are no projects.
-        typed_in: the folder where the command was typed.
-
-    Raises:
-        ParameterError: the script is no file, git fails, a folder cannot be read, or a limit is exceeded.
+    A link to a script is followed, as Python does. `own` are folders of the workspace, which are no projects;
+    `typed_in` is where the command was typed, which a module needs.
     """
     here = None if typed_in is None else pathlib.Path(os.path.realpath(typed_in))
     if script is not None:

@@ -44,14 +44,13 @@ def check(settings: Settings) -> Readiness:
 
 
 def require(settings: Settings, *, asks_nodes: bool = False) -> None:
-    """Make this user's folders. Raises TrainerError if jobs cannot be submitted.
-
-    With `asks_nodes`, list the nodes in the meantime: on a large cluster that takes as long as all else together.
-    """
+    """Make this user's folders; with `asks_nodes` list the nodes meanwhile. Raises TrainerError if no job can start."""
     if asks_nodes:
         checks.list_ahead()
-    if problem := slurm_problem() or mount_problem(settings) or _missing_package():
+    if problem := slurm_problem() or mount_problem(settings):
         raise problem
+    if shutil.which("zstd") is None:  # it packs an environment
+        raise Problem("zstd is not installed on this host", remedy=Step("install-package", "as root: apt install zstd"))
     folders.ensure_folders(settings)
 
 
@@ -65,7 +64,7 @@ def mount_problem(settings: Settings) -> Problem | None:
     if mount is None:
         return None
     found = mounts.probe(mount.mountpoint, deadline=5.0)
-    return None if found else Problem(found.detail, remedy=remedies.check_filesystem())
+    return None if found else Problem(found.detail, remedy=remedies.CHECK_FILESYSTEM)
 
 
 def slurm_problem() -> Problem | None:
@@ -76,11 +75,5 @@ def slurm_problem() -> Problem | None:
     try:
         jobs.ping()
     except jobs.NotAnsweringError as e:
-        return Problem(str(e), remedy=remedies.start_slurmctld())
+        return Problem(str(e), remedy=remedies.START_SLURMCTLD)
     return None
-
-
-def _missing_package() -> Problem | None:
-    if shutil.which("zstd"):  # it packs an environment
-        return None
-    return Problem("zstd is not installed on this host", remedy=Step("install-package", "as root: apt install zstd"))

@@ -5,13 +5,5 @@ from ddp.problem import Step
 # slurmctld looks an account up to sign what starts a job (fetch_identity() in cred.c), not when it is submitted.
 # Without one a batch job is held: JobHeldAdmin in 24.11.5.
 HELD = ("JobHeldAdmin", "slurm_cred_create failure")
-
-
-def start_slurmctld() -> Step:
-    """Make the controller respond."""
-    return Step("start-slurmctld", "is slurmctld up? see: scontrol ping")
-
-
-def check_filesystem() -> Step:
-    """Make the server of the shared filesystem respond."""
-    return Step("check-filesystem", "is the filesystem's server up? see: findmnt")
+START_SLURMCTLD = Step("start-slurmctld", "is slurmctld up? see: scontrol ping")
+CHECK_FILESYSTEM = Step("check-filesystem", "is the filesystem's server up? see: findmnt")

@@ -140,5 +140,4 @@ def _render_step(unit: str, step: problem.Step) -> str:
 
 @functools.cache
 def _steps() -> dict[str, str]:
-    text = pathlib.Path(__file__).with_suffix(".toml").read_text()
-    return typing.cast("dict[str, str]", backports.parse_toml(text))
+    return backports.read_toml(pathlib.Path(__file__).with_suffix(".toml"))

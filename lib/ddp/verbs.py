@@ -8,6 +8,7 @@ import typing
 
 from ddp import backports
 from ddp.base import Answer, Log, Settings, ahead
+from ddp.node import spec
 from ddp.options import fields, models
 
 
@@ -46,14 +47,8 @@ class Verb:
         return typing.cast(collections.abc.Callable[..., Answer | None], getattr(importlib.import_module(module), name))
 
 
-def _verb(name: str, entry: dict[str, typing.Any]) -> Verb:
-    given: dict[str, typing.Any] = {key.replace("-", "_"): value for key, value in entry.items()}
-    given |= {key: tuple(given.get(key, ())) for key in ("hidden", "examples")}
-    return Verb(name, **{**given, "options": getattr(models, entry["options"])})
-
-
-_DECLARED = typing.cast(
-    "dict[str, dict[str, typing.Any]]", backports.parse_toml(pathlib.Path(__file__).with_suffix(".toml").read_text())
-)
-ALL = {name: _verb(name, entry) for name, entry in _DECLARED.items()}
+ALL: dict[str, Verb] = {
+    name: spec.build(Verb, {**entry, "name": name, "options": getattr(models, entry["options"])})
+    for name, entry in backports.read_toml(pathlib.Path(__file__).with_suffix(".toml")).items()
+}
 ACTIONS = {verb.action: verb for verb in ALL.values() if verb.action}

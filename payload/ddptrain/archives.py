@@ -62,8 +62,6 @@ def unpacked(file: typing.IO[bytes], packing: str, where: object) -> io.Buffered
 
 
 class _Stream(io.RawIOBase):
-    """Chunks of bytes as a file."""
-
     def __init__(self, file: typing.IO[bytes], chunks: collections.abc.Iterator[bytes]) -> None:
         self._file, self._chunks, self._held = file, chunks, memoryview(b"")
 

@@ -133,10 +133,7 @@ def candidates(run_dir: pathlib.Path) -> list[pathlib.Path]:
 
 
 def choose(run_dir: pathlib.Path, resume: str) -> Checkpoint | None:
-    """Return the checkpoint to go on from: `never` is none, `auto` the run's newest whole one, else the given path.
-
-    Raises CheckpointError when a given one is damaged, or when the run has checkpoints and none is whole.
-    """
+    """Return the checkpoint to go on from: by `never` none, by `auto` the newest whole one. Raises CheckpointError."""
     if resume == "never":
         return None
     if resume != "auto":

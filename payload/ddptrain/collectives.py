@@ -7,9 +7,11 @@ include the copy before it.
 """
 
 # pyright: basic, reportPrivateImportUsage=false
+# ruff: noqa: RUF009 - config.option returns a dataclasses.field
 import argparse
 import collections.abc
 import dataclasses
+import functools
 import os
 import pathlib
 import re
@@ -27,23 +29,6 @@ PERIOD = 61  # of the values that are reduced
 EXACT_BITS = {"float": 24, "double": 53, "half": 11, "bfloat16": 8, "int8": 7, "uint8": 8, "int32": 31, "int64": 62}
 _TORCH = {"float": "float32", "double": "float64", "half": "float16"}  # of the others the name is torch's
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, _TORCH.get(name, name)) for name in EXACT_BITS}
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """The command line; the short flags are nccl-tests'."""
-
-    collective: tuple[str, ...]
-    min_bytes: int
-    max_bytes: int
-    step_factor: int
-    iters: int
-    warmup_iters: int
-    datatype: str
-    json: pathlib.Path | None
-    device: str
-    timeout_minutes: float
-    run_dir: pathlib.Path | None
 
 
 @dataclasses.dataclass
@@ -109,11 +94,6 @@ def _repeated(period: Tensor, start: int, count: int) -> Tensor:
     return shifted.repeat(count // PERIOD + 1)[:count]
 
 
-def _newer(name: str, older: str) -> collections.abc.Callable[..., object]:
-    """Return torch's function by its name since 2.13, or by the one before."""
-    return getattr(dist, name, None) or getattr(dist, older)
-
-
 def _part(tensor: Tensor, b: Buffers) -> Tensor:
     return tensor[b.rank * b.count : (b.rank + 1) * b.count]
 
@@ -130,7 +110,6 @@ def _broadcast(b: Buffers) -> None:
 
 
 def _sendrecv(b: Buffers) -> None:
-    """Send to the next rank, receive from the one before."""
     if b.size == 1:
         b.recv.copy_(b.send)
         return
@@ -142,8 +121,9 @@ def _sendrecv(b: Buffers) -> None:
         work.wait()
 
 
-_gather = _newer("all_gather_single", "all_gather_into_tensor")
-_scatter = _newer("reduce_scatter_single", "reduce_scatter_tensor")
+# By their names since torch 2.13, or by those before
+_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def _ring(n: int) -> float:
@@ -193,35 +173,36 @@ COLLECTIVES: dict[str, Collective] = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags."""
-    names = ", ".join(COLLECTIVES)
-    add = parser.add_argument
-    add("--collective", default="all_reduce", help=f"comma-separated, or all: {names} (default: all_reduce)")
-    add("-b", "--min-bytes", help="smallest size, with K, M, G (default: 1K on CPUs, 8M on GPUs)")
-    add("-e", "--max-bytes", help="largest size (default: 64M on CPUs, 8G on GPUs)")
-    add("-f", "--step-factor", type=int, help="ratio of a size to the last (default: 4 on CPUs, 2 on GPUs)")
-    add("-n", "--iters", type=int, help="timed calls per size (default: 10 on CPUs, 50 on GPUs)")
-    add("-w", "--warmup-iters", type=int, help="calls before (default: 2 on CPUs, 5 on GPUs)")
-    add("-d", "--datatype", choices=tuple(DTYPES), default="float", help="(default: float)")
-    add("-J", "--json", type=pathlib.Path, help="also write the figures to this file")
-    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: GPUs if there are any")
-    config.add_timeout(parser)
-    add("--run-dir", type=pathlib.Path, help="folder for the outcome")
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The command line; the short flags are nccl-tests'."""
+
+    collective: tuple[str, ...] = config.option("all_reduce", f"comma-separated, or all: {', '.join(COLLECTIVES)}", str)
+    min_bytes: int = config.option(None, "smallest, with K, M, G (default: 1K on CPUs, 8M on GPUs)", str, short="-b")
+    max_bytes: int = config.option(None, "largest (default: 64M on CPUs, 8G on GPUs)", str, short="-e")
+    step_factor: int = config.option(
+        None, "ratio of a size to the last (default: 4 on CPUs, 2 on GPUs)", int, least=2, short="-f"
+    )
+    iters: int = config.option(None, "timed calls per size (default: 10 on CPUs, 50 on GPUs)", int, least=1, short="-n")
+    warmup_iters: int = config.option(None, "calls before (default: 2 on CPUs, 5 on GPUs)", int, least=0, short="-w")
+    datatype: str = config.option("float", "type of the elements", choices=tuple(EXACT_BITS), short="-d")
+    json: pathlib.Path | None = config.option(None, "also write the figures to this file", pathlib.Path, short="-J")
+    device: str = config.option("auto", "auto: GPUs if there are any", choices=("auto", "cpu", "cuda"))
+    timeout_minutes: float = config.timeout()
+    run_dir: pathlib.Path | None = config.option(None, "folder for the outcome", pathlib.Path)
+
+
+add_arguments = functools.partial(config.declare, options=Options)
 
 
 def check(args: argparse.Namespace) -> Options:
     """Return the options; what depends on the device is completed later. Raises UserError naming the flag."""
-    wanted = tuple(COLLECTIVES) if args.collective == "all" else tuple(args.collective.split(","))
+    options = config.given(args, Options)
+    wanted = tuple(COLLECTIVES) if options.collective == "all" else tuple(options.collective.split(","))
     if unknown := [name for name in wanted if name not in COLLECTIVES]:
         raise errors.UserError(f"--collective {unknown[0]}: must be one of {', '.join(COLLECTIVES)}, or all")
-    for name, least in {"step_factor": 2, "iters": 1, "warmup_iters": 0}.items():
-        if (value := getattr(args, name)) is not None and value < least:
-            raise errors.UserError(f"--{name.replace('_', '-')} {value}: must be at least {least}")
-    config.check_timeout(args.timeout_minutes)
-    values = {field.name: getattr(args, field.name) for field in dataclasses.fields(Options)}
-    sizes = {name: parse_bytes(f"--{name.replace('_', '-')}", values[name]) for name in ("min_bytes", "max_bytes")}
-    return Options(**{**values, **sizes, "collective": wanted})
+    low, high = parse_bytes("--min-bytes", options.min_bytes), parse_bytes("--max-bytes", options.max_bytes)
+    return dataclasses.replace(options, collective=wanted, min_bytes=low, max_bytes=high)
 
 
 def parse_bytes(flag: str, text: str | None) -> int | None:
@@ -289,7 +270,6 @@ def sizes(options: Options) -> list[int]:
 
 
 def _measure(name: str, options: Options, world: distributed.World, coder: Coder) -> dict[str, typing.Any]:
-    """Print one collective's table and return its figures."""
     collective = COLLECTIVES[name]
     _print_header(options, world)
     rows: list[dict[str, typing.Any]] = []
@@ -415,12 +395,9 @@ def _row_text(row: dict[str, typing.Any]) -> str:
             text += "  {:>7s}  {:>6s}  {:>6s}  {:>6s}".format(*["N/A"] * 4)
             continue
         rates = f"{_rate_text(found['alg_bw'])}  {_rate_text(found['bus_bw'])}"
-        text += f"  {_time_text(found['time'])}  {rates}  {found['nwrong']:6g}"
+        digits = 0 if found["time"] >= 10_000 else 1 if found["time"] >= 100 else 2
+        text += f"  {found['time']:7.{digits}f}  {rates}  {found['nwrong']:6g}"
     return text
-
-
-def _time_text(microseconds: float) -> str:
-    return f"{microseconds:7.{0 if microseconds >= 10_000 else 1 if microseconds >= 100 else 2}f}"
 
 
 def _rate_text(rate: float) -> str:

@@ -7,7 +7,7 @@ A value comes from, first that has one: the flag, the file, the checkpoint that 
 training), the defaults of the device.
 """
 
-# ruff: noqa: RUF009 - _option returns a dataclasses.field
+# ruff: noqa: RUF009 - option returns a dataclasses.field
 import argparse
 import collections.abc
 import dataclasses
@@ -22,16 +22,19 @@ MODELS = ("tiny", "small", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 MAX_PROFILED_STEPS = 1000  # a trace of more is too large to look at
 
 TIMEOUT_MINUTES = 30.0
-_LEAST_TIMEOUT, _MOST_TIMEOUT = 0.1, 1440.0
-_TIMEOUT = (
-    "how long ranks wait for one another before a hang ends the run; a checkpoint that waits for a slow filesystem, or "
-    "a first compilation, must fit into it"
-)
+_TIMEOUT = "how long ranks wait for one another before a hang ends the run"
+_MUST_FIT = "; a checkpoint that waits for a slow filesystem, or a first compilation, must fit into it"
 _PRECISION = "auto: fp32 with --deterministic, otherwise bf16 if the hardware has it"
 
 
-def _option(default: typing.Any, text: str, kind: type | None = None, **more: typing.Any) -> typing.Any:
+def option(default: typing.Any, text: str, kind: type | None = None, **more: typing.Any) -> typing.Any:
+    """Make the field of a setting: `more` are bounds, choices, a `short` flag, and what argparse takes."""
     return dataclasses.field(default=default, metadata={"text": text, "kind": kind or type(default), **more})
+
+
+def timeout(text: str = "") -> typing.Any:
+    """Make the field of `timeout_minutes`."""
+    return option(TIMEOUT_MINUTES, _TIMEOUT + text, least=0.1, most=1440.0)
 
 
 _Path = pathlib.Path
@@ -51,61 +54,61 @@ _GROUPS = {
 class Config:
     """A training's settings. None means: not given, to be completed."""
 
-    run_dir: _Path | None = _option(None, "folder of the run: checkpoints, metrics, summary", _Path)
-    data: _Path | None = _option(None, "dataset folder made by `prepare`; for fine-tuning also .jsonl", _Path)
-    resume: str = _option("auto", "auto: from the newest complete checkpoint; never; or a run or checkpoint folder")
-    device: str = _option("auto", "auto: a GPU if torch sees one, otherwise the CPU", choices=("auto", "cpu", "cuda"))
-    seed: int = _option(42, "seed of weights, order and dropout", least=0)
-    deterministic: bool = _option(False, "only operations that give the same bits every time; slower on GPUs")
-    timeout_minutes: float = _option(TIMEOUT_MINUTES, _TIMEOUT, least=_LEAST_TIMEOUT, most=_MOST_TIMEOUT)
-    report_json: _Path | None = _option(None, "also write the summary to this file", _Path)
+    run_dir: _Path | None = option(None, "folder of the run: checkpoints, metrics, summary", _Path)
+    data: _Path | None = option(None, "dataset folder made by `prepare`; for fine-tuning also .jsonl", _Path)
+    resume: str = option("auto", "auto: from the newest complete checkpoint; never; or a run or checkpoint folder")
+    device: str = option("auto", "auto: a GPU if torch sees one, otherwise the CPU", choices=("auto", "cpu", "cuda"))
+    seed: int = option(42, "seed of weights, order and dropout", least=0)
+    deterministic: bool = option(False, "only operations that give the same bits every time; slower on GPUs")
+    timeout_minutes: float = timeout(_MUST_FIT)
+    report_json: _Path | None = option(None, "also write the summary to this file", _Path)
 
-    model: str | None = _option(None, "size (default: tiny on a CPU, gpt2 on a GPU)", str, choices=MODELS)
-    layers: int | None = _option(None, "layers, instead of the size's", int, least=1)
-    heads: int | None = _option(None, "attention heads, instead of the size's", int, least=1)
-    width: int | None = _option(None, "model width, instead of the size's", int, least=1)
-    seq_len: int | None = _option(None, "tokens of a sequence (default: 128 on a CPU, 1024 on a GPU)", int, least=1)
-    dropout: float = _option(0.0, "share of activations dropped in training", least=0.0, below=1.0)
-    model_local_dir: _Path | None = _option(None, "fine-tune the model saved by transformers in this folder", _Path)
-    tokenizer_local_dir: _Path | None = _option(None, "its tokenizer (default: the model's folder)", _Path)
-    errors: str = _option("strict", "what becomes of bytes that are no text", choices=("strict", "replace"))
-    local_files_only: bool = _option(True, "never look anything up on the network; there is no other way here")
+    model: str | None = option(None, "size (default: tiny on a CPU, gpt2 on a GPU)", str, choices=MODELS)
+    layers: int | None = option(None, "layers, instead of the size's", int, least=1)
+    heads: int | None = option(None, "attention heads, instead of the size's", int, least=1)
+    width: int | None = option(None, "model width, instead of the size's", int, least=1)
+    seq_len: int | None = option(None, "tokens of a sequence (default: 128 on a CPU, 1024 on a GPU)", int, least=1)
+    dropout: float = option(0.0, "share of activations dropped in training", least=0.0, below=1.0)
+    model_local_dir: _Path | None = option(None, "fine-tune the model saved by transformers in this folder", _Path)
+    tokenizer_local_dir: _Path | None = option(None, "its tokenizer (default: the model's folder)", _Path)
+    errors: str = option("strict", "what becomes of bytes that are no text", choices=("strict", "replace"))
+    local_files_only: bool = option(True, "never look anything up on the network; there is no other way here")
 
-    batch: int | None = _option(
+    batch: int | None = option(
         None, "sequences per process and forward pass (default: 16 on a CPU, 32 on a GPU)", int, least=1
     )
-    grad_accum: int | None = _option(
+    grad_accum: int | None = option(
         None, "forward passes per step (default: 1); a step has batch x ranks x grad-accum", int, least=1
     )
-    steps: int | None = _option(
+    steps: int | None = option(
         None, "optimiser steps in all (default: 200 on a CPU, one pass over the data on a GPU)", int, least=1
     )
-    epochs: int | None = _option(None, "epochs in all, instead of steps", int, least=1)
-    epoch_steps: int | None = _option(
+    epochs: int | None = option(None, "epochs in all, instead of steps", int, least=1)
+    epoch_steps: int | None = option(
         None, "steps between validations with a checkpoint (default: a pass, at most 50 / 1000)", int, least=1
     )
 
-    lr: float | None = _option(
+    lr: float | None = option(
         None, "peak learning rate (default: 0.002 for tiny, 0.0006; fine-tuning 0.00002)", float, above=0.0
     )
-    min_lr_ratio: float = _option(0.1, "the cosine ends at this share of the peak", least=0.0, most=1.0)
-    warmup: int | None = _option(None, "steps of linear warm-up (default: a fifth, from 40 to 700)", int, least=0)
-    weight_decay: float = _option(0.1, "AdamW's decay of matrices", least=0.0)
-    beta2: float = _option(0.95, "AdamW's second momentum", least=0.0, below=1.0)
-    clip: float = _option(1.0, "largest norm of the gradients; 0 for no clipping", least=0.0)
+    min_lr_ratio: float = option(0.1, "the cosine ends at this share of the peak", least=0.0, most=1.0)
+    warmup: int | None = option(None, "steps of linear warm-up (default: a fifth, from 40 to 700)", int, least=0)
+    weight_decay: float = option(0.1, "AdamW's decay of matrices", least=0.0)
+    beta2: float = option(0.95, "AdamW's second momentum", least=0.0, below=1.0)
+    clip: float = option(1.0, "largest norm of the gradients; 0 for no clipping", least=0.0)
 
-    precision: str = _option("auto", _PRECISION, choices=("auto", "bf16", "fp32"))
-    compile: bool | None = _option(None, "compile the model (default: on a GPU with a C compiler)", bool)
-    bucket_mb: int = _option(25, "DDP's bucket size", int, least=1)
+    precision: str = option("auto", _PRECISION, choices=("auto", "bf16", "fp32"))
+    compile: bool | None = option(None, "compile the model (default: on a GPU with a C compiler)", bool)
+    bucket_mb: int = option(25, "DDP's bucket size", int, least=1)
 
-    profile: bool = _option(False, "record some steps of some ranks with torch's profiler")
-    profile_ranks: str = _option("0", "ranks to record, such as 0,8")
-    profile_steps: str = _option("10-12", "first and last step to record")
+    profile: bool = option(False, "record some steps of some ranks with torch's profiler")
+    profile_ranks: str = option("0", "ranks to record, such as 0,8")
+    profile_steps: str = option("10-12", "first and last step to record")
 
-    eval_rows: int = _option(256, "sequences of the fixed validation set", least=0)
-    keep_checkpoints: int = _option(2, "newest ones to keep beside the best", least=2)
-    save_minutes: float = _option(15.0, "also save after so many minutes within an epoch; 0: never", least=0.0)
-    log_every: int = _option(10, "steps between [TRAIN] lines", least=1)
+    eval_rows: int = option(256, "sequences of the fixed validation set", least=0)
+    keep_checkpoints: int = option(2, "newest ones to keep beside the best", least=2)
+    save_minutes: float = option(15.0, "also save after so many minutes within an epoch; 0: never", least=0.0)
+    log_every: int = option(10, "steps between [TRAIN] lines", least=1)
 
 
 GONE = {"checkpoint_format"}  # settings in the config.json of older runs that mean nothing any more
@@ -143,35 +146,44 @@ def profiled_ranks(text: str) -> frozenset[int]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare `--config` and a flag for every setting."""
+    """Declare `--config` and a flag for every setting of a training."""
     parser.add_argument(
         "--config",
         type=pathlib.Path,
         help="settings, named like the flags: a TOML file, or a run's config.json; a flag beside it wins",
     )
-    group: typing.Any = None
-    for name, field in _FIELDS.items():
-        meta, flag = field.metadata, f"--{name.replace('_', '-')}"
-        if name in _GROUPS:
-            group = parser.add_argument_group(_GROUPS[name])
+    declare(parser, Config, _GROUPS)
+
+
+def declare(
+    parser: argparse.ArgumentParser, options: typing.Any, groups: collections.abc.Mapping[str, str] | None = None
+) -> None:
+    """Declare a flag for every field of a dataclass of options; one that is not given is None."""
+    group: typing.Any = parser
+    for field in dataclasses.fields(options):
+        meta, name = field.metadata, field.name
+        flags = [flag for flag in (meta.get("short"), f"--{name.replace('_', '-')}") if flag]
+        if groups and name in groups:
+            group = parser.add_argument_group(groups[name])
         default = field.default if meta["kind"] is not bool else "yes" if field.default else "no"
-        has_default = field.default is not None and "default" not in meta["text"]
+        has_default = field.default not in (None, dataclasses.MISSING) and "default" not in meta["text"]
         text = f"{meta['text']} (default: {default})" if has_default else meta["text"]
         if meta["kind"] is bool:
-            group.add_argument(flag, action=argparse.BooleanOptionalAction, help=text)
-        else:
-            group.add_argument(flag, type=meta["kind"], choices=meta.get("choices"), metavar=_metavar(meta), help=text)
+            group.add_argument(*flags, action=argparse.BooleanOptionalAction, help=text)
+            continue
+        word = None if "choices" in meta else {int: "N", float: "X", _Path: "PATH"}.get(meta["kind"], "TEXT")
+        more = {key: meta[key] for key in ("choices", "metavar", "nargs", "required") if key in meta}
+        group.add_argument(*flags, type=meta["kind"], help=text, **{"metavar": word, **more})
 
 
-def add_timeout(parser: argparse.ArgumentParser) -> None:
-    """Declare `--timeout-minutes` for the commands that are not trainings."""
-    text = f"{_TIMEOUT.partition(';')[0]} (default: {TIMEOUT_MINUTES:g})"
-    parser.add_argument("--timeout-minutes", type=float, default=TIMEOUT_MINUTES, metavar="X", help=text)
-
-
-def check_timeout(minutes: float) -> None:
-    """Raise UserError when the timeout cannot be."""
-    _check("timeout_minutes", minutes)
+def given(args: argparse.Namespace, options: typing.Any) -> typing.Any:
+    """Return the options that `declare` has declared, each checked. Raises UserError naming the one that cannot be."""
+    values: dict[str, typing.Any] = {}
+    for field in dataclasses.fields(options):
+        if (value := getattr(args, field.name)) is not None:
+            _check(field, value)
+            values[field.name] = tuple(typing.cast(list[object], value)) if isinstance(value, list) else value
+    return options(**values)
 
 
 def from_arguments(args: argparse.Namespace) -> Config:
@@ -184,7 +196,7 @@ def from_arguments(args: argparse.Namespace) -> Config:
         if values.get(name) is None:
             raise errors.UserError(f"--{name.replace('_', '-')} is missing; see `python -m ddptrain train --help`")
     for name, value in values.items():
-        _check(name, value)
+        _check(_FIELDS[name], value)
     config = Config(**values)
     if config.steps is not None and config.epochs is not None:
         raise errors.UserError("--steps and --epochs exclude each other; give one")
@@ -269,9 +281,9 @@ def _from_file(path: pathlib.Path) -> dict[str, typing.Any]:
     return values
 
 
-def _check(name: str, value: typing.Any) -> None:
-    meta = _FIELDS[name].metadata
-    flag = f"--{name.replace('_', '-')} {value}"
+def _check(field: typing.Any, value: typing.Any) -> None:
+    meta = field.metadata
+    flag = f"--{field.name.replace('_', '-')} {value}"
     if "choices" in meta and value not in meta["choices"]:
         raise errors.UserError(f"{flag}: must be one of {', '.join(meta['choices'])}")
     if isinstance(value, float) and not -1e300 < value < 1e300:
@@ -287,7 +299,3 @@ _RULES = (
     ("above", "above", operator.gt),
     ("below", "below", operator.lt),
 )
-
-
-def _metavar(meta: collections.abc.Mapping[str, typing.Any]) -> str | None:
-    return None if "choices" in meta else {int: "N", float: "X", pathlib.Path: "PATH"}.get(meta["kind"], "TEXT")

@@ -232,11 +232,8 @@ def _connect(world: World, store: typing.Any, timeout: datetime.timedelta) -> No
 
 
 def _connect_lazily() -> None:
-    """Let gloo connect two ranks at their first message, not each with each: that would be 32 million connections.
-
-    torch 2.13 reads the variable when it makes a group; an older one that does not know it connects all.
-    """
-    os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
+    """Let gloo connect two ranks at their first message, not each with each: that would be 32 million connections."""
+    os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")  # torch 2.13 reads it when it makes a group
 
 
 def _start_watch(world: World) -> None:

@@ -5,7 +5,6 @@ import contextlib
 import ctypes
 import pathlib
 import re
-import resource
 import shutil
 import sysconfig
 import typing
@@ -36,10 +35,7 @@ def available_bytes(device: torch.device, sharers: int) -> int:
 
 
 def need_memory(parameters: int, device: torch.device, *, sharers: int, extra_bytes: int) -> None:
-    """Raise UserError when weights, gradients and AdamW's two moments in fp32 cannot fit, activations not counted.
-
-    `extra_bytes` are those of the buffers for checkpoints, which lie in the host's memory.
-    """
+    """Raise UserError when weights, gradients and AdamW's two moments in fp32 cannot fit, activations not counted."""
     on_cpu = device.type == "cpu"
     need, have = 16 * parameters + on_cpu * extra_bytes, available_bytes(device, sharers if on_cpu else 1)
     if need > have:
@@ -58,11 +54,6 @@ def need_disk(folder: pathlib.Path, parameters: int) -> None:
     if (have := files.free_bytes(folder)) < need:
         what = f"two checkpoints need {need / GIB:.2f} GiB, {have / GIB:.2f} GiB is free"
         raise errors.UserError(f"too little space in {folder}: {what}; {files.MAKE_ROOM}")
-
-
-def peak_resident_bytes() -> int:
-    """Return the most memory this process has had."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def can_compile() -> str | None:
@@ -102,10 +93,8 @@ class GpuUse:
     def __init__(self, device: torch.device, library: str = "libnvidia-ml.so.1") -> None:
         self._nvml: typing.Any = None
         self._handle = ctypes.c_void_p()
-        if device.type == "cuda":
-            uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)  # torch of an image may be older
-            if uuid is not None:
-                self.use(f"GPU-{uuid}", library)
+        if uuid := gpu_id(device):
+            self.use(f"GPU-{uuid}", library)
 
     def use(self, uuid: str, library: str) -> None:
         """Look at the GPU with this UUID, in NVML's form."""
@@ -179,6 +168,6 @@ def choose_device(wanted: str, local_rank: int) -> torch.device:
 
 
 def gpu_id(device: torch.device) -> str | None:
-    """Return the GPU's UUID; None for a CPU, and if torch does not know it."""
+    """Return the GPU's UUID; None for a CPU, and if torch, which an image brings, is too old to know it."""
     found = getattr(torch.cuda.get_device_properties(device), "uuid", None) if device.type == "cuda" else None
     return None if found is None else str(found)

@@ -11,26 +11,14 @@ import typing
 
 LIMIT_BYTES = 1000
 _log = logging.getLogger("ddptrain")
-
-
-class _Stdout(logging.StreamHandler[typing.TextIO]):
-    """Writes to the `sys.stdout` of the moment, so that a redirected one is respected."""
-
-    def __init__(self) -> None:
-        super().__init__(sys.stdout)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Write one whole line."""
-        self.stream = sys.stdout
-        super().emit(record)
+_handler = logging.StreamHandler(sys.stdout)
+_handler.setFormatter(logging.Formatter("%(levelname)s:%(name)s:%(message)s"))
 
 
 def setup(*, rank: int) -> None:
     """Send marker lines to stdout; ranks other than 0 print only what is marked for every rank."""
     if not _log.handlers:
-        handler = _Stdout()
-        handler.setFormatter(logging.Formatter("%(levelname)s:%(name)s:%(message)s"))
-        _log.addHandler(handler)
+        _log.addHandler(_handler)
         _log.propagate = False
     _log.setLevel(logging.INFO if rank == 0 else logging.ERROR)
 
@@ -64,6 +52,7 @@ def _write(level: int, marker: str, text: str, fields: dict[str, typing.Any]) ->
     line = " ".join(" ".join(parts).split())
     if len(line.encode()) > LIMIT_BYTES:
         line = line.encode()[: LIMIT_BYTES - 3].decode(errors="ignore") + "..."
+    _handler.stream = sys.stdout  # of the moment: it may be redirected
     _log.log(level, line)
 
 

@@ -121,10 +121,7 @@ def decide(asked: config.Config, world: distributed.World) -> Decided:
 
 
 def spread(asked: config.Config, settings: config.Config, ranks: int, saved: dict[str, typing.Any] | None) -> Batching:
-    """Return how the batch is spread. A resumed training keeps its global batch, whatever the number of ranks.
-
-    Raises UserError when it cannot be divided.
-    """
+    """Return how the batch is spread; a resumed training keeps its global batch. Raises UserError if it cannot."""
     assert settings.batch is not None
     assert settings.grad_accum is not None
     whole = settings.batch * settings.grad_accum * ranks
@@ -164,10 +161,7 @@ def make_schedule(asked: config.Config, settings: config.Config, steps_per_pass:
 
 
 def _open_data(asked: config.Config, world: distributed.World) -> shards.Dataset:
-    """Return the dataset, on every rank; JSON lines are tokenised first, by rank 0.
-
-    Rank 0 reads it for all; one rank of each other node looks whether that node has the same.
-    """
+    """Return the dataset, which rank 0 reads for all, and one rank of each other node compares."""
     assert asked.data is not None
     root = asked.data
     if asked.model_local_dir is not None:
@@ -184,7 +178,6 @@ def _open_data(asked: config.Config, world: distributed.World) -> shards.Dataset
 
 
 def _model_kind(settings: config.Config, dataset: shards.Dataset) -> model.Kind:
-    """Return the model that the settings describe."""
     if settings.model_local_dir is not None:
         return finetune.model_kind(settings.model_local_dir, dataset, settings)
     assert settings.model is not None

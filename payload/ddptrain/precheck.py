@@ -36,10 +36,7 @@ def check(command: str, prog: str, words: collections.abc.Sequence[str]) -> str 
 
 
 def main() -> None:
-    """Answer a request on standard input, `folder`, `command`, `prog` and `lines`, with what is wrong with each line.
-
-    Without `lines` print the command's help.
-    """
+    """Answer a request on standard input, with what is wrong with each of its lines, or with the command's help."""
     request = json.load(sys.stdin)
     command, prog = request["command"], request["prog"]
     if "lines" not in request:

@@ -6,10 +6,11 @@ Workers, on one machine or as elements of a Slurm array, take parts by number an
 last.
 """
 
-import argparse
+# ruff: noqa: RUF009 - config.option returns a dataclasses.field
 import collections
 import concurrent.futures
 import dataclasses
+import functools
 import hashlib
 import json
 import multiprocessing
@@ -25,10 +26,11 @@ import zlib
 
 import numpy as np
 
-from ddptrain import errors, files, markers, reading, records, shards, sources, tokenizers
+from ddptrain import config, errors, files, markers, reading, records, shards, sources, tokenizers
 
 CODE_VERSION = 2  # raise it when the same text would become other tokens
 MASK_NOTE = "top bit set: read, not learned"
+_SOURCES = f"{sources.STDLIB} (Python's own source code: needs no network), folders or files: {sources.READS}"
 _PART_BYTES = 64 << 20
 _SMALL_BYTES = 1 << 30
 
@@ -39,17 +41,27 @@ Note = dict[str, typing.Any]  # of a part: its inputs and its shards
 class Options:
     """The command line."""
 
-    source: tuple[str, ...]
-    output: pathlib.Path
-    tokenizer: str = "auto"
-    tokenizer_local_dir: pathlib.Path | None = None
-    workers: int = 0
-    task: str | None = None
-    finalize: bool = False
-    mask_prompts: bool = False
-    val_share: float | None = None
-    part_mib: float | None = None
-    errors: str = "strict"
+    source: tuple[str, ...] = config.option(dataclasses.MISSING, _SOURCES, str, nargs="+", metavar="SRC", required=True)
+    output: pathlib.Path = config.option(dataclasses.MISSING, "folder of the dataset", pathlib.Path, required=True)
+    tokenizer: str = config.option(
+        "auto", "auto: gpt2 from 256 MiB of text, otherwise byte", choices=("auto", "byte", "gpt2")
+    )
+    tokenizer_local_dir: pathlib.Path | None = config.option(
+        None, "folder of a tokenizer that transformers or tokenizers saved", pathlib.Path
+    )
+    workers: int = config.option(0, "processes (default: one per core)", least=0)
+    task: str | None = config.option(
+        None, "do only the parts of element K of N (from 0), or of this Slurm array element", str, metavar="K/N|slurm"
+    )
+    finalize: bool = config.option(False, "only check the parts and write dataset.json")
+    mask_prompts: bool = config.option(False, "learn only completions and the assistant's messages")
+    val_share: float | None = config.option(
+        None, "share of the text held out (default: 0.01, above 1 GiB 0.0005)", float, least=0, below=1
+    )
+    part_mib: float | None = config.option(
+        None, "text per part (default: depends on the amount, at most 64)", float, least=0.01, most=4096
+    )
+    errors: str = config.option("strict", "what becomes of bytes that are no text", choices=("strict", "replace"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,44 +94,8 @@ class Plan:
         return shards.dtype_for(self.identity.vocab, masked=self.masked)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags."""
-    add = parser.add_argument
-    own = f"{sources.STDLIB} (Python's own source code: needs no network)"
-    add("--source", nargs="+", required=True, metavar="SRC", help=f"{own}, folders or files: {sources.READS}")
-    add("--output", type=pathlib.Path, required=True, help="folder of the dataset")
-    add(
-        "--tokenizer",
-        choices=("auto", "byte", "gpt2"),
-        default="auto",
-        help="auto: gpt2 from 256 MiB of text, otherwise byte",
-    )
-    add("--tokenizer-local-dir", type=pathlib.Path, help="folder of a tokenizer that transformers or tokenizers saved")
-    add("--workers", type=int, default=0, help="processes (default: one per core)")
-    add(
-        "--task",
-        metavar="K/N|slurm",
-        help="do only the parts of element K of N (from 0), or of this Slurm array element",
-    )
-    add("--finalize", action="store_true", help="only check the parts and write dataset.json")
-    add("--mask-prompts", action="store_true", help="learn only completions and the assistant's messages")
-    add("--val-share", type=float, help="share of the text held out (default: 0.01, above 1 GiB 0.0005)")
-    add("--part-mib", type=float, help="text per part (default: depends on the amount, at most 64)")
-    add("--errors", choices=("strict", "replace"), default="strict", help="what becomes of bytes that are no text")
-
-
-def check(args: argparse.Namespace) -> Options:
-    """Return the options. Raises UserError naming the flag that cannot be."""
-    given: dict[str, typing.Any] = {field.name: getattr(args, field.name) for field in dataclasses.fields(Options)}
-    given["source"] = tuple(args.source)
-    options = Options(**given)
-    if options.workers < 0:
-        raise errors.UserError(f"--workers {options.workers}: must not be negative")
-    if options.val_share is not None and not 0 <= options.val_share < 1:
-        raise errors.UserError(f"--val-share {options.val_share}: must be at least 0 and below 1")
-    if options.part_mib is not None and not 0.01 <= options.part_mib <= 4096:
-        raise errors.UserError(f"--part-mib {options.part_mib}: must be between 0.01 and 4096")
-    return options
+add_arguments = functools.partial(config.declare, options=Options)
+check = functools.partial(config.given, options=Options)
 
 
 def run(options: Options) -> None:
@@ -226,7 +202,6 @@ def _check_learned(options: Options, plan: Plan, notes: list[Note], train: list[
 
 
 def _inputs(part: Part) -> str:
-    """Return the part's sources in a few words."""
     first = part.items[0]
     where = f"{first.path}" + (f" from byte {first.begin}" if first.begin else "")
     return where + (f" and {len(part.items) - 1} more" if len(part.items) > 1 else "")

@@ -1,6 +1,7 @@
 """What some ranks do in some steps, recorded with torch's profiler."""
 
 # pyright: basic, reportPrivateImportUsage=false
+import contextlib
 import pathlib
 import typing
 
@@ -9,7 +10,7 @@ import torch
 from ddptrain import markers
 
 
-class Recorder:
+class Recorder(contextlib.AbstractContextManager["Recorder"]):
     """Records the steps from `first` to `last` of this training's count; a context manager.
 
     A resumed training that begins behind `first` records as many steps from where it begins, if `last` lies ahead.
@@ -18,9 +19,6 @@ class Recorder:
     def __init__(self, is_wanted: bool, steps: tuple[int, int], path: pathlib.Path, device: torch.device) -> None:
         self.is_wanted, (self.first, self.last), self.path, self.device = is_wanted, steps, path, device
         self._trace: typing.Any = None
-
-    def __enter__(self) -> "Recorder":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._stop()

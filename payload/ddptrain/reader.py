@@ -5,6 +5,7 @@ No worker processes: nothing is forked, nothing receives signals, nothing has a 
 
 # pyright: basic, reportPrivateImportUsage=false
 import collections.abc
+import contextlib
 import os
 import queue
 import threading
@@ -90,7 +91,7 @@ def mask_bit(dataset: shards.Dataset) -> int | None:
     return np.dtype(dataset.dtype).itemsize * 8 - 1 if dataset.masked else None
 
 
-class Reader:
+class Reader(contextlib.AbstractContextManager["Reader"]):
     """Yields this rank's samples of each step, in order, from `start` on; use it as a context manager."""
 
     def __init__(
@@ -115,9 +116,6 @@ class Reader:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._fill, args=(start, stop), name="reader", daemon=True)
         self._thread.start()
-
-    def __enter__(self) -> "Reader":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
@@ -168,7 +166,6 @@ def fixed_rows(
 
     The function's attribute `count` is the size of the set: it depends on the data and `limit` only.
     """
-    plan = sampler.Plan(0, seq_len, 1, 1, max(1, sampler.MAX_WINDOW_TOKENS // seq_len))
     parts = dataset.splits[split]
     counts = [max(0, shard.tokens - 1) // seq_len for shard in parts]
     total = sum(counts)
@@ -180,7 +177,7 @@ def fixed_rows(
         for at, row in enumerate(chosen[first:last]):
             number = int(np.searchsorted(ends, row, side="right"))
             inside = int(row) - (int(ends[number - 1]) if number else 0)
-            offset = shards.HEADER_BYTES + inside * plan.seq_len * out.itemsize
+            offset = shards.HEADER_BYTES + inside * seq_len * out.itemsize
             out[at] = np.fromfile(parts[number].path, dtype=dataset.dtype, count=seq_len + 1, offset=offset)
         return out
 

@@ -15,10 +15,7 @@ Documents = collections.abc.Iterator[records.Document]
 
 
 def documents(item: sources.Item, unread: sources.Unread) -> Documents:
-    """Yield the documents of an item, and count what is not read inside it.
-
-    Raises UserError naming the file (and the line) that cannot be read, or an archive most of which is not text.
-    """
+    """Yield the documents of an item, and count what is not read in it. Raises UserError with file and line."""
     try:
         for document in _documents(item, unread):
             if any(segment.text for segment in document):

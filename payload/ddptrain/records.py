@@ -120,11 +120,7 @@ def _parts(content: object, where: str) -> collections.abc.Iterator[str]:
 def from_table(
     path: pathlib.Path, kind: str, share: collections.abc.Callable[[int], tuple[int, int]]
 ) -> collections.abc.Iterator[Document]:
-    """Yield the documents of a Parquet or Arrow file, of the row groups or batches in a share of it.
-
-    `share` returns the first and the last of as many as it is given, the last excluded. Raises UserError, ValueError or
-    OSError.
-    """
+    """Yield the documents of a share of a Parquet or Arrow file. Raises UserError, ValueError or OSError."""
     pyarrow = errors.need("pyarrow", path)
     try:
         for row, batch in (_parquet if kind == "parquet" else _arrow)(path, share):

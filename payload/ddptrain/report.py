@@ -93,14 +93,9 @@ class Metrics:
             self._file.close()
 
 
-def losses(records: collections.abc.Sequence[Record]) -> list[tuple[int, float]]:
-    """Return (step, training loss) of the steps that have one."""
-    return [(r["step"], r["loss"]) for r in records if r.get("kind") == "step" and r.get("loss") is not None]
-
-
 def draw_curve(records: collections.abc.Sequence[Record], path: pathlib.Path, title: str) -> None:
     """Write the loss curve as a PNG: training loss per step, its running mean, validation loss if there is one."""
-    steps = losses(records)
+    steps = [(r["step"], r["loss"]) for r in records if r.get("kind") == "step" and r.get("loss") is not None]
     evals = [(int(r["step"]), float(r["val_loss"])) for r in records if r.get("kind") == "eval"]
     # No display is needed, and the caches are in a folder that can be written
     os.environ.setdefault("MPLCONFIGDIR", os.path.join(tempfile.gettempdir(), f"ddptrain-matplotlib-{os.getuid()}"))  # noqa: PTH118
@@ -124,11 +119,6 @@ def draw_curve(records: collections.abc.Sequence[Record], path: pathlib.Path, ti
         axes.legend(fontsize=8)
     with files.replacing(path) as file:
         drawing.savefig(file, format="png")
-
-
-def write_summary(run_dir: pathlib.Path, summary: Summary) -> None:
-    """Replace summary.json."""
-    files.write_json(run_dir / SUMMARY, summary.as_record())
 
 
 def write_report(path: pathlib.Path, summary: Summary) -> None:
@@ -171,7 +161,7 @@ def write_failure(run_dir: pathlib.Path, workload: str, error: str, *, world_siz
         checkpoint=str(run_dir / latest.readlink()) if latest.is_symlink() else None,
         extra={"error": error, "run_dir": str(run_dir)},
     )
-    write_summary(run_dir, summary)
+    files.write_json(path, summary.as_record())
 
 
 def has_failed(run_dir: pathlib.Path, *, since: float) -> bool:

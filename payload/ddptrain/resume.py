@@ -22,7 +22,6 @@ if typing.TYPE_CHECKING:
 
 DONE, PREEMPTED = "done", "preempted"  # outcomes
 RUN_DIR, STOP_FILE, ATTEMPT = "RUN_DIR", "STOP_FILE", "RUN_ATTEMPT_ID"  # what the job sets
-DEFAULT_FOLDER = "run"
 SCRIPT = "script"  # the format of a script's checkpoints: only it knows what the files mean
 TARGET_S = 1.0  # how long a request to stop may go unnoticed
 _NAMES = {  # what libraries call the quantities that every view of a run knows
@@ -35,7 +34,7 @@ _AT_MOST = 50  # steps between two agreements: steps may become slower, and the 
 
 def folder() -> pathlib.Path:
     """Return where this run saves: the job's run directory, or outside of a job `run` in the current directory."""
-    return pathlib.Path(os.environ.get(RUN_DIR) or DEFAULT_FOLDER).absolute()
+    return pathlib.Path(os.environ.get(RUN_DIR) or "run").absolute()
 
 
 def attempt_id() -> str:

@@ -200,5 +200,4 @@ def tensors(tree: State) -> list[Tensor]:
 
 
 def _with(tree: State, copies: collections.abc.Iterator[Tensor]) -> State:
-    """Return the tree with the next of `copies` in place of each tensor."""
     return {key: _with(value, copies) if isinstance(value, dict) else next(copies) for key, value in tree.items()}

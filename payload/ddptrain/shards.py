@@ -129,7 +129,6 @@ def fingerprint(root: pathlib.Path) -> str:
 
 
 def _described(root: pathlib.Path) -> Dataset:
-    """Return the dataset that a folder's manifest describes. Raises ShardError."""
     path = root / MANIFEST
     if not root.is_dir():
         raise ShardError(f"--data {root}: no such folder; make one with `python -m ddptrain prepare --output {root}`")

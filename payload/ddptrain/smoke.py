@@ -137,7 +137,7 @@ def _conclude(
         extra={"improved": improved},
     )
     if options.run_dir is not None:
-        report.write_summary(options.run_dir, summary)
+        files.write_json(options.run_dir / report.SUMMARY, summary.as_record())
     if options.report_json is not None:
         report.write_report(options.report_json, summary)
     figures = {"first_loss": losses[0], "last_loss": losses[-1], "rule": f"last<{IMPROVED_BELOW}*first"}

@@ -157,10 +157,7 @@ def _below(root: pathlib.Path, unread: Unread, output: pathlib.Path) -> list[Rea
 
 
 def _files(root: pathlib.Path, unread: Unread, output: pathlib.Path) -> list[pathlib.Path]:
-    """Return the files in all folders below one, and count those in linked folders.
-
-    Raises OSError where a folder cannot be read: its text would be missing.
-    """
+    """Return the files in all folders below one, and count those in linked folders. Raises OSError."""
 
     def refuse(e: OSError) -> typing.NoReturn:
         raise e

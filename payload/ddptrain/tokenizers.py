@@ -63,26 +63,13 @@ class Identity:
         return dataclasses.asdict(self)
 
 
-class Tokenizer(typing.Protocol):
-    """Turns documents into ids."""
-
-    @property
-    def identity(self) -> Identity:
-        """Return which tokenizer this is."""
-        ...
-
-    def encode(self, text: str) -> shards.Tokens:
-        """Return a document's ids, without the end-of-text id."""
-        ...
-
-
 class ByteTokenizer:
     """One id per UTF-8 byte."""
 
     identity = Identity("byte", 257, BYTE_END, hashlib.sha256(b"utf-8 bytes, 256 ends a text").hexdigest())
 
     def encode(self, text: str) -> shards.Tokens:
-        """Return a document's ids."""
+        """Return a document's ids, without the end-of-text id."""
         return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.uint16)
 
 
@@ -180,6 +167,9 @@ class HfTokenizer:
             self._core.save(str(folder / "tokenizer.json"))
 
 
+Tokenizer = ByteTokenizer | Gpt2Tokenizer | HfTokenizer
+
+
 def need_transformers(flag: str) -> typing.Any:
     """Return the transformers module, made to stay offline. Raises UserError naming the flag that needs it."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -191,12 +181,11 @@ def make(kind: str, *, local_dir: pathlib.Path | None = None, text_bytes: int = 
     """Return a tokenizer: `byte`, `gpt2`, or `auto`: gpt2 for much text where tiktoken is installed, else byte."""
     if local_dir is not None:
         return HfTokenizer(local_dir)
-    if kind == "byte" or (kind == "auto" and text_bytes < AUTO_GPT2_BYTES):
+    has_tiktoken = importlib.util.find_spec("tiktoken") is not None
+    if kind == "byte" or (kind == "auto" and (text_bytes < AUTO_GPT2_BYTES or not has_tiktoken)):
         return ByteTokenizer()
-    if importlib.util.find_spec("tiktoken") is not None:
+    if has_tiktoken:
         return Gpt2Tokenizer()
-    if kind == "auto":
-        return ByteTokenizer()
     raise errors.UserError("--tokenizer gpt2 needs the package tiktoken, which is not installed; use --tokenizer byte")
 
 

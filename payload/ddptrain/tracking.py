@@ -112,6 +112,7 @@ class MLflow:
     def __init__(self, run_dir: pathlib.Path, uri: str) -> None:
         self.run_dir, self.uri = run_dir, uri
         self._client: typing.Any = None
+        self._entities: typing.Any = None  # the module
         self._run_id = ""
 
     def open(self) -> None:
@@ -123,7 +124,7 @@ class MLflow:
             folder = pathlib.Path(self.uri.removeprefix("sqlite:///")).parent
             folder.mkdir(parents=True, exist_ok=True)
             artifacts = str(folder / "artifacts")
-        from mlflow import tracking  # pyright: ignore[reportMissingImports] - only where tracking is asked for
+        from mlflow import entities, tracking  # pyright: ignore[reportMissingImports] - only where tracking is asked for
 
         client = tracking.MlflowClient(tracking_uri=self.uri)
         note: Record = {}
@@ -140,7 +141,7 @@ class MLflow:
             files.write_json(self.run_dir / NOTE, {"uri": self.uri, "run_id": run_id, "experiment": name, "url": url})
         known = client.get_run(run_id).data
         client.update_run(run_id, status="RUNNING")
-        self._client, self._run_id = client, run_id
+        self._client, self._entities, self._run_id = client, entities, run_id
         self._describe(known.params)
         if job := os.environ.get("SLURM_JOB_ID"):
             client.set_tag(run_id, "slurm_job_id", job)
@@ -151,16 +152,14 @@ class MLflow:
 
     def send(self, records: list[Record]) -> None:
         """Log the numbers of the records. A record that is sent twice counts once: a metric has its record's time."""
-        from mlflow import entities  # pyright: ignore[reportMissingImports] - only where tracking is asked for
-
         metrics = [
-            (step, entities.Metric(name, value, int(1000 * time_s), step))
+            (step, self._entities.Metric(name, value, int(1000 * time_s), step))
             for step, time_s, figures in _numbers(records)
             for name, value in figures.items()
         ]
         for at in range(0, len(metrics), 1000):
             part = metrics[at : at + 1000]
-            tag = entities.RunTag(_SENT, str(part[-1][0]))  # stored after the metrics of the same call
+            tag = self._entities.RunTag(_SENT, str(part[-1][0]))  # stored after the metrics of the same call
             self._client.log_batch(self._run_id, metrics=[metric for _, metric in part], tags=[tag])
 
     def close(self, summary: Record) -> None:
@@ -173,10 +172,8 @@ class MLflow:
 
     def _describe(self, known: Record) -> None:
         """Log the options that MLflow does not know yet: it refuses another value of one that it does."""
-        from mlflow import entities  # pyright: ignore[reportMissingImports] - only where tracking is asked for
-
         config = _config(self.run_dir)
-        params = [entities.Param(name, str(value)[:500]) for name, value in config.items() if name not in known]
+        params = [self._entities.Param(name, str(value)[:500]) for name, value in config.items() if name not in known]
         self._client.log_batch(self._run_id, params=params[:100])
         self._client.set_tag(self._run_id, "run_dir", str(self.run_dir))
 
@@ -259,11 +256,6 @@ def _numbers(records: list[Record]) -> collections.abc.Iterator[tuple[int, float
         step, time_s = numbers.pop("step", 0), numbers.pop("time", None) or time.time()
         numbers.pop("total_steps", None)
         yield int(step), time_s, {name: float(value) for name, value in numbers.items()}
-
-
-def connect(run_dir: pathlib.Path) -> list[Background]:
-    """Return the trackers that the environment asks for."""
-    return [Background(target) for target in targets(run_dir, os.environ)]
 
 
 def targets(run_dir: pathlib.Path, env: collections.abc.Mapping[str, str]) -> list[MLflow | WandB | TensorBoard]:

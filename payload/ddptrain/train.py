@@ -11,6 +11,7 @@ import dataclasses
 import math
 import os
 import pathlib
+import resource
 import time
 import typing
 
@@ -133,7 +134,8 @@ class Training:
         if world.is_main:
             files.write_json(self.run_dir / "config.json", config.as_record(self.settings))
             start = {"step": self.progress.step, "total_steps": schedule.steps, **distributed.describe(world)}
-            self.metrics = report.Metrics(self.run_dir, start=start, sinks=tracking.connect(self.run_dir))
+            sinks = [tracking.Background(target) for target in tracking.targets(self.run_dir, os.environ)]
+            self.metrics = report.Metrics(self.run_dir, start=start, sinks=sinks)
         about = {"parameters": self.parameters, "mflop_per_token": self._flops_per_token() / 1e6}
         markers.emit("MODEL", **self.identity, precision=self.settings.precision, **about)
         b = self.batching
@@ -327,7 +329,6 @@ class Training:
         return total / tokens if tokens else None
 
     def _save(self, step: int, *, ends_epoch: bool, is_best: bool = False) -> None:
-        """Write a checkpoint; every rank hands over its random states."""
         name = checkpoint.name_of(self.schedule.epoch(step), step, ends_epoch=ends_epoch)
         rngs = self.world.collect(checkpoint.random_states())
         if self.saver is not None:
@@ -390,7 +391,7 @@ class Training:
                 "data": str(self.dataset.root),
             },
         )
-        report.write_summary(self.run_dir, summary)
+        files.write_json(self.run_dir / report.SUMMARY, summary.as_record())
         for sink in self.metrics.sinks:
             with contextlib.suppress(Exception):  # the run is over, and its own files are written
                 sink.close(summary.as_record())
@@ -441,7 +442,7 @@ class Training:
     def _memory_mib(self) -> float:
         if self.world.device.type == "cuda":
             return torch.cuda.max_memory_allocated() / 2**20
-        return hardware.peak_resident_bytes() / 2**20
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def perplexity(loss: float) -> float:

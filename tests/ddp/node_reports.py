@@ -45,7 +45,7 @@ def healthy(name: str, others: collections.abc.Iterable[str] = NAMES) -> Json:
             "rename_ms": 10.0,
         },
         "network": {"peers": peers, "port": 20000, "taken": []},
-        "environments": [],
+        "unpacked": False,
         "infiniband": [],
         "gpus": {"devices": 0, "cuda": None, "seen": 0, "wanted": None},
     }

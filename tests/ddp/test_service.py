@@ -35,7 +35,7 @@ LIBRARY = pathlib.Path(service.__file__).parent
         ),
         (Command("env create", arguments=("mine",)), "ddp env create mine", "ddp env create mine"),
         (
-            remedies.start_slurmctld(),
+            remedies.START_SLURMCTLD,
             "is slurmctld up? see: scontrol ping",
             "is slurmctld up (juju status)? else: juju integrate sackd slurmctld",
         ),

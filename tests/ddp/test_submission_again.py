@@ -91,7 +91,7 @@ def test_a_job_that_slurm_accepted_before_a_write_failed_is_found(
         do(settings, "submit-ddp", workload="gpt", run="first", nodes=1)
     assert len(cluster.jobs) == 1 + is_there, "it is not submitted a second time"
     cluster.jobs[-1].states = [("FAILED", 256)]
-    run = catalog.load_one(settings, "first")
+    run = catalog.load(settings, ["first"])[0][0]
     assert (run.job_id, run.state) == (40 + is_there, "FAILED")
     assert record(settings)["job_id"] == 40 + is_there, "the later look completes it"
     assert "previous" not in record(settings)
@@ -132,7 +132,7 @@ def test_a_submission_that_nobody_can_confirm_keeps_its_folder(settings: Setting
     with pytest.raises(TrainerError, match="Slurm may have accepted the job; ddp list"):
         do(settings, "submit-ddp", workload="smoke", run="first")
     assert record(settings)["job_id"] is None
-    assert catalog.load_one(settings, "first").job_id == 40
+    assert catalog.load(settings, ["first"])[0][0].job_id == 40
 
 
 def test_an_intent_that_came_to_nothing_gives_way_to_the_former_record(
@@ -144,11 +144,11 @@ def test_an_intent_that_came_to_nothing_gives_way_to_the_former_record(
     (path / "control" / "7.r0.outcome").write_text('{"outcome": "done"}')
     before = {"job_id": 7, "kind": "gpt"}
     folder.write_record(path, {"job_id": None, "kind": "gpt", "submission": "ddp:x", "previous": before})
-    assert catalog.load_one(settings, "first").job_id is None, "a submission may be under way"
+    assert catalog.load(settings, ["first"])[0][0].job_id is None, "a submission may be under way"
     monkeypatch.setattr(folder, "_SUBMISSION_S", -1.0)
-    assert (catalog.load_one(settings, "first").state, record(settings)) == ("COMPLETED", before)
+    assert (catalog.load(settings, ["first"])[0][0].state, record(settings)) == ("COMPLETED", before)
     folder.write_record(path, {"job_id": None, "kind": "gpt", "submission": "ddp:x"})
-    catalog.load_one(settings, "first")
+    catalog.load(settings, ["first"])[0][0]
     assert record(settings) == {"job_id": None, "kind": "gpt"}, "and nobody asks Slurm again"
 
 

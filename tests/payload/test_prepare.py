@@ -337,9 +337,9 @@ def test_auto_is_bytes_for_little_text_and_gpt2_for_much():
         (["--task", "5/3"], "element 5 of 3 does not exist"),
         (["--task", "x"], "give K/N"),
         (["--task", "slurm"], "give K/N"),
-        (["--val-share", "1"], "at least 0 and below 1"),
-        (["--part-mib", "nan"], "must be between"),
-        (["--workers", "-1"], "must not be negative"),
+        (["--val-share", "1"], "must be below 1"),
+        (["--part-mib", "nan"], "must be a finite number"),
+        (["--workers", "-1"], "must be at least 0"),
         (["--tokenizer", "bpe"], "invalid choice"),
     ],
 )

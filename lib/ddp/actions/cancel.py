@@ -6,7 +6,7 @@ import time
 
 from ddp.base import REPORT_S, Log, ParameterError, Settings, TrainerError
 from ddp.options import models
-from ddp.run import catalog, control
+from ddp.run import catalog, control, reading
 from ddp.run.model import PREPARATION
 from ddp.slurm import jobs
 from ddp.view.result import Result
@@ -35,7 +35,7 @@ def cancel_run(settings: Settings, params: models.CancelRun, log: Log) -> Result
     named = dict.fromkeys((params.run or "").replace(",", " ").split())
     if not named:
         raise ParameterError("run", "name the run to cancel", remedy=catalog.LIST)
-    with catalog.asking_slurm():
+    with jobs.asking():
         queue = jobs.jobs(user=settings.user)
         targets = [_target(settings, queue, name) for name in named]
     arguments = list(dict.fromkeys(one for target in targets for one in target.arguments))
@@ -49,7 +49,7 @@ def cancel_run(settings: Settings, params: models.CancelRun, log: Log) -> Result
     began = reported = time.monotonic()
     while any(job.is_active for job in left) and time.monotonic() - began < control.LEAVE_S:
         control.pause(0.5)
-        with catalog.asking_slurm():
+        with jobs.asking():
             queue = [job for job in jobs.jobs(user=settings.user) if job.job_id not in ended]
         left = [job for job in queue if any(target.holds(job) for target in targets)]
         if time.monotonic() - reported >= REPORT_S:
@@ -57,7 +57,7 @@ def cancel_run(settings: Settings, params: models.CancelRun, log: Log) -> Result
             log(f"{text}: {_states(left) or 'no longer queued'}, {reported - began:.0f} s")
     for name in names:
         tokens.drop(settings, name)
-    state, runs = _states(left) or "CANCELLED", ", ".join(control.printable(one.run) for one in targets)
+    state, runs = _states(left) or "CANCELLED", ", ".join(reading.printable(one.run) for one in targets)
     results = {"job-id": ", ".join(str(one.known[0].job_id) for one in targets), "state": state, "run": runs}
     if len(arguments) > 1:
         results["cancelled"] = " ".join(map(str, arguments))

@@ -6,7 +6,7 @@ import time
 from ddp.base import Log, Settings, TrainerError
 from ddp.options import models
 from ddp.problem import Command
-from ddp.run import catalog, control, folder
+from ddp.run import catalog, control, folder, reading
 from ddp.view import tables
 from ddp.view.result import Result
 from ddp.workspace import folders
@@ -32,7 +32,7 @@ def run_log(settings: Settings, params: models.RunLog, log: Log) -> Result:
         text = f"job {job_id} has no output" + ("" if params.rank is None else f" of rank {params.rank}")
         text += f"; it is {known.state}" if known is not None else ""
         raise TrainerError(text, remedy=Command("show", arguments=(name,)), results=results) from e
-    lines = list(map(control.printable, found))
+    lines = list(map(reading.printable, found))
     results |= {"log": place, "lines": str(len(lines)), "text": "\n".join(lines)}
     values: dict[str, object] = {"run": name, "job_id": job_id, "state": results.get("state")}
     values |= {"log": place, "lines": lines}
@@ -50,7 +50,7 @@ def _follow(settings: Settings, path: pathlib.Path, job_id: int, params: models.
             settings, folder.follow_log, path=path, job_id=job_id, rank=params.rank, offsets=offsets
         )
         for line in lines:
-            log(tables.Line(control.printable(line)))
+            log(tables.Line(reading.printable(line)))
         was_pending, is_pending = is_pending, known is not None and known.state == "PENDING"
         if known is not None and is_pending and not was_pending:
             log(f"job {known.job_id} PENDING ({known.reason})")

@@ -23,11 +23,7 @@ def render(settings: Settings, params: models.Render, log: Log) -> Answer:
 
 
 def render_kubernetes(settings: Settings, params: models.Render, log: Log) -> Result:
-    """Render the run as Kubernetes `manifests`, and put the code and payload that they name into the workspace.
-
-    The resources are those of the options; Slurm is not asked. Raises ParameterError for options that manifests cannot
-    express.
-    """
+    """Render manifests from the options alone, and store the code and payload that they name. Raises ParameterError."""
     if params.container_image is None:
         raise ParameterError("container-image", "is required: pods have no other environment")
     if params.env_file or params.secrets:
@@ -52,13 +48,7 @@ def render_kubernetes(settings: Settings, params: models.Render, log: Log) -> Re
     return Result(shown, dict(shown), text)
 
 
-def _manifests(
-    settings: Settings,
-    params: models.Render,
-    kind: str,
-    run: str,
-    kept: copies.Copy | None,
-) -> str:
+def _manifests(settings: Settings, params: models.Render, kind: str, run: str, kept: copies.Copy | None) -> str:
     gpus = params.gpus_per_node or 0
     run_dir = settings.runs / run
     dataset = str(settings.datasets / (params.dataset or "python-stdlib"))

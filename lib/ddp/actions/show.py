@@ -4,7 +4,7 @@ from ddp.actions import list as listing
 from ddp.base import Log, ParameterError, Results, Settings
 from ddp.options import models
 from ddp.problem import Command
-from ddp.run import catalog, control, failure
+from ddp.run import catalog, control, failure, reading
 from ddp.run.model import WITHOUT_LOSS, Run, State
 from ddp.view.result import Result
 
@@ -51,7 +51,7 @@ def show_run(settings: Settings, params: models.OneRun, _: Log) -> Result:
         for one in run.checkpoints
     )
     results["attempts"] = "\n".join(
-        f"{control.printable(one.name, 80)}: {catalog.cell(one.outcome[:40])}, step {catalog.cell(one.step)}"
+        f"{reading.printable(one.name, 80)}: {catalog.cell(one.outcome[:40])}, step {catalog.cell(one.step)}"
         for one in run.attempts[-20:]
     )
     results |= {"curve-text": control.draw(run), "curve": run.curve_png, "tracking": catalog.cell(run.tracking_url)}

@@ -52,7 +52,8 @@ def gather(settings: Settings, params: models.Doctor, partitions: tuple[jobs.Par
     """Collect the facts of this host, the controller and the nodes."""
     partition = _partition(params, partitions)
     asked = _asked(params, partition)
-    known = {node.name: node for node in _nodes()}
+    with jobs.asking():
+        known = {node.name: node for node in jobs.show_nodes()}
     usable = {node.name for node in partition.usable}
     gone = {node.name: node.state for node in partition.nodes if node.state == access.GONE}
     left_out = {name: why for name in asked if (why := _unfit(known.get(name), is_usable=name in usable))} | gone
@@ -78,7 +79,7 @@ def gather(settings: Settings, params: models.Doctor, partitions: tuple[jobs.Par
                 "cache": str(settings.node_cache),
                 "port": 0,
                 "tracking": _tracking_server(settings.mlflow_uri),
-                "environments": [{"hash": installed.hash, "sha256": installed.sha256}] if installed else [],
+                "environment": {"hash": installed.hash, "sha256": installed.sha256} if installed else None,
             }
             gpus, cpus = (min(free(known[name]) for name in fit) for free in (_free_gpus, _free_cpus))
             options = _options(params, partition, fit, gpus=gpus, cpus=cpus)
@@ -106,10 +107,7 @@ def gather(settings: Settings, params: models.Doctor, partitions: tuple[jobs.Par
 
 
 def _options(params: models.Doctor, partition: jobs.Partition, fit: list[str], *, gpus: int, cpus: int) -> list[str]:
-    """Return srun's options: as many GPUs as every node has free, and two CPUs where all have them.
-
-    They are bound like torchrun's agent in a job, which shows whether a task gets more than one CPU.
-    """
+    """Return srun's options: all GPUs that every node has free, and two CPUs, bound like torchrun's agent in a job."""
     cpus = max(1, min(2, cpus, partition.limits.max_cpus_per_node or 2))
     options = [
         f"--partition={partition.name}",
@@ -206,10 +204,7 @@ def _asked(params: models.Doctor, partition: jobs.Partition) -> list[str]:
                 f"{partition.name} has {len(there)} nodes; name at most {MAX_NODES}, such as {there[0]},{there[1]}",
             )
         return there
-    try:
-        names = list(dict.fromkeys(jobs.hostnames(params.nodes)))
-    except jobs.SlurmError as e:
-        raise ParameterError("nodes", f"{params.nodes}: {e}") from e
+    names = list(resources.hosts("nodes", params.nodes))
     if len(names) > MAX_NODES:
         raise ParameterError("nodes", f"{len(names)} named; at most {MAX_NODES} at once")
     if strangers := [name for name in names if name not in there]:
@@ -217,13 +212,6 @@ def _asked(params: models.Doctor, partition: jobs.Partition) -> list[str]:
         place = f"partition {partition.name}" + (f" in reservation {params.reservation}" if params.reservation else "")
         raise ParameterError("nodes", f"{strangers[0]} is no node of {place}; there are: {known}")
     return names
-
-
-def _nodes() -> tuple[nodes.Node, ...]:
-    try:
-        return tuple(nodes.show_all())
-    except nodes.NodeError as e:
-        raise TrainerError(f"Slurm: {e}") from e
 
 
 def _unfit(node: nodes.Node | None, *, is_usable: bool) -> str:

@@ -2,12 +2,10 @@
 
 import dataclasses
 import re
-import typing
 
+from ddp.run.reading import Json
 from ddp.slurm import jobs
 from ddp.workspace import folders
-
-Json = dict[str, typing.Any]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,6 @@ from ddp.problem import Command, Step
 
 Level = typing.Literal["error", "warning", "note"]
 ORDER: tuple[Level, ...] = ("error", "warning", "note")
-_RULES = pathlib.Path(__file__).with_name("rules.toml")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +76,7 @@ class Findings:
 @functools.cache
 def rules() -> dict[str, dict[str, str]]:
     """Read rules.toml."""
-    return typing.cast(dict[str, dict[str, str]], backports.parse_toml(_RULES.read_text()))
+    return backports.read_toml(pathlib.Path(__file__).with_name("rules.toml"))
 
 
 def grouped(values: collections.abc.Mapping[str, str]) -> dict[str, list[str]]:

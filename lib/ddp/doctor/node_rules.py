@@ -100,10 +100,9 @@ def _host(settings: Settings, name: str, about: Json, facts: Facts, findings: Fi
 
 def _disk(name: str, about: Json, facts: Facts, findings: Findings) -> None:
     needed = facts.manifests[0].unpacked_bytes if facts.manifests else 0
-    is_unpacked = any(environment.get("unpacked") for environment in about["environments"])
     if "error" in about["disk"]:
         findings.add("disk-fails", name, error=about["disk"]["error"])
-    elif needed and not is_unpacked and about["disk"]["free"] < needed + _SPARE:
+    elif needed and not about["unpacked"] and about["disk"]["free"] < needed + _SPARE:
         findings.add("disk-full", name, free=mib(about["disk"]["free"]), needed=mib(needed + _SPARE))
 
 

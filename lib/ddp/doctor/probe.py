@@ -87,17 +87,14 @@ def disk(cache: str) -> Json:
         return {"error": f"{folder}: {e.strerror}"}
 
 
-def environments(cache: str, wanted: list[Json]) -> list[Json]:
-    """Return for each stored environment whether it is unpacked here."""
-    found: list[Json] = []
+def is_unpacked(cache: str, environment: Json | None) -> bool:
+    """Whether a stored environment is unpacked here."""
     boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    for environment in wanted:
-        complete = pathlib.Path(cache, f"{environment['hash']}.complete")
-        one: Json = {"hash": environment["hash"], "unpacked": False}
-        with contextlib.suppress(OSError):
-            one["unpacked"] = complete.read_text().split() == [environment["sha256"], boot]
-        found.append(one)
-    return found
+    with contextlib.suppress(OSError):
+        if environment is not None:
+            complete = pathlib.Path(cache, f"{environment['hash']}.complete")
+            return complete.read_text().split() == [environment["sha256"], boot]
+    return False
 
 
 def gpus() -> Json:
@@ -412,7 +409,7 @@ def examine(spec: Json) -> Json:
         "disk": disk(spec["cache"]),
         "filesystem": dict(filesystem.facts),
         "network": meeting.results(),
-        "environments": environments(spec["cache"], spec["environments"]),
+        "unpacked": is_unpacked(spec["cache"], spec["environment"]),
         "tracking": reach(spec.get("tracking")),
     }
     filesystem.close()

@@ -11,7 +11,7 @@ import tempfile
 import time
 
 from ddp.environment import packing
-from ddp.node.explain import Json, read_object
+from ddp.node.explain import Json
 from ddp.workspace import files
 
 _OLD_S = 86400  # leftovers of killed commands
@@ -128,12 +128,3 @@ def remove_environments(folder: str, hashes: list[str]) -> None:
         with contextlib.suppress(FileNotFoundError):
             if time.time() - path.lstat().st_mtime > _OLD_S:
                 path.unlink()
-
-
-def environments_of(runs: list[pathlib.Path]) -> dict[str, str]:
-    """Return the hash of the environment of each run, by the run's folder."""
-    found: dict[str, str] = {}
-    for run in runs:
-        with contextlib.suppress(OSError, ValueError):
-            found[str(run)] = str(read_object(run / "job.json").get("environment"))
-    return found

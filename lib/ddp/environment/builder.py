@@ -33,7 +33,6 @@ def make(settings: Settings, request: Request, key: str, log: Log) -> folders.Ma
     """Make an environment, store its archive and return its manifest. Raises TrainerError."""
     store = str(settings.environments)
     folder = pathlib.Path(folders.call(settings, archives.open_build, base=str(settings.node_cache)))
-
     call = functools.partial(folders.call, settings, timeout_s=3600, build=str(folder))
     try:
         if base := request.base:

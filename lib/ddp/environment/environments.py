@@ -16,6 +16,7 @@ from ddp.environment import archives, builder, wheelhouse
 from ddp.environment.uv import TIMEOUT_S, TORCH
 from ddp.options import models
 from ddp.problem import Command
+from ddp.run import folder
 from ddp.slurm import jobs
 from ddp.submit import checks
 from ddp.workspace import folders
@@ -55,6 +56,12 @@ def named(settings: Settings, contents: Contents, name: str) -> Manifest:
     return mine[0]
 
 
+def own(settings: Settings, name: str) -> list[Manifest]:
+    """List the user's own environments and images of this name, the newest first."""
+    stored = (contents := folders.look(settings)).environments + contents.images
+    return [one for one in stored if (one.name, one.folder) == (name, str(settings.environments))]
+
+
 def installed(settings: Settings, contents: Contents) -> Manifest | None:
     """Return the environment that jobs would use now."""
     if settings.torch_build == "auto":
@@ -86,10 +93,7 @@ def layer(settings: Settings, request: builder.Request, log: Log, *, force: bool
 
 
 def install(settings: Settings, request: builder.Request, log: Log, *, force: bool = False) -> Manifest:
-    """Make an environment and store its archive; if one is stored, only with `force`. Raises TrainerError.
-
-    The build `auto` is the one for CUDA if Slurm has a node with GPUs.
-    """
+    """Make an environment and store its archive; if one is stored, only with `force`. Raises TrainerError."""
     if request.build == "auto":
         has_gpus = any(node.gpus for partition in checks.partitions() for node in partition.nodes)
         request = dataclasses.replace(request, build="cuda" if has_gpus else "cpu")
@@ -121,12 +125,11 @@ def _install(settings: Settings, request: builder.Request, log: Log, *, force: b
 def in_use(settings: Settings, user: str | None) -> dict[str, str]:
     """Return the environment's hash of each run in the queue, by its folder. Raises TrainerError."""
     homes = {settings.user: settings.folder}
-    try:
+    with jobs.asking():
         active = [job for job in jobs.jobs(user=user) if job.is_active]
-    except jobs.SlurmError as e:
-        raise TrainerError(f"Slurm: {e}") from e
     runs = [homes.get(job.user, settings.workspace / USERS / job.user) / "runs" / job.name for job in active]
-    return folders.call(settings, archives.environments_of, runs=runs)
+    records = folders.call(settings, lambda: list(map(folder.read_record, runs)))
+    return {str(run): str(record.get("environment")) for run, record in zip(runs, records, strict=True)}
 
 
 def _prune(settings: Settings, log: Log, *, keep: str) -> None:
@@ -173,7 +176,6 @@ def describe(environment: Manifest) -> dict[str, str]:
 
 
 def _key(settings: Settings, build: str, requirements: str = "") -> str:
-    """Return the hash of all inputs."""
     torch = TORCH if build == "cuda" else f"{TORCH}+cpu"
     inputs = [_FORMAT, builder.python_version(), platform.machine(), torch, _payload_digest(settings.payload)]
     return hashlib.sha256(json.dumps([*inputs, *settings.extras, requirements]).encode()).hexdigest()[:16]

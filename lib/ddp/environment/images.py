@@ -28,8 +28,7 @@ def import_image(settings: Settings, params: models.ImportImage, log: Log) -> Re
         install = Step("install-tools", f"as root: apt-get install {' '.join(missing)}")
         raise TrainerError(f"{missing[0]}, which imports images, is not installed on this host", remedy=install)
     folders.ensure_folders(settings)
-    contents = folders.look(settings)
-    if any((one.name, one.folder) == (name, store) for one in contents.environments + contents.images):
+    if environments.own(settings, name):
         remedy = Command("env remove", arguments=(name,))
         raise ParameterError("name", f"{name} exists; choose another name, or remove it", remedy=remedy)
     settings.node_cache.mkdir(mode=0o700, exist_ok=True)

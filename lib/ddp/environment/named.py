@@ -5,13 +5,13 @@ import hashlib
 import os
 import pathlib
 import re
-import typing
 
 from ddp import backports
 from ddp.base import Log, ParameterError, Results, Settings, shown
 from ddp.environment import archives, builder, environments, wheelhouse
 from ddp.options import models
 from ddp.problem import Command
+from ddp.run import reading
 from ddp.view import tables
 from ddp.workspace import folders
 
@@ -33,9 +33,7 @@ def create(settings: Settings, params: models.CreateEnvironment, log: Log) -> Re
     extras = tuple(re.split("[, ]+", params.extra)) if params.extra else ()
     if extras and path.suffix != ".toml":
         raise ParameterError("extra", f"{path} has none; a pyproject.toml may")
-    if any(
-        (one.name, one.folder) == (params.name, str(settings.environments)) for one in folders.look(settings).images
-    ):
+    if any(one.digest for one in environments.own(settings, params.name)):
         remedy = Command("env remove", arguments=(params.name,))
         raise ParameterError("name", f"{params.name} is an image; choose another name, or remove it", remedy=remedy)
     build = params.torch or settings.torch_build
@@ -53,8 +51,7 @@ def _project(folder: pathlib.Path) -> pathlib.Path:
     """Return the file that lists a project's dependencies. Raises ParameterError."""
     path = folder / "pyproject.toml"
     with contextlib.suppress(OSError, ValueError):
-        found: object = backports.parse_toml(path.read_text()).get("project")
-        project = typing.cast("dict[str, typing.Any]", found) if isinstance(found, dict) else {}
+        project = reading.as_object(backports.parse_toml(path.read_text()).get("project"))
         is_dynamic = "dependencies" in project.get("dynamic", ())
         if "dependencies" in project or ("optional-dependencies" in project and not is_dynamic):
             return path
@@ -94,19 +91,13 @@ def remove(settings: Settings, params: models.OneEnvironment, _: Log) -> Results
 
 
 def _own(settings: Settings, name: str) -> list[folders.Manifest]:
-    folder = str(settings.environments)
-    stored = (contents := folders.look(settings)).environments + contents.images
-    mine = [one for one in stored if (one.name, one.folder) == (name, folder)]
-    if not mine:
+    if not (mine := environments.own(settings, name)):
         raise ParameterError("name", f"{settings.user} has no environment {name}", remedy=Command("env list"))
     return mine
 
 
 def digest(path: pathlib.Path, *extras: str) -> str:
-    """Hash a requirements.txt with the files that it includes, or a pyproject.toml and its extras.
-
-    Raises ParameterError if a file cannot be read, or a line cannot work, by file and line.
-    """
+    """Hash a requirements.txt with what it includes, or a pyproject.toml with extras. Raises ParameterError by line."""
     texts: dict[pathlib.Path, bytes] = {}
     remaining = {path}
     while remaining:

@@ -9,7 +9,7 @@ from ddp.base import Log, Results, Settings
 from ddp.environment import environments
 from ddp.options import fields, models
 from ddp.problem import Command
-from ddp.run import control, folder
+from ddp.run import control, folder, reading
 from ddp.submit import checks, resources, scripts
 from ddp.workspace import folders, operations
 
@@ -20,10 +20,7 @@ _TABLE = re.compile(r"^# nThread.*?^# Collective test concluded[^\n]*", re.DOTAL
 
 
 def benchmark_collectives(settings: Settings, params: models.BenchmarkCollectives, log: Log) -> Results:
-    """Measure, and store the figures unless they are worse than the stored ones.
-
-    Raises TrainerError unless the job completes in time.
-    """
+    """Measure, and store the figures unless they are worse. Raises TrainerError unless the job completes in time."""
     partitions = checks.partitions(params.reservation)
     asked = as_training(params)
     request = resources.training(asked, partitions)
@@ -105,10 +102,9 @@ def _conclude(settings: Settings, submitted: control.Submitted, log: Log) -> Res
 
 
 def _printed(settings: Settings, submitted: control.Submitted) -> str:
-    """Read the table that rank 0 printed."""
     about: dict[str, typing.Any] = {"job_id": submitted.job_id, "lines": 2000, "rank": 0}
     printed = folders.call(settings, folder.read_log, path=settings.runs / submitted.run, **about)[1]
-    text = "\n".join(control.printable(line).rstrip() for line in printed if not line.startswith("["))
+    text = "\n".join(reading.printable(line).rstrip() for line in printed if not line.startswith("["))
     return "\n".join(_TABLE.findall(text))
 
 

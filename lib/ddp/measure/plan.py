@@ -47,10 +47,7 @@ class Work:
 
 
 def plan(settings: Settings, params: models.Plan, _: Log) -> Results:
-    """Predict a step's memory and time, tokens per second and efficiency, for nodes that need not exist yet.
-
-    Raises TrainerError: no baseline fits, or nothing is known of the device's speed.
-    """
+    """Predict a step's memory, time, rate and efficiency, for nodes that need not exist yet. Raises TrainerError."""
     there = resources.training(collectives.as_training(params.model_copy(update={"nodes": None})), checks.partitions())
     request = dataclasses.replace(there, num_nodes=params.nodes or there.num_nodes)
     world, on_gpu = request.num_nodes * request.ranks_per_node, request.gpus_per_node > 0
@@ -92,10 +89,7 @@ def plan(settings: Settings, params: models.Plan, _: Log) -> Results:
 def predict(
     work: Work, compute_s: float, world: int, points: list[Json], *, overlap: float
 ) -> tuple[float, float, int]:
-    """Return the seconds of communication in a step, those that no computation hides, and the number of buckets.
-
-    They follow from a baseline's sizes and their busbw; of what could be hidden, the share `overlap` is.
-    """
+    """Return the seconds of communication in a step, those that no computation hides, and the number of buckets."""
     gradient = BYTES_PER_GRADIENT * work.parameters
     buckets = max(1, math.ceil(gradient / _BUCKET))
     last_s = reduce_seconds(gradient - (buckets - 1) * _BUCKET, world, points)
@@ -123,7 +117,7 @@ def busbw(size: int, points: list[Json]) -> float:
 
 def describe_work(settings: Settings, params: models.Plan, *, on_gpu: bool) -> Work:
     """Describe the step that the payload would do, with its own defaults for what is not given."""
-    shapes = _shapes(settings)
+    shapes = types.SimpleNamespace(**runpy.run_path(str(settings.payload / "ddptrain" / "shapes.py")))
     model = params.model or ("gpt2" if on_gpu else "tiny")
     seq_len = params.seq_len or (1024 if on_gpu else 128)
     tokens = (params.batch or (32 if on_gpu else 16)) * seq_len
@@ -132,11 +126,6 @@ def describe_work(settings: Settings, params: models.Plan, *, on_gpu: bool) -> W
     vocab = shapes.padded(_vocabulary(settings, params.dataset, on_gpu=on_gpu))
     parameters = shapes.count(shapes.Shape(*shapes.SIZES[model], seq_len, vocab))
     return Work(model, parameters, seq_len, tokens, params.grad_accum)
-
-
-def _shapes(settings: Settings) -> types.SimpleNamespace:
-    """Load the payload's module of the same name, which needs no torch."""
-    return types.SimpleNamespace(**runpy.run_path(str(settings.payload / "ddptrain" / "shapes.py")))
 
 
 def _vocabulary(settings: Settings, dataset: str | None, *, on_gpu: bool) -> int:

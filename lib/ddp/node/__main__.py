@@ -4,13 +4,7 @@ import importlib
 import os
 import sys
 
-MODULES = {
-    "job": "supervisor",
-    "prepare": "prepare",
-    "unpack": "environment",
-    "image": "container",
-    "node": "node",
-}
+MODULES = {"job": "supervisor", "prepare": "prepare", "unpack": "environment", "image": "container", "node": "node"}
 
 
 def main() -> int:

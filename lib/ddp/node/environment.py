@@ -153,10 +153,7 @@ def _unreadable(path: str, error: OSError) -> ending.FatalError:
 
 
 def _extract(archive: int, layer: spec.Archive, folder: str, report: str) -> None:
-    """Unpack the open archive, computing digests meanwhile: the first part, then the others side by side.
-
-    Raises FatalError. Meanwhile the file `report` has the percentage.
-    """
+    """Unpack the open archive, the first part, then the others side by side, with digests. Raises FatalError."""
     import concurrent.futures
     import functools
     import hashlib

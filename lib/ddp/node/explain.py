@@ -40,7 +40,6 @@ _GONE = re.compile(
 )  # printed by spool.py and storage.py
 LOST = "Slurm lost the node"
 # What the launchers print
-
 _COMPLAINT = re.compile(r"(?:\d+: )?\[FATAL\] (\S+): (.*)")  # of node.py and what it starts, before any rank
 _LEFT_EARLY = re.compile(r"(\d+): .*Error waiting on exit barrier")  # an agent whose ranks all exited with 0
 _OF_LAUNCHER = (
@@ -68,6 +67,7 @@ _OURS = re.compile(
 _REASON = re.compile(
     r"(\s*\| )?[\w.]*(Error|Exception|Interrupt|Exit|InvalidCxxCompiler)\b(?! raised from )|\s*what\(\): "
 )
+_ATTEMPT = re.compile(r"(\d{1,18})\.r(\d{1,18})(?:t(\d{1,18}))?", re.ASCII)
 _CRASH = "Fatal Python error: "  # of faulthandler, with the stack behind it, the innermost call first
 
 
@@ -334,17 +334,17 @@ def _rank_files(
     """Yield the ranks' files of a name in the last attempt, each with its rank and its node's number."""
     per_node = _per_node(folder)
     attempts = [path for path in (folder / "logs").glob(f"{int(job_id)}.r*") if path.is_dir()]
-    for attempt in sorted(attempts, key=_attempt_of)[-1:]:
+    for attempt in sorted(attempts, key=lambda path: attempt_order(path.name))[-1:]:
         for path in itertools.islice(attempt.glob(f"node-*/*/attempt_*/*/{name}"), 2 * MAX_RANK_LOGS):
             with contextlib.suppress(ValueError):
                 node = int(path.parents[3].name.removeprefix("node-"))
                 yield path, node * per_node + int(path.parent.name), node
 
 
-def _attempt_of(path: pathlib.Path) -> tuple[int, int]:
-    """Parse the numbers of requeues and of restarts since the last, from a name like 12.r1t2."""
-    match = re.search(r"\.r(\d+)(?:t(\d+))?(\.|$)", path.name)
-    return (int(match[1]), int(match[2] or 0)) if match else (-1, 0)
+def attempt_order(name: str) -> tuple[int, int, int]:
+    """Parse job, requeues and restarts since the last, of an attempt's name such as 12.r1t2; -1 for other names."""
+    found = _ATTEMPT.fullmatch(name)
+    return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else (-1, -1, -1)
 
 
 def read_object(path: pathlib.Path) -> Json:

@@ -22,7 +22,7 @@ def choose(job: spec.JobSpec, num_nodes: int) -> spec.Fabric:
         is_here = bool(fabric.found_by) and all(map(os.path.exists, fabric.found_by))
         if fabric.name == job.fabric or (job.fabric == "auto" and num_nodes > 1 and is_here):
             return fabric
-    return spec.Fabric(job.fabric, (), "", (), (), "", "", "", (), ())
+    return spec.Fabric(job.fabric)
 
 
 def addresses() -> dict[str, str]:
@@ -98,15 +98,12 @@ def find_way(head: str, head_node: str, interface: str) -> tuple[str, str]:
 
 
 def check_head(head: str, port: int, head_node: str) -> None:
-    """Raise FatalError where the head's port cannot be reached: a launcher would wait for minutes and name no host.
-
-    A head that refuses the connection is reached: it does not listen yet.
-    """
+    """Raise FatalError where the head's port cannot be reached: a launcher would wait for minutes and name no host."""
     reason = ""
     for _ in range(4):
         try:
             socket.create_connection((head, port), timeout=5).close()
-        except ConnectionRefusedError:
+        except ConnectionRefusedError:  # it does not listen yet
             return
         except OSError as e:
             reason = e.strerror or str(e)
@@ -118,11 +115,8 @@ def check_head(head: str, port: int, head_node: str) -> None:
 
 
 def use(fabric: spec.Fabric, job: spec.JobSpec, env: dict[str, str], num_nodes: int) -> None:
-    """Set the variables of the fabric's libraries in `env`; the user's own stay. Raises FatalError.
-
-    Within one node NCCL needs none of them.
-    """
-    if num_nodes < 2:
+    """Set the variables of the fabric's libraries in `env`; the user's own stay. Raises FatalError."""
+    if num_nodes < 2:  # NCCL needs none of them
         return
     kept = {name: env[name] for name in ("CUDA_VISIBLE_DEVICES", *(name for name, _ in job.variables)) if name in env}
     for path in fabric.needs:

@@ -92,13 +92,11 @@ class Node:
         return code
 
     def _python(self) -> str:
-        """Return the interpreter for the ranks."""
         if self.job.container is not None:
             import shutil
 
             if image := self.job.environment:
                 self._locks = environment.use(image, self.host)[1]
-
             found = shutil.which("python3") or shutil.which("python")
             if found is None:
                 raise ending.FatalError(f"{self.job.container.image} has no python3; use an image with torch")
@@ -257,18 +255,13 @@ def main(spec_path: str, words: list[str]) -> int:
             _enter(job.workdir)
         return node.run(words)
     except ending.FatalError as e:
-        return _fail(node.host, e)
+        os.write(2, f"[FATAL] {node.host}: {e}\n".encode())
+        return ending.FATAL
 
 
 def _enter(folder: str) -> None:
-    """Change to the folder that the ranks start in. Raises FatalError."""
     try:
         os.chdir(folder)
     except OSError as e:
         hint = "is the shared filesystem mounted here?"
         raise ending.FatalError(f"{folder} cannot be entered ({e.strerror}); {hint}") from e
-
-
-def _fail(host: str, error: ending.FatalError) -> int:
-    os.write(2, f"[FATAL] {host}: {error}\n".encode())
-    return ending.FATAL

@@ -18,28 +18,17 @@ class UntrustedError(Exception):
 
 
 def open_trusted(path: str, trusted_uids: frozenset[int]) -> int:
-    """Open a regular file for reading that only trusted accounts can replace or write.
+    """Open a regular file that only trusted accounts can replace or write. Raises UntrustedError, OSError.
 
     Use the descriptor from then on: the path may lead elsewhere later. A trusted account must own the file and every
     folder above it; no other account may write the file, nor a folder, unless that is sticky (inode(7): then only its
     owner and an entry's owner may rename or remove the entry). Symbolic links are refused.
-
-    Args:
-        path: absolute, without `..`.
-        trusted_uids: root's, the trainer's account's and the user's.
-
-    Raises:
-        UntrustedError: another account can replace the file or write it.
-        OSError: it, or a folder above it, does not exist or cannot be opened.
     """
     return _open(path, trusted_uids, _FILE)
 
 
 def check_folder(path: str, trusted_uids: frozenset[int]) -> None:
-    """Raise `UntrustedError` where other than trusted accounts can replace a folder or its files.
-
-    The rules, arguments and errors are those of `open_trusted`.
-    """
+    """Raise `UntrustedError` where other accounts can replace a folder or its files, by the rules of `open_trusted`."""
     os.close(_open(path, trusted_uids, _FOLDER))
 
 

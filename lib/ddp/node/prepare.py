@@ -44,11 +44,7 @@ def _run(job: spec.PrepareSpec, command: tuple[str, ...], env: dict[str, str], l
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
     """Wait for a command and return its exit code; forward TERM to it."""
-
-    def end(_number: int, _frame: object) -> None:
-        process.terminate()
-
-    before = signal.signal(signal.SIGTERM, end)
+    before = signal.signal(signal.SIGTERM, lambda _number, _frame: process.terminate())
     code = process.wait()
     signal.signal(signal.SIGTERM, before)
     return ending.exit_code(code)

@@ -41,15 +41,15 @@ class Fabric:
     """One kind of network, as ddp.submit.fabrics describes it."""
 
     name: str
-    variables: tuple[tuple[str, str], ...]
-    interface: str
-    found_by: tuple[str, ...]
-    needs: tuple[str, ...]
-    hint: str
-    library_path: str
-    profile: str
-    afterwards: tuple[tuple[str, str], ...]
-    mounts: tuple[str, ...]
+    variables: tuple[tuple[str, str], ...] = ()
+    interface: str = ""
+    found_by: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    hint: str = ""
+    library_path: str = ""
+    profile: str = ""
+    afterwards: tuple[tuple[str, str], ...] = ()
+    mounts: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,8 +87,7 @@ class JobSpec:
     token_path: str  # file with a Hugging Face token; empty: the job gets none
     metrics: tuple[tuple[str, str], ...]  # quantities that rank 0's output has, and the pattern of each
     workdir: str  # the folder that the ranks start in
-    origin: str = ""  # the root of the user's project, of which `code` is a copy
-    code: str = ""  # the copy's root; empty: there is none
+    origin: str = ""  # the root of the user's project, which may have been copied
     secrets_path: str = ""  # file with variables that nobody else may read, a JSON object; empty: there are none
     python: str = ""  # of the user's own environment, which runs where it lies; empty: another environment
     nodes: int = 0  # that the ranks use, if the job has spare ones; 0: all of the job's
@@ -122,18 +121,19 @@ def load(kind: type[Spec], path: str) -> Spec:
 
 def parse(kind: type[Spec], text: str) -> Spec:
     """Parse what `dump` returned for a specification of this kind."""
-    return _build(kind, json.loads(text))
+    return build(kind, json.loads(text))
 
 
-def _build(kind: typing.Any, value: typing.Any) -> typing.Any:
-    """Build a `kind`, a type of the fields above, from its JSON."""
+def build(kind: typing.Any, value: typing.Any) -> typing.Any:
+    """Build a `kind`, a dataclass or a type of its fields, from JSON or TOML, whose names may have hyphens."""
     inner = typing.get_args(kind)
     if typing.get_origin(kind) is types.UnionType:
-        return None if value is None else _build(inner[0], value)
+        return None if value is None else build(inner[0], value)
     if typing.get_origin(kind) is tuple:
         kinds = itertools.repeat(inner[0]) if inner[-1] is Ellipsis else inner
-        return tuple(_build(one, item) for one, item in zip(kinds, value))  # noqa: B905 - repeat() has no end
+        return tuple(build(one, item) for one, item in zip(kinds, value))  # noqa: B905 - repeat() has no end
     if dataclasses.is_dataclass(kind):
-        fields = {field.name: _build(field.type, value[field.name]) for field in dataclasses.fields(kind)}
-        return typing.cast(typing.Any, kind)(**fields)
+        kinds = {field.name: field.type for field in dataclasses.fields(kind)}
+        given = {name: item for key, item in value.items() if (name := key.replace("-", "_")) in kinds}
+        return typing.cast(typing.Any, kind)(**{name: build(kinds[name], item) for name, item in given.items()})
     return value

@@ -38,10 +38,7 @@ def command(
     env: dict[str, str],
     mounts: collections.abc.Iterable[str] = (),
 ) -> list[str]:
-    """Return the command that runs `program`, a file, a part and its arguments, on each host. Raises FatalError.
-
-    The part `node` runs in the job's container, all others on the host.
-    """
+    """Return the command that runs `program`, a file, a part and its arguments, on each host. Raises FatalError."""
     argv = [srun, f"--nodes={len(hosts)}", f"--ntasks={len(hosts)}", "--ntasks-per-node=1"]
     argv += [f"--cpus-per-task={env['SLURM_CPUS_PER_TASK']}", "--cpu-bind=none"]
     argv += ["--kill-on-bad-exit=1", "--wait=300", "--label", "--chdir=/"]

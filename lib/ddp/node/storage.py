@@ -94,10 +94,7 @@ class Storage:
         return reported is not None
 
     def do(self, action: collections.abc.Callable[[], T]) -> T:
-        """Call `action`; repeat it after a fault of the filesystem. Raises OSError, FatalError.
-
-        An error is the action's own where the filesystem responds.
-        """
+        """Call `action`, again after a filesystem's fault. Raises FatalError, and OSError if it was none."""
         while True:
             try:
                 return within(action, CALL_S)

@@ -241,7 +241,6 @@ class Supervisor:
             slurm.keep(self.job_id, self.allocated)
 
     def _on_lost(self, host: str) -> None:
-        """End the step of a node that stopped responding."""
         is_running = self._step is not None and self._step.poll() is None
         if is_running and host in self.hosts and host not in self.lost:
             spool.write(f"[ENV] {slurm.stamp()} {host} does not respond")
@@ -353,8 +352,7 @@ class Supervisor:
         return len(usable - {*bad, *self.job.exclude, *self._left_out()}) >= self.num_nodes
 
     def _left_out(self) -> list[str]:
-        path = f"{self.control}/{self.job_id}.excluded"
-        return self._read(path).split()
+        return self._read(f"{self.control}/{self.job_id}.excluded").split()
 
     def _leave_out(self, bad: list[str]) -> None:
         self._write(f"{self.control}/{self.job_id}.excluded", "".join(f"{node}\n" for node in bad), append=True)
@@ -362,7 +360,6 @@ class Supervisor:
         slurm.exclude(self.job_id, ",".join(sorted({*self.job.exclude, *self._left_out(), *bad})), fewest)
 
     def _requeue(self) -> bool:
-        """Requeue this job; return whether that succeeded."""
         self.comes_back = True
         self.is_requeued = slurm.requeue(self.job_id, lambda: self.is_cancelled)
         return self.is_requeued

@@ -9,6 +9,7 @@ import pydantic
 
 from ddp import backports
 from ddp.base import ParameterError
+from ddp.node import spec
 from ddp.options import fields
 
 Kind = typing.Literal["string", "integer", "boolean"]
@@ -97,16 +98,13 @@ def directives(params: fields.Parsed) -> list[tuple[str, str]]:
 
 @functools.cache
 def _texts() -> dict[str, typing.Any]:
-    return backports.parse_toml(pathlib.Path(__file__).with_name("options.toml").read_text())
+    return backports.read_toml(pathlib.Path(__file__).with_name("options.toml"))
 
 
 def _text(model: type[fields.Parsed], name: str) -> Text:
     known = _texts()
     entry = next((known[c.__name__][name] for c in model.__mro__ if name in known.get(c.__name__, {})), None)
-    entry = known[name] if entry is None else entry
-    given: dict[str, typing.Any] = {key.replace("-", "_"): value for key, value in entry.items()}
-    given["words"] = tuple(given.get("words", ()))
-    return Text(**given)
+    return spec.build(Text, known[name] if entry is None else entry)
 
 
 def _option(model: type[fields.Parsed], name: str, field: pydantic.fields.FieldInfo) -> Option:

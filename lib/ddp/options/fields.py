@@ -171,11 +171,7 @@ def is_secret(name: str) -> bool:
 
 
 def parse_variables(text: str) -> dict[str, str]:
-    """Parse a file of variables: NAME=value on a line, with the value as it is or in quotes; # begins a comment.
-
-    Raises:
-        ValueError: a line is something else, or sets what the job itself sets; the message shows no value.
-    """
+    """Parse lines of NAME=value, in quotes or not, and comments after #. Raises ValueError, which shows no value."""
     found: dict[str, str] = {}
     for number, line in enumerate(text.split("\n"), 1):
         name, equals, value = line.strip().removeprefix("export ").partition("=")
@@ -223,11 +219,7 @@ ShortName = typing.Annotated[str, matches(_WORD, 56, _NAME_RULE)]  # something i
 Names = typing.Annotated[str, matches(f"{_WORD}([, ] ?{_WORD})*", 600, "names, separated by commas or blanks")]
 Path = typing.Annotated[str, _path(), _checked_path]
 _MODULE = r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*"  # gpt and smoke among them
-Workload = typing.Annotated[
-    str,
-    matches(f"{_MODULE}|{_PATH}", 1024, f"gpt, smoke or {_PATH_RULE}"),
-    _checked_path,
-]
+Workload = typing.Annotated[str, matches(f"{_MODULE}|{_PATH}", 1024, f"gpt, smoke or {_PATH_RULE}"), _checked_path]
 Python = typing.Annotated[str, _path("auto", "none"), _checked_path]
 Source = typing.Annotated[str, _path("python-stdlib"), _checked_path]
 Tokenizer = typing.Annotated[str, _path("auto", "byte", "gpt2"), _checked_path]
@@ -237,9 +229,7 @@ Dataset = typing.Annotated[
     _checked_path,
 ]
 Words = typing.Annotated[
-    str,
-    matches(r"[^\0]*", MAX_WORDS, "words without NUL, quoted as in a shell"),
-    pydantic.AfterValidator(_check_words),
+    str, matches(r"[^\0]*", MAX_WORDS, "words without NUL, quoted as in a shell"), pydantic.AfterValidator(_check_words)
 ]
 Metrics = typing.Annotated[
     str, matches(r"[ -~\n]*", 2000, "NAME=PATTERN with printable ASCII"), pydantic.AfterValidator(_check_metric)
@@ -324,10 +314,7 @@ Model = typing.TypeVar("Model", bound=Parsed)
 
 
 def parse(model: type[Model], given: collections.abc.Mapping[str, object]) -> Model:
-    """Parse options. A whole number is taken for the text it is written as, since YAML makes 30 a number.
-
-    Raises ParameterError with the option, what is wrong and what is allowed.
-    """
+    """Parse options; a whole number counts as its text, since YAML makes 30 a number. Raises ParameterError."""
     known = {field.alias or name: field for name, field in model.model_fields.items() if not field.exclude}
     for name in sorted(given):
         if name not in known:

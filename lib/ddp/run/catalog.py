@@ -20,20 +20,8 @@ _LIST_NUMBER = Step("list-number", "ddp list")  # what was typed may have been 4
 START = Command("submit")
 
 
-@contextlib.contextmanager
-def asking_slurm() -> collections.abc.Generator[None]:
-    """Raise TrainerError if Slurm does not answer what the block asks."""
-    try:
-        yield
-    except jobs.SlurmError as e:
-        raise TrainerError(f"Slurm: {e}") from e
-
-
 def find(settings: Settings, named: str | None) -> tuple[str, int]:
-    """Find a run and its job by the run's name or a job's id; defaults to the newest run.
-
-    Raises ParameterError: there is none, or it is a sweep, which has many.
-    """
+    """Find a run and its job by name or a job's id; defaults to the newest. Raises ParameterError, for a sweep, too."""
     name, job_id = name_of(settings, named, is_started=True)
     record = read_record(settings, name)
     if record.get("kind") == "sweep":
@@ -41,7 +29,7 @@ def find(settings: Settings, named: str | None) -> tuple[str, int]:
     if job_id is None and type(number := record.get("job_id")) is int and "sweep" not in record:
         job_id = number
     if job_id is None:
-        run = load_one(settings, name, is_brief=True)
+        run = load(settings, [name], is_brief=True)[0][0]
         job_id = run.job_id or (run.job.job_id if run.job is not None else None)
     if job_id is None:
         raise ParameterError("run", f"{settings.runs} has no run {name} with a job", remedy=LIST)
@@ -49,10 +37,7 @@ def find(settings: Settings, named: str | None) -> tuple[str, int]:
 
 
 def name_of(settings: Settings, named: str | None, *, is_started: bool = False) -> tuple[str, int | None]:
-    """Return the run that a name, a job's id or a sweep's element such as 40_3 stands for, and a job if it was named.
-
-    Raises ParameterError.
-    """
+    """Return the run that a name, a job's id or one like 40_3 stands for, and a named job. Raises ParameterError."""
     if named is None:
         newest = folders.call(settings, folder.newest, runs=settings.runs, is_started=is_started)
         if newest is None:
@@ -71,11 +56,6 @@ def name_of(settings: Settings, named: str | None, *, is_started: bool = False) 
 def read_record(settings: Settings, name: str) -> reading.Json:
     """Read a run's job.json; empty if there is none."""
     return folders.call(settings, folder.read_record, path=settings.runs / name)
-
-
-def load_one(settings: Settings, name: str, *, is_brief: bool = False) -> Run:
-    """Load a run. Raises TrainerError if it does not exist."""
-    return load(settings, [name], is_brief=is_brief)[0][0]
 
 
 def load(settings: Settings, names: collections.abc.Sequence[str], *, is_brief: bool = False) -> tuple[list[Run], str]:
@@ -126,7 +106,7 @@ def job_among(run: Run, known: collections.abc.Iterable[jobs.Job]) -> jobs.Job |
 
 def job_of(settings: Settings, name: str, job_id: int) -> jobs.Job | None:
     """Ask Slurm for a run's job; None also if a new controller gave its id to another run. Raises TrainerError."""
-    with asking_slurm():
+    with jobs.asking():
         known = jobs.job(job_id, user=settings.user)
     return known if known is not None and is_of(known, name) else None
 
@@ -168,7 +148,7 @@ def elements(settings: Settings, sweep: Run, known: collections.abc.Sequence[job
 
     found = folders.call(settings, read_all, timeout_s=120)
     if known is None:
-        with asking_slurm():
+        with jobs.asking():
             known = jobs.jobs(user=settings.user, name=sweep.name)
     judged = [state.with_job(run, job_among(run, known)) for run in found]
     lost = [run.job_id for run in judged if run.job is None and run.last_attempt is None and run.job_id]

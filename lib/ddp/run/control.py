@@ -4,6 +4,7 @@ import collections.abc
 import contextlib
 import dataclasses
 import datetime
+import functools
 import pathlib
 import re
 import time
@@ -13,15 +14,12 @@ from ddp import copies, remedies
 from ddp.base import REPORT_S, Log, ParameterError, Results, Settings, TrainerError
 from ddp.problem import Command, Step
 from ddp.run import catalog, failure, folder, state
-from ddp.run.catalog import aligned
-from ddp.run.model import PREPARATION, UTC, Run
-from ddp.run.reading import printable
+from ddp.run.model import UTC, Run
 from ddp.slurm import jobs, submissions
 from ddp.submit import checks
 from ddp.view import curve, tables
 from ddp.workspace import folders, tokens
 
-__all__ = ["PREPARATION", "aligned", "printable"]  # and all that is defined here
 WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
 LEAVE_S = 60.0  # how long a cancelled or requeued job may take to leave its nodes
 _ANSWER_S = 30.0  # for squeue; a large cluster's controller is slow
@@ -87,6 +85,11 @@ def new_mark() -> str:
     return f"ddp:{uuid.uuid4().hex[:16]}"
 
 
+def new_record(run: str, facts: dict[str, object]) -> dict[str, object]:
+    """Make the job.json of a run that has no job yet."""
+    return {"format": 1, "job_id": None, "run": run, "submitted": now().strftime("%Y-%m-%dT%H:%M:%SZ"), **facts}
+
+
 def submit(
     settings: Settings,
     run: str,
@@ -97,47 +100,59 @@ def submit(
     token: bool = False,
     kept: copies.Copy | None = None,
     secrets: collections.abc.Mapping[str, str] | None = None,
+    elements: collections.abc.Sequence[dict[str, str]] = (),
 ) -> Submitted:
     """Write a run's files and submit its script; with `token`, deliver Hugging Face's. Raises TrainerError.
 
     The run's job.json is there before Slurm has the job, with the job's mark and the record that it replaces.
+    `elements` are the files of a sweep's runs.
     """
     path, mark = settings.runs / run, new_mark()
-    stamp = now().strftime("%Y-%m-%dT%H:%M:%SZ")
-    record = {"format": 1, "job_id": None, "run": run, "submitted": stamp, "submission": mark, **facts}
+    record = new_record(run, {"submission": mark, **facts})
     if again:  # the summary of an earlier job is not this one's
         record["summary_before"] = folders.call(settings, folder.summarised, path=path)
         if before := catalog.read_record(settings, run):
             record["previous"] = folder.without_previous(before)
     texts = {**texts, folder.RECORD: folder.dump(record)}
-    former = folders.call(settings, folder.create, path=path, texts=texts, again=again)
-    try:
+    make = functools.partial(folder.create, again=again)
+    if elements:
+        make = functools.partial(folder.create_sweep, elements=elements)
+    timeout_s = 120 if elements else 30
+    former = folders.call(settings, make, timeout_s=timeout_s, path=path, texts=texts)
+    undo = functools.partial(folder.undo, path, former, len(elements))
+    undo_copy = () if kept is None else (kept.undo,)
+    with undone(settings, run, *undo_copy, lambda: folders.call(settings, undo, timeout_s=timeout_s)):
         if kept is not None:
             kept.place()
         if token:
             tokens.deliver(settings, run)
         tokens.deliver_variables(settings, run, secrets or {})
         job_id, limit = send(settings, run, "job.sbatch", texts["job.sbatch"], mark)
-    except (jobs.SlurmError, folders.WorkspaceError) as e:
-        if isinstance(e, jobs.UncertainError):
-            raise TrainerError(f"{run}: {e}", remedy=catalog.LIST) from e
-        tokens.drop(settings, run)
-        if kept is not None:
-            kept.undo()
-        folders.call(settings, folder.undo, path=path, former=former)
-        raise checks.refused(str(e)) if isinstance(e, jobs.SlurmError) else e from e
-    note_job(settings, run, record, job_id)
+    full = {**folder.without_previous(record), "job_id": job_id}
+    with contextlib.suppress(folders.WorkspaceError):  # the next look at the run does it
+        folders.call(settings, folder.write_record, path=path, record=full)
     settings.claims.drop(run)
     return Submitted(job_id, path, limit)
 
 
-def send(settings: Settings, run: str, name: str, text: str, mark: str) -> tuple[int, str]:
-    """Submit a script of a run's folder; return its job's id, and the limit that the job waits for or nothing.
+@contextlib.contextmanager
+def undone(
+    settings: Settings, run: str, *steps: collections.abc.Callable[[], object]
+) -> collections.abc.Generator[None]:
+    """Do these steps if the submission in the block fails, but not if Slurm may have the job. Raises TrainerError."""
+    try:
+        yield
+    except jobs.UncertainError as e:
+        raise TrainerError(f"{run}: {e}", remedy=catalog.LIST) from e
+    except (jobs.SlurmError, folders.WorkspaceError) as e:
+        tokens.drop(settings, run)
+        for step in steps:
+            step()
+        raise checks.refused(str(e)) if isinstance(e, jobs.SlurmError) else e from e
 
-    Raises:
-        jobs.UncertainError: Slurm may have accepted the job.
-        jobs.SlurmError: it has not, or the job would wait for ever and is cancelled.
-    """
+
+def send(settings: Settings, run: str, name: str, text: str, mark: str) -> tuple[int, str]:
+    """Submit a script of a run's folder; return its job's id, and the limit that it waits for. Raises SlurmError."""
     job_id = _send(settings, run, name, text, mark)
     limit, is_final = submissions.explain_wait(job_id, user=settings.user)
     if not is_final:
@@ -163,18 +178,9 @@ def _send(settings: Settings, run: str, name: str, text: str, mark: str) -> int:
             found = submissions.find(mark, user=settings.user, name=run)
         except jobs.SlurmError as silence:
             raise jobs.UncertainError(f"{e}; Slurm may have accepted the job") from silence
-        if found is None and not isinstance(e, jobs.UncertainError):
-            raise jobs.SlurmError(str(e)) from e
         if found is None:
             raise
         return found
-
-
-def note_job(settings: Settings, run: str, record: collections.abc.Mapping[str, object], job_id: int) -> None:
-    """Complete job.json with the job's id; where that fails, the next look at the run does it."""
-    full = {**folder.without_previous(dict(record)), "job_id": job_id}
-    with contextlib.suppress(folders.WorkspaceError):
-        folders.call(settings, folder.write_record, path=settings.runs / run, record=full)
 
 
 def follow(settings: Settings, submitted: Submitted, log: Log, *, timeout_s: float) -> Results:

@@ -55,10 +55,10 @@ def create(path: pathlib.Path, texts: dict[str, str], *, again: bool) -> dict[st
     return former
 
 
-def undo(path: pathlib.Path, former: dict[str, str | None] | None) -> None:
-    """Undo `create`: remove a new folder unless a job has used it; give another one its former files."""
+def undo(path: pathlib.Path, former: dict[str, str | None] | None, elements: int = 0) -> None:
+    """Undo `create` or `create_sweep`: remove a new folder unless a job has used it, give another its former files."""
     if former is None:
-        remove(path)
+        remove(*_places(path, elements))
         return
     _write_all(path, {name: text for name, text in former.items() if text is not None})
     for name in (name for name, text in former.items() if text is None):
@@ -73,9 +73,9 @@ def remove(*paths: pathlib.Path) -> None:
             shutil.rmtree(path)
 
 
-def create_sweep(path: pathlib.Path, texts: dict[str, str], elements: list[dict[str, str]]) -> None:
+def create_sweep(path: pathlib.Path, texts: dict[str, str], elements: collections.abc.Sequence[dict[str, str]]) -> None:
     """Make a sweep's folder and one for each of its runs, or none of them."""
-    places = [path, *(path.with_name(f"{path.name}-{number}") for number in range(len(elements)))]
+    places = _places(path, len(elements))
     if taken := [place for place in places if place.exists() or place.is_symlink()]:
         raise RefusedError(f"{taken[0]} exists already")
     made: list[pathlib.Path] = []
@@ -88,6 +88,10 @@ def create_sweep(path: pathlib.Path, texts: dict[str, str], elements: list[dict[
         for place in made:
             shutil.rmtree(place, ignore_errors=True)
         raise
+
+
+def _places(path: pathlib.Path, elements: int) -> list[pathlib.Path]:
+    return [path, *(path.with_name(f"{path.name}-{number}") for number in range(elements))]
 
 
 def write_record(path: pathlib.Path, record: collections.abc.Mapping[str, object]) -> None:
@@ -156,11 +160,7 @@ def summarised(path: pathlib.Path) -> float:
 def read(path: pathlib.Path, *, is_brief: bool = False, reader: metrics.Reader | None = None, user: str = "") -> Run:
     """Read a run; absent and damaged files are named in its notes. Raises FileNotFoundError if it does not exist.
 
-    Args:
-        path: the run's folder.
-        is_brief: read only the end of metrics.jsonl, and no checkpoints.
-        reader: has read this run's metrics.jsonl before.
-        user: whose run it is.
+    With `is_brief` only the end of metrics.jsonl and no checkpoints; `reader` has read its metrics.jsonl before.
     """
     if not path.is_dir():
         raise FileNotFoundError(errno.ENOENT, "no such run", str(path))
@@ -274,7 +274,7 @@ def _attempts(path: pathlib.Path, failed: list[Failure]) -> list[Attempt]:
     outcomes = {name.removesuffix(".outcome") for name in reading.names(control) if name.endswith(".outcome")}
     failures = {failure.attempt: failure for failure in failed}
     found: list[Attempt] = []
-    for name in outcomes | failures.keys() | {name for name in logs if reading.attempt_order(name)[0] >= 0}:
+    for name in outcomes | failures.keys() | {name for name in logs if explain.attempt_order(name)[0] >= 0}:
         place = control / f"{name}.outcome" if name in outcomes else None  # a failure's name may be anything
         outcome = reading.json_object(place) if place else {}
         failure = failures.get(name)
@@ -296,15 +296,12 @@ def _attempts(path: pathlib.Path, failed: list[Failure]) -> list[Attempt]:
 
 
 def _checkpoints(path: pathlib.Path) -> collections.abc.Iterator[Checkpoint]:
-    links: list[str] = []
-    for link in ("latest", "best"):
-        links.append("")
-        with contextlib.suppress(OSError):
-            links[-1] = (path / link).readlink().name
+    links = (path / "latest", path / "best")
+    latest, best = (link.readlink().name if link.is_symlink() else "" for link in links)
     for place in sorted(path.glob("epoch-*"))[-_MAX_CHECKPOINTS:]:
         if manifest := reading.json_object(place / "manifest.json"):
             meta = reading.as_object(manifest.get("meta")) or manifest
-            yield Checkpoint(place.name, meta.get("step"), place.name == links[0], place.name == links[1])
+            yield Checkpoint(place.name, meta.get("step"), place.name == latest, place.name == best)
 
 
 # -- jobs and elements -------------------------------------------------------------------------------------------------

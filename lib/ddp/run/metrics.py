@@ -64,7 +64,9 @@ class Series:
         self._steps.append(step)
         self._values.append(value if abs(value) >= _LEAST else 0.0)
         if len(self._steps) > self._max:
-            self._keep(range(0, len(self._steps), _GROUP))
+            kept = self._extremes(range(0, len(self._steps), _GROUP))
+            self._steps = array.array("d", [self._steps[index] for index in kept])
+            self._values = array.array("d", [self._values[index] for index in kept])
 
     def points(self, limit: int = MAX_POINTS) -> list[Point]:
         """Return at most about `limit` points: first, last, and the extremes of equal ranges of steps."""
@@ -83,11 +85,6 @@ class Series:
             if values := self._values[begin:end]:
                 kept |= {begin + values.index(min(values)), begin + values.index(max(values))}
         return sorted(kept)
-
-    def _keep(self, begins: collections.abc.Sequence[int]) -> None:
-        order = self._extremes(begins)
-        self._steps = array.array("d", [self._steps[index] for index in order])
-        self._values = array.array("d", [self._values[index] for index in order])
 
 
 @dataclasses.dataclass

@@ -9,6 +9,7 @@ import enum
 import json
 import pathlib
 
+from ddp.node import explain
 from ddp.run import reading
 from ddp.run.metrics import Metrics
 from ddp.run.reading import Json
@@ -74,7 +75,7 @@ class Attempt:
     @property
     def order(self) -> tuple[int, int, int]:
         """The numbers of its job, its requeues and its restarts."""
-        return reading.attempt_order(self.name)
+        return explain.attempt_order(self.name)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,13 +4,11 @@ import contextlib
 import math
 import os
 import pathlib
-import re
 import typing
 
 from ddp.node import explain
 
 Json = dict[str, typing.Any]
-_ATTEMPT = re.compile(r"(.*?)\.r(\d+)(?:t(\d+))?")
 
 
 def tail(path: pathlib.Path, limit_bytes: int) -> list[str]:
@@ -44,14 +42,6 @@ def names(folder: pathlib.Path) -> list[str]:
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         return sorted(entry.name for entry in entries)
     return []
-
-
-def attempt_order(name: str) -> tuple[int, int, int]:
-    """Parse job, requeues and restarts of an attempt's name, such as 12.r1t2; -1 for other names."""
-    found = _ATTEMPT.fullmatch(name)
-    if found is None:
-        return (-1, -1, -1)
-    return (number(found[1], -1), number(found[2], 0), number(found[3] or "0", 0))
 
 
 def number(text: str, default: int) -> int:

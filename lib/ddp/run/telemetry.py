@@ -124,10 +124,7 @@ def _slowest(run: Run) -> list[object]:
 
 
 def _events(log: pathlib.Path, seen: object) -> tuple[list[Json], list[object]]:
-    """Return the events in the whole lines that a log got since it was `seen`, and up to where it was read now.
-
-    `seen` is [name, bytes] of the last look, if there was one.
-    """
+    """Return the events in the whole lines that a log got since it was `seen`, and up to where it was read now."""
     name = reading.printable(log.name, 64)
     before, begin, *_ = [*reading.as_list(seen), None, None]
     begin = begin if before == name and type(begin) is int else 0

@@ -17,10 +17,7 @@ _MOST_ASKED, _PATIENCE_S = 128, 1.0  # all at once
 
 
 def inside(partitions: collections.abc.Iterable[jobs.Partition], reservation: str) -> tuple[jobs.Partition, ...]:
-    """Return the partitions as a job in this reservation meets them: with its nodes, kept ones (MAINT) included.
-
-    Nodes outside the reservation are marked as such and as unusable. Raises SlurmError.
-    """
+    """Return the partitions as a job in this reservation meets them, kept nodes (MAINT) included. Raises SlurmError."""
     found = tuple(partitions)
     records = show.records(jobs.ask(_SCONTROL, "show", "reservations", "-o"))
     nothing: dict[str, str] = {}

@@ -5,10 +5,12 @@ write into (a job's name) stands before one that we decide by.
 """
 
 import collections.abc
+import contextlib
 import dataclasses
 import os
 import re
 
+from ddp.problem import Problem
 from ddp.slurm import policy
 from slurm_ddp.run import CommandError, CommandTimeout, run
 from slurm_ddp.slurm import commands, nodes, show
@@ -57,6 +59,15 @@ class NotAnsweringError(SlurmError):
 
 class UncertainError(SlurmError):
     """Slurm may have accepted the job."""
+
+
+@contextlib.contextmanager
+def asking() -> collections.abc.Generator[None]:
+    """Raise Problem if Slurm does not answer what the block asks."""
+    try:
+        yield
+    except SlurmError as e:
+        raise Problem(f"Slurm: {e}") from e
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,11 +157,7 @@ def partitions() -> tuple[Partition, ...]:
     text = ask(_SCONTROL, "-a", "show", "partition", "-o")
     found = [record for record in show.records(text) if "PartitionName" in record]
     members: dict[str, list[Capacity]] = {}
-    try:
-        known = nodes.show_all()
-    except nodes.NodeError as e:
-        raise (NotAnsweringError if isinstance(e, nodes.ControllerSilent) else SlurmError)(str(e)) from e
-    for node in known:
+    for node in show_nodes():
         for name in node.fields.get("Partitions", "").split(","):
             members.setdefault(name, []).append(_capacity(node))
     general = configuration()
@@ -167,6 +174,14 @@ def partitions() -> tuple[Partition, ...]:
         )
         for record in found
     )
+
+
+def show_nodes() -> tuple[nodes.Node, ...]:
+    """Return all nodes. Raises SlurmError."""
+    try:
+        return tuple(nodes.show_all())
+    except nodes.NodeError as e:
+        raise (NotAnsweringError if isinstance(e, nodes.ControllerSilent) else SlurmError)(str(e)) from e
 
 
 def job(job_id: int, *, user: str, timeout_s: float = 60) -> Job | None:
@@ -239,11 +254,7 @@ def hostnames(hostlist: str) -> tuple[str, ...]:
 def run_everywhere(
     *argv: str, options: collections.abc.Sequence[str], timeout_s: float, stdin: str | None = None
 ) -> tuple[str, str]:
-    """Run a command through srun; return what the tasks printed, and in srun's words what went wrong or nothing.
-
-    For commands whose answer counts also where one of the nodes gives none. Every task gets `stdin` (srun(1), --input).
-    Raises NotAnsweringError.
-    """
+    """Run a command through srun; return the tasks' output, and srun's complaint if any. Raises NotAnsweringError."""
     try:
         done = run(_SRUN, "--quiet", *options, *argv, stdin=stdin, timeout=timeout_s, cwd="/", check=False)
     except CommandTimeout as e:
@@ -260,10 +271,7 @@ def configuration() -> dict[str, str]:
 
 
 def ask(*argv: str, stdin: str | None = None, timeout: float = 60, answer: str = "stdout") -> str:
-    """Run one of Slurm's commands in `/`: a job must not inherit a hook's folder.
-
-    Raises SlurmError.
-    """
+    """Run one of Slurm's commands in `/`: a job must not inherit a hook's folder. Raises SlurmError."""
     try:
         env = commands.variables(argv[0])
         if argv[0] in (_SQUEUE, _SACCT):  # sbatch and srun hand theirs on to the job

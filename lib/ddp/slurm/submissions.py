@@ -4,7 +4,6 @@ import contextlib
 import pathlib
 import re
 import time
-import typing
 
 from ddp import backports
 from ddp.slurm import jobs, policy
@@ -16,9 +15,8 @@ _ID = re.compile(r"^\s*(\d+)(?:;\S+)?\s*$", re.MULTILINE)  # a federation adds t
 _MARK = re.compile(r"\bddp:[0-9a-f]{16}\b")
 _WAIT = "State:|,Account:|,QOS:|,Partition:|,Reason:|"
 _LOOKS, _PAUSE_S = 5, 0.5  # slurmctld evaluates a new job within batch_sched_delay, 3 s (slurm.conf(5))
-_TABLE = pathlib.Path(__file__).with_name("reasons.toml").read_text()
-_KNOWN = typing.cast("dict[str, dict[str, str]]", backports.parse_toml(_TABLE))
-FINAL = _KNOWN["final"]
+_KNOWN = backports.read_toml(pathlib.Path(__file__).with_name("reasons.toml"))
+FINAL: dict[str, str] = _KNOWN["final"]
 _OF_ONE_JOB, _OF_ONE_USER, _SHARED = (re.compile(_KNOWN["limits"][name]) for name in ("job", "user", "shared"))
 
 
@@ -28,10 +26,7 @@ def judge(script: str) -> str:
 
 
 def submit(*words: str) -> int:
-    """Submit the script named last and return the job's id, whatever a site prints around it.
-
-    Raises UncertainError if no line, or more than one, may be the id, and SlurmError.
-    """
+    """Submit the script named last and return the job's id, whatever a site prints around it. Raises SlurmError."""
     answer = jobs.ask(_SBATCH, "--parsable", *words)
     found = {*_ID.findall(answer)}
     if len(found) != 1:
@@ -58,10 +53,7 @@ def find(mark: str, *, user: str, name: str) -> int | None:
 
 
 def explain_wait(job_id: int, *, user: str) -> tuple[str, bool]:
-    """Return the limit that a new job waits for, and whether it does so for ever; "" if it waits for no limit.
-
-    slurmctld takes a moment to evaluate a job: the answer may take two seconds.
-    """
+    """Return the limit that a new job waits for, and whether it does so for ever; "" if it waits for no limit."""
     with contextlib.suppress(jobs.SlurmError):
         for _ in range(_LOOKS):
             line = jobs.ask(_SQUEUE, "-h", "-a", "-j", str(job_id), "-O", _WAIT, timeout=10)

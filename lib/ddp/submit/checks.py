@@ -21,11 +21,9 @@ def list_ahead() -> None:
 
 def partitions(reservation: str | None = None) -> tuple[jobs.Partition, ...]:
     """List Slurm's partitions with their nodes, as a job in the reservation meets them. Raises TrainerError."""
-    try:
+    with jobs.asking():
         found = access.present(_listing.result() if _listing is not None else jobs.partitions())
         return found if reservation is None else access.inside(found, reservation)
-    except jobs.SlurmError as e:
-        raise TrainerError(f"Slurm: {e}") from e
 
 
 def trusted(contents: folders.Contents) -> None:

@@ -26,10 +26,7 @@ def words(kind: str, choice: collections.abc.Mapping[str, str]) -> list[str]:
 def check(
     settings: Settings, kind: str, run_name: str, args: collections.abc.Sequence[str], choices: Choices
 ) -> list[str]:
-    """Check that the payload accepts `args`, with each of a sweep's `choices` appended. Raises ParameterError.
-
-    A script's options are not known. A file that `args` name is read with this account's rights.
-    """
+    """Check that the payload accepts `args`, with each of a sweep's `choices` appended. Raises ParameterError."""
     if kind not in _COMMANDS or not (args or choices):
         return []
     flags = {word.partition("=")[0] for word in args} | {f"--{name}" for choice in choices for name in choice}
@@ -57,6 +54,6 @@ def _ask(settings: Settings, kind: str, **about: object) -> str:
         return run(*argv, stdin=request, cwd=settings.payload, timeout=_LIMIT_S).stdout
     except CommandTimeout as e:
         text = f"args: {e}; a file that they name is on the shared filesystem"
-        raise TrainerError(text, remedy=remedies.check_filesystem()) from e
+        raise TrainerError(text, remedy=remedies.CHECK_FILESYSTEM) from e
     except CommandError as e:
         raise TrainerError(f"args: the payload could not check them: {e}") from e

@@ -4,12 +4,12 @@ import contextlib
 import dataclasses
 import functools
 import pathlib
-import typing
 
 from ddp.base import Log, Results, Settings, TrainerError
 from ddp.environment import environments
 from ddp.options import models
-from ddp.run import control, folder
+from ddp.run import control, folder, reading
+from ddp.run.model import PREPARATION
 from ddp.slurm import jobs
 from ddp.submit import checks, resources, scripts
 from ddp.view import tables
@@ -34,7 +34,7 @@ class _Work:
     @property
     def run(self) -> str:
         """The run's name."""
-        return f"{control.PREPARATION}{self.dataset}"
+        return f"{PREPARATION}{self.dataset}"
 
     @property
     def output(self) -> str:
@@ -69,8 +69,8 @@ def prepare_dataset(
     if params.tokenizer.startswith("/"):
         checks.check_inside(settings, "tokenizer", params.tokenizer, kinds=("file", "folder"))
     request = resources.preparation(params, partitions)
-    control.claim(settings, f"{control.PREPARATION}{name}")
-    control.refuse_if_active(settings, f"{control.PREPARATION}{name}")
+    control.claim(settings, f"{PREPARATION}{name}")
+    control.refuse_if_active(settings, f"{PREPARATION}{name}")
     resources.check_array("elements", params.elements or 1, partitions)
     largest = partitions[0].limits.max_array_size or _MOST_ELEMENTS
     elements = params.elements or min(_elements(settings, params.source), largest)
@@ -82,7 +82,12 @@ def prepare_dataset(
     texts = work.texts(environment)
     path = settings.runs / work.run
     again = folders.locate(settings, str(path)).kind != "absent"
-    array, former = _submit_array(settings, work.run, texts, again=again) if work.elements > 1 else (None, None)
+    undo, array = None, None
+    if work.elements > 1:  # before the job that waits for all jobs of this name
+        former = folders.call(settings, folder.create, path=path, texts=texts, again=again)
+        undo = functools.partial(folders.call, settings, folder.undo, path=path, former=former)
+        with control.undone(settings, work.run, undo):
+            array, _ = control.send(settings, work.run, "parts.sbatch", texts["parts.sbatch"], control.new_mark())
     facts: dict[str, object] = {
         "kind": "prepare",
         "dataset": name,
@@ -95,9 +100,9 @@ def prepare_dataset(
     try:
         submitted = control.submit(settings, work.run, texts, facts, again=again or array is not None)
     except TrainerError:
-        if array is not None:
+        if array is not None and undo is not None:
             jobs.cancel(array)
-            folders.call(settings, folder.undo, path=path, former=former)
+            undo()
         raise
     results = {**submitted.as_results(), "dataset": work.output}
     if array is not None:
@@ -110,13 +115,11 @@ def prepare_dataset(
 
 def ensure_default(settings: Settings, params: models.PrepareDataset, log: Log) -> None:
     """Make the default dataset; if a job or another command makes it already, wait for that."""
-    run = f"{control.PREPARATION}{DEFAULT_DATASET}"
+    run = f"{PREPARATION}{DEFAULT_DATASET}"
     if not settings.claims.wait(run, timeout_s=_SUBMISSION_S):
         raise TrainerError(f"another command has been submitting {run} for {_SUBMISSION_S:g} s; try again")
-    try:
+    with jobs.asking():
         active = [job for job in jobs.jobs(user=settings.user, name=run) if job.is_active]
-    except jobs.SlurmError as e:
-        raise TrainerError(f"Slurm: {e}") from e
     if active:
         settings.claims.drop(run)
         log(f"job {active[0].job_id} prepares it already; waiting for that")
@@ -125,21 +128,6 @@ def ensure_default(settings: Settings, params: models.PrepareDataset, log: Log) 
         )
     elif DEFAULT_DATASET not in folders.look(settings).datasets:
         prepare_dataset(settings, params, log, is_automatic=True)
-
-
-def _submit_array(
-    settings: Settings, run: str, texts: dict[str, str], *, again: bool
-) -> tuple[int, dict[str, str | None] | None]:
-    """Submit the array, before the job that waits for all jobs of this name. Raises TrainerError."""
-    path = settings.runs / run
-    former = folders.call(settings, folder.create, path=path, texts=texts, again=again)
-    try:
-        return control.send(settings, run, "parts.sbatch", texts["parts.sbatch"], control.new_mark())[0], former
-    except jobs.UncertainError as e:
-        raise TrainerError(f"{run}: {e}") from e
-    except jobs.SlurmError as e:
-        folders.call(settings, folder.undo, path=path, former=former)
-        raise checks.refused(str(e)) from e
 
 
 def _follow(work: _Work, submitted: control.Submitted, array: int | None, log: Log) -> Results:
@@ -161,7 +149,7 @@ def _follow(work: _Work, submitted: control.Submitted, array: int | None, log: L
         failed = folders.call(settings, folder.find_failed_elements, path=settings.runs / work.run, array=array)
         if not failed:
             raise
-        lines = [f"element {element}: {control.printable(line)}" for element, line in failed]
+        lines = [f"element {element}: {reading.printable(line)}" for element, line in failed]
         e.results["failed-elements"] = "\n".join(lines)
         text = f"job {submitted.job_id}: {lines[0]}; correct the input and run the same command again"
         raise TrainerError(text, results=e.results) from e
@@ -175,13 +163,10 @@ def _describe(settings: Settings, submitted: control.Submitted) -> Results:
     except folders.WorkspaceError:
         return {}
     facts = {name: found.get(name) for name in ("tokenizer", "vocabulary", "fingerprint", "not-read")}
-    results = {name: control.printable(str(value))[:200] for name, value in facts.items() if value}
-    totals: object = found.get("totals")
-    if isinstance(totals, dict):
-        results |= {str(split): str(text) for split, text in typing.cast(dict[str, object], totals).items()}
-    shards: object = found.get("shards")
-    if isinstance(shards, list):
-        results["shards"] = str(len(typing.cast(list[object], shards)))
+    results = {name: reading.printable(str(value))[:200] for name, value in facts.items() if value}
+    results |= {str(split): str(text) for split, text in reading.as_object(found.get("totals")).items()}
+    if shards := reading.as_list(found.get("shards")):
+        results["shards"] = str(len(shards))
     return results | {"verified": "every byte" if not found.get("damage") else "damaged"}
 
 

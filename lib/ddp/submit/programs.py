@@ -24,10 +24,7 @@ _LIMIT_BYTES = 8 << 20
 
 
 def check(settings: Settings, params: models.Training, contents: folders.Contents) -> list[str]:
-    """Check a script or module, which is readable; return remarks. Raises ParameterError.
-
-    A syntax that this host's Python does not know is only a remark if the jobs' Python may be newer.
-    """
+    """Check a script or module, which is readable; return remarks. Raises ParameterError."""
     path = folders.call(settings, lambda: _find(settings, params)) if params.module else pathlib.Path(params.workload)
     if path is None:  # it may be installed
         return []

@@ -16,10 +16,7 @@ _SYSTEM = re.compile(r"^home *= *(.+)/bin *$(?=[^\0]*^include-system-site-packag
 
 
 def choose(settings: Settings, params: models.Training) -> tuple[str, str]:
-    """Return the interpreter that `python` means, empty for none, and a remark on the choice with its version of torch.
-
-    Raises ParameterError, and WorkspaceError if the filesystem does not answer.
-    """
+    """Return the interpreter that `python` means, empty for none, and a remark on the choice. Raises TrainerError."""
     others = params.environment or params.requirements or params.container_image
     is_auto = params.python == "auto" and not others and params.workload not in ("gpt", "smoke")
     place = params.active if is_auto else params.own_python

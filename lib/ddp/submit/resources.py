@@ -47,7 +47,7 @@ def training(params: models.Training, partitions: tuple[jobs.Partition, ...]) ->
     most = partition.limits
     if params.constraint is not None:
         partition = _with_features(params.constraint, partition)
-    named, unwanted = _hosts("nodelist", params.nodelist), _hosts("exclude", params.exclude)
+    named, unwanted = hosts("nodelist", params.nodelist), hosts("exclude", params.exclude)
     _check_named(named, partition)
     spare = params.spare_nodes
     total = None if params.nodes is None else params.nodes + spare
@@ -205,7 +205,7 @@ def _with_features(constraint: str, partition: jobs.Partition) -> jobs.Partition
     return dataclasses.replace(partition, nodes=found)
 
 
-def _hosts(name: str, hostlist: str | None) -> tuple[str, ...]:
+def hosts(name: str, hostlist: str | None) -> tuple[str, ...]:
     """List the nodes that a checked hostlist names. Raises ParameterError if it is no hostlist."""
     try:
         return tuple(dict.fromkeys(jobs.hostnames(hostlist))) if hostlist else ()

@@ -15,11 +15,9 @@ from ddp.options import declared, fields, models
 from ddp.problem import Command
 from ddp.submit import fabrics
 from ddp.submit.resources import Request
-from ddp.workspace import folders, tokens
+from ddp.workspace import folders, operations, tokens
 
 _PROGRAM = pathlib.Path(ddp.node.__file__).parent
-
-
 RUN_DIR, RESUME = spec.Word("RUN_DIR", is_variable=True), spec.Word("resume", is_variable=True)
 
 
@@ -107,8 +105,7 @@ def training(
         metrics=fields.patterns(params.metric),
         workdir=start.folder or folder,
         origin=start.origin,
-        code=start.code,
-        secrets_path=tokens.variables_path(settings, run) if secrets else "",
+        secrets_path=tokens.path(settings, run, operations.ENV_SUFFIX) if secrets else "",
         python=own,
         nodes=request.num_nodes if request.spare_nodes else 0,
         payload=program.payload,
@@ -128,10 +125,7 @@ def preparation(
     array: Array | None = None,
     follows: bool = False,
 ) -> dict[str, str]:
-    """Render the files of a job that prepares a dataset, by name. `commands` are arguments of `python -m`, in turn.
-
-    With `follows` it waits until all earlier jobs of its name have ended.
-    """
+    """Render the files of a job that prepares a dataset, by name. `commands` are arguments of `python -m`, in turn."""
     name = "parts" if array else "job"
     folder = str(settings.runs / run)
     directives = _directives(

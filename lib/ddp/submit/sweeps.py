@@ -11,7 +11,6 @@ from ddp.options import fields, models
 from ddp.problem import Command
 from ddp.run import catalog, control, folder
 from ddp.run.model import State
-from ddp.slurm import jobs
 from ddp.submit import checks, precheck, resources, scripts, training
 from ddp.view import tables
 from ddp.view.result import Result
@@ -38,51 +37,28 @@ def submit_sweep(settings: Settings, params: models.SubmitSweep, log: Log) -> An
     environment = training.provide(checked, log)
     with copies.copied(settings, params, name, log) as kept:
         facts = checked.facts(environment, kept)
-        stamp = control.now().strftime("%Y-%m-%dT%H:%M:%SZ")
-        record = {"format": 1, "job_id": None, "submitted": stamp, **facts}
-        mark = control.new_mark()
-        own = {**record, "kind": "sweep", "run": name, "count": len(choices), "submission": mark}
-        texts = checked.texts(environment, kept)
-        texts["sweep.jsonl"] = "".join(f"{line}\n" for line in lines)
-        texts["job.json"] = folder.dump(own)
-        elements = [
-            {
-                "args": "".join(f"{word}\n" for word in precheck.words(checked.workload.kind, choice)),
-                "job.json": folder.dump({**record, "run": f"{name}-{number}", "sweep": name, "choice": line}),
-            }
-            for number, (choice, line) in enumerate(zip(choices, lines, strict=True))
-        ]
-        path = settings.runs / name
-        folders.call(settings, folder.create_sweep, timeout_s=120, path=path, texts=texts, elements=elements)
+        texts = {**checked.texts(environment, kept), "sweep.jsonl": "".join(f"{line}\n" for line in lines)}
+        elements: list[dict[str, str]] = []
+        for number, (choice, line) in enumerate(zip(choices, lines, strict=True)):
+            record = control.new_record(f"{name}-{number}", {**facts, "sweep": name, "choice": line})
+            words = "".join(f"{word}\n" for word in precheck.words(checked.workload.kind, choice))
+            elements.append({"args": words, folder.RECORD: folder.dump(record)})
         if kept is not None:
             log(f"all runs start in one folder, {kept.start.folder}: let each write to $RUN_DIR, which is its own")
-            kept.place()
-        try:
-            if tokens.is_wanted(settings, params):
-                tokens.deliver(settings, name)
-            tokens.deliver_variables(settings, name, checked.secrets)
-            job_id, limit = control.send(settings, name, "job.sbatch", texts["job.sbatch"], mark)
-        except jobs.UncertainError as e:
-            raise TrainerError(f"{name}: {e}", remedy=catalog.LIST) from e
-        except (jobs.SlurmError, folders.WorkspaceError) as e:
-            tokens.drop(settings, name)
-            places = [path, *(settings.runs / f"{name}-{number}" for number in range(len(choices)))]
-            folders.call(settings, lambda: folder.remove(*places), timeout_s=120)
-            if isinstance(e, folders.WorkspaceError):
-                raise
-            raise checks.refused(str(e)) from e
-        control.note_job(settings, name, own, job_id)
-    settings.claims.drop(name)
-    log(f"job {job_id}: sweep {name}, {len(choices)} runs, each on {training.describe(checked.request)}")
-    results = {
-        "job-id": str(job_id),
-        "sweep": name,
-        "run-dir": str(path),
-        "script": str(path / "job.sbatch"),
-        "count": str(len(choices)),
-        "runs": _listing(name, lines),
-        **({"waits-for": limit} if limit else {}),
-    }
+        submitted = control.submit(
+            settings,
+            name,
+            texts,
+            {**facts, "kind": "sweep", "count": len(choices)},
+            again=False,
+            token=tokens.is_wanted(settings, params),
+            kept=kept,
+            secrets=checked.secrets,
+            elements=elements,
+        )
+    log(f"job {submitted.job_id}: sweep {name}, {len(choices)} runs, each on {training.describe(checked.request)}")
+    results = {key: text for key, text in submitted.as_results().items() if key not in ("run", "log")}
+    results |= {"sweep": name, "count": str(len(choices)), "runs": _listing(name, lines)}
     if not params.wait:
         return results
     return _follow(settings, name, results, log, timeout_s=params.wait_timeout)

@@ -64,20 +64,17 @@ class Checked:
 
     def texts(self, environment: folders.Manifest, kept: copies.Copy | None = None) -> dict[str, str]:
         """Render the run's files by name."""
-        program = self.program(kept)
+        program = self.workload.program(self.settings, self.params, kept)
         about = (self.settings, self.request, self.params, environment)
         return scripts.training(*about, run=self.workload.run, program=program, sweep=self.sweep, secrets=self.secrets)
-
-    def program(self, kept: copies.Copy | None) -> scripts.Program:
-        """Build the command of the ranks."""
-        return self.workload.program(self.settings, self.params, kept)
 
     def facts(self, environment: folders.Manifest, kept: copies.Copy | None) -> dict[str, object]:
         """Describe the run for job.json."""
         image, own = self.params.container_image, self.params.own_python
+        start = self.workload.program(self.settings, self.params, kept).start
         return {
             **({"code": kept.facts()} if kept is not None else {}),
-            **({"workdir": start.folder} if (start := self.program(kept).start) else {}),
+            **({"workdir": start.folder} if start else {}),
             "kind": self.workload.kind,
             "workload": self.params.workload,
             "dataset": self.workload.dataset,
@@ -344,7 +341,6 @@ def _check_metric(params: models.Training, kind: str) -> list[str]:
 
 
 def _profile_flags(params: models.Training) -> tuple[str, ...]:
-    """Build the payload's flags for recording some ranks and steps."""
     if not params.profile:
         return ()
     steps = params.profile_steps or DEFAULT_PROFILED_STEPS

@@ -13,10 +13,7 @@ MODEL, TOKENIZER = "--model-local-dir", "--tokenizer-local-dir"
 
 
 def check(settings: Settings, params: models.Training, choices: precheck.Choices) -> tuple[str, ...]:
-    """List the folders of the models that a run of the payload tunes. Raises ParameterError if one is not readable.
-
-    `choices` are the options of a sweep's runs, which come on top of `args`.
-    """
+    """List the folders of the models that a run of the payload tunes. Raises ParameterError if one is not readable."""
     lines = [(*params.words, *precheck.words(params.workload, choice)) for choice in choices] or [params.words]
     runs = [_paths(line) for line in lines]
     if any(TOKENIZER in paths and MODEL not in paths for paths in runs):

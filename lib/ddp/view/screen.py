@@ -117,7 +117,6 @@ def _write(results: Results) -> None:
 
 
 def _draw(results: Results, to: "rich.console.Console") -> None:
-    """Draw results on a terminal."""
     import rich.text  # noqa: PLC0415
 
     width = _width(results)

@@ -1,24 +1,22 @@
 """The user's folders on the shared filesystem; each access has a deadline."""
 
 import collections.abc
-import concurrent.futures
 import contextlib
 import dataclasses
 import errno
 import functools
 import pwd
 import subprocess
-import threading
 import typing
 
 import pydantic
 
 from ddp.base import Settings, TrainerError
+from ddp.node import storage
 from ddp.workspace import files, operations
 
 PYTHON = "/usr/bin/python3"
 FOLDERS = ("runs", "datasets", "environments", "baselines")
-Json = dict[str, typing.Any]
 T = typing.TypeVar("T")
 
 
@@ -80,27 +78,12 @@ class Contents:
 def call(
     settings: Settings, operation: collections.abc.Callable[..., T], *, timeout_s: float = 30, **arguments: object
 ) -> T:
-    """Do an operation on the shared filesystem, in a thread that is abandoned where the filesystem hangs.
-
-    Raises:
-        HangingError: it did not end in time.
-        MissingError: a file or folder does not exist.
-        WorkspaceError: it was refused.
-    """
-    future: concurrent.futures.Future[T] = concurrent.futures.Future()
-
-    def work() -> None:
-        try:
-            future.set_result(operation(**arguments))
-        except BaseException as e:  # raised in the caller's thread
-            future.set_exception(e)
-
-    threading.Thread(target=work, daemon=True).start()
-    if not concurrent.futures.wait([future], timeout_s).done:
-        hint = "is the filesystem's server up?"
-        raise HangingError(f"{settings.workspace} gave no answer within {timeout_s:g} s; {hint}")
+    """Do an operation on the shared filesystem, in a thread that is abandoned where it hangs. Raises WorkspaceError."""
     try:
-        return future.result()
+        return storage.within(functools.partial(operation, **arguments), timeout_s)
+    except TimeoutError as e:
+        hint = "is the filesystem's server up?"
+        raise HangingError(f"{settings.workspace} gave no answer within {timeout_s:g} s; {hint}") from e
     except OSError as e:
         kind = MissingError if e.errno in (errno.ENOENT, errno.ENOTDIR) else WorkspaceError
         raise kind(f"{e.filename or 'workspace'}: {e.strerror or e}") from e

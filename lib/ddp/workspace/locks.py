@@ -3,6 +3,7 @@
 A command holds them until it has submitted, or ends; the kernel releases those of a process that was killed.
 """
 
+import contextlib
 import fcntl
 import os
 import pathlib
@@ -14,15 +15,11 @@ FOLDER = pathlib.Path(f"/var/tmp/slurm-ddp-{os.geteuid()}/locks")  # noqa: S108 
 POLL_S = 0.5
 
 
-class Claims:
+class Claims(contextlib.AbstractContextManager["Claims"]):
     """The locks that one command holds; as a context manager, until it ends."""
 
     def __init__(self) -> None:
         self._held: dict[str, int] = {}
-
-    def __enter__(self) -> "Claims":
-        """Return self."""
-        return self
 
     def __exit__(self, *_: object) -> None:
         """Release all locks."""

@@ -29,10 +29,7 @@ class Place:
 
 
 def make_folders(workspace: str, names: list[str], trusted: list[int]) -> Json:
-    """Make these folders of the workspace; `denied` are those that this account may not make or write.
-
-    With some denied, `untrusted` names a folder that other accounts own or can replace, and what to type.
-    """
+    """Make these folders of the workspace; `denied` are those that this account may not make or write."""
     denied: list[str] = []
     for name in names:
         path = pathlib.Path(workspace, name)
@@ -255,6 +252,5 @@ def _untrusted(workspace: str, names: list[str], trusted: list[int]) -> str:
 
 
 def _objects(value: object) -> list[Json]:
-    """Return the objects in what should be a list of them."""
     found = typing.cast(list[object], value) if isinstance(value, list) else []
     return [typing.cast(Json, entry) for entry in found if isinstance(entry, dict)]

@@ -27,14 +27,9 @@ logger = logging.getLogger(__name__)
 T = typing.TypeVar("T")
 
 
-def path(settings: Settings, run: str) -> str:
-    """Return the path of the token's file for a run's job, or for all jobs of a sweep."""
-    return str(settings.folder / FOLDER / _owner(settings) / f"{run}.hf-token")
-
-
-def variables_path(settings: Settings, run: str) -> str:
-    """Return the path of the file with a run's secret variables."""
-    return str(settings.folder / FOLDER / _owner(settings) / f"{run}{operations.ENV_SUFFIX}")
+def path(settings: Settings, run: str, suffix: str = operations.HF_SUFFIX) -> str:
+    """Return the path of the token's file, or of another one with secrets, for a run's job or all jobs of a sweep."""
+    return str(settings.folder / FOLDER / _owner(settings) / f"{run}{suffix}")
 
 
 def read_variables(settings: Settings, params: models.Training) -> dict[str, str]:
@@ -73,18 +68,15 @@ def deliver_variables(settings: Settings, run: str, variables: collections.abc.M
 def drop(settings: Settings, run: str) -> None:
     """Remove the files of a run unless a job of it is pending or running; `sync` repeats what fails here."""
     with contextlib.suppress(jobs.SlurmError, folders.WorkspaceError):
-        path = pathlib.Path(variables_path(settings, run))
-        if not settings.token and not folders.call(settings, path.exists):
+        variables = pathlib.Path(path(settings, run, operations.ENV_SUFFIX))
+        if not settings.token and not folders.call(settings, variables.exists):
             return
         if not any(job.is_active for job in jobs.jobs(user=settings.user, name=run)):
             _call(settings, operations.drop_secrets, run=run)
 
 
 def sync(settings: Settings) -> None:
-    """Write the newest token for the jobs that are pending or running, and remove the files of all others.
-
-    Without a token remove all of this unit's files. Raises WorkspaceError.
-    """
+    """Write the newest token for the jobs that are pending or running, and remove the rest. Raises WorkspaceError."""
     active: list[str] | None = None  # not known: remove nothing
     if settings.token and jobs.is_installed():
         with contextlib.suppress(jobs.SlurmError):

@@ -193,7 +193,7 @@ def run_probe(
         "nonce": "n0nce",
         "cache": str(tmp_path / "cache"),
         "port": 21000 + os.getpid() % 5000,
-        "environments": [],
+        "environment": None,
         **more,
     }
     running: list[subprocess.Popen[str]] = []

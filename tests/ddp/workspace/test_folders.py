@@ -39,7 +39,7 @@ def test_in_a_workspace_of_the_trainers_own_it_makes_the_users_folder(settings: 
 def test_a_filesystem_that_hangs_is_given_up(settings: Settings):
     gate = threading.Event()
 
-    def hang() -> folders.Json:
+    def hang() -> dict[str, object]:
         gate.wait(60)
         return {}
 

@@ -148,7 +148,7 @@ def test_the_ranks_get_the_variables_of_the_file_and_the_script_has_their_names_
     files = texts(settings, secrets=tuple(variables))
     if exists:
         tokens.deliver_variables(settings, "first", variables)
-    assert pathlib.Path(tokens.variables_path(settings, "first")).exists() is exists
+    assert pathlib.Path(tokens.path(settings, "first", ".env")).exists() is exists
     node.add("srun", 'printf %s "$WANDB_API_KEY" > "$NOTES/key"; ' + ENDS % "done")
     code, output = node.run(files)
     assert not leaks.within((output + "".join(files.values())).encode(), variables.values())
@@ -163,7 +163,7 @@ def test_the_ranks_get_the_variables_of_the_file_and_the_script_has_their_names_
 def test_variables_of_runs_that_ended_are_removed_with_the_next(settings: Settings, cluster: Cluster):
     for run in ("first", "second", "third"):
         tokens.deliver_variables(settings, run, {"A": "x"})
-    paths = {run: pathlib.Path(tokens.variables_path(settings, run)) for run in ("first", "second", "third")}
+    paths = {run: pathlib.Path(tokens.path(settings, run, ".env")) for run in ("first", "second", "third")}
     assert {stat.S_IMODE(path.stat().st_mode) for path in paths.values()} == {0o600}
     for run in ("first", "second"):
         os.utime(paths[run], (1, 1))
