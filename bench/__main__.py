@@ -29,8 +29,6 @@ ROWS = {
     "parquet": 300,
     "resume": 300,
     "stop": 300,
-    "start": 300,
-    "environment": 900,
     "submit": 1800,
     "node-lost": 1800,
     "gpu": 1500,
