@@ -23,8 +23,6 @@ zstd: compresses the training environment, as on the cluster
 redis-server: tests of the JuiceFS metadata server start one of their own
 openssh-server: tests of the JuiceFS object store start one of their own
 fuse3: tests mount JuiceFS
-gcc: tests build an NVML of their own
-libc6-dev: tests build an NVML of their own
 slurmctld: tests ask a Slurm of two nodes on this host
 slurmd: tests ask a Slurm of two nodes on this host, and what slurmd makes of a gres.conf
 slurm-client: tests start tasks with srun

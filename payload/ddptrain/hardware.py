@@ -7,7 +7,6 @@ import pathlib
 import re
 import shutil
 import sysconfig
-import typing
 
 import torch
 
@@ -85,31 +84,6 @@ def has_bf16(device: torch.device) -> bool:
     with contextlib.suppress(OSError):
         return bool(re.search(r"^flags\s*:.*\b(avx512_bf16|amx_bf16)\b", CPUINFO.read_text(), re.MULTILINE))
     return False
-
-
-class GpuUse:
-    """The share of the last moments in which a GPU was at work, as nvidia-smi shows it; nothing where NVML is not."""
-
-    def __init__(self, device: torch.device, library: str = "libnvidia-ml.so.1") -> None:
-        self._nvml: typing.Any = None
-        self._handle = ctypes.c_void_p()
-        if uuid := gpu_id(device):
-            self.use(f"GPU-{uuid}", library)
-
-    def use(self, uuid: str, library: str) -> None:
-        """Look at the GPU with this UUID, in NVML's form."""
-        with contextlib.suppress(OSError, AttributeError):  # no such library, or no such function in it
-            nvml = ctypes.CDLL(library)
-            if nvml.nvmlInit_v2() == 0:
-                found = nvml.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(self._handle))
-                self._nvml = nvml if found == 0 else None
-
-    def percent(self) -> float | None:
-        """Return it in percent; None where it is not known, as on a MIG instance."""
-        rates = (ctypes.c_uint * 2)()  # nvmlUtilization_t of nvml.h: of the GPU, of its memory
-        if self._nvml is None or self._nvml.nvmlDeviceGetUtilizationRates(self._handle, rates) != 0:
-            return None
-        return float(rates[0])
 
 
 def _meminfo(name: str) -> int:

@@ -90,7 +90,6 @@ class Training:
         self.mask_bit = reader.mask_bit(self.dataset)
         self.take_val = reader.fixed_rows(self.dataset, "val", self.plan.seq_len, self.settings.eval_rows)
         self.resumed_from: str | None = None
-        self.gpu_use = hardware.GpuUse(world.device)
         self.pace = pace.Pace(world)
         self.train_s = 0.0  # time in training steps, the first one of the attempt not counted
         self.train_tokens = 0
@@ -269,7 +268,9 @@ class Training:
             epoch = self.schedule.epoch(number)
             figures = {"loss": loss, "lr": self.schedule.lr(number - 1), "grad_norm": norm, "tokens_per_second": rate}
             if self.metrics is not None:
-                more = ({} if mfu is None else {"mfu": mfu}) | (self._use() if number == step else {})
+                more: dict[str, object] = {} if mfu is None else {"mfu": mfu}
+                if number == step:
+                    more |= {"memory_mib": self._memory_mib(), **({"slowest": s} if (s := self.pace.slowest) else {})}
                 place = {"step": number, "total_steps": total, "epoch": epoch, "tokens": p.tokens}
                 self.metrics.add({"kind": "step", **place, **figures, "time": time.time(), **more})
             if number in (1, total) or number % self.settings.log_every == 0:
@@ -432,12 +433,6 @@ class Training:
         """Return model FLOP/s (see shapes.flops_per_token) over the sum of the devices' dense bf16 peaks."""
         peak = hardware.peak_flops(self.world.device)
         return tokens_per_second * self._flops_per_token() / (peak * self.world.size) if peak else None
-
-    def _use(self) -> dict[str, typing.Any]:
-        """Measure this rank's use of memory and GPU, and name the slowest rank, for metrics.jsonl."""
-        percent = self.gpu_use.percent()
-        slowest = {"slowest": self.pace.slowest} if self.pace.slowest else {}
-        return {"memory_mib": self._memory_mib(), **slowest} | ({} if percent is None else {"gpu_percent": percent})
 
     def _memory_mib(self) -> float:
         if self.world.device.type == "cuda":

@@ -102,7 +102,7 @@ def test_it_shows_everything(make_run: MakeRun):
         **{
             "job.json": '{"job_id": 5}',
             "metrics.jsonl": steps(
-                1, 50, tokens_per_second=123456.0, memory_mib=40960.0, gpu_percent=97.0, accuracy=0.75, total_steps=100
+                1, 50, tokens_per_second=123456.0, memory_mib=40960.0, accuracy=0.75, total_steps=100
             )
             + '{"kind": "eval", "step": 50, "val_loss": 5.25}\n',
             "logs/5.out": "the last line\n",
@@ -123,7 +123,6 @@ def test_it_shows_everything(make_run: MakeRun):
         "val_loss 5.25",
         "tokens_per_second 123.5k",
         "memory_mib 40.96k",
-        "gpu_percent 97",
         "accuracy 0.75",
         "elapsed 00:10:00",
         "left 00:01:40",

@@ -1,10 +1,8 @@
 """What is known of the machine: memory, disk, GPUs, bf16, and what is decided by it."""
 
 # pyright: basic, reportPrivateImportUsage=false
-import ctypes.util
 import json
 import pathlib
-import subprocess
 import typing
 
 import pytest
@@ -14,37 +12,6 @@ import yaml
 from ddptrain import config, distributed, errors, hardware, planning, rendezvous
 
 CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
-
-NVML = """
-#include <string.h>
-typedef struct { unsigned int gpu, memory; } rates;
-static int device, fails;
-int nvmlInit_v2(void) { return 0; }
-int nvmlDeviceGetHandleByUUID(const char *uuid, void **handle) { *handle = &device; return strcmp(uuid, "GPU-1234") ? 6 : 0; }
-int nvmlDeviceGetUtilizationRates(void *handle, rates *found) {
-  if (handle != &device || fails++) return 3;
-  found->gpu = 87; found->memory = 12;
-  return 0;
-}
-"""
-
-
-def test_the_use_of_a_gpu_is_asked_of_nvml(tmp_path: pathlib.Path):
-    (tmp_path / "nvml.c").write_text(NVML)
-    library = str(tmp_path / "libnvidia-ml.so.1")
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, tmp_path / "nvml.c"], check=True)
-    use = hardware.GpuUse(torch.device("cpu"), library)
-    assert use.percent() is None
-    use.use("GPU-1234", library)
-    assert use.percent() == 87.0
-    assert use.percent() is None  # NVML knows no more: NVML_ERROR_NOT_SUPPORTED, as on a MIG instance
-
-
-@pytest.mark.parametrize("library", ["libabsent.so.1", ctypes.util.find_library("m") or "libm.so.6"])
-def test_without_nvml_the_use_of_a_gpu_is_unknown(library: str):
-    use = hardware.GpuUse(torch.device("cpu"))
-    use.use("GPU-1234", library)
-    assert use.percent() is None
 
 
 def test_memory_and_disk_are_checked_before_anything_is_built(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
