@@ -104,7 +104,7 @@ class GPT(nn.Module):
                 nn.init.normal_(linear.weight, std=0.02 / math.sqrt(2 * shape.layers))
 
     def forward(self, tokens_BT: Tensor, targets_BT: Tensor | None = None) -> Tensor:
-        """Return the mean cross-entropy in nats, shape (), or without targets the logits, shape (B, T, V)."""
+        """Return the mean cross-entropy in nats, shape (), without targets of -100; or the logits, shape (B, T, V)."""
         positions_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
         x_BTC = self.dropout(self.token(tokens_BT) + self.position(positions_T))
         for block in self.blocks:

@@ -18,7 +18,7 @@ class UntrustedError(Exception):
 
 
 def open_trusted(path: str, trusted_uids: frozenset[int]) -> int:
-    """Open a regular file that only trusted accounts can replace or write. Raises UntrustedError, OSError.
+    """Open a regular file, absolute and without `..`, for reading. Raises UntrustedError, OSError.
 
     Use the descriptor from then on: the path may lead elsewhere later. A trusted account must own the file and every
     folder above it; no other account may write the file, nor a folder, unless that is sticky (inode(7): then only its
