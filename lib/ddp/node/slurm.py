@@ -125,7 +125,7 @@ def release(job_id: str, restarts: int, *, is_ours: bool) -> None:
     """Let a requeued job start without Slurm's delay. One that an operator holds, or requeued, waits.
 
     So does one that Slurm requeued as it lost a node: until cred_expire Slurm's order to end the last attempt is valid,
-    and the node would get it when it is back, after the next attempt has begun there (deallocate_nodes()).
+    and the node would get it when it is back, in the middle of the next attempt there (deallocate_nodes()).
     """
     shown = call("scontrol", "-o", "show", "job", job_id).stdout
     found = dict(re.findall(r"(\w+)=(\S*)", shown))
