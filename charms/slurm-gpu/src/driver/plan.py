@@ -39,7 +39,6 @@ class Spec(pydantic.BaseModel, frozen=True, populate_by_name=True):
     module: typing.Literal["auto", "open", "proprietary"] = pydantic.Field(
         default="auto", validation_alias="kernel-module"
     )
-    utils: bool = pydantic.Field(default=True, validation_alias="driver-utils")
     fabric: typing.Literal["auto", "always", "never"] = pydantic.Field(
         default="auto", validation_alias="fabric-manager"
     )
@@ -143,7 +142,7 @@ def _resolve(facts: Facts, wanted: Spec, suffix: str) -> Plan:
         f"nvidia-headless-no-dkms-{server}{suffix}",
         f"nvidia-kernel-common-{server}",
         f"libnvidia-compute-{server}",
-        *((f"nvidia-utils-{server}",) if wanted.utils else ()),
+        f"nvidia-utils-{server}",
         *((f"nvidia-fabricmanager-{wanted.branch}", f"libnvidia-nscq-{wanted.branch}") if fabric else ()),
     ]
     version = wanted.version or apt.upstream(apt.candidates(core[:1]).get(core[0], ""))

@@ -79,7 +79,7 @@ def ensure_settings(wanted: Spec) -> None:
         return
     key = f"utils {here.loaded}"
     try:
-        if wanted.utils and not _was_refused(key):
+        if not _was_refused(key):
             install.ensure_utils(here)
     except (DriverError, apt.AptError, CommandError) as e:
         _refuse(key, e)
@@ -101,7 +101,7 @@ def note(wanted: Spec) -> str | None:
     if here.version and not wanted.keeps and here.branch != wanted.branch:
         return f"driver {here.version} is here, but the option is driver={wanted.branch}: run upgrade-driver"
     problem = state.diagnose(here)
-    if problem is None and here.loaded and wanted.utils and not install.NVIDIA_SMI.exists():
+    if problem is None and here.loaded and not install.NVIDIA_SMI.exists():
         why = f" ({refused})" if refused else ""
         return f"driver {here.loaded} is here without nvidia-smi, so its health is not checked{why}: run upgrade-driver"
     return state.PROBLEMS[problem].format(f=here) if problem == "next-kernel" else None
