@@ -27,6 +27,7 @@ class Pace:
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._window_s = 0.0
         self._seconds = [0.0] * world.size
+        self._warned_of: int | None = None  # the rank, as long as it stays too slow
         self.slowest: dict[str, object] = {}  # rank, host, and how many times the median it takes, of the last window
 
     @contextlib.contextmanager
@@ -60,10 +61,12 @@ class Pace:
             return
         most, median = max(self._seconds), statistics.median_low(self._seconds)
         if self._world.is_main and self._world.size > 1 and median > 0:
-            rank, before = self._seconds.index(most), self.slowest
-            times = most / median
-            self.slowest = {"rank": rank, "host": self._world.members[rank]["host"], "times": round(times, 2)}
-            if times > TOO_SLOW and not (before.get("rank") == rank and before["times"] > TOO_SLOW):  # type: ignore[operator]
-                words = "is slow: data and forward pass take it"
-                markers.warn("TRAIN", f"rank {rank} on {self.slowest['host']} {words} {times:.1f} times the median")
+            rank, times = self._seconds.index(most), most / median
+            host = self._world.members[rank]["host"]
+            self.slowest = {"rank": rank, "host": host, "times": round(times, 2)}
+            slow = rank if times > TOO_SLOW else None
+            if slow not in (None, self._warned_of):
+                text = f"rank {rank} on {host} is slow: its data and forward pass take {times:.1f} times the median"
+                markers.warn("TRAIN", text)
+            self._warned_of = slow
         self._window_s, self._seconds = 0.0, [0.0] * self._world.size

@@ -183,13 +183,14 @@ class WandB:
 
     def __init__(self, run_dir: pathlib.Path) -> None:
         self.run_dir = run_dir
-        self._run: typing.Any = None
+        self._wandb = self._run = typing.cast(typing.Any, None)
 
     def open(self) -> None:
         """Begin an offline run; `wandb sync` joins those of all attempts."""
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # read at the import: nothing leaves the cluster
         import wandb  # pyright: ignore[reportMissingImports] - only where tracking is asked for
 
+        self._wandb = wandb
         before = sorted(self.run_dir.glob("wandb/offline-run-*-*"))
         quiet = wandb.Settings(mode="offline", console="off", silent=True, x_disable_stats=True, disable_git=True)
         self._run = wandb.init(
@@ -213,6 +214,7 @@ class WandB:
         """Note the summary's figures, and end the run."""
         self._run.summary.update({f"final_{name}": summary.get(name) for name in _FIGURES})
         self._run.finish(exit_code=int(summary.get("state") == "failed"))
+        self._wandb.teardown()  # waits for W&B's own process, which writes the last records
 
 
 class TensorBoard:

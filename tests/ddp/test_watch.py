@@ -18,6 +18,7 @@ from ddp.slurm import jobs
 
 MakeRun = collections.abc.Callable[..., pathlib.Path]
 job = run_jobs.make
+SLOW = {"rank": 3, "host": "slurmd-1", "times": 1.83}
 
 
 def steps(first: int, last: int, *, per_step: float = 2.0, **more: object) -> str:
@@ -102,7 +103,7 @@ def test_it_shows_everything(make_run: MakeRun):
         **{
             "job.json": '{"job_id": 5}',
             "metrics.jsonl": steps(
-                1, 50, tokens_per_second=123456.0, memory_mib=40960.0, accuracy=0.75, total_steps=100
+                1, 50, tokens_per_second=123456.0, memory_mib=40960.0, accuracy=0.75, total_steps=100, slowest=SLOW
             )
             + '{"kind": "eval", "step": 50, "val_loss": 5.25}\n',
             "logs/5.out": "the last line\n",
@@ -124,6 +125,7 @@ def test_it_shows_everything(make_run: MakeRun):
         "tokens_per_second 123.5k",
         "memory_mib 40.96k",
         "accuracy 0.75",
+        "rank 3 on slurmd-1 takes 1.83 times the ranks' median",
         "elapsed 00:10:00",
         "left 00:01:40",
         "to the time limit 00:50:00",

@@ -8,7 +8,6 @@ import json
 import pathlib
 import re
 import shutil
-import socket
 import types
 import typing
 
@@ -357,9 +356,8 @@ def test_a_rank_that_holds_the_others_up_is_named(dataset: pathlib.Path, tmp_pat
     """All steps take as long on each rank; what rank 1 waits for data is its own."""
     slow = {"accident": "accident_slow SLOW_S=0.1"}
     result = ranks.trained(2, dataset, tmp_path / "run", *TINY, "--steps 40 --epoch-steps 40", **slow)
-    host, read = socket.gethostname(), metrics.Reader(tmp_path / "run" / "metrics.jsonl").read()
-    assert len([line for line in result.output.splitlines() if f"rank 1 on {host} is slow" in line]) == 1
-    assert read.straggler.startswith(f"rank 1 on {host} takes"), read.slowest
+    assert len(re.findall(r"rank 1 on \S+ is slow", result.output)) == 1
+    assert metrics.Reader(tmp_path / "run" / "metrics.jsonl").read().straggler.startswith("rank 1 on ")
 
 
 @pytest.mark.parametrize(

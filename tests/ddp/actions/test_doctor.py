@@ -12,7 +12,7 @@ import typing
 
 import pytest
 import yaml
-from cluster import Cluster
+from cluster import Cluster, Job
 from harness import Trainer
 from node_reports import NAMES, Json, answering, healthy
 from pip_double import Pip
@@ -84,10 +84,20 @@ def test_what_slurms_configuration_means_is_reported(settings: Settings, facts: 
     assert found.remedy
 
 
-def test_a_rank_that_holds_the_others_up_is_reported(settings: Settings, facts: Facts):
-    facts = dataclasses.replace(facts, stragglers=(("owt", "slurmd-1", "rank 3 on slurmd-1 takes 1.83 times"),))
-    (found,) = [finding for finding in examine.judge(settings, facts) if "run owt waits for it" in finding.text]
-    assert (found.level, found.where) == ("warning", "slurmd-1")
+def test_a_rank_that_holds_the_others_up_is_reported(trainer: Trainer, cluster: Cluster):
+    """Of a run that trains; once it has ended nothing waits any more."""
+    folder = trainer.workspace / "runs" / "owt"
+    folder.mkdir(parents=True)
+    (folder / "job.json").write_text('{"job_id": 40, "kind": "gpt"}')
+    slowest = {"rank": 3, "host": "slurmd-1", "times": 1.83}
+    (folder / "metrics.jsonl").write_text(json.dumps({"kind": "step", "step": 9, "time": 5000.0, "slowest": slowest}))
+    job = Job(40, cluster.user, "owt", pathlib.Path("/s"), "", [("RUNNING", 0)])
+    cluster.jobs.append(job)
+    answering(cluster, *map(healthy, NAMES))
+    found = "WARNING slurmd-1: run owt waits for it in each step: rank 3 on slurmd-1 takes 1.83 times"
+    assert found in trainer.run("doctor")["findings"]
+    job.states = [("COMPLETED", 0)]
+    assert found not in trainer.run("doctor")["findings"]
 
 
 def test_preemption_is_that_of_the_partition_where_it_has_one_of_its_own(settings: Settings, facts: Facts):
