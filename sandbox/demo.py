@@ -18,7 +18,6 @@ from sandbox.store import Model, SandboxError
 TRAINING = {
     "nodes": "2",
     "wait": "true",
-    "env": "OMP_NUM_THREADS=1",  # the two nodes share this machine's cores: threads of both would wait for each other
     "args": "--steps 45 --epoch-steps 15 --batch 8",  # enough to see the loss fall
 }
 RESULTS = "state nodes ranks first-loss loss tokens-per-second checkpoint curve run-dir log".split()

@@ -27,7 +27,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs" / "images"
 RUN, LOGIN, RUNS = "pictures", "sackd/0", "/mnt/shared/runs"
 COLUMNS, ROWS = 96, 30
-TRAINING = "--env OMP_NUM_THREADS=1 gpt --steps 150 --epoch-steps 50"  # the nodes share this machine's cores
+TRAINING = "gpt --steps 150 --epoch-steps 50"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _REDRAW = re.compile(r"\r?\x1b\[2K(?:\x1b\[1A\x1b\[2K)+")  # rich.live before each frame
 _MODES = re.compile(r"\x1b\[\?\d+[hl]")

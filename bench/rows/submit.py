@@ -146,7 +146,7 @@ def _action_started(*params: str) -> Start:
 def _warning() -> row.Row:
     """Return the time from the signal of a preemption or time limit to a job that is saved and queued again."""
     words = f"{commands.TINY} --steps 1000000 --epoch-steps 1000000"
-    job = cluster.action("submit-ddp", "nodes=2", *SMALL[1:], f"args={words}", "env=OMP_NUM_THREADS=1")
+    job = cluster.action("submit-ddp", "nodes=2", *SMALL[1:], f"args={words}")
     log = job["log"]
     cluster.awaited(f"grep -q 'step=30/' {log} 2>/dev/null", "true", f"tail -n 5 {log}")
     began = time.time()

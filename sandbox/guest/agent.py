@@ -30,7 +30,6 @@ import scenario._runtime
 import scenario.mocking
 import yaml
 from ops import testing
-from scenario import state as scenario_state
 
 AGENTS = pathlib.Path("/var/lib/juju/agents")
 STORAGE = pathlib.Path("/var/lib/juju/storage")
@@ -295,8 +294,8 @@ def _build_state(described: Json) -> testing.State:
         resources={testing.Resource(name=name, path=path) for name, path in described["resources"].items()},
         networks=networks,
         opened_ports={_PORTS[protocol](port) for protocol, port in described["ports"]},
-        unit_status=scenario_state._EntityStatus.from_status_name(*described["status"]),
-        app_status=scenario_state._EntityStatus.from_status_name(*described["app_status"]),
+        unit_status=ops.StatusBase.from_name(*described["status"]),
+        app_status=ops.StatusBase.from_name(*described["app_status"]),
         workload_version=described["version"],
         planned_units=described["planned_units"],
         deferred=[testing.DeferredEvent(**event) for event in described["deferred"]],
@@ -350,7 +349,7 @@ def _build_event(described: Json, state: testing.State, context: _Context) -> ty
         return make(relation, remote_unit=number)  # Scenario wants one; what the charm sees: _patch_remote_unit
     if kind.startswith("secret-"):
         # Made by hand: Scenario denies it to the followers of an owning application
-        return scenario_state._Event("secret_changed", secret=state.get_secret(id=described["secret"]))
+        return type(context.on.start())("secret_changed", secret=state.get_secret(id=described["secret"]))
     if kind.startswith("storage-"):
         name, index = described["storage"]
         return make(state.get_storage(name, index=index))

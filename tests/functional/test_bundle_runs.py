@@ -97,9 +97,7 @@ def test_gpus_are_registered_and_handed_out(cluster: Cluster):
 
 
 def test_gpt_learns_real_text_and_its_checkpoint_loads(cluster: Cluster):
-    result = cluster.action(
-        "submit-ddp", "nodes=2", "env=OMP_NUM_THREADS=1", "args=--steps 60", "wait=true", timeout=1200
-    )
+    result = cluster.action("submit-ddp", "nodes=2", "args=--steps 60", "wait=true", timeout=1200)
     assert result["state"] == "COMPLETED", result
     summary = json.loads(cluster.on("sackd/0", "cat", f"{result['run-dir']}/summary.json"))
     assert {rank["host"] for rank in summary["ranks"]} == set(NODES)

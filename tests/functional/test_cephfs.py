@@ -58,7 +58,7 @@ def test_the_bundle_settles_on_cephfs_and_trains_and_resumes_there(cephfs: Clust
     assert re.fullmatch(rf"fs-client@{fsid}\.cephfs=/ is mounted at {MP} by (ceph-fuse|mount\.ceph)", message)
     check_mounts(cephfs, "fuse.ceph-fuse" if message.endswith("ceph-fuse") else "ceph")
     check_smoke(cephfs)
-    steps = ("nodes=2", "env=OMP_NUM_THREADS=1", "run=over-ceph", "wait=true")
+    steps = ("nodes=2", "run=over-ceph", "wait=true")
     for number in (20, 30):  # the second begins at the checkpoint of the first
         result = cephfs.action("submit-ddp", *steps, f"args=--steps {number}", timeout=1200)
         assert result["state"] == "COMPLETED", result

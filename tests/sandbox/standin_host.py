@@ -39,8 +39,8 @@ SLURMD_C = (
 )
 CONF = (
     "cpus=224 boards=1 socketsperboard=2 corespersocket=56 threadspercore=2 realmemory=2063937  memspeclimit=1024 "
-    "features=compute"
-)
+    "features=compute cpuspeclist="
+) + ",".join(map(str, range(112, 224)))
 
 
 class FakeHost:

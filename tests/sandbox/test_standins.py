@@ -281,7 +281,7 @@ def test_a_daemon_is_installed_but_neither_runs_nor_starts_at_boot(host: FakeHos
 def test_the_options_file_is_upstreams_to_the_letter(host: FakeHost):
     path = host.defaults / "slurmd"
     path.write_text('# Additional options\n#SLURMD_OPTIONS=""\n')
-    slurmd_node.set_node(slurmd_node.describe("compute", []))
+    slurmd_node.set_node(slurmd_node.describe("compute/0", []))
     slurmd_node.set_name("compute-0")
     slurmd_node.SERVICE.set_controllers(["juju-1-0:6817", "juju-1-1:6817"])
     line = f"SLURMD_OPTIONS=--conf '{CONF}' -Z -N compute-0 --conf-server juju-1-0:6817,juju-1-1:6817\n"
@@ -379,8 +379,25 @@ def test_slurmrestd_waits_for_slurmdbd_but_gets_the_settings_at_any_restart(make
 
 def test_memory_for_the_system_is_at_most_half(host: FakeHost, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(host, "slurmd", lambda _: "NodeName=vm CPUs=1 RealMemory=900\nUpTime=0-00:01:00")
-    node = slurmd_node.describe("compute", ["gpu:tesla_t4:1"])
+    node = slurmd_node.describe("compute/0", ["gpu:tesla_t4:1"])
     assert str(node) == "cpus=1 realmemory=900 memspeclimit=450 gres=gpu:tesla_t4:1 features=compute"
+
+
+@pytest.mark.parametrize(
+    ("number", "report", "left"),
+    [
+        (0, "CPUs=2 CoresPerSocket=2 ThreadsPerCore=1", [1]),
+        (3, "CPUs=2 CoresPerSocket=2 ThreadsPerCore=1", [0]),
+        (1, "CPUs=6 CoresPerSocket=3 ThreadsPerCore=2", [0, 1]),
+        (2, "CPUs=6 CoresPerSocket=3 ThreadsPerCore=2", [2, 3, 4, 5]),
+        (1, "CPUs=2 CoresPerSocket=1 ThreadsPerCore=2", None),
+    ],
+)
+def test_nodes_share_cores(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch, number: int, report: str, left: list[int] | None
+):
+    monkeypatch.setattr(host, "slurmd", lambda _: f"NodeName=vm {report} RealMemory=9000\nUpTime=0-00:01:00")
+    assert slurmd_node.describe(f"compute/{number}", []).cpu_spec_list == left
 
 
 def test_gpus_are_counted_by_model(monkeypatch: pytest.MonkeyPatch):

@@ -39,7 +39,7 @@ class SlurmdCharm(daemons.Client):
     @charm.refreshes
     def _on_install(self, event: ops.InstallEvent) -> None:
         self.install(event, wire.SLURMD_PORT)
-        slurmd_node.set_node(slurmd_node.describe(self.app.name, slurmd_node.gpus()))  # upstream's driver comes later
+        slurmd_node.set_node(slurmd_node.describe(self.unit.name, slurmd_node.gpus()))  # upstream's driver comes later
         slurmd_node.set_name(self.unit.name.replace("/", "-"))
 
     @charm.refreshes
@@ -88,7 +88,7 @@ class SlurmdCharm(daemons.Client):
             self._refuse(event, f"parameters {text!r} set what the charm sets: a name, address, state, reason or port")
             return
         if event.params.get("reset", False):
-            slurmd_node.set_node(slurmd_node.describe(self.app.name, slurmd_node.gpus()))
+            slurmd_node.set_node(slurmd_node.describe(self.unit.name, slurmd_node.gpus()))
         node = slurmd_node.node()
         node.update(custom)
         slurmd_node.set_node(node)

@@ -53,17 +53,23 @@ def parse(app: str, options: collections.abc.Mapping[str, object]) -> Settings:
     return Settings(state, reason or ("n/a" if state == "down" else ""), partition)
 
 
-def describe(app: str, gpus: list[str]) -> slurmutils.Node:
-    """Return the report of `slurmd -C` on this machine, as a node of the partition `app`.
+def describe(unit: str, gpus: list[str]) -> slurmutils.Node:
+    """Return the report of `slurmd -C` on this machine, as a node of the application's partition.
 
-    Where there is no GPU, gres stays in `--conf` as an empty word. Raises CommandError, slurmutils.ModelError.
+    Where there is no GPU, gres stays in `--conf` as an empty word. Hosts share the cores of one computer: nodes with
+    odd numbers leave the first half of them to those with even numbers, which leave the second half (CpuSpecList).
+    Raises CommandError, slurmutils.ModelError.
     """
     node = slurmutils.Node.from_str(run("/usr/sbin/slurmd", "-C").stdout.strip().splitlines()[:-1][0])
     assert node.real_memory is not None
     node.mem_spec_limit = min(1024, node.real_memory // 2)
     node.gres = gpus
     del node.node_name
+    app, number = unit.split("/")
     node.features = [app]
+    cpus, threads = node.cpus or 1, node.threads_per_core or 1
+    if half := cpus // threads // 2 * threads:
+        node.cpu_spec_list = list(range(half) if int(number) % 2 else range(half, cpus))
     return node
 
 
