@@ -22,7 +22,7 @@ from ddp.slurm import jobs
 from ddp.view import charts, curve, screen
 from ddp.workspace import folders
 
-_CURVE_ROWS = 8
+_CURVE_ROWS = 11
 _LEAST_WIDTH, _MOST_WIDTH = 40, 160
 _MAX_FAILURES = 3
 _LOG_LINES = 12
@@ -116,7 +116,7 @@ def render(now: Frame, width: int, height: int = 40) -> rich.console.RenderableT
         parts.append(_text(run.metrics.straggler, "yellow"))
     if failed:
         parts.append(_text("\n".join(reading.printable(one, 300) for one in failed), "red"))
-    room = height - (5 + numbers.row_count + (_CURVE_ROWS + 2 if losses else 0) + len(failed))
+    room = height - (5 + numbers.row_count + (_CURVE_ROWS if losses else 0) + len(failed))
     if now.log and room > 1:
         parts.append(_text("\n".join(now.log[-min(len(now.log), room) :]), "dim"))
     title = rich.text.Text(f" {reading.printable(run.name, 120)} ", style="bold")
