@@ -10,20 +10,19 @@ import pathlib
 from typing import Any
 
 import yaml
-from grafana_foundation_sdk.builders import common, dashboard, logs, loki, prometheus, stat, timeseries
+from grafana_foundation_sdk.builders import common, dashboard, prometheus, stat, timeseries
 from grafana_foundation_sdk.cog import encoder
 from grafana_foundation_sdk.models import common as shapes
 from grafana_foundation_sdk.models import dashboard as models
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PROMETHEUS = models.DataSourceRef(type_val="prometheus", uid="${prometheusds}")
-LOKI = models.DataSourceRef(type_val="loki", uid="${lokids}")
 TOPOLOGY = ("juju_model", "juju_model_uuid", "juju_application", "juju_unit")
 _MODEL = 'juju_model=~"$juju_model", juju_model_uuid=~"$juju_model_uuid"'
 _UNIT = f'{_MODEL}, juju_application=~"$juju_application", juju_unit=~"$juju_unit"'
 _MATCHERS = {"<model>": _MODEL, "<unit>": _UNIT, "<run>": f'run=~"$run", user=~"$user", {_UNIT}'}
 _HEIGHT, _SMALL = 8, 4
-_WIDTHS = {"stat": 4, "graph": 12, "log": 24}
+_WIDTHS = {"stat": 4, "graph": 12}
 
 Json = dict[str, Any]
 BOARDS: list[Json] = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
@@ -61,21 +60,17 @@ def _variable(name: str, metric: str) -> dashboard.QueryVariable:
     return variable.current(models.VariableOption(text="All", value="$__all", selected=True))
 
 
-def _panel(panel: Json) -> stat.Panel | timeseries.Panel | logs.Panel:
+def _panel(panel: Json) -> stat.Panel | timeseries.Panel:
     kind = next(kind for kind in _WIDTHS if kind in panel)
     queries = {legend: _expression(text) for legend, text in panel.get("queries", {"": panel.get("query", "")}).items()}
-    if kind == "log":
-        made = logs.Panel().datasource(LOKI).show_time(True).height(_HEIGHT)
-        made = made.with_target(loki.Dataquery().expr(queries[""]).ref_id("A"))
-    elif kind == "stat":
+    if kind == "stat":
         made = stat.Panel().datasource(PROMETHEUS).height(_SMALL).graph_mode(shapes.BigValueGraphMode.AREA)
     else:
         legend = common.VizLegendOptions().show_legend(True).placement(shapes.LegendPlacement.BOTTOM)
         legend = legend.display_mode(shapes.LegendDisplayMode.LIST)
         made = timeseries.Panel().datasource(PROMETHEUS).height(_HEIGHT).legend(legend)
-    if not isinstance(made, logs.Panel):
-        for letter, (words, expression) in zip("ABCDEF", queries.items(), strict=False):
-            made = made.with_target(prometheus.Dataquery().expr(expression).legend_format(words).ref_id(letter))
+    for letter, (words, expression) in zip("ABCDEF", queries.items(), strict=False):
+        made = made.with_target(prometheus.Dataquery().expr(expression).legend_format(words).ref_id(letter))
     made = made.title(panel[kind]).description(panel["description"]).unit(panel["unit"])
     return made.span(panel.get("width", _WIDTHS[kind]))
 

@@ -88,7 +88,7 @@ def _do(settings: Settings, request: Json, log: Log) -> Json:
     if wanted == "check":
         return dataclasses.asdict(readiness.check(settings))
     if wanted == "metrics":
-        return telemetry.collect(settings, request.get("seen"))
+        return telemetry.collect(settings)
     verb = verbs.ACTIONS.get(wanted)
     if verb is None:
         raise ParameterError("do", f"unknown request {wanted!r}")

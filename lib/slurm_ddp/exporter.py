@@ -27,7 +27,6 @@ from slurm_ddp.interfaces import cos_agent
 from slurm_ddp.run import CommandError
 
 STATE = pathlib.Path("/var/lib/slurm-ddp-exporter")
-LOGS = pathlib.Path("/var/log/slurm-ddp")
 PREFIX = "slurm_ddp_"
 _FIRST_PORT, _NUM_PORTS = 9701, 200
 _SCRAPE_S = 7.0  # Prometheus itself waits 10 s by default
@@ -102,20 +101,11 @@ def ensure_none(unit: str) -> None:
         systemd.ensure_no_unit(service_name(unit))
         files.ensure_absent(_settings(unit))
         files.ensure_absent(memory(unit))
-        for path in LOGS.glob(f"{log(unit).name}*"):
-            files.ensure_absent(path)
-        with contextlib.suppress(OSError):  # it holds another unit's log, or does not exist
-            LOGS.rmdir()
 
 
 def memory(unit: str) -> pathlib.Path:
     """Return the file for state that must survive a restart of the service."""
     return _settings(unit).with_suffix(".kept")
-
-
-def log(unit: str) -> pathlib.Path:
-    """Return the file that the service may write for Loki: the collector follows /var/log/**/*log."""
-    return LOGS / f"{unit.replace('/', '-')}.log"
 
 
 def service_name(unit: str) -> str:

@@ -168,65 +168,6 @@ def test_gpus_that_a_job_holds(settings: Settings, cluster: Cluster, words: str,
     assert telemetry.collect(settings)["gpus"] == ({"ann": count} if count else {}) | {"bob": 2}
 
 
-EVENTS = """\
-[ENV] job=40 attempt=40.r0 nodes=slurmd-0 head=10.0.0.1:29500 ranks_per_node=2
-0: INFO:ddptrain:[TRAIN] step=9/200 loss=3.5
-0: INFO:ddptrain:[CKPT] saved=epoch-1 step=9 stall_s=0.5
-1: [rank3]: ERROR:ddptrain:[FATAL] https://ann:secret@host/x refused hf_abcdefghijkl\x1b[31m
-[FAILED] attempt=40.r0 fault=program node=slurmd-0: boom
-0: he wrote [FATAL] in the middle
-[RESTART] 1 of 3
-[DONE] half a li"""
-
-
-def test_events_of_the_log_with_rank_and_without_secrets(settings: Settings, cluster: Cluster, workspace: pathlib.Path):
-    make(workspace, "owt", logs__40_out=EVENTS)
-    run = only(settings)
-    assert [(event["event"], event["rank"], event["words"]) for event in run["events"]] == [
-        ("CKPT", None, "saved=epoch-1 step=9 stall_s=0.5"),
-        ("FATAL", "3", "https://***@host/x refused ***?[31m"),
-        ("FAILED", None, "attempt=40.r0 fault=program node=slurmd-0: boom"),
-        ("RESTART", None, "1 of 3"),
-    ]
-    assert run["log"] == ["40.out", len(EVENTS) - len("[DONE] half a li")]
-
-
-def test_each_event_is_reported_once(
-    settings: Settings, cluster: Cluster, workspace: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-):
-    folder = make(workspace, "owt", logs__40_out="[RESTART] 1 of 3\n[RESTART] 2")
-    log = folder / "logs/40.out"
-
-    def look(seen: object) -> tuple[list[str], object]:
-        (run,) = telemetry.collect(settings, {f"{USER}/owt": seen})["runs"]
-        return [event["words"] for event in run["events"]], run["log"]
-
-    found, seen = look(None)
-    assert found == ["1 of 3"]
-    log.write_text("[RESTART] 1 of 3\n[RESTART] 2 of 3\n")
-    found, seen = look(seen)
-    assert found == ["2 of 3"]
-    assert look(seen) == ([], seen)
-    log.write_text("[DONE] again\n")  # written again
-    assert look(seen)[0] == ["again"]
-    (folder / "logs/41.out").write_text("[DONE] another job\n")
-    os.utime(log, (1000, 1000))
-    assert look(seen)[0] == ["another job"]
-    monkeypatch.setattr(telemetry, "_EVENTS_BYTES", 40)
-    (folder / "logs/41.out").write_text("[DONE] early\n" + "x" * 30 + "\n[DONE] late\n")
-    assert look(["41.out", 0])[0] == ["late"]
-    monkeypatch.setattr(telemetry, "_MAX_EVENTS", 2)
-    log.write_text("[DONE] a\n[DONE] b\n[DONE] c\n")
-    assert look(["40.out", 0])[0] == ["b", "c"]
-
-
-@pytest.mark.parametrize("seen", [{}, "", ["40.out"], ["40.out", -1], ["40.out", 1 << 40], ["40.out", "1"], [[], 1]])
-def test_what_was_seen_may_be_anything(settings: Settings, cluster: Cluster, workspace: pathlib.Path, seen: object):
-    make(workspace, "owt", logs__40_out="[DONE] a\n")
-    (run,) = telemetry.collect(settings, {f"{USER}/owt": seen})["runs"]
-    assert [event["words"] for event in run["events"]] == ["a"]
-
-
 def test_hostile_values_of_one_run_cost_no_other_its_figures(
     settings: Settings, cluster: Cluster, workspace: pathlib.Path
 ):

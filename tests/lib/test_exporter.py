@@ -23,7 +23,6 @@ def services(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Machine
     double = Machine()
     double.take_over(monkeypatch, [], tmp_path / "units")
     monkeypatch.setattr(exporter, "STATE", tmp_path / "state")
-    monkeypatch.setattr(exporter, "LOGS", tmp_path / "log")
     return double
 
 
@@ -65,23 +64,12 @@ def test_only_what_changes_restarts_it(
     assert (services.did("enable", "--now", NAME), services.did("restart", NAME)) == (2, restarts)
 
 
-def test_it_is_removed_whole_and_another_units_log_stays(
-    services: Machine, program: pathlib.Path, tmp_path: pathlib.Path
-):
+def test_it_is_removed_whole(services: Machine, program: pathlib.Path, tmp_path: pathlib.Path):
     exporter.ensure(UNIT, program, {})
-    exporter.LOGS.mkdir()
-    mine, other = exporter.log(UNIT), exporter.log("other/0")
-    for path in (mine, mine.with_name(f"{mine.name}.1"), other):
-        path.write_text("")
     for _ in range(2):
         exporter.ensure_none(UNIT)
     assert services.did("disable", "--now", NAME) == 1
     assert [path for path in (tmp_path / "units", tmp_path / "state") if any(path.iterdir())] == []
-    assert list(exporter.LOGS.iterdir()) == [other]
-    other.unlink()
-    exporter.ensure(UNIT, program, {})
-    exporter.ensure_none(UNIT)
-    assert not exporter.LOGS.exists()
 
 
 def test_units_of_one_machine_have_ports_of_their_own(services: Machine, program: pathlib.Path):

@@ -1,11 +1,9 @@
-"""The metrics of the workspace's runs, as the program reports them to the submit user, and a log of their events."""
+"""The metrics of the workspace's runs, as the program reports them to the submit user."""
 
 import collections
 import collections.abc
 import contextlib
 import json
-import logging
-import logging.handlers
 import pathlib
 import socket
 import time
@@ -21,9 +19,7 @@ from slurm_ddp.interfaces import cos_agent
 
 _ANSWER_S = 25.0
 _LONGEST_S = 300.0  # between two looks, of which the GPUs' time is counted
-_LOG_BYTES = 4 << 20  # of the log of events, which is kept twice at most
 
-logger = logging.getLogger(__name__)
 _VALUES = {
     "step": "Last step of the run.",
     "max_steps": "Steps that the run has in all.",
@@ -55,12 +51,11 @@ def sources(settings: dict[str, typing.Any]) -> list[exporter.Source]:
 
 def read(settings: dict[str, typing.Any], totals: "Totals") -> collections.abc.Iterator[core.Metric]:
     """Ask the program as the submit user. Raises ProgramError."""
-    request = {"do": "metrics", "config": settings["config"], "unit": settings["unit"], "seen": totals.logs}
+    request = {"do": "metrics", "config": settings["config"], "unit": settings["unit"]}
     answer = program.ask(settings["user"], request, lambda _: None, timeout_s=_ANSWER_S)
     if answer.error:
         raise program.ProgramError(answer.error)
     found = answer.results
-    _note(exporter.log(settings["unit"]), found["runs"])
     totals.add(found["runs"], found["gpus"], time.time())
     shown = [run for run in found["runs"] if run["is_shown"]]
     states = collections.Counter(run["state"] for run in shown)
@@ -98,7 +93,6 @@ class Totals:
         self.failures: collections.Counter[str] = collections.Counter(kept.get("failures"))
         self.gpu_seconds = collections.defaultdict[str, float](float, kept.get("gpu_seconds", {}))
         self.seen: dict[str, dict[str, int]] = kept.get("seen", {})  # failures by run
-        self.logs: dict[str, list[typing.Any]] = kept.get("logs", {})  # by run
 
     def add(self, runs: list[dict[str, typing.Any]], gpus: collections.abc.Mapping[str, int], now: float) -> None:
         """Count what is new since the last look, and keep it."""
@@ -108,36 +102,12 @@ class Totals:
             for reason, count in run["failures"].items():
                 self.failures[reason] += max(0, count - before.get(reason, 0))
         self.seen = {name: run["failures"] for name, run in by_name.items()}
-        self.logs = {name: run["log"] for name, run in by_name.items()}
         passed = min(max(0.0, now - self._at), _LONGEST_S) if self._at else 0.0
         for user, count in gpus.items():
             self.gpu_seconds[user] += count * passed
         self._at = now
-        kept = {"failures": self.failures, "gpu_seconds": self.gpu_seconds, "seen": self.seen, "logs": self.logs}
+        kept = {"failures": self.failures, "gpu_seconds": self.gpu_seconds, "seen": self.seen}
         files.ensure_file(self.path, json.dumps(kept) + "\n", mode=0o600)
-
-
-def _note(path: pathlib.Path, runs: list[dict[str, typing.Any]]) -> None:
-    """Append the new events of the runs that are shown to the log of events, as logfmt."""
-    lines = [_event(run, event) for run in runs if run["is_shown"] for event in run["events"]]
-    if not lines:
-        return
-    try:
-        path.parent.mkdir(mode=0o750, exist_ok=True)
-        handler = logging.handlers.RotatingFileHandler(path, maxBytes=_LOG_BYTES, backupCount=1, encoding="utf-8")
-    except OSError as e:  # the metrics are served without it
-        logger.warning("no events are written: %s", e)
-        return
-    with contextlib.closing(handler):
-        for line in lines:
-            handler.emit(logging.makeLogRecord({"msg": line}))
-
-
-def _event(run: dict[str, typing.Any], event: dict[str, typing.Any]) -> str:
-    values = {"run": run["run"], "user": run["user"], "job_id": run["log"][0].partition(".")[0], "rank": event["rank"]}
-    values |= {"event": event["event"], "msg": event["words"]}
-    text = [f"{key}={json.dumps(str(value), ensure_ascii=False)}" for key, value in values.items() if value is not None]
-    return " ".join([time.strftime("time=%Y-%m-%dT%H:%M:%SZ", time.gmtime()), *text])
 
 
 def _labels(run: dict[str, typing.Any]) -> dict[str, str]:

@@ -358,15 +358,15 @@ def follow_log(
     return list(map(read_places(path).translate, lines)), after
 
 
-def new_lines(path: pathlib.Path, begin: int | None, limit: int = explain.MAX_TAIL_BYTES) -> tuple[list[str], int]:
-    """Read the whole lines behind `begin` in at most the last `limit` bytes, and up to where; None: the last lines."""
+def new_lines(path: pathlib.Path, begin: int | None) -> tuple[list[str], int]:
+    """Read the whole lines behind `begin`, at most MAX_TAIL_BYTES, and up to where; None: the last lines."""
     with contextlib.suppress(OSError), explain.opened(path) as file:
         size = os.fstat(file.fileno()).st_size
-        last = max(0, size - limit)
+        last = max(0, size - explain.MAX_TAIL_BYTES)
         begin = last if begin is None else max(begin if 0 <= begin <= size else 0, last)
         file.seek(begin)
-        data = file.read(limit)
-        whole = data.rfind(b"\n") + 1 or (len(data) if len(data) == limit else 0)
+        data = file.read(explain.MAX_TAIL_BYTES)
+        whole = data.rfind(b"\n") + 1 or (len(data) if len(data) == explain.MAX_TAIL_BYTES else 0)
         return data[:whole].decode(errors="replace").splitlines(), begin + whole
     return [], begin or 0
 

@@ -27,26 +27,17 @@ _WITHOUT_LOSS = ("sweep", "prepare", "collectives")
 _STATES = {State.PREEMPTED: "cancelled", State.UNKNOWN: None, State.CONFIGURING: "pending"}
 _GPUS = re.compile(r"(?:^|,)gres/gpu=(\d+)(?:,|$)")
 _REQUESTED = re.compile(r"(?:^|,)gres[/:]gpu(?:[:=][A-Za-z_][^:=,]*)?(?:[:=](\d+))?(?=,|$)")  # gres/gpu:h100:8
-# An event in the log; srun's label, torch's prefix and that of Python's logging may stand before its marker
-_EVENT = re.compile(
-    r"(?:\d+: )?(?:\[rank(\d+)\]: ?)?(?:[A-Z]+:\w+:)?\[(CKPT|DONE|FAILED|FATAL|PREEMPT|REQUEUE|RESTART)\] ?(.*)"
-)
-_SECRETS = re.compile(r"(?<=://)[^/\s@]+(?=@)|\bhf_\w{8,}")  # of URLs; a token of Hugging Face
-_EVENTS_BYTES = 1 << 20  # of a log, in one look; if it grew by more, what is older is skipped
-_MAX_EVENTS = 50  # of a run, in one look
-_MAX_WORDS = 400
 
 
-def collect(settings: Settings, seen: Json | None = None) -> Json:
+def collect(settings: Settings) -> Json:
     """Read the newest runs of all users, the GPUs that jobs hold, and doctor's last findings.
 
-    `seen` is up to where each run's log was read for events, as the last answer's runs have it: [name, bytes] by
-    USER/RUN. Raises SlurmError or TrainerError if the controller or the workspace does not respond.
+    Raises SlurmError or TrainerError if the controller or the workspace does not respond.
     """
     known = jobs.jobs(user=None)
 
     def read() -> tuple[list[Json], Json]:
-        runs = [_record(run, known, seen or {}) for run in _newest(settings)]
+        runs = [_record(run, known) for run in _newest(settings)]
         return runs, reading.json_object(settings.workspace / "baselines" / DOCTOR)
 
     runs, doctor = folders.call(settings, read, timeout_s=15)
@@ -76,7 +67,7 @@ def _newest(settings: Settings) -> collections.abc.Iterator[Run]:
                 yield run
 
 
-def _record(run: Run, known: collections.abc.Sequence[jobs.Job], seen: Json) -> Json:
+def _record(run: Run, known: collections.abc.Sequence[jobs.Job]) -> Json:
     job = catalog.job_among(run, [job for job in known if job.user == run.user])
     run = state.with_job(run, job)
     is_active = job is not None and job.is_active
@@ -98,11 +89,9 @@ def _record(run: Run, known: collections.abc.Sequence[jobs.Job], seen: Json) -> 
         "checkpoint_timestamp_seconds": run.checkpointed,
         "checkpoint_stall_seconds": run.metrics.checkpoint.get("stall_s"),
     }
-    name = reading.printable(run.name, 64)
-    events, read_until = _events(folder.newest_log(run.folder), seen.get(f"{run.user}/{name}"))
     word = _STATES.get(run.state, str(run.state).lower())
     return {
-        "run": name,
+        "run": reading.printable(run.name, 64),
         "user": run.user,
         "state": word if word in (*STATES, None) else "running" if is_active else "failed",
         "requeues": sum(requeues.values()),
@@ -111,8 +100,6 @@ def _record(run: Run, known: collections.abc.Sequence[jobs.Job], seen: Json) -> 
         "failures": collections.Counter(one.fault for one in run.failures if one.fault in KINDS),
         "is_shown": is_active or time.time() - run.written < _SHOWN_S,
         "values": {key: value for key, value in values.items() if isinstance(value, int | float)},
-        "events": events,
-        "log": read_until,
     }
 
 
@@ -121,19 +108,6 @@ def _slowest(run: Run) -> list[object]:
     found = run.metrics.slowest
     rank, host, times = reading.whole(found.get("rank")), found.get("host"), reading.real(found.get("times"))
     return [] if rank is None or times is None else [rank, reading.printable(str(host), 64), times]
-
-
-def _events(log: pathlib.Path, seen: object) -> tuple[list[Json], list[object]]:
-    """Return the events in the whole lines that a log got since it was `seen`, and up to where it was read now."""
-    name = reading.printable(log.name, 64)
-    before, begin, *_ = [*reading.as_list(seen), None, None]
-    begin = begin if before == name and type(begin) is int else 0
-    lines, end = folder.new_lines(log, begin, _EVENTS_BYTES)
-    found: list[Json] = []
-    for match in filter(None, map(_EVENT.match, lines)):
-        rank, event, words = match.groups()
-        found.append({"event": event, "rank": rank, "words": reading.printable(_SECRETS.sub("***", words), _MAX_WORDS)})
-    return found[-_MAX_EVENTS:], [name, end]
 
 
 def _gpus_held() -> dict[str, int]:

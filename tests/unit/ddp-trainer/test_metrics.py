@@ -4,7 +4,6 @@ import collections.abc
 import dataclasses
 import json
 import pathlib
-import re
 import typing
 
 import pytest
@@ -15,7 +14,6 @@ import fake_exporter
 import metrics
 import program
 from fake_exporter import FakeExporter
-from slurm_ddp import exporter
 from slurm_ddp.interfaces import cos_agent
 
 UNIT = "trainer/0"
@@ -26,15 +24,7 @@ Json = dict[str, typing.Any]
 
 def run(name: str = "owt", **changed: object) -> Json:
     record: Json = {"run": name, "user": "ann", "state": "running", "requeues": 0, "restarts": 0, "failures": {}}
-    return (
-        record
-        | {"is_shown": True, "values": {"step": 10}, "events": [], "log": ["40.out", 100], "slowest": []}
-        | changed
-    )
-
-
-def event(kind: str = "CKPT", rank: str | None = "0", words: str = "step=9") -> Json:
-    return {"event": kind, "rank": rank, "words": words}
+    return record | {"is_shown": True, "values": {"step": 10}, "slowest": []} | changed
 
 
 @dataclasses.dataclass
@@ -44,12 +34,10 @@ class FakeProgram:
     runs: list[Json] = dataclasses.field(default_factory=list[Json])
     doctor: Json | None = None
     error: str = ""
-    seen: Json = dataclasses.field(default_factory=dict[str, typing.Any])  # of the last request
 
     def ask(
         self, user: str, request: Json, log: collections.abc.Callable[[str], None], *, timeout_s: float
     ) -> program.Answer:
-        self.seen = request.pop("seen")
         assert (user, request) == ("ubuntu", {"do": "metrics", "config": SETTINGS["config"], "unit": UNIT})
         assert 0 < timeout_s < 60
         return program.Answer({"runs": self.runs, "gpus": {}, "doctor": self.doctor}, self.error)
@@ -59,7 +47,6 @@ class FakeProgram:
 def ddp(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> FakeProgram:
     double = FakeProgram()
     monkeypatch.setattr(program, "ask", double.ask)
-    monkeypatch.setattr(exporter, "LOGS", tmp_path / "log")
     return double
 
 
@@ -129,46 +116,8 @@ def test_gpus_are_counted_for_the_time_that_they_are_held(ddp: FakeProgram, tota
     assert read(totals)["gpu_seconds_total[bob]"] == 360
 
 
-def test_events_go_to_a_bounded_log_as_logfmt(
-    ddp: FakeProgram, totals: metrics.Totals, monkeypatch: pytest.MonkeyPatch
-):
-    words = 'cannot open "x\\y" run=other'
-    ddp.runs = [
-        run(events=[event(), event("FATAL", "3", words), event("RESTART", None, "1 of 3")]),
-        run("old", events=[event()], is_shown=False),
-    ]
-    read(totals)
-    path = exporter.log(UNIT)
-    times, lines = zip(*(line.split(" ", 1) for line in path.read_text().splitlines()), strict=True)
-    assert all(re.fullmatch(r"time=\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", one) for one in times)
-    assert lines == (
-        'run="owt" user="ann" job_id="40" rank="0" event="CKPT" msg="step=9"',
-        f'run="owt" user="ann" job_id="40" rank="3" event="FATAL" msg={json.dumps(words)}',
-        'run="owt" user="ann" job_id="40" event="RESTART" msg="1 of 3"',
-    )
-    assert path.parent.stat().st_mode & 0o7777 == 0o750
-    monkeypatch.setattr(metrics, "_LOG_BYTES", 1000)
-    ddp.runs = [run(events=[event()] * 40)]
-    read(totals)
-    assert sum(one.stat().st_size for one in path.parent.iterdir()) <= 2000
-
-
-def test_how_far_logs_were_read_is_kept_over_a_restart(ddp: FakeProgram, totals: metrics.Totals):
+def test_a_program_that_fails_is_a_failure(ddp: FakeProgram, totals: metrics.Totals):
     ddp.runs = [run()]
-    read(totals)
-    assert ddp.seen == {}
-    ddp.runs = []
-    read(metrics.Totals(totals.path))
-    assert ddp.seen == {"ann/owt": ["40.out", 100]}
-    read(metrics.Totals(totals.path))
-    assert ddp.seen == {}, "of a run that was removed nothing is kept"
-
-
-def test_a_program_that_fails_is_a_failure_and_a_log_that_cannot_be_written_is_none(
-    ddp: FakeProgram, totals: metrics.Totals
-):
-    exporter.LOGS.write_text("")
-    ddp.runs = [run(events=[event()])]
     assert read(totals)["run_step[owt,ann]"] == 10
     ddp.error = "/mnt/shared gave no answer within 15 s"
     with pytest.raises(program.ProgramError, match="gave no answer"):
