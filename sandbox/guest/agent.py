@@ -228,9 +228,6 @@ def _patch_backend(send: typing.Callable[..., None], reboots: list[str]) -> None
         self._context.action_logs.append(message)
         send("action-log", message=message)
 
-    def sent_log(_: typing.Any, level: str, message: str) -> None:
-        send("log", level=level, message=message)
-
     def changed_secret_set(self: typing.Any, id: str, *, content: dict[str, str] | None = None, **rest: typing.Any):  # noqa: A002
         # Juju 3.6 makes no new revision of equal content (storing its checksum); Scenario does
         if content is not None and content == self._get_secret(id, rest.get("label")).latest_content:
@@ -254,7 +251,7 @@ def _patch_backend(send: typing.Callable[..., None], reboots: list[str]) -> None
 
     backend.status_set = sent_status_set
     backend.action_log = sent_action_log
-    backend.juju_log = sent_log
+    backend.juju_log = lambda _, level, message: send("log", level=level, message=message)
     backend.secret_set = changed_secret_set
     backend.resource_get = found_resource_get
     backend.reboot = reboot

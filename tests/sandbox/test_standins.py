@@ -377,27 +377,14 @@ def test_slurmrestd_waits_for_slurmdbd_but_gets_the_settings_at_any_restart(make
 # --- slurmd, slurmdbd, slurmrestd -------------------------------------------------------------------------------------
 
 
-def test_memory_for_the_system_is_at_most_half(host: FakeHost, monkeypatch: pytest.MonkeyPatch):
+def test_memory_and_cores_are_left_to_others(host: FakeHost, monkeypatch: pytest.MonkeyPatch):
+    for cpus, threads, left in ((2, 1, [[1], [0]]), (6, 2, [[2, 3, 4, 5], [0, 1]]), (2, 2, [None, None])):
+        report = f"NodeName=vm CPUs={cpus} ThreadsPerCore={threads} RealMemory=9000\nUpTime=0-00:01:00"
+        monkeypatch.setattr(host, "slurmd", lambda _, report=report: report)
+        assert [slurmd_node.describe(f"a/{number}", []).cpu_spec_list for number in (2, 3)] == left
     monkeypatch.setattr(host, "slurmd", lambda _: "NodeName=vm CPUs=1 RealMemory=900\nUpTime=0-00:01:00")
     node = slurmd_node.describe("compute/0", ["gpu:tesla_t4:1"])
     assert str(node) == "cpus=1 realmemory=900 memspeclimit=450 gres=gpu:tesla_t4:1 features=compute"
-
-
-@pytest.mark.parametrize(
-    ("number", "report", "left"),
-    [
-        (0, "CPUs=2 CoresPerSocket=2 ThreadsPerCore=1", [1]),
-        (3, "CPUs=2 CoresPerSocket=2 ThreadsPerCore=1", [0]),
-        (1, "CPUs=6 CoresPerSocket=3 ThreadsPerCore=2", [0, 1]),
-        (2, "CPUs=6 CoresPerSocket=3 ThreadsPerCore=2", [2, 3, 4, 5]),
-        (1, "CPUs=2 CoresPerSocket=1 ThreadsPerCore=2", None),
-    ],
-)
-def test_nodes_share_cores(
-    host: FakeHost, monkeypatch: pytest.MonkeyPatch, number: int, report: str, left: list[int] | None
-):
-    monkeypatch.setattr(host, "slurmd", lambda _: f"NodeName=vm {report} RealMemory=9000\nUpTime=0-00:01:00")
-    assert slurmd_node.describe(f"compute/{number}", []).cpu_spec_list == left
 
 
 def test_gpus_are_counted_by_model(monkeypatch: pytest.MonkeyPatch):

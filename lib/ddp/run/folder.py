@@ -152,11 +152,6 @@ def read_places(path: pathlib.Path) -> places.Places:
     return places.Places(str(own).rstrip("/"), str(of / str(code.get("folder") or "code")))
 
 
-def summarised(path: pathlib.Path) -> float:
-    """Return when a run's summary was written, in seconds since 1970; 0 if it has none."""
-    return reading.written(path / "summary.json") or 0.0
-
-
 def read(path: pathlib.Path, *, is_brief: bool = False, reader: metrics.Reader | None = None, user: str = "") -> Run:
     """Read a run; absent and damaged files are named in its notes. Raises FileNotFoundError if it does not exist.
 
@@ -260,7 +255,8 @@ def _job_id(path: pathlib.Path, record: Json) -> int | None:
     if record and not is_intent(record):
         number = record.get("job_id")
         return number if type(number) is int else None
-    log = newest_log(path)
+    logs = [path / "logs" / name for name in reading.names(path / "logs") if name.endswith(".out")]
+    log = max(logs, key=lambda log: reading.written(log) or 0.0, default=path / "logs" / "none")
     is_later = not record or (reading.written(log) or 0.0) >= (reading.written(path / RECORD) or 0.0)
     return reading.number(log.stem, 0) or None if is_later else None
 
@@ -374,12 +370,6 @@ def new_lines(path: pathlib.Path, begin: int | None) -> tuple[list[str], int]:
 def last_lines(run: Run, lines: int = 40) -> list[str]:
     """Read the last lines of the log of a run's last job; none if it is unreadable."""
     return list(map(read_places(run.folder).translate, reading.tail(run.log_path, _LOG_BYTES)[-lines:]))
-
-
-def newest_log(path: pathlib.Path) -> pathlib.Path:
-    """Return the job's log that was written last; it need not exist."""
-    logs = [path / "logs" / name for name in reading.names(path / "logs") if name.endswith(".out")]
-    return max(logs, key=lambda log: reading.written(log) or 0.0, default=path / "logs" / "none")
 
 
 @dataclasses.dataclass(frozen=True)
