@@ -29,8 +29,10 @@ def node(two_cards: SlurmDouble) -> SlurmDouble:
 
 
 def remove() -> None:
+    """Remove the charm, which leaves no file of its own."""
     work.release()
     compute.release(owner="slurm-gpu/0")
+    assert [path for path in node_state.STATE_DIR.rglob("*") if path.is_file()] == []
 
 
 def drained(reason: str) -> Record:
@@ -63,7 +65,7 @@ def test_a_slurm_that_needed_the_lines_goes_on_without_gpus(slurm: SlurmDouble, 
     slurmd_unit.PUSHED.write_text("")  # a controller's gres.conf without AutoDetect
     for minor in range(2):
         (paths / f"dev/nvidia{minor}").touch()
-    for lost in ((1,), (0, 1)):
+    for lost in ((), (1,), (0, 1)):
         shutil.rmtree(paths / "proc/driver", ignore_errors=True)
         (paths / "proc/driver").mkdir()
         add_driver(paths, H200S)
@@ -76,7 +78,7 @@ def test_a_slurm_that_needed_the_lines_goes_on_without_gpus(slurm: SlurmDouble, 
         lose(paths, *lost)
         hook(roles.OFF)
         assert slurm.record is not None
-        assert slurm.record.reason.startswith("slurm-gpu: ")
+        assert slurm.record.reason.startswith("slurm-gpu: " if lost else "")
         remove()
         assert slurm.record == Record("")
         assert slurmd_options.PATH.read_text() == OPTIONS

@@ -147,7 +147,7 @@ def release(*, owner: str, config: settings.Config | None = None) -> None:
     _end_drain(machine)
     health_check.ensure_absent()
     slurmd_unit.ensure_no_dropin()
-    for journal in (node_state.ORDER, node_state.CARDS):
+    for journal in (node_state.ORDER, node_state.CARDS, node_state.SERVED):  # to leave may write the last again
         node_state.clear(journal)
     for path in (slurmd_unit.DRAINED_ENV, OWNER):
         files.ensure_absent(path)
