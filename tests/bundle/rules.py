@@ -8,6 +8,7 @@ import collections
 import collections.abc
 import copy
 import dataclasses
+import functools
 import itertools
 import json
 import pathlib
@@ -84,6 +85,7 @@ class Charm:
     is_offer: bool = False  # not a charm: what another model offers
 
 
+@functools.cache
 def upstream_charms() -> dict[str, Charm]:
     """Return the facts of upstream.yaml, offers included (their names never collide with a charm's)."""
     facts = yaml.safe_load(pathlib.Path(__file__).with_name("upstream.yaml").read_text())
@@ -92,6 +94,7 @@ def upstream_charms() -> dict[str, Charm]:
     return charms | offers
 
 
+@functools.cache
 def our_charms() -> dict[str, Charm]:
     """Read every charmcraft.yaml under charms/, keyed by the path of each base's file."""
     found: dict[str, Charm] = {}
@@ -272,11 +275,13 @@ def partition_problems(text: str) -> collections.abc.Iterator[str]:
             yield f"partition-config has no {word} for an operator to say"
 
 
-def _refusal(option: str, read: collections.abc.Callable[[str], object], text: str) -> collections.abc.Iterator[str]:
+@functools.cache  # for bundles that differ in other options; slurmutils takes long
+def _refusal(option: str, read: collections.abc.Callable[[str], object], text: str) -> tuple[str, ...]:
     try:
         read(text)
     except (slurmutils.ModelError, ValueError) as e:  # what upstream's charms turn into Blocked
-        yield f"{option}: slurmutils refuses it: {str(e).splitlines()[0].partition('. valid ')[0]}"
+        return (f"{option}: slurmutils refuses it: {str(e).splitlines()[0].partition('. valid ')[0]}",)
+    return ()
 
 
 def _keys(conf: str) -> list[str]:
