@@ -13,7 +13,7 @@ import uuid
 from ddp import copies, remedies
 from ddp.base import REPORT_S, Log, ParameterError, Results, Settings, TrainerError
 from ddp.problem import Command, Step
-from ddp.run import catalog, failure, folder, reading, state
+from ddp.run import catalog, failure, folder, state
 from ddp.run.model import UTC, Run
 from ddp.slurm import jobs, submissions
 from ddp.submit import checks
@@ -110,7 +110,7 @@ def submit(
     path, mark = settings.runs / run, new_mark()
     record = new_record(run, {"submission": mark, **facts})
     if again:  # the summary of an earlier job is not this one's
-        record["summary_before"] = folders.call(settings, reading.written, path=path / "summary.json") or 0.0
+        record["summary_before"] = folders.call(settings, folder.summarised, path=path)
         if before := catalog.read_record(settings, run):
             record["previous"] = folder.without_previous(before)
     texts = {**texts, folder.RECORD: folder.dump(record)}

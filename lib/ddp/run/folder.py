@@ -152,6 +152,11 @@ def read_places(path: pathlib.Path) -> places.Places:
     return places.Places(str(own).rstrip("/"), str(of / str(code.get("folder") or "code")))
 
 
+def summarised(path: pathlib.Path) -> float:
+    """Return when a run's summary was written, in seconds since 1970; 0 if it has none."""
+    return reading.written(path / "summary.json") or 0.0
+
+
 def read(path: pathlib.Path, *, is_brief: bool = False, reader: metrics.Reader | None = None, user: str = "") -> Run:
     """Read a run; absent and damaged files are named in its notes. Raises FileNotFoundError if it does not exist.
 
