@@ -55,10 +55,6 @@ class _SetMig(_ResetGpu, frozen=True):
     profiles: str
 
 
-def _detect(unit: Unit, _: Parameters, _log: Log) -> Results:
-    return compute.detected(unit.machine())
-
-
 def _show_gres(unit: Unit, _: Parameters, _log: Log) -> Results:
     return gres_lines.summary() if unit.is_controller and not unit.is_compute else compute.summary(unit.machine())
 
@@ -109,7 +105,7 @@ def _on_cards(unit: Unit, run: collections.abc.Callable[[str | None], Results]) 
 
 
 ACTIONS: dict[str, Action[Unit]] = {
-    "detect": Action(Parameters, _detect),
+    "detect": Action(Parameters, lambda unit, _, _log: compute.detected(unit.machine())),
     "show-gres": Action(Parameters, _show_gres),
     "health-check": Action(Parameters, _health_check),
     "accept-gpus": Action(Parameters, _accept_gpus),

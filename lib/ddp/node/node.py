@@ -82,8 +82,8 @@ class Node:
         if code:
             if shortage := memory.shortage(self.host):
                 spool.write(f"[ENV] {self.host}{ends.SHORTAGE}{shortage}")
-            with contextlib.suppress(OSError):
-                storage.within(self._mark_failed, storage.CALL_S)
+            with contextlib.suppress(OSError):  # the file at which the other tasks exit without saving
+                storage.within(lambda: open(self._failed, "w", encoding="ascii").close(), storage.CALL_S)
         if scanner is not None:
             scanner.close()
         self._end_logs(logs)
@@ -209,11 +209,6 @@ class Node:
             return False
         self.env["CUDA_VISIBLE_DEVICES"] = ",".join(instances)
         return True
-
-    def _mark_failed(self) -> None:
-        """Make the file at which the other tasks of this attempt exit without saving."""
-        with open(self._failed, "w", encoding="ascii"):
-            pass
 
     def _on_term(self, _number: int, _frame: object) -> None:
         """Kill the child where another task has failed; else it exits by itself once its ranks have saved."""
