@@ -1,7 +1,9 @@
 """The command that starts a task on each node: srun, then the program, in a container if the job has one."""
 
 import collections.abc
+import contextlib
 import os
+import signal
 import subprocess
 
 from ddp.node import container, slurm, spec
@@ -50,6 +52,15 @@ def command(
         options, launch = container.launch(job, [path for path in mounts if os.path.exists(path)], launch, env)
         argv += options
     return [*argv, *launch]
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill srun with its second process, which would have slurmctld end the step on a lost node, too.
+
+    slurmctld repeats that each minute until the node is back, and the job's next start has a step of the same number.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def abort(process: subprocess.Popen[bytes], job_id: str) -> None:

@@ -215,7 +215,7 @@ class Supervisor:
                 f"[ENV] job={self.job_id} attempt={self.attempt_id} nodes={' '.join(self.hosts)} "
                 f"head={env['HEAD_IP']}:{port} ranks_per_node={self.job.ranks_per_node}"
             )
-            self._step = subprocess.Popen(argv, env=env, cwd="/")
+            self._step = subprocess.Popen(argv, env=env, cwd="/", start_new_session=True)
             watch = stall.Watch(self.run_dir, self._on_stalled)
             spool.remove_old(self.job.cache)  # while the ranks start
             self.code = ending.exit_code(self._step.wait())
@@ -247,7 +247,7 @@ class Supervisor:
             self.lost.append(host)
             if len(self.lost) == 1 and self._step is not None:
                 slurm.pause(TOGETHER_S)
-                self._step.kill()  # its lifelines end the tasks
+                step.kill(self._step)  # its lifelines end the tasks
 
     def _on_stalled(self, words: str) -> None:
         """Let the ranks print their stacks and end, at most once an hour."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import pathlib
 import shutil
 import signal
@@ -14,7 +15,7 @@ import pytest
 from job_specs import make
 
 from batch_host import Node
-from ddp.node import spec, supervisor
+from ddp.node import spec, step, supervisor
 
 PACKAGE = pathlib.Path(spec.__file__).parent
 # An attempt whose rank leaves an error file as @record writes it.
@@ -224,6 +225,22 @@ def test_a_preparation_runs_its_commands_in_turn(node: Node, fails: str, element
     assert found.exists() == (not fails and not elements)
     if found.exists():
         assert found.read_text() == "ddptrain inspect --json\n"
+
+
+@pytest.mark.parametrize(("kill", "is_sent"), [(subprocess.Popen.kill, True), (step.kill, False)])
+def test_srun_s_second_process_tells_slurmctld_nothing(
+    tmp_path: pathlib.Path, kill: typing.Callable[[subprocess.Popen[bytes]], None], is_sent: bool
+):
+    """As _shepherd_spawn() of srun_job.c: it waits for the end of the first, and sends an order of its own then."""
+    os.mkfifo(tmp_path / "pipe")
+    shepherd = "(exec 3<pipe; echo ready; read word <&3; echo sent) & exec 4>pipe; sleep 60"
+    process = subprocess.Popen(["bash", "-c", shepherd], cwd=tmp_path, stdout=subprocess.PIPE, start_new_session=True)
+    assert process.stdout is not None
+    with process.stdout as output:
+        assert output.readline() == b"ready\n"
+        kill(process)
+        process.wait(10)
+        assert output.read() == (b"sent\n" if is_sent else b"")
 
 
 def test_a_spare_node_takes_the_place_of_a_lost_one_without_the_queue(node: Node):
