@@ -221,8 +221,6 @@ class _Dumper(yaml.SafeDumper):
     """Quotes every string."""
 
 
-def _represent_text(_: _Dumper, text: str) -> yaml.ScalarNode:
-    return yaml.ScalarNode("tag:yaml.org,2002:str", text, style="|" if text == _literal(_START) else '"')
-
-
-_Dumper.add_representer(str, _represent_text)
+_Dumper.add_representer(
+    str, lambda _, text: yaml.ScalarNode("tag:yaml.org,2002:str", text, style="|" if text == _literal(_START) else '"')
+)

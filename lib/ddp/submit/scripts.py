@@ -231,11 +231,7 @@ def _login(settings: Settings, more: tuple[str, ...]) -> list[tuple[str, str]]:
 
 
 def _script(folder: str, command: str, about: str, directives: list[tuple[str, str]]) -> str:
-    options = (f"--{name}={_quoted(value)}" if value else f"--{name}" for name, value in directives)
+    words = ((name, f'"{value}"' if " " in value else value) for name, value in directives)  # sbatch splits at blanks
+    options = (f"--{name}={value}" if value else f"--{name}" for name, value in words)
     program = f"exec /usr/bin/python3 -I -S -B {shlex.quote(f'{folder}/program')} {command}"
     return "\n".join(["#!/bin/bash", f"# {about}", *(f"#SBATCH {option}" for option in options), program, ""])
-
-
-def _quoted(value: str) -> str:
-    """Quote a directive's value for sbatch, which splits at blanks: a home may have one in its path."""
-    return f'"{value}"' if " " in value else value
