@@ -11,8 +11,8 @@ ASKING_S = (1, 2, 4, 8, 15, 30, 60, 0)  # pauses while the controller restarts
 REQUEUEING_S = (1, 2, 4, 8, 15, 15, 30, 30, 60)
 NODE_BACK_S = 600.0
 # Slurm keeps a begin time that is later than the end on the nodes; else it adds cred_expire (batch_requeue_fini()).
-# slurmd refuses a job whose credential is not a second newer than the end of its last attempt.
-RELEASING_S = 5
+# Beyond the end of the last attempt, which takes 6 s if it lost a node: a start before it is put off by cred_expire.
+RELEASING_S = 10
 
 Claim = collections.abc.Callable[[], bool]
 

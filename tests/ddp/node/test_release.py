@@ -23,7 +23,7 @@ def test_requeues_of_others_keep_slurms_delay(
     monkeypatch: pytest.MonkeyPatch, about: dict[str, object], is_ours: bool, is_released: bool
 ):
     shown = JOB.format_map({"priority": 7, "restarts": 2, "preempted": "None", **about})
-    texts = {"-o show job 12": shown, "update JobId=12 StartTime=now+5": ""}
+    texts = {"-o show job 12": shown, "update JobId=12 StartTime=now+10": ""}
     asked: list[str] = []
 
     def call(*argv: str) -> subprocess.CompletedProcess[str]:
@@ -32,4 +32,4 @@ def test_requeues_of_others_keep_slurms_delay(
 
     monkeypatch.setattr(slurm, "call", call)
     slurm.release("12", 1, is_ours=is_ours)
-    assert ("update JobId=12 StartTime=now+5" in asked) == is_released
+    assert ("update JobId=12 StartTime=now+10" in asked) == is_released
