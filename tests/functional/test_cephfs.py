@@ -12,10 +12,11 @@ import typing
 import pytest
 
 from functional import training_jobs
-from functional.conftest import MODEL, REPOSITORY, Answer, Cluster, deployed
+from functional.conftest import MODEL, REPOSITORY, Answer, Cluster, deployed, eventually
 from functional.storage_faults import APP, HOSTS, MP, health, until, until_right
 from functional.test_bundle_runs import check_mounts, check_settled, check_smoke
 from functional.test_drills import check_run_outlives, kill
+from functional.test_observability import value
 from storage import leaks
 
 pytestmark = pytest.mark.timeout(2400)  # without `trains`: it has its own deployment, beside that half's
@@ -32,8 +33,8 @@ def deploy(one: Cluster, folder: pathlib.Path) -> Answer:
     monitors = " ".join(re.findall(r"v1:([0-9.:]+)/", one.on(CEPH, "ceph", "mon", "dump")))
     values = {"fsid": one.on(CEPH, "ceph", "fsid"), "monitor-hosts": monitors, "auth-info": f"fs-client:{key(one)}"}
     text = (REPOSITORY / "overlays" / "cephfs.yaml").read_text()
-    for name, value in values.items():
-        text = text.replace(f"{name}: *FILL-IN", f'{name}: "{value}"')
+    for name, given in values.items():
+        text = text.replace(f"{name}: *FILL-IN", f'{name}: "{given}"')
     (folder / "my-cephfs.yaml").write_text(text)
     overlay = ("--overlay", str(folder / "my-cephfs.yaml"))
     return one.ctl("deploy", str(REPOSITORY / "bundle.yaml"), *overlay, timeout=1800)
@@ -105,6 +106,30 @@ def test_a_client_that_ceph_cut_off_is_mounted_again(drilled: Cluster):
     until(drilled, NODE, lambda found: found["state"] == "right" and found["healed_at"] > begin)
     print(f"evicted: right again after {time.time() - begin:.0f} s")
     drilled.on(NODE, "sh", "-c", f"echo x >{MP}/.after && rm {MP}/.after")
+
+
+@pytest.mark.long
+def test_its_mounts_are_measured_as_any_other(drilled: Cluster, tmp_path: pathlib.Path):
+    collector = {"charm": "opentelemetry-collector", "channel": "2/stable", "base": "ubuntu@24.04"}
+    (tmp_path / "collector.yaml").write_text(json.dumps({"applications": {"collector": collector}}))
+    drilled.ok("deploy", str(tmp_path / "collector.yaml"))
+    drilled.ok("integrate", "collector:juju-info", "slurmd:juju-info")
+    drilled.ok("integrate", "collector:cos-agent", f"{APP}:cos-agent")
+
+    def is_measured(heals: float) -> None:
+        assert value(drilled, NODE, "slurm_ddp_mount_healthy") == 1
+        assert value(drilled, NODE, "slurm_ddp_mount_heals_total") == heals
+
+    try:
+        until_right(drilled)
+        before = health(drilled, NODE)["heals"]
+        eventually(lambda: is_measured(before))
+        sizes = [value(drilled, NODE, f"slurm_ddp_mount_{name}_bytes") for name in ("size", "available")]
+        assert sizes[0] > sizes[1] > 0
+        kill(drilled, NODE, CLIENT)
+        eventually(lambda: is_measured(before + 1))
+    finally:
+        drilled.ok("remove-application", "--no-prompt", "collector")
 
 
 def test_a_new_key_reaches_the_clients_and_is_shown_nowhere(cephfs: Cluster):
