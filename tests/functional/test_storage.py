@@ -72,7 +72,11 @@ def test_a_wrong_password_on_one_node_fails_there_alone_and_the_next_hook_repair
         healthy.ok("update-status", unit)
     assert workload_status(healthy, unit)["current"] == "active"
     assert "wrong" not in healthy.on(host, "cat", path)
-    assert mounted(healthy, host) == ["fuse.juicefs"]
+
+    def is_mounted() -> None:
+        assert mounted(healthy, host) == ["fuse.juicefs"]
+
+    eventually(is_mounted)  # a client that started with the wrong file is started again once nobody uses it
 
 
 @pytest.mark.long
