@@ -126,7 +126,7 @@ def test_its_mounts_are_measured_as_any_other(drilled: Cluster, tmp_path: pathli
         eventually(lambda: is_measured(before))
         sizes = [value(drilled, NODE, f"slurm_ddp_mount_{name}_bytes") for name in ("size", "available")]
         assert sizes[0] >= sizes[1] > 0
-        kill(drilled, NODE, CLIENT)
+        drilled.on(NODE, "mount", "--bind", MP, MP)
         eventually(lambda: is_measured(before + 1))
     finally:
         drilled.ok("remove-application", "--no-prompt", "collector")
