@@ -11,7 +11,7 @@ ASKING_S = (1, 2, 4, 8, 15, 30, 60, 0)  # pauses while the controller restarts
 REQUEUEING_S = (1, 2, 4, 8, 15, 15, 30, 30, 60)
 NODE_BACK_S = 600.0
 # Slurm keeps a begin time that is later than the end on the nodes; else it adds cred_expire (batch_requeue_fini()).
-# Beyond the end of the last attempt, which takes 6 s if it lost a node: a start before it is put off by cred_expire.
+# Later than the end of the last attempt, 6 s if it lost a node; else cred_expire is added (batch_requeue_fini()).
 RELEASING_S = 10
 
 Claim = collections.abc.Callable[[], bool]
@@ -124,8 +124,8 @@ def keep(job_id: str, hosts: list[str]) -> None:
 def release(job_id: str, restarts: int, *, is_ours: bool) -> None:
     """Let a requeued job start without Slurm's delay. One that an operator holds, or requeued, waits.
 
-    So does one that Slurm requeued as it lost a node: until cred_expire Slurm's order to end the last attempt is valid,
-    and the node would get it when it is back, in the middle of the next attempt there (deallocate_nodes()).
+    So does one that Slurm requeued as it lost a node: for some seconds Slurm tries to end the last attempt there, and a
+    node that is back by then would end the next one (deallocate_nodes()).
     """
     shown = call("scontrol", "-o", "show", "job", job_id).stdout
     found = dict(re.findall(r"(\w+)=(\S*)", shown))

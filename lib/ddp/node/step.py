@@ -54,12 +54,17 @@ def command(
     return [*argv, *launch]
 
 
+def start(argv: list[str], env: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Start srun, which forks a second process, in a process group for `kill`."""
+    return subprocess.Popen(argv, env=env, cwd="/", start_new_session=True)
+
+
 def kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill srun with its second process, which would have slurmctld end the step on a lost node, too.
+    """Kill srun and its second process, which else has slurmctld signal the step on a lost node (_shepherd_spawn()).
 
     slurmctld repeats that each minute until the node is back, and the job's next start has a step of the same number.
     """
-    with contextlib.suppress(ProcessLookupError):
+    with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
         os.killpg(process.pid, signal.SIGKILL)
 
 
@@ -72,4 +77,4 @@ def abort(process: subprocess.Popen[bytes], job_id: str) -> None:
     slurm.pause(ABORTING_S)
     if process.poll() is None:
         slurm.call("scancel", "--signal=KILL", "--quiet", name)
-        process.kill()
+        kill(process)

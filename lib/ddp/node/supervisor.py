@@ -215,7 +215,7 @@ class Supervisor:
                 f"[ENV] job={self.job_id} attempt={self.attempt_id} nodes={' '.join(self.hosts)} "
                 f"head={env['HEAD_IP']}:{port} ranks_per_node={self.job.ranks_per_node}"
             )
-            self._step = subprocess.Popen(argv, env=env, cwd="/", start_new_session=True)
+            self._step = step.start(argv, env)
             watch = stall.Watch(self.run_dir, self._on_stalled)
             spool.remove_old(self.job.cache)  # while the ranks start
             self.code = ending.exit_code(self._step.wait())

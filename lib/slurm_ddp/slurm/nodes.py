@@ -248,11 +248,6 @@ def setting(name: str) -> str | None:
     return show_text.value(show_text.config(_scontrol("show the configuration", "show", "config")), name)
 
 
-def gres_types() -> frozenset[str]:
-    """Ask for the names that Gres may have."""
-    return frozenset((setting("GresTypes") or "").split(",")) - {""}
-
-
 def is_silence(printed: str) -> bool:
     """Report whether a command of Slurm's printed that no controller answers."""
     return any(phrase in printed for phrase in _PHRASES[ControllerSilent])

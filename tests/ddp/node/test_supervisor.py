@@ -231,16 +231,16 @@ def test_a_preparation_runs_its_commands_in_turn(node: Node, fails: str, element
 def test_srun_s_second_process_tells_slurmctld_nothing(
     tmp_path: pathlib.Path, kill: typing.Callable[[subprocess.Popen[bytes]], None], is_sent: bool
 ):
-    """As _shepherd_spawn() of srun_job.c: it waits for the end of the first, and sends an order of its own then."""
+    """It waits until the first ends, and then has slurmctld kill the step (srun_job.c, _shepherd_spawn())."""
     os.mkfifo(tmp_path / "pipe")
-    shepherd = "(exec 3<pipe; echo ready; read word <&3; echo sent) & exec 4>pipe; sleep 60"
-    process = subprocess.Popen(["bash", "-c", shepherd], cwd=tmp_path, stdout=subprocess.PIPE, start_new_session=True)
-    assert process.stdout is not None
-    with process.stdout as output:
-        assert output.readline() == b"ready\n"
+    os.mkfifo(tmp_path / "output")
+    shepherd = "exec >output; (exec 3<pipe; echo ready; read word <&3; echo sent) & exec 4>pipe; sleep 60"
+    process = step.start(["/bin/bash", "-c", f"cd {tmp_path}; {shepherd}"], {"PATH": os.defpath})
+    with (tmp_path / "output").open() as output:
+        assert output.readline() == "ready\n"
         kill(process)
         process.wait(10)
-        assert output.read() == (b"sent\n" if is_sent else b"")
+        assert output.read() == ("sent\n" if is_sent else "")
 
 
 def test_a_spare_node_takes_the_place_of_a_lost_one_without_the_queue(node: Node):

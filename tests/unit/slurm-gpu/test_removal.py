@@ -29,7 +29,7 @@ def node(two_cards: SlurmDouble) -> SlurmDouble:
 
 
 def remove() -> None:
-    """Remove the charm, which leaves no file of its own."""
+    """Remove the charm, and check that none of its files is left."""
     work.release()
     compute.release(owner="slurm-gpu/0")
     assert [path for path in node_state.STATE_DIR.rglob("*") if path.is_file()] == []
@@ -78,7 +78,7 @@ def test_a_slurm_that_needed_the_lines_goes_on_without_gpus(slurm: SlurmDouble, 
         lose(paths, *lost)
         hook(roles.OFF)
         assert slurm.record is not None
-        assert slurm.record.reason.startswith("slurm-gpu: " if lost else "")
+        assert slurm.record.reason.startswith("slurm-gpu: ") == bool(lost)
         remove()
         assert slurm.record == Record("")
         assert slurmd_options.PATH.read_text() == OPTIONS

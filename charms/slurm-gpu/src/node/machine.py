@@ -143,7 +143,7 @@ def _can_detect(machine: Machine) -> bool:
 def _check_gres_types(wanted: dict[str, str]) -> None:
     """Raise `ValueError`, after the option's name, if slurm.conf lacks one of these: it costs a node all its Gres."""
     try:
-        types = nodes.gres_types()
+        types = set((nodes.setting("GresTypes") or "").split(",")) - {""}
     except nodes.NodeError:
         return  # nothing is registered without a controller, and the next event asks again
     for name, option in wanted.items():
