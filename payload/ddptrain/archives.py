@@ -29,6 +29,11 @@ _MARKS = {  # the longest first
     **{b"\xff\xfe\0\0": "utf-32-le", b"\0\0\xfe\xff": "utf-32-be", b"\xef\xbb\xbf": "utf-8"},
     **{b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"},
 }
+_NO_TEXT = {  # ASCII in a file that is named as text, and none of it is the text
+    b"version https://git-lfs.github.com/spec/": "a Git LFS pointer (git lfs pull fetches the file)",
+    b"{\\rtf": "RTF",
+    b"%PDF-": "a PDF",
+}
 # What the readers raise for damaged files; RuntimeError also for encryption, and for nesting without end
 DAMAGE = (
     *(OSError, EOFError, ValueError, OverflowError, RuntimeError, struct.error, zlib.error, lzma.LZMAError),
@@ -148,6 +153,8 @@ def encoding_of(data: bytes) -> tuple[str, bytes]:
 def decoded(data: bytes, where: object, how: str, offset: int = 0) -> str:
     """Return the text in a file's bytes from an offset. Raises UserError naming the offset of what is no text."""
     encoding, mark = ("utf-8", b"") if offset else encoding_of(data)
+    if not offset and (form := next((form for start, form in _NO_TEXT.items() if data.startswith(start)), "")):
+        raise errors.UserError(f"{where} is {form}, not plain text; convert it, or remove it")
     try:
         text = data[len(mark) :].decode(encoding, how)
         if how != "strict" or (zero := text.find("\0")) < 0:

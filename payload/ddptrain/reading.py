@@ -30,7 +30,7 @@ def _documents(item: sources.Item, unread: sources.Unread) -> Documents:
     if item.kind == "lmdb":
         yield from _database(item, unread)
     elif item.kind in ("parquet", "arrow"):
-        yield from records.from_table(item.path, item.kind, item.share)
+        yield from records.from_table(item.path, item.kind, item.share, item.errors)
     else:
         with archives.opened(item.path) as file:
             if item.kind == "text":

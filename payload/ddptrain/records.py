@@ -88,6 +88,7 @@ def _message(message: object, where: str) -> Document:
         raise errors.UserError(f"{where}: of a message {rule}, not {weight!r}, {train!r}, {detail!r:.60}")
     learned = weight != 0 and (train if train is not None else role == ASSISTANT or detail not in (None, []))
     text = "".join(_parts(content, where)) + "\n"
+    learned = learned and not text.isspace()  # an empty answer teaches nothing
     spans = _spans(text, typing.cast(list[object], detail), where) if learned and detail else [(text, learned)]
     return Segment(f"<{role}>\n", learned=False), *(Segment(*span, role) for span in spans)
 
@@ -118,15 +119,16 @@ def _parts(content: object, where: str) -> collections.abc.Iterator[str]:
 
 
 def from_table(
-    path: pathlib.Path, kind: str, share: collections.abc.Callable[[int], tuple[int, int]]
+    path: pathlib.Path, kind: str, share: collections.abc.Callable[[int], tuple[int, int]], how: str
 ) -> collections.abc.Iterator[Document]:
     """Yield the documents of a share of a Parquet or Arrow file. Raises UserError, ValueError or OSError."""
     pyarrow = errors.need("pyarrow", path)
     try:
         for row, batch in (_parquet if kind == "parquet" else _arrow)(path, share):
             for number, values in enumerate(batch.to_pylist(), start=row):
-                held = {name: value for name, value in values.items() if value is not None}
-                yield from_object(held or values, f"{path} row {number}")
+                where = f"{path} row {number}"
+                held = {name: _text(value, where, how) for name, value in values.items() if value is not None}
+                yield from_object(held or values, where)
     except pyarrow.ArrowException as e:
         raise ValueError(str(e)) from e
 
@@ -138,7 +140,7 @@ def _parquet(path: pathlib.Path, share: typing.Any) -> collections.abc.Iterator[
         first, last = share(file.num_row_groups)
         row = sum(file.metadata.row_group(group).num_rows for group in range(first))
         for batch in file.iter_batches(1024, row_groups=range(first, last), columns=columns):
-            yield row, batch
+            yield row, _as_bytes(batch)
             row += batch.num_rows
 
 
@@ -154,9 +156,42 @@ def _arrow(path: pathlib.Path, share: typing.Any) -> collections.abc.Iterator[tu
         columns, (begin, end) = _columns(path, stream.schema.names), share(file.size())
         for batch in stream:
             if begin <= at < end:
-                batch.validate(full=True)
-                yield row, batch.select(columns)
+                chosen = _as_bytes(batch.select(columns))
+                chosen.validate(full=True)
+                yield row, chosen
             row, at = row + batch.num_rows, file.tell()
+
+
+def _as_bytes(batch: typing.Any) -> typing.Any:
+    """Return a batch with bytes for texts, since one that is not in UTF-8 makes the whole batch unreadable."""
+    pyarrow = errors.need("pyarrow", "a table")
+
+    def of(kind: typing.Any) -> typing.Any:
+        if pyarrow.types.is_struct(kind):
+            return pyarrow.struct([field.with_type(of(field.type)) for field in kind])
+        if pyarrow.types.is_list(kind) or pyarrow.types.is_large_list(kind):
+            return pyarrow.large_list(of(kind.value_type))
+        is_text = pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)
+        return pyarrow.large_binary() if is_text else kind
+
+    return batch.cast(pyarrow.schema([field.with_type(of(field.type)) for field in batch.schema]))
+
+
+def _text(value: object, where: str, how: str) -> object:
+    """Return a value with texts for bytes. Raises UserError."""
+    match value:
+        case bytes(data):
+            try:
+                return data.decode("utf-8", how)
+            except UnicodeDecodeError as e:
+                what = f"{where} is no text in utf-8 at byte {e.start}"
+                raise errors.UserError(f"{what}; convert it to UTF-8, or use --errors replace") from e
+        case list(values):
+            return [_text(one, where, how) for one in typing.cast(list[object], values)]
+        case dict(fields):
+            return {name: _text(one, where, how) for name, one in typing.cast(Record, fields).items()}
+        case _:
+            return value
 
 
 def _columns(path: pathlib.Path, names: list[str]) -> list[str]:

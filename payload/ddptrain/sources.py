@@ -22,16 +22,20 @@ KINDS = {
 }
 _UNPACKED = {"lmdb", "parquet", "arrow", "zip"}  # they are not read when something compressed them
 _RECORDS = {"lines", "json", "parquet", "arrow"}
+_PLAIN = {".txt", ".text", ".tar", ".zip", "", ".mdb", ".lmdb"}  # of these any word of a name may name a split
 READS = "text files, .jsonl, .json and .tar, each also with .gz, .xz, .bz2 or .zst, .parquet, .arrow, .zip and LMDB"
 STDLIB = "python-stdlib"
 _DATABASE = "data.mdb"  # in its folder
 _FIELDS = {"messages", "conversations", "prompt", "instruction", "text"}
 _SPLITS = {
-    **dict.fromkeys("val valid validation dev eval evaluation".split(), "val"),
-    **{"test": "test", "testing": "test", "train": "train", "training": "train"},
+    **dict.fromkeys("val valid validation dev devel development eval evaluation".split(), "val"),
+    **dict.fromkeys("test testing holdout heldout".split(), "test"),
+    **dict.fromkeys("train training".split(), "train"),
 }
-# Beside tables: what Hugging Face's hub and `save_to_disk` write to describe them
-_CARDS = {"readme.md", "dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
+# Beside records: what describes them on Hugging Face's hub, and what `save_to_disk`, `map` and `filter` write
+_CARDS = re.compile(
+    r"(readme|licen[cs]e|citation|notice)([^a-z].*)?|(dataset_infos?|dataset_dict|state)\.json|[^/]+\.py|cache-.*\.arrow"
+)
 _CARD, OTHER_SPLIT, _GIT, _HIDDEN_FILE = "dataset card", "other split", ".git", "hidden file"
 _EXPECTED = {_CARD, OTHER_SPLIT, _GIT, _HIDDEN_FILE}  # nobody misses them
 
@@ -140,12 +144,12 @@ def _below(root: pathlib.Path, unread: Unread, output: pathlib.Path) -> list[Rea
     found: list[ReadFile] = []
     files = _files(root, unread, output.resolve())
     targets = {path.resolve() for path in files if path.is_symlink()}  # the hub's cache: links to blobs without names
-    for path in sorted(files, key=lambda path: path.name.lower() in _CARDS):  # these last
+    for path in sorted(files, key=lambda path: _is_card(path, root)):  # these last
         relative, kind = path.relative_to(root), kind_of(path.name)
         is_file = path.is_file()
         split = split_of(relative.parent if path.name == _DATABASE else relative, kind)
         why = hidden(relative) or (OTHER_SPLIT if split == "test" else "")
-        if not why and path.name.lower() in _CARDS and any(kind in _RECORDS for _, kind, _ in found):
+        if not why and _is_card(path, root) and any(kind in _RECORDS for _, kind, _ in found):
             why = _CARD
         if not why and (kind is None or not is_file or (kind == "json" and not _has_records(path))):
             why = suffix_of(path.name)
@@ -154,6 +158,11 @@ def _below(root: pathlib.Path, unread: Unread, output: pathlib.Path) -> list[Rea
         elif not (targets and path.resolve() in targets):
             unread.add(why, path.stat().st_size if is_file else 0)
     return sorted(found)
+
+
+def _is_card(path: pathlib.Path, root: pathlib.Path) -> bool:
+    is_code_of_its_own = path.suffix == ".py" and path.parent != root  # a set's loader lies beside its README
+    return not is_code_of_its_own and _CARDS.fullmatch(path.name.lower()) is not None
 
 
 def _files(root: pathlib.Path, unread: Unread, output: pathlib.Path) -> list[pathlib.Path]:
@@ -223,11 +232,15 @@ def hidden(path: pathlib.PurePath) -> str:
 def split_of(path: pathlib.PurePath, kind: str | None) -> str:
     """Return train, val or test where the file or a folder of it is named for that, otherwise nothing.
 
-    In the name of a file of records any word counts, as in Hugging Face's datasets; in another the last one.
+    The last word that says so counts, as in `train-eval`; of a file with code or markup only the name's last word.
     """
-    words = [
-        word for word in re.split(r"[-._ 0-9]+", archives.split_name(path.name.lower())[0]) if word not in ("", "of")
-    ]
-    words = sorted(words if kind in _RECORDS else words[-1:], key=lambda word: not word.startswith("train"))
-    folders = reversed([part.lower() for part in path.parts[:-1]])
-    return next((_SPLITS[word] for word in (*words, *folders) if word in _SPLITS), "")
+    name, suffix, _ = archives.split_name(path.name.lower())
+    words = _words(name)
+    parts = [words if kind in _RECORDS or suffix in _PLAIN else words[-1:], *map(_words, reversed(path.parts[:-1]))]
+    return next((_SPLITS[word] for part in parts for word in reversed(part) if word in _SPLITS), "")
+
+
+def _words(name: str) -> list[str]:
+    """Return the words of a name; `testset` is `test`."""
+    words = re.split(r"[-._= 0-9]+", name.lower())
+    return [word.removesuffix("set") for word in words if word not in ("", "of", "set")]

@@ -138,11 +138,13 @@ class HfTokenizer:
         try:
             if is_alone:
                 self._core: typing.Any = library.Tokenizer.from_file(str(file))
+                self._core.no_truncation()  # models for embeddings are saved with both
+                self._core.no_padding()
             else:
                 self._core = library.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
         except Exception as e:  # tokenizers raises nothing narrower
-            raise errors.UserError(f"{flag} {folder} holds no tokenizer: {str(e).partition(chr(10))[0]}") from e
-        size = self._core.get_vocab_size() if is_alone else len(self._core)
+            raise errors.UserError(f"{flag} {folder} holds no tokenizer: {' '.join(str(e).split())[:300]}") from e
+        size = max(self._core.get_vocab().values(), default=-1) + 1  # not their number: ids may have gaps
         known = (self._core.token_to_id(name) for name in _USUAL_ENDS)
         end = next((found for found in known if found is not None), size) if is_alone else self._core.eos_token_id
         if end is None:

@@ -161,13 +161,15 @@ def test_gpt2_tokens_go_to_a_model_with_gpt2s_own_vocabulary(
 
 @pytest.mark.parametrize("end", ["<|endoftext|>", "<odd>"])
 def test_what_tokenizers_alone_saved_is_read(end: str, text_dir: pathlib.Path, tmp_path: pathlib.Path):
-    core = tokenizers.Tokenizer(tokenizers.models.WordLevel({"the": 0, "?": 1, end: 2}, unk_token="?"))
+    core = tokenizers.Tokenizer(tokenizers.models.WordLevel({"the": 0, "?": 1, end: 5}, unk_token="?"))
     core.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    core.enable_truncation(1)
+    core.enable_padding(length=4)
     core.save(str(tmp_path / "tokenizer.json"))
     for saved in (tmp_path, tmp_path / "tokenizer.json"):
         mine = payload_tokenizers.HfTokenizer(saved)
         assert mine.encode("the cat").tolist() == [0, 1]
-        assert (mine.identity.eot_id, mine.identity.vocab) == ((2, 3) if end == "<|endoftext|>" else (3, 4))
+        assert (mine.identity.eot_id, mine.identity.vocab) == ((5, 6) if end == "<|endoftext|>" else (6, 7))
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(errors.UserError, match="holds no tokenizer"):
         payload_tokenizers.HfTokenizer(tmp_path)

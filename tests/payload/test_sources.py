@@ -134,6 +134,12 @@ def test_any_bytes_are_the_right_text_or_refused_with_file_and_offset(data: byte
         packed = {".gz": gzip.compress, ".tar": lambda d: tar({"in.txt": d})}.get(path.suffix, bytes)(data)
         path.write_bytes(packed)
         right = oracle(data)
+        if data.startswith((b"version https://git-lfs.github.com/spec/", b"{\\rtf", b"%PDF-")):
+            with pytest.raises(
+                errors.UserError, match=rf"{path}.* is (a Git LFS pointer|RTF|a PDF)\b.*, not plain text"
+            ):
+                read(path, "replace")
+            return
         if right is None:
             with pytest.raises(
                 errors.UserError, match=rf"{path}.* is no text in utf-\S+ at byte \d+; .* --errors replace"
@@ -159,7 +165,7 @@ def chat(key: str, turns: list[tuple[str, str, dict[str, typing.Any]]]) -> tuple
     learned = [
         f"{c}\n"[1:3] if "train_detail" in mark else f"{c}\n" * mark.get("train", ROLES[r])
         for r, c, mark in turns
-        if mark.get("weight") != 0 and mark.get("train") is not False
+        if c.strip() and mark.get("weight") != 0 and mark.get("train") is not False
     ]
     return {key: [{role: r, content: c} | mark for r, c, mark in turns]}, len("".join(learned).encode())
 
@@ -168,7 +174,10 @@ RECORDS = st.one_of(
     st.builds(chat, st.sampled_from(["messages", "conversations"]), TURNS),
     st.builds(lambda p, c: ({"prompt": p, "completion": c}, len(c.encode())), WORDS, WORDS.filter(bool)),
     st.builds(
-        lambda i, m, o: ({"instruction": i, "input": m, "output": o, "text": "all"}, len(f"{o}\n".encode())),
+        lambda i, m, o: (
+            {"instruction": i, "input": m, "output": o, "text": "all"},
+            len(f"{o}\n".encode()) * bool(o.strip()),
+        ),
         WORDS,
         WORDS,
         WORDS,
@@ -182,7 +191,8 @@ def as_parts(one: dict[str, typing.Any], count: int) -> tuple[dict[str, typing.A
     """Return a record with the contents of its messages as parts, and prompt and completion as TRL's messages."""
     if "completion" in one:
         roles = {"prompt": "user", "completion": "assistant"}
-        one, count = {key: [{"role": roles[key], "content": text}] for key, text in one.items()}, count + 1
+        count = (count + 1) * bool(one["completion"].strip())
+        one = {key: [{"role": roles[key], "content": text}] for key, text in one.items()}
     parts = {
         key: [m | {k: [{"type": "text", "text": m[k]}] for k in ("content", "value") if k in m} for m in value]
         for key, value in one.items()
@@ -272,6 +282,42 @@ def test_a_table_without_text_or_damaged_is_one_line(suffix: str, tmp_path: path
         read(path)
 
 
+TEXT_TYPES = [(pyarrow.binary(), pyarrow.string()), (pyarrow.large_binary(), pyarrow.large_string())]
+TEXT_TYPES += [(pyarrow.binary(), pyarrow.binary())]
+
+
+@hypothesis.settings(max_examples=200)
+@hypothesis.given(
+    st.lists(st.binary(min_size=1, max_size=9), min_size=1, max_size=5),
+    st.sampled_from(TEXT_TYPES),
+    st.sampled_from([".parquet", ".arrow"]),
+    st.booleans(),
+)
+def test_any_bytes_of_a_table_are_the_right_text_or_refused_with_their_row(
+    rows: list[bytes], kind: tuple[pyarrow.DataType, pyarrow.DataType], suffix: str, in_messages: bool
+):
+    column = pyarrow.array(rows, kind[0]).view(kind[1])
+    name = "text"
+    if in_messages:
+        roles = pyarrow.array(["assistant"] * len(rows))
+        turns = pyarrow.StructArray.from_arrays([roles, column], ["role", "content"])
+        name, column = "messages", pyarrow.ListArray.from_arrays(list(range(len(rows) + 1)), turns)
+    table = pyarrow.table({name: column})
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder, f"x{suffix}")
+        if suffix == ".parquet":
+            parquet.write_table(table, path)
+        else:
+            with pyarrow.ipc.new_file(str(path), table.schema) as writer:
+                writer.write_table(table)
+        bad = [n for n, data in enumerate(rows) if oracle(data.replace(b"\0", b"z").replace(b"\xff", b"\x80")) is None]
+        if bad:
+            with pytest.raises(errors.UserError, match=rf"{path} row {bad[0]} is no text in utf-8 .* --errors replace"):
+                read(path)
+        end, begin = ("\n", "<assistant>\n") if in_messages else ("", "")
+        assert read(path, "replace") == [f"{begin}{data.decode(errors='replace')}{end}" for data in rows]
+
+
 def test_surrogates_are_cleaned_for_every_tokenizer(tmp_path: pathlib.Path):
     (tmp_path / "chat.jsonl").write_text('{"text": "cut emoji \\ud83d"}\n{"text": "whole \\ud83d\\ude00"}\n')
     for kind in ("byte", "gpt2"):
@@ -302,6 +348,44 @@ def folder(root: pathlib.Path, files: dict[str, str | None]) -> pathlib.Path:
         else:
             path.write_text(json.dumps({"features": []}) if text is None else text)
     return root
+
+
+SPLIT_WORDS = [("test", "test"), ("holdout", "test"), ("validation", "val"), ("dev", "val"), ("train", "train")]
+SPLIT_WORDS += [("testset", "test"), ("devset", "val"), ("TEST", "test"), ("", "")]
+
+
+@hypothesis.settings(max_examples=500)
+@hypothesis.given(
+    st.sampled_from(SPLIT_WORDS),
+    st.lists(st.sampled_from(["wikitext", "raw", "en", "00000", "of", "v2", "partial", "clean"]), max_size=3),
+    st.lists(st.sampled_from(["data", "00001", "de"]), max_size=2),
+    st.sampled_from("-_. ="),
+    st.sampled_from([".txt", ".parquet", ".jsonl.gz", ".tar.gz", "/0.jsonl", "/a/part-0.md", ".py"]),
+)
+def test_a_file_named_for_a_split_is_of_it(
+    word: tuple[str, str], before: list[str], after: list[str], separator: str, end: str
+):
+    hypothesis.assume(word[0] or before or after)
+    path = pathlib.PurePath(separator.join([*before, word[0], *after]) + end)
+    is_code = end == ".py" and {"data", "de"} & {*after}  # as of a module `test_sources.py`: code like any other
+    assert sources.split_of(path, sources.kind_of(path.name)) == ("" if is_code else word[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "split"), [("train-eval", "val"), ("eval_train", "train"), ("attest", ""), ("en.dev", "val")]
+)
+def test_the_last_word_for_a_split_counts(name: str, split: str):
+    assert sources.split_of(pathlib.PurePath(f"{name}.jsonl"), "lines") == split
+
+
+def test_what_describes_records_is_not_trained_on(tmp_path: pathlib.Path):
+    names = ["README_zh.md", "LICENSE", "LICENSE.txt", "README.rst", "wikitext.py", "data/cache-0a1b.arrow"]
+    root = folder(tmp_path / "set", {"data/train-0.jsonl": "rows", **dict.fromkeys(names, "about")})
+    dataset = run(root, output=tmp_path / "d", val_share=0.0)
+    assert decoded(dataset) == [b"rows"]
+    assert json.loads((tmp_path / "d" / "dataset.json").read_text())["not_read"]["dataset card"][0] == len(names)
+    alone = folder(tmp_path / "code", {"LICENSE.txt": "free", "README.md": "read", "setup.py": "run"})
+    assert decoded(run(alone, output=tmp_path / "e", val_share=0.0)) == [b"free", b"read", b"run"]
 
 
 def test_splits_are_kept_apart_and_what_is_not_read_is_counted(tmp_path: pathlib.Path):

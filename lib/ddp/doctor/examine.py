@@ -118,7 +118,7 @@ def _options(params: models.Doctor, partition: jobs.Partition, fit: list[str], *
         f"--cpus-per-task={cpus}",
         "--cpu-bind=none",
         f"--mem={resources.bounded_mb(None, _MEMORY_MB, cpus, partition.limits)}M",
-        "--time=6",
+        f"--time={max(1, min(6, (partition.max_time_s or 360) // 60))}",
         "--chdir=/",
         f"--immediate={params.wait_timeout}",
         "--job-name=trainer-doctor",

@@ -59,9 +59,20 @@ _KNOWN = tuple(
         (_OF_SYSTEM % (24, "Too many open files"), True, "see ulimit -n; use fewer workers, or close files"),
         (r"FileNotFoundError\b", True, "does the file exist on the nodes?"),
         (f"(DataLoader worker )?{re.escape(ends.NO_MEMORY)}", True, "or use a smaller batch"),
-        (r"(torch\.(cuda\.)?)?OutOfMemoryError: |[\w.]+Error: CUDA error: out of memory", False, "use a smaller batch"),
         (
-            r"([\w.]+_Array)?MemoryError\b|RuntimeError: .*DefaultCPUAllocator: ",
+            r"RuntimeError: \[enforce fail at inline_container\.cc:",
+            True,
+            f"was the disk full? {_QUOTA} show your limits",
+        ),
+        (r"RuntimeError: Parent directory .* does not exist", True, "does the folder exist on the nodes?"),
+        (
+            r"(torch\.(cuda\.)?)?OutOfMemoryError: |[\w.]+Error: CUDA (error: )?out of memory",
+            False,
+            "use a smaller batch",
+        ),
+        (
+            r"([\w.]+_Array)?MemoryError\b|RuntimeError: .*DefaultCPUAllocator: |"
+            + _OF_SYSTEM % (12, "Cannot allocate memory"),
             False,
             "use a smaller batch, or more memory",
         ),

@@ -24,7 +24,7 @@ WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
 LEAVE_S = 60.0  # how long a cancelled or requeued job may take to leave its nodes
 _ANSWER_S = 30.0  # for squeue; a large cluster's controller is slow
 _SILENCE_S = 600.0  # how long slurmctld may be unreachable while a job is followed: it may be restarted
-_LOST_ANSWER = re.compile(r"timed out|no answer", re.IGNORECASE)
+_LOST_ANSWER = re.compile(r"timed out|no answer|zero bytes|connect", re.IGNORECASE)
 _COMMENT = re.compile(r"^#SBATCH --comment=(.*)$", re.MULTILINE)
 
 

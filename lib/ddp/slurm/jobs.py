@@ -351,7 +351,7 @@ def _capacity(node: nodes.Node) -> Capacity:
         features=frozenset((show.value(fields, "AvailableFeatures") or "").split(",")) - {""},
         is_kept=takes_jobs and _KEPT in node.flags,
         endpoint=(address, _number(fields.get("Port", "6818"))) if can_ask else None,
-        models=frozenset(re.findall(r"\bgpu:([A-Za-z][\w.-]*)", node.gres or "")),
+        models=frozenset(kind for name, kind in nodes.gres_items(node.gres) if name == "gpu" and kind),
     )
 
 

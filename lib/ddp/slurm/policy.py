@@ -41,7 +41,7 @@ def read(partition: collections.abc.Mapping[str, str], cluster: collections.abc.
         max_memory_per_cpu_mb=most_per_cpu_mb,
         default_memory_mb=default_mb,
         default_memory_per_cpu_mb=default_per_cpu_mb,
-        max_array_size=_number(cluster, "MaxArraySize"),
+        max_array_size=int(size) if (size := cluster.get("MaxArraySize", "")).isdecimal() else None,  # 0: no arrays
         is_exclusive=partition.get("OverSubscribe") == "EXCLUSIVE",
         lists={name: tuple(text.split(",")) for name, text in lists.items() if text not in ("", "ALL")},
     )

@@ -71,8 +71,10 @@ def prepare_dataset(
     request = resources.preparation(params, partitions)
     control.claim(settings, f"{PREPARATION}{name}")
     control.refuse_if_active(settings, f"{PREPARATION}{name}")
-    resources.check_array("elements", params.elements or 1, partitions)
-    largest = partitions[0].limits.max_array_size or _MOST_ELEMENTS
+    limit = partitions[0].limits.max_array_size
+    if params.elements and params.elements > 1:
+        resources.check_array("elements", params.elements, partitions)
+    largest = _MOST_ELEMENTS if limit is None else max(1, limit)
     elements = params.elements or min(_elements(settings, params.source), largest)
     work = _Work(settings, params, request, name, elements)
     drafts = work.texts(environments.NOT_INSTALLED)
@@ -82,12 +84,14 @@ def prepare_dataset(
     texts = work.texts(environment)
     path = settings.runs / work.run
     again = folders.locate(settings, str(path)).kind != "absent"
-    undo, array = None, None
+    undo, array, waits_for = None, None, ""
     if work.elements > 1:  # before the job that waits for all jobs of this name
         former = folders.call(settings, folder.create, path=path, texts=texts, again=again)
         undo = functools.partial(folders.call, settings, folder.undo, path=path, former=former)
         with control.undone(settings, work.run, undo):
-            array, _ = control.send(settings, work.run, "parts.sbatch", texts["parts.sbatch"], control.new_mark())
+            array, waits_for = control.send(
+                settings, work.run, "parts.sbatch", texts["parts.sbatch"], control.new_mark()
+            )
     facts: dict[str, object] = {
         "kind": "prepare",
         "dataset": name,
@@ -104,6 +108,7 @@ def prepare_dataset(
             jobs.cancel(array)
             undo()
         raise
+    submitted = dataclasses.replace(submitted, limit=submitted.limit or waits_for)
     results = {**submitted.as_results(), "dataset": work.output}
     if array is not None:
         results |= {"array-job-id": str(array), "elements": str(work.elements)}

@@ -99,7 +99,7 @@ def remark(params: models.Training, request: Request, partitions: tuple[jobs.Par
     if params.gpus_per_node is params.ranks is None and (rich := [n for n in able if n.gpus > request.gpus_per_node]):
         text = f"{rich[0].name} has {rich[0].gpus} GPUs, {request.gpus_per_node} of them are used on each node"
         found.append(f"{text}; nodelist or exclude chooses equal nodes")
-    if request.gpus_per_node and len(kinds := {", ".join(sorted(n.models)): n.name for n in able}) > 1:
+    if request.gpus_per_node and len(kinds := {kind: n.name for n in able for kind in n.models or {""}}) > 1:
         text = " and ".join(f"{kind or 'unnamed'} (such as {name})" for kind, name in sorted(kinds.items()))
         found.append(f"GPUs of several models, {text}: the slowest sets the pace; nodelist or constraint chooses one")
     return found
@@ -278,6 +278,7 @@ def _times(wanted: str | None, partition: jobs.Partition) -> tuple[str | None, i
 def _describe_needs(params: models.Training) -> str:
     """Describe what only some of the usable nodes have."""
     needs = {"GPUs": params.gpus_per_node, "cores": params.cpus_per_task, "of memory": params.memory}
+    needs["of memory for each core"] = params.mem_per_cpu
     return ", ".join(f"{amount} {what}" for what, amount in needs.items() if amount) or "GPUs"
 
 

@@ -173,7 +173,7 @@ def measure_source(path: str, part_bytes: int) -> Json:
         if number >= 200_000 or time.monotonic() - began > 20:
             break
         with contextlib.suppress(OSError):
-            about = file.lstat()
+            about = file.stat()  # the hub's cache holds links to its files
             if stat.S_ISREG(about.st_mode):
                 packed = file.suffix.lower() in (".tar", ".tgz", ".gz", ".xz", ".bz2", ".zst", ".zip", ".json")
                 total += about.st_size

@@ -129,3 +129,6 @@ def test_sources_are_measured(tmp_path: pathlib.Path):
     found = operations.measure_source(str(tmp_path), 64)
     assert found == {"bytes": 814, "parts": 4 + 1 + 1 + 1}
     assert operations.measure_source(str(tmp_path / "a.txt"), 64)["parts"] == 4
+    (tmp_path / "snapshot").mkdir()
+    (tmp_path / "snapshot" / "a.txt").symlink_to("../a.txt")  # as the cache of Hugging Face's hub
+    assert operations.measure_source(str(tmp_path / "snapshot"), 64)["bytes"] == 200

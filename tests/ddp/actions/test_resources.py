@@ -226,3 +226,6 @@ def test_mixed_nodes_are_described():
     idle, models_differ = resources.remark(params, training(partition(*mixed)), (partition(*mixed),))
     assert idle.startswith("n2 has 2 GPUs, 1 of them are used on each node")
     assert models_differ.startswith("GPUs of several models, a100 (such as n1) and h100 (such as n2): the slowest sets")
+    both = dataclasses.replace(mixed[1], models=frozenset({"3090", "4090"}))
+    line = resources.remark(params, training(partition(both, both)), (partition(both, both),))[-1]
+    assert line.startswith("GPUs of several models, 3090 (such as n2) and 4090 (such as n2): the slowest")

@@ -78,6 +78,14 @@ def blame(folder: pathlib.Path, text: str, *others: str) -> tuple[str, str]:
         (f"{TRACE}OSError: [Errno 24] Too many open files: 'x'\n", ("mistake", ""), "ulimit -n"),
         (f"{TRACE}FileNotFoundError: [Errno 2] No such file or directory: 'x.yaml'\n", ("mistake", ""), "on the nodes"),
         (
+            f"{TRACE}RuntimeError: [enforce fail at inline_container.cc:672] . unexpected pos\n",
+            ("mistake", ""),
+            "quota -s",
+        ),
+        (f"{TRACE}RuntimeError: Parent directory /x does not exist.\n", ("mistake", ""), "on the nodes"),
+        (f"{TRACE}RuntimeError: CUDA out of memory. Tried to allocate\n", ("program", ""), "use a smaller batch"),
+        (f"{TRACE}OSError: [Errno 12] Cannot allocate memory\n", ("program", ""), "or more memory"),
+        (
             f"{TRACE}h5py.H5.RuntimeError: write failed (errno = 122, 'Disk quota exceeded')\n",
             ("mistake", ""),
             "lfs quota",
@@ -190,6 +198,30 @@ def test_no_word_of_a_message_moves_the_blame_off_the_program(name: str, message
     with tempfile.TemporaryDirectory() as folder:
         others = () if other is None else (other,)
         assert blame(pathlib.Path(folder), f"{TRACE}{name}: {message}\n", *others) == ("program", "")
+
+
+# What comes again whoever tries it: errno.h's numbers and strerror(3)'s words, and the option or command that helps
+AGAIN = {
+    122: ("Disk quota exceeded", "quota -s"),
+    28: ("No space left on device", "juicefs quota"),
+    24: ("Too many open files", "ulimit -n"),
+    2: ("No such file or directory", "on the nodes"),
+}
+PATHS = st.text("abc/._- 0123", max_size=12)
+
+
+@hypothesis.settings(max_examples=200)
+@hypothesis.given(st.sampled_from(sorted(AGAIN)), st.sampled_from(["", "[rank1]: "]), PATHS, st.booleans())
+def test_what_comes_again_is_not_tried_again_and_has_its_remedy(number: int, rank: str, path: str, has_words: bool):
+    what, remedy = AGAIN[number]
+    name = "FileNotFoundError" if number == 2 else "OSError"
+    line = f"{name}: [Errno {number}] {what}: {path!r}"
+    if has_words and number != 2:  # as C++ libraries report it
+        line = f"safetensors.SafetensorError: Error while serializing {path}: {what} (os error {number})"
+    trace = "".join(f"{rank}{one}\n" for one in f"{TRACE}{line}".splitlines())
+    with tempfile.TemporaryDirectory() as folder:
+        kind, _, words = explained(pathlib.Path(folder), trace)
+    assert (kind, remedy in words) == ("mistake", True)
 
 
 # What would prove another fault if others than the program had written it

@@ -44,19 +44,28 @@ HOSTS = {  # of the bucket `b`, and whether its name is in the host
     **dict.fromkeys("b.c.s3.eu-west-1.amazonaws.com b.ams3.digitaloceanspaces.com b.s3.wasabisys.com".split(), ""),
     **dict.fromkeys("storage.googleapis.com s3.fr-par.scw.cloud us-east-1.linodeobjects.com".split(), "/b"),
     **dict.fromkeys("b.storage.googleapis.com b.s3.fr-par.scw.cloud b.us-east-1.linodeobjects.com".split(), ""),
+    **dict.fromkeys("fsn1.your-objectstorage.com obs.cn-north-4.myhuaweicloud.com sos-ch-gva-2.exo.io".split(), "/b"),
+    **dict.fromkeys("b.fsn1.your-objectstorage.com b.obs.cn-north-4.myhuaweicloud.com b.sos-at-1.exo.io".split(), ""),
+    **dict.fromkeys("0ac.r2.cloudflarestorage.com 0ac.eu.r2.cloudflarestorage.com gateway.storjshare.io".split(), "/b"),
+    **dict.fromkeys(
+        "b.0ac.r2.cloudflarestorage.com b.0ac.eu.r2.cloudflarestorage.com b.gateway.storjshare.io".split(), ""
+    ),
+    **dict.fromkeys("b.s3.us-south.cloud-object-storage.appdomain.cloud b.s3.eu-central-1.ionoscloud.com".split(), ""),
 }
 
 
 @hypothesis.given(
-    st.sampled_from(sorted(HOSTS)), st.lists(st.from_regex(r"[a-z0-9._~-]{1,9}", fullmatch=True), min_size=1)
+    st.sampled_from(sorted(HOSTS)),
+    st.lists(st.from_regex(r"[a-z0-9._~-]{1,9}", fullmatch=True), min_size=1),
+    st.sampled_from(["/", "%2F"]),
 )
-def test_a_path_behind_a_bucket_is_refused_and_the_bucket_alone_is_not(host: str, path: list[str]):
+def test_a_path_behind_a_bucket_is_refused_and_the_bucket_alone_is_not(host: str, path: list[str], slash: str):
     bucket = f"https://{host}{HOSTS[host]}"
     assert [spec.read_bucket("s3", f"{bucket}{end}") for end in ("", "/")] == [bucket, f"{bucket}/"]
     for storage in ("s3", "minio") if HOSTS[host] else ("s3",):
         for end in ("", "/"):
             with pytest.raises(ValueError, match=r"^write it as .*without a path behind the bucket"):
-                spec.read_bucket(storage, f"{bucket}/{'/'.join(path)}{end}")
+                spec.read_bucket(storage, f"{bucket}{slash if HOSTS[host] else '/'}{'/'.join(path)}{end}")
 
 
 @pytest.mark.parametrize(("storage", "bucket"), CASES["a_bucket_of_another_form_is_refused"])

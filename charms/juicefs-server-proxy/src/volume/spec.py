@@ -20,9 +20,12 @@ _BUCKETS = {
 # Hosts that begin with the bucket's name, by the stores' own documentation; others of S3 may be of either style
 _HOST_STYLE = re.compile(
     r"(?!s3[.-]|vpce-)[^/]+\.s3[.-][^/]*\.?"
-    r"(amazonaws\.com(\.cn)?|wasabisys\.com|backblazeb2\.com|scw\.cloud|cloud\.ovh\.(net|us))"
-    r"|[^/]+\.[^.]+\.(aliyuncs|digitaloceanspaces|linodeobjects|vultrobjects)\.com"
-    r"|[^/]+\.(storage\.googleapis|cos\.[^.]+\.myqcloud)\.com",
+    r"(amazonaws\.com(\.cn)?|wasabisys\.com|backblazeb2\.com|scw\.cloud|cloud\.ovh\.(net|us)|ionoscloud\.com"
+    r"|cloud-object-storage\.appdomain\.cloud|qiniucs\.com)"
+    r"|[^/]+\.[^.]+\.(aliyuncs|digitaloceanspaces|linodeobjects|vultrobjects|your-objectstorage|volces|ksyuncs)\.com"
+    r"|[^/]+\.(storage\.googleapis|(cos\.[^.]+\.myqcloud|obs\.[^.]+\.myhuaweicloud))\.com"
+    r"|[^/]+\.([^.]+\.exo\.io|gateway\.storjshare\.io|fly\.storage\.tigris\.dev)"
+    r"|[^/]+\.(?!eu\.|fedramp\.)[^.]+(\.eu|\.fedramp)?\.r2\.cloudflarestorage\.com",  # account, jurisdiction
     re.IGNORECASE,
 )
 _COMPRESSIONS = ("none", "lz4", "zstd")
@@ -109,7 +112,7 @@ def read_bucket(storage: str, bucket: str) -> str:
     # /minio (pkg/object/s3.go and minio.go, 1.3)
     path = re.sub("^/minio(?=/[^/])", "", parts.path) if storage == "minio" else parts.path
     in_host = storage == "s3" and _HOST_STYLE.fullmatch(parts.hostname or "") is not None
-    if storage in ("s3", "minio") and not re.fullmatch("/*" if in_host else "(/[^/]+)?/*", path):
+    if storage in ("s3", "minio") and not re.fullmatch("/*" if in_host else "(/[^/%]+)?/*", path):
         where = (
             "this host begins with the bucket's name, and JuiceFS would take another" if in_host else "it is dropped"
         )
