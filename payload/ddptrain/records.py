@@ -179,19 +179,17 @@ def _as_bytes(batch: typing.Any) -> typing.Any:
 
 def _text(value: object, where: str, how: str) -> object:
     """Return a value with texts for bytes. Raises UserError."""
-    match value:
-        case bytes(data):
-            try:
-                return data.decode("utf-8", how)
-            except UnicodeDecodeError as e:
-                what = f"{where} is no text in utf-8 at byte {e.start}"
-                raise errors.UserError(f"{what}; convert it to UTF-8, or use --errors replace") from e
-        case list(values):
-            return [_text(one, where, how) for one in typing.cast(list[object], values)]
-        case dict(fields):
-            return {name: _text(one, where, how) for name, one in typing.cast(Record, fields).items()}
-        case _:
-            return value
+    if isinstance(value, list):
+        return [_text(one, where, how) for one in typing.cast(list[object], value)]
+    if isinstance(value, dict):
+        return {name: _text(one, where, how) for name, one in typing.cast(Record, value).items()}
+    if not isinstance(value, bytes):
+        return value
+    try:
+        return value.decode("utf-8", how)
+    except UnicodeDecodeError as e:
+        what = f"{where} is no text in utf-8 at byte {e.start}"
+        raise errors.UserError(f"{what}; convert it to UTF-8, or use --errors replace") from e
 
 
 def _columns(path: pathlib.Path, names: list[str]) -> list[str]:

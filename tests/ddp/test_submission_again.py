@@ -97,8 +97,13 @@ def test_a_job_that_slurm_accepted_before_a_write_failed_is_found(
     assert "previous" not in record(settings)
 
 
-LOST = ("Socket timed out on send/recv", "Zero Bytes were transmitted or received", "Connection reset by peer")
-LOST += ("Transport endpoint is not connected", "Communication connection failure")  # slurm_errno.c, errno.h
+LOST = (  # slurm_errno.c, errno.h
+    "Socket timed out on send/recv",
+    "Zero Bytes were transmitted or received",
+    "Connection reset by peer",
+    "Transport endpoint is not connected",
+    "Communication connection failure",
+)
 
 
 @pytest.mark.parametrize(

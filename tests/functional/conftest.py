@@ -16,6 +16,7 @@ import typing
 
 import pytest
 
+from sandbox import demo
 from sandbox.hosts import Hosts
 from sandbox.store import Store
 
@@ -140,8 +141,8 @@ class Cluster:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let the test that takes the cluster down be the last one, whichever file it is in."""
-    items.sort(key=lambda item: item.name == "test_destroy_leaves_nothing_behind")
+    """Let the test that takes the cluster down be the last one, but for those with a cluster of their own."""
+    items.sort(key=lambda item: (item.path.stem == "test_cephfs", item.name == "test_destroy_leaves_nothing_behind"))
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -216,5 +217,6 @@ def drills(cluster: Cluster) -> Cluster:
     from functional import training_jobs  # which imports this module
 
     training_jobs.write_scripts(cluster)
-    cluster.action("install-environment", timeout=1500)
+    made = cluster.action("install-environment", timeout=1500)
+    demo.keep_environment(Hosts(cluster.model), Store(cluster.model).load(), made["environment"])  # for test_cephfs
     return cluster

@@ -17,6 +17,9 @@ from functional.storage_faults import APP, HOSTS, MP, health, until, until_right
 from functional.test_bundle_runs import check_mounts, check_settled, check_smoke
 from functional.test_drills import check_run_outlives, kill
 from functional.test_observability import value
+from sandbox import demo
+from sandbox.hosts import Hosts
+from sandbox.store import Store
 from storage import leaks
 
 pytestmark = pytest.mark.timeout(2400)  # without `trains`: it has its own deployment, beside that half's
@@ -58,6 +61,9 @@ def test_the_bundle_settles_on_cephfs_and_trains_and_resumes_there(cephfs: Clust
     fsid = cephfs.on(CEPH, "ceph", "fsid")
     assert re.fullmatch(rf"fs-client@{fsid}\.cephfs=/ is mounted at {MP} by (ceph-fuse|mount\.ceph)", message)
     check_mounts(cephfs, "fuse.ceph-fuse" if message.endswith("ceph-fuse") else "ceph")
+    demo.offer_environment(
+        Hosts(cephfs.model), Store(cephfs.model).load()
+    )  # of another lane or a demo, if there is one
     check_smoke(cephfs)
     steps = ("nodes=2", "run=over-ceph", "wait=true")
     for number in (20, 30):  # the second begins at the checkpoint of the first

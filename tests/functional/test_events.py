@@ -32,6 +32,7 @@ def wakes(cluster: Cluster, unit: str) -> int:
     return cluster.ok("debug-log", "--replay", "--include", unit).count("ran update-status (juju-exec) in ")
 
 
+@pytest.mark.long
 def test_while_an_action_waits_other_units_of_its_machine_run_hooks_and_its_own_unit_does_not(cluster: Cluster):
     cluster.action("install-environment", timeout=1500)
     cluster.on("sackd/0", "sh", "-c", f"echo 'import time; time.sleep(900)' > {CODE}")

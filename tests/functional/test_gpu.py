@@ -92,6 +92,7 @@ def test_a_driver_that_appears_on_a_bare_machine(cluster: Cluster):
     assert step(cluster, f"-w{NODE}", "--gres=gpu:mock_gpu:1", "sh", "-c", "echo $SLURM_STEP_GPUS") == "0"
 
 
+@pytest.mark.long
 def test_a_reboot_that_slurm_did_not_order(cluster: Cluster):
     """Slurm marks the node down; it goes back to work by itself, and only because of this charm."""
     before = show(cluster)
@@ -216,6 +217,7 @@ def test_a_card_that_was_not_asked_for_cannot_be_opened(cluster: Cluster, asked:
     assert error in answer.err
 
 
+@pytest.mark.long
 def test_cards_are_shared_by_option(cluster: Cluster):
     cluster.ok("config", "slurm-gpu", "shards-per-gpu=4")
     output = until(cluster, "blocked: shards-per-gpu: ")

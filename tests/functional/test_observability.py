@@ -224,6 +224,7 @@ def test_a_run_that_trains_fails_and_is_requeued_is_seen(observed: Cluster):
         observed.on(LOGIN, "rm", "-r", folder)
 
 
+@pytest.mark.long
 def test_without_collectors_all_is_as_before(observed: Cluster, statuses: dict[str, dict[str, str]]):
     for app in COLLECTORS:
         observed.ok("remove-application", "--no-prompt", app)

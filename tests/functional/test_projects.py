@@ -120,8 +120,8 @@ def test_relative_files_are_read_and_written_and_found_again(someone: Person):
     [
         "-m train.main",
         "--env PYTHONPATH=. train/main.py",
-        "torchrun --nproc-per-node 1 -m train.main",
-        "python -m train.main",
+        pytest.param("torchrun --nproc-per-node 1 -m train.main", marks=pytest.mark.long),
+        pytest.param("python -m train.main", marks=pytest.mark.long),
     ],
 )
 def test_a_package_starts_however_it_is_typed_and_its_arguments_arrive_unchanged(someone: Person, words: str):

@@ -48,6 +48,7 @@ def test_a_crash_ends_the_job_in_seconds_and_names_the_rank(drills: Cluster):
     )
 
 
+@pytest.mark.long
 def test_a_crashed_program_is_started_again(drills: Cluster):
     job = submit(drills, "fails.py", "args=t1", "max-restarts=1", "wait=true", nodes=2)
     assert job["state"] == "COMPLETED"
@@ -126,6 +127,7 @@ def test_a_sweep_runs_each_element_with_its_own_options(drills: Cluster):
         assert f"options --lr={rate}" in drills.action("run-log", f"run=drill-{number}")["text"]
 
 
+@pytest.mark.long
 def test_a_token_reaches_the_job_in_a_file_and_a_new_one_the_next_job(drills: Cluster):
     secret = drills.ok("add-secret", "hub", "token=hf_first").split()[-1]
     drills.ok("grant-secret", "hub", "trainer")
