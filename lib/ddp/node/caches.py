@@ -46,7 +46,7 @@ def filesystem(path: str, mounts: str) -> str:
     found, length = "", 0
     for line in mounts.splitlines():
         before, separator, after = line.partition(" - ")
-        if not separator:
+        if not separator or before.count(" ") < 4:
             continue
         place = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), before.split(" ")[4])
         if (path == place or path.startswith(f"{place.rstrip('/')}/")) and len(place) >= length:  # the last one counts

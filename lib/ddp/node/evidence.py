@@ -17,43 +17,59 @@ _CHAINED = (
 )
 # Faults of the machine: the kernel's NVRM, CUDA (driver_types.h) within torch's exceptions, NVML (nvml.h), nvidia-smi
 _BAD_NODE = re.compile(
-    r"NVRM: Xid \(PCI:[\da-f:.]+\): (?!(?:13|31|43|45|68|69), )\d+, "  # those are an application's, by NVIDIA's catalog
+    r"(?:\[ *\d+\.\d+\] |\S[^\[\]]{0,60} kernel: (?:\[ *\d+\.\d+\] )?)?"  # as dmesg and the journal print it
+    r"NVRM: Xid \(PCI:[\da-fA-F:.]+\): (?!(?:13|31|43|45|68|69), )\d+, "  # those are a program's, by NVIDIA's catalog
     rf"|(?:{_MODULES}(?:RuntimeError|AcceleratorError|CudaError|DeferredCudaCallError): |\s*what\(\):  )"
     r"(?:\[PG [^\]]*\] [^:]*: |CUDA call failed lazily at initialization with error: )?CUDA (?:error: (?:"
     r"(?:an )?uncorrectable (?:ECC|NVLink) error |device not ready|hardware stack error|no CUDA-capable device is |"
-    r"(?:all )?CUDA-capable device(?:s|\(s\) is/are) (?:are )?busy|CUDA driver version is )"
-    r"|driver (?:version is |initialization failed))"
+    r"(?:all )?CUDA-capable device(?:s|\(s\) is/are) (?:are )?busy)"
+    r"|driver initialization failed)"
     rf"|{_MODULES}NVMLError_(?:GpuIsLost|DriverNotLoaded|ResetRequired|IRQIssue|LibRmVersionMismatch|CorruptedInforom)\b"
     r"|Failed to initialize NVML: "
 )
 # nccl.h, in torch's exception and in the line that NCCL adds below it
 _BAD_LINK = re.compile(
     rf"(?:{_MODULES}(?:DistBackendError|RuntimeError): |\s*what\(\):  .*)NCCL error in: .*"
-    r"(?:ncclSystemError|unhandled system error)|ncclSystemError: System call "
+    r"(?:ncclSystemError|unhandled system error)|ncclSystemError: System call (?!.*Last error: \w*[sS]ocket)"
 )
 # Consequences of another rank's end, as torch, gloo and NCCL report them; a download's ConnectionResetError is none.
 # Three patterns, since one with a look-ahead takes the square of a long line's length.
 _OF_TORCH = re.compile(
-    rf"{_MODULES}(?:Dist\w*Error: |RuntimeError: (?:\[|Gloo |NCCL |Rank \d))|\s*what\(\): |\[[IWEF]\d{{4}} [\d:.]+ "
+    rf"{_MODULES}(?:Dist\w*Error: |RuntimeError: (?:\[|Gloo |NCCL |Rank \d))|nccl\w+Error: |\s*what\(\): "
+    r"|\[[IWEF]\d{4} [\d:.]+ "
 )
 _COLLECTIVE = re.compile(r"Dist\w+Error|gloo|nccl|c10d|TCPStore|ProcessGroup|\bRank \d", re.IGNORECASE)
 _PEER_LOST = re.compile(
-    r"connection (closed|reset|refused)|broken pipe|remote process exited|collective operation timeout|connect timeout"
-    r"|communicator was aborted|recvValue failed|heartbeat monitor",
+    r"connection (closed|reset|refused)|broken pipe|remote process exit(?:ed|ing)|connect timeout"
+    r"|collective operation timeout|communicator was aborted|recvValue failed|heartbeat monitor|Last error: \w*socket",
     re.IGNORECASE,
 )
 _PEER_LEFT = re.compile(rf"rank \d+ leaves:|{_MODULES}(?:SharedError|SignalException)\b|Signal \d+ ")
 # Faults of the network, where no rank failed by itself: errors of gloo, NCCL and errno.h
 _CUT = re.compile(
-    r"[Cc]onnection (closed|reset|timed out)|Broken pipe|remote process exited|No route to host|Network is unreachable"
+    r"[Cc]onnection (closed|refused|reset|timed out)|Broken pipe|remote process exit(?:ed|ing)|No route to host"
+    r"|Network is unreachable"
 )
+_SHM = "shared memory is full: use fewer workers, or a larger /dev/shm"
 # Python's errors begin with the number, torch's, h5py's and safetensors' have strerror(3)'s words; `>: ` is torch's shm
 _OF_SYSTEM = rf"{_MODULES}(?:\w+Error: \[Errno %s\]|(?:OS|IO|Runtime|Safetensor)Error: .*%s)"
+# Faults of a filesystem (errno.h): its client died or was restarted, or its server is not available
+_FILESYSTEM = re.compile(
+    "|".join(
+        _OF_SYSTEM % one
+        for one in ((5, "Input/output error"), (107, "Transport endpoint is not connected"), (116, "Stale file handle"))
+    )
+)
 _QUOTA = "quota -s, lfs quota or juicefs quota"
 # Faults of the program with a known remedy: the exception (errno.h's numbers), whether it would come again, the remedy
 _KNOWN = tuple(
     (re.compile(pattern), comes_again, remedy)
     for pattern, comes_again, remedy in (
+        (
+            rf"{_MODULES}OSError: \[Errno 28\] .*'/dev/shm/|RuntimeError: unable to .*</torch_.*>: No space left",
+            False,
+            _SHM,
+        ),
         (_OF_SYSTEM % (122, "Disk quota exceeded"), True, f"the quota is used up: {_QUOTA} show it"),
         (_OF_SYSTEM % (28, "(?<!>: )No space left on device"), True, f"remove files; {_QUOTA} show your limits"),
         (_OF_SYSTEM % (24, "Too many open files"), True, "see ulimit -n; use fewer workers, or close files"),
@@ -77,7 +93,12 @@ _KNOWN = tuple(
             "use a smaller batch, or more memory",
         ),
         (r"(its torchrun was )?killed by signal 7 ", False, "a mapped file was cut, or /dev/shm is full"),
-        (r"RuntimeError: DataLoader worker .* Bus error", False, "use fewer workers, or a larger /dev/shm"),
+        (r"RuntimeError: DataLoader worker .* Bus error|ERROR: Unexpected bus error encountered in w", False, _SHM),
+        (
+            rf"{_MODULES}(?:Runtime|Accelerator)Error: (?:CUDA error: CUDA driver version is |The NVIDIA driver on)",
+            False,
+            "torch needs a newer driver (nvidia-smi shows it), or an environment with an older CUDA",
+        ),
         (
             r"(requests|urllib3|httpx|httpcore|aiohttp|botocore)\.[\w.]*(Connect|Timeout|ChunkedEncoding)"
             r"|urllib\.error\.URLError|socket\.gaierror|huggingface_hub\.[\w.]*LocalEntryNotFound",
@@ -104,14 +125,24 @@ NOT_DESTROYED = (  # the first alone is not enough where a model of DDP still ho
 
 def proves_node(lines: list[str]) -> bool:
     """Return whether a rank's last line, or an exception that led to it, proves a fault of the machine."""
+    return any(_BAD_NODE.match(line) or _BAD_LINK.match(line) for line in _raised(lines))
+
+
+def _raised(lines: list[str]) -> list[str]:
+    """Return a rank's last line, and the first lines of the exceptions that led to it."""
     bare = [RANK.sub("", line, count=1) for line in lines]
-    proofs, raised = bare[-1:], ""
+    found, raised = bare[-1:], ""
     for before, line in itertools.pairwise(bare):
         if before[:1].isspace() and not line[:1].isspace():
             raised = line  # the first line behind a traceback's frames
         if line in _CHAINED:
-            proofs.append(raised)
-    return any(_BAD_NODE.match(line) or _BAD_LINK.match(line) for line in proofs)
+            found.append(raised)
+    return found
+
+
+def proves_filesystem(line: str) -> bool:
+    """Return whether an exception is that a filesystem does not work."""
+    return bool(_FILESYSTEM.match(RANK.sub("", line, count=1)))
 
 
 def reports_peer(line: str) -> bool:
@@ -130,10 +161,13 @@ def is_cut(line: str) -> bool:
     return bool(_CUT.search(line))
 
 
-def known(line: str) -> tuple[bool, str] | None:
-    """Return whether a fault of the program would come again, and its remedy; None for an unknown one."""
-    line = RANK.sub("", line, count=1)
-    return next(((comes_again, remedy) for pattern, comes_again, remedy in _KNOWN if pattern.match(line)), None)
+def known(lines: list[str]) -> tuple[bool, str] | None:
+    """Return whether a fault of the program would come again, and its remedy; None for an unknown one.
+
+    The last line counts first, then the exceptions that led to it.
+    """
+    found = ((one, line) for line in _raised(lines) for one in _KNOWN if one[0].match(line))
+    return next(((comes_again, remedy) for (_, comes_again, remedy), _ in found), None)
 
 
 def was_not_destroyed(lines: list[str]) -> bool:

@@ -31,8 +31,6 @@ TELLING = re.compile(
     r"|^\s*what\(\): "
 )
 
-# Faults of a filesystem (errno.h): its client died or was restarted, or its server is not available.
-_BAD_FILESYSTEM = re.compile(r"Stale file handle|Transport endpoint is not connected|Input/output error")
 _ANY_OSERROR = re.compile(r"\[Errno \d+\]|OSError|Bus error|SIGBUS|signal 7 ")
 _QUOTED_PATH = re.compile(r"['\"](/[^'\"]*)['\"]")
 _GONE = re.compile(
@@ -120,7 +118,7 @@ def blame(run_dir: str, job_id: str, attempt: str, hosts: list[str]) -> tuple[st
             return "node", missing[0], f"it stopped responding; the others report: {words}"
         if not missing and len(hosts) > 1 and evidence.is_cut(words):
             return "network", "-", f"the nodes lost their connections, and no rank failed by itself: {words}"
-    if found := evidence.known(words):
+    if found := evidence.known(failure.lines):
         comes_again, remedy = found
         return "mistake" if comes_again else "program", node, f"{words[:200]}; {remedy}"
     return "program", node, words
@@ -132,7 +130,7 @@ def _filesystem_fault(folder: pathlib.Path, log: list[str], failure: Failure) ->
     host, reason = gone or ("-", "")
     words = failure.lines[-1] if failure.lines else ""
     about = f"the shared filesystem did not respond on {host} ({reason})" if gone else "the shared filesystem failed"
-    if _BAD_FILESYSTEM.search(words):
+    if evidence.proves_filesystem(words):
         paths = _QUOTED_PATH.findall(words)
         is_elsewhere = bool(paths) and not any(path.startswith(f"{folder.parent.parent}/") for path in paths)
         return None if is_elsewhere and not gone else (host, f"{about}: {words}")
@@ -306,6 +304,8 @@ def _gist(text: list[str], lines: int) -> list[str]:
     more: list[str] = []
     if not bare[reason][0].isspace():  # as in an exception group
         more = list(itertools.takewhile(lambda line: line[0].isspace(), bare[reason + 1 :]))
+    if bare[reason].startswith("nccl") and bare[reason + 1 : reason + 2] == ["Last error:"]:
+        more = bare[reason + 1 : reason + 3]
     last = " ".join([text[reason], *map(str.strip, more)])
     return [*text[max(0, reason + 1 - lines) : reason], last]
 

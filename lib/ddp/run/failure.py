@@ -88,7 +88,7 @@ def _remedy(settings: Settings, run: Run, lines: list[str]) -> Remedy | None:
     """Return the remedy for the error in a log's last lines; None if nothing is known."""
     has_own = run.record.get("container")
     found = None if has_own else _missing_module(settings, run, lines[-1]) or _missing_package(lines[-1])
-    if found is None and (known := evidence.known(lines[-1])):
+    if found is None and (known := evidence.known(lines)):
         return Step("known-fault", known[1])
     return found
 

@@ -18,6 +18,16 @@ PEER_GONE = (
 )
 
 
+NCCL = f"{TRACE}torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:94, unhandled system error\n"
+REFUSED = (
+    "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.\n"
+    "Last error:\nsocketStartConnect: Connect to 10.0.0.1<40000> failed : Connection refused\n"
+)
+REMOTE = "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.\n"
+CHAINED = "\nThe above exception was the direct cause of the following exception:\n\n"
+BUS = f"{TRACE}RuntimeError: DataLoader worker (pid 4) is killed by signal: Bus error. It is possible that\n"
+
+
 def explained(folder: pathlib.Path, text: str, *others: str) -> tuple[str, str, str]:
     """Return the verdict on an attempt in which rank 1, of the second node, printed a text, and the others theirs."""
     (folder / "control").mkdir(exist_ok=True)
@@ -55,12 +65,33 @@ def blame(folder: pathlib.Path, text: str, *others: str) -> tuple[str, str]:
             "RuntimeError: DataLoader worker (pid 4242) is killed by signal: Bus error. It is possible that "
             "dataloader's workers are out of shared memory. Please try to raise your shared memory limit.\n",
             ("program", ""),
-            "use fewer workers, or a larger /dev/shm",
+            "shared memory is full: use fewer workers",
         ),
         (
             "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.\n",
             ("node", "gpu-1"),
             "",
+        ),
+        ("[12345.678901] NVRM: Xid (PCI:0000:3B:00): 79, pid=1, GPU has fallen off\n", ("node", "gpu-1"), ""),
+        ("Jan 01 10:00:00 gpu-1 kernel: NVRM: Xid (PCI:0000:3b:00): 79, pid=1\n", ("node", "gpu-1"), ""),
+        (f"{TRACE}RuntimeError: CUDA error: CUDA driver version is insufficient\n", ("program", ""), "newer driver"),
+        (f"{NCCL}ncclSystemError: System call (e.g. socket, malloc) failed\n", ("node", "gpu-1"), ""),
+        (f"{NCCL}{REFUSED}", ("node", "gpu-0"), "it stopped responding"),
+        (f"{NCCL}{REMOTE}", ("node", "gpu-0"), "it stopped responding"),
+        (
+            f"{TRACE}OSError: [Errno 28] No space left on device: '/dev/shm/x'\n",
+            ("program", ""),
+            "shared memory is full",
+        ),
+        (
+            "ERROR: Unexpected bus error encountered in worker. This might be\n",
+            ("program", ""),
+            "shared memory is full",
+        ),
+        (
+            f"{BUS}{CHAINED}{TRACE}RuntimeError: DataLoader worker (pid(s) 4) exited unexpectedly\n",
+            ("program", ""),
+            "shm",
         ),
         (f"{TRACE}RuntimeError: CUDA error: uncorrectable ECC error encountered\n", ("node", "gpu-1"), ""),
         (
@@ -143,6 +174,11 @@ def test_a_worker_of_dataloader_that_was_killed_for_memory_is_no_riddle(tmp_path
     assert explain.blame(str(tmp_path), "12", "12.r0", HOSTS) == ("mistake", "gpu-1", f"{killed} batch")
 
 
+@pytest.mark.parametrize("words", [REFUSED, REMOTE])
+def test_a_connection_of_nccl_that_both_ends_lost_is_the_networks(tmp_path: pathlib.Path, words: str):
+    assert blame(tmp_path, f"{NCCL}{words}", f"{NCCL}{words}") == ("network", "-")
+
+
 def test_a_lost_peer_is_a_consequence_and_the_rank_that_failed_first_the_cause(tmp_path: pathlib.Path):
     for folder, other, verdict in (("a", "KeyError: 'x'", ("program", "")), ("b", PEER_GONE, ("network", "-"))):
         (tmp_path / folder).mkdir()
@@ -184,6 +220,7 @@ def test_a_rank_that_torch_aborts_as_it_ends_learns_which_call_is_missing(
 
 SUSPICIOUS = [
     *"xid taxid nvml pynvml NVML_ cuda CUDA cudaError NVRM ECC hardware nccl gloo c10d SIGBUS SharedError".split(),
+    *(OF_FILESYSTEM := ("Input/output error", "Transport endpoint is not connected", "Stale file handle")),
     *("Bus error", "Connection reset by peer", "Broken pipe", "CUDA error", "leaves:", "ranks never joined within"),
 ]
 EXCEPTIONS = (
@@ -195,6 +232,8 @@ MESSAGES = st.lists(st.sampled_from(SUSPICIOUS) | st.text("abcxyz_ ", max_size=8
 @hypothesis.settings(max_examples=200)
 @hypothesis.given(st.sampled_from(EXCEPTIONS), MESSAGES, st.sampled_from(["", "fine\n", None]))
 def test_no_word_of_a_message_moves_the_blame_off_the_program(name: str, message: str, other: str | None):
+    # torch's and safetensors' libraries have no errno: there the system's words are the evidence
+    hypothesis.assume(name not in ("OSError", "RuntimeError") or not any(word in message for word in OF_FILESYSTEM))
     with tempfile.TemporaryDirectory() as folder:
         others = () if other is None else (other,)
         assert blame(pathlib.Path(folder), f"{TRACE}{name}: {message}\n", *others) == ("program", "")
