@@ -176,7 +176,8 @@ def _parsed(
         is_module = bool(values.get("module"))
         for option in (one for one in options if one.name in values and not (is_module and one.name == "workload")):
             value = _absolute(option, values[option.name])
-            if option.text.is_path and _is_odd(value):  # a path of this account's; an action's is held to an alphabet
+            may_be_odd = option.text.is_path or (option.text.may_be_path and str(value).startswith("/"))
+            if may_be_odd and _is_odd(value):  # a path of this account's; an action's is held to an alphabet
                 more[option.name.replace("-", "_")], value = value, "/path"
             values[option.name] = value
         params = fields.parse(verb.options, values)

@@ -15,20 +15,31 @@ import os
 import pathlib
 import re
 import shutil
+import sys
 import tempfile
 import typing
 
-from ddp import backports, project
+from ddp import project
 from ddp.base import Log, Settings
 from ddp.options import fields, models
 from ddp.workspace import files, folders
 
 FOLDER, STATES = "code", "code.json"  # in the run's folder
 _COPY_S = 600.0
-# Where setuptools, poetry and maturin look for packages, if specified, and folders in which setuptools looks for none
-_PLACED = re.compile(r"""\b(?:where|from|python-source|package-dir) *= *[\[{]?(?: *"" *=)? *["']([\w-]+)["']""")
-_NO_PACKAGES = frozenset("test tests doc docs example examples script scripts tool tools bench benchmarks".split())
+# That a folder is built: the tables of pyproject.toml, and setup.cfg's
+_BUILD = re.compile(r"^\[(build-system|project|tool\.poetry|metadata|options)\]", re.MULTILINE)
+# Where setuptools, poetry and maturin look for packages, if specified, and the packages of hatch
+_PLACED = re.compile(
+    r"""(?:\b(?:where|from|python-source|package[-_]dir\]?)\s*=\s*(?:[\[{]\s*)?(?:(?:["']{2})?\s*[=:]\s*)?"""
+    r"""|^ *"" *= *)["']?([\w][\w./-]*)|\bpackages = \["([\w./-]+/[\w-]+)"\]""",
+    re.MULTILINE,
+)
+# Folders in which setuptools looks for no packages, and modules that it takes for none
+_NO_PACKAGES = frozenset(
+    "test tests doc docs example examples script scripts tool tools bench benchmarks build dist setup conftest".split()
+)
 _THREADS = 8
+_LEVELS, _PLACES = 3, 2000  # of folders in which what a copy lacks is looked for
 
 T = typing.TypeVar("T")
 States = dict[str, tuple[str, str]]  # of each file, by its path: in the project, and in the copy
@@ -221,16 +232,30 @@ def importable(folder: pathlib.Path, root: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _packages(root: pathlib.Path) -> list[pathlib.Path]:
-    text, about = "", dict[str, typing.Any]()
-    with contextlib.suppress(OSError, ValueError):
-        text = (root / "pyproject.toml").read_text(errors="replace")
-        about = backports.parse_toml(text)
-    if not {"build-system", "project"} & about.keys() and not (root / "setup.py").is_file():
+    """Return the folders of packages that a project's build names, else `src`, else the root; none without a build."""
+    texts: list[str] = []
+    for name in ("pyproject.toml", "setup.cfg", "setup.py"):
+        with contextlib.suppress(OSError):
+            texts.append((root / name).read_text(errors="replace"))
+    if not (any(map(_BUILD.search, texts)) or (root / "setup.py").is_file()):
         return []
-    for place in (root / "src", *(root / name for name in _PLACED.findall(text))):
-        if any(place.glob("*/*.py")) or any(place.glob("*.py")):
-            return [place]
-    return [root] if {path.parent.name for path in root.glob("*/__init__.py")} - _NO_PACKAGES else []
+    named = [root / (one[0] or pathlib.PurePath(one[1]).parent) for text in texts for one in _PLACED.findall(text)]
+    found = [place for place in dict.fromkeys((root / "src", *named)) if place != root and _holds_modules(place)]
+    return found or ([root] if _holds_modules(root) else [])
+
+
+def _holds_modules(place: pathlib.Path) -> bool:
+    """Return whether programs import from a folder; of one with a module of the standard library's name not.
+
+    PYTHONPATH comes before the standard library, where `pip install -e` puts its folders behind it.
+    """
+    if (place / "__init__.py").exists():  # it is a package itself
+        return False
+    modules = {path.stem for path in place.glob("*.py")} | {
+        path.parts[len(place.parts)] for path in place.glob("*/*.py")
+    }
+    modules |= {path.parts[len(place.parts)] for path in place.glob("*/*/*.py")}  # a package without __init__.py
+    return bool(modules - _NO_PACKAGES) and modules.isdisjoint(sys.stdlib_module_names - _NO_PACKAGES)
 
 
 def compare(found: project.Project, folder: pathlib.Path) -> Update:
@@ -318,6 +343,29 @@ def find_module(
     return str(origin / nearest / name), os.path.relpath(code / nearest, start)
 
 
+def find_left_out(
+    folder: pathlib.Path, record: collections.abc.Mapping[str, object], names: collections.abc.Sequence[str]
+) -> str | None:
+    """Find what a run's copy lacks, by its name: where the command was typed, above that, or three levels below."""
+    about, code = record.get("code"), folder.with_name(str(record.get("sweep") or folder.name)) / FOLDER
+    start = pathlib.Path(str(record.get("workdir") or folder))
+    if isinstance(about, dict):
+        origin = pathlib.Path(str(typing.cast("dict[str, object]", about).get("origin")))
+        start = pathlib.Path(os.path.normpath(origin / os.path.relpath(start, code)))
+
+    def below() -> collections.abc.Iterator[pathlib.Path]:
+        for place, inner, _ in os.walk(start):
+            here = pathlib.Path(place)
+            inner[:] = [one for one in inner if one[0] != "." and not project.is_generated(here / one)]
+            if len(here.relative_to(start).parts) == _LEVELS:
+                inner.clear()
+            yield here
+
+    places = itertools.islice(itertools.chain((start, start.parent), below()), _PLACES)
+    found = (place / name for place in places for name in names)
+    return next((str(path) for path in found if path.is_file() or any(path.glob("*.py"))), None)
+
+
 def written_by_run(folder: pathlib.Path) -> list[str]:
     """List the files below a run's copy that the run wrote or changed, without Python's caches."""
     former = read_states(folder) or {}
@@ -351,6 +399,10 @@ def _about(found: project.Project) -> str:
         why = f"{found.root} is never copied as a whole; put it and what it imports into a folder below"
         return f"copying {found.script} alone: {why}"
     about = f"copying {len(found.files)} files, {found.size_bytes / 2**20:.1f} MiB, of {found.root}"
+    if found.left_out:
+        more = f" and {len(found.left_out) - 1} more" if found.left_out[1:] else ""
+        how = f"!/{found.left_out[0]} in .ddpignore takes it in"
+        about += f"; git ignores {found.left_out[0]}{more}, so they are not copied: {how}"
     has_no_git = (found.root / ".git").exists() and shutil.which("git") is None
     return about + ("; git is not installed here, so .gitignore does not count" if has_no_git else "")
 

@@ -3,8 +3,9 @@
 The project is the git repository of the program, with uncommitted edits and new files; else the nearest folder with a
 pyproject.toml or .ddpignore; else the folder where the command was typed, if the script lies below it; else the
 script's folder. A home folder is never copied as a whole: there, as in the workspace's own folders and in a folder of
-others in /tmp, the project is the script alone. `.ddpignore` at the project's root, in gitignore's syntax, leaves out
-more, and takes in with `!` what git ignores.
+others in /tmp, the project is the script alone. Of what git ignores, files beside kept ones are taken along, such as
+the data that a script in the same folder makes: readable by the user alone, hidden ones not, and up to a size.
+`.ddpignore` at the project's root, in gitignore's syntax, leaves out more, and takes in with `!` what git ignores.
 """
 
 import collections
@@ -25,6 +26,7 @@ from ddp.base import ParameterError
 
 LIMIT_BYTES = 256 * 2**20
 LIMIT_FILES = 10_000
+_IGNORED_BYTES = 64 * 2**20  # of files that git ignores, beside kept ones
 _IGNORE = ".ddpignore"
 _MARKERS = ("pyproject.toml", _IGNORE)
 _IMPORTABLE = (".py", ".so")
@@ -45,6 +47,8 @@ class Project:
     files: tuple[str, ...]  # the paths below `root` of regular files and links
     size_bytes: int = 0
     commit: str = ""  # with "-dirty" if tracked files differ from it; empty outside of git, and before the first commit
+    private: frozenset[str] = frozenset()  # of `files`: git ignores them, so others need not read their copies
+    left_out: tuple[str, ...] = ()  # what git ignores and is not copied: files and folders, those with a "/" at the end
     is_alone: bool = False  # `root` is never copied: the script, without what lies beside it
 
     @functools.cached_property
@@ -146,7 +150,7 @@ def copy(project: Project, target: pathlib.Path, names: collections.abc.Collecti
                 (target / name).symlink_to(project.link(name))
             elif stat.S_ISREG(source.stat().st_mode):  # else it was replaced meanwhile
                 shutil.copy2(source, target / name)
-                (target / name).chmod(mode_of(source.stat()))
+                (target / name).chmod(mode_of(source.stat()) & (0o700 if name in project.private else 0o777))
 
     try:
         with concurrent.futures.ThreadPoolExecutor(_COPIES) as pool:
@@ -158,24 +162,54 @@ def copy(project: Project, target: pathlib.Path, names: collections.abc.Collecti
 
 
 def _of_git(script: pathlib.Path | None, top: pathlib.Path) -> Project:
-    """List what git tracks or does not ignore, what a build made beside it, and what .ddpignore takes in."""
+    """List what git tracks or does not ignore, what it ignores beside that, and what .ddpignore takes in."""
     spec = _spec(top)
     names = _ls_files(top, "--cached", "--recurse-submodules")
     for name in _ls_files(top, "--others", "--exclude-standard"):
         path = pathlib.PurePath(name)
-        if any(_is_generated(top / part) for part in (path, *path.parents[:-1])):
+        if any(is_generated(top / part) for part in (path, *path.parents[:-1])):
             continue
         is_repository = name.endswith("/")  # of which git lists no files
         names += [f"{name}{inner}" for inner in _walk(top / name, _spec(top / name))] if is_repository else [name]
     parents = {name.rpartition("/")[0] for name in names}
     ignored = _ls_files(top, "--others", "--ignored", "--exclude-standard", "--directory")
-    names += [name for name in ignored if name.endswith(_IMPORTABLE) and name.rpartition("/")[0] in parents]
+    beside = [name for name in ignored if name.rpartition("/")[0] in parents and not name.endswith("/")]
+    built = [name for name in beside if name.endswith(_IMPORTABLE)]
+    private = _small(top, set(beside) - {*built})
+    names += [*built, *private]
     if (top / _IGNORE).is_file():
         names += [name for name in _walk(top, spec) if spec(name) is True]
     name = "" if script is None else script.relative_to(top).as_posix()
     files = (*([name] if name else []), *(path for path in names if spec(path) is not False))
     commit = _git(top, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*").stdout.strip()
-    return Project(top, name, files, commit=commit)
+    kept = {*files, *(f"{above}/" for file in files for above in pathlib.PurePosixPath(file).parents[:-1])}
+    left_out: list[str] = []
+    for one in sorted(ignored):  # git may list a folder and what is in it
+        is_listed = bool(left_out) and left_out[-1].endswith("/") and one.startswith(left_out[-1])
+        if not (is_listed or one in kept or is_generated(top / one) or _is_trifle(one) or spec(one) is not None):
+            left_out.append(one)
+    return Project(top, name, files, commit=commit, private=frozenset(private), left_out=tuple(left_out))
+
+
+def _small(top: pathlib.Path, names: collections.abc.Collection[str]) -> list[str]:
+    """Return the files, the smallest first, that are not hidden and together not larger than they may be."""
+    sizes: dict[str, int] = {}
+    for name in names:
+        with contextlib.suppress(OSError):
+            sizes[name] = (top / name).lstat().st_size
+    smallest = sorted((name for name in sizes if not _is_trifle(name)), key=lambda name: (sizes[name], name))
+    sums = itertools.accumulate(sizes[name] for name in smallest)
+    return [name for name, total in zip(smallest, sums, strict=True) if total <= _IGNORED_BYTES]
+
+
+def _is_trifle(name: str) -> bool:
+    """Return whether nobody misses a file or folder that git ignores: hidden ones, and what installers write."""
+    last = pathlib.PurePath(name).name
+    return (
+        last.startswith(".")
+        or last.endswith((".egg-info", ".log", ".pyc", "~"))
+        or last in ("node_modules", "__pycache__")
+    )
 
 
 def _walk(
@@ -191,7 +225,7 @@ def _walk(
         if not entry.is_dir(follow_symlinks=False):
             if spec(name) is not False:
                 yield name
-        elif spec(f"{name}/") is not False and not _is_generated(path := pathlib.Path(entry.path)):
+        elif spec(f"{name}/") is not False and not is_generated(path := pathlib.Path(entry.path)):
             yield from _walk(path, spec, f"{name}/")
 
 
@@ -227,7 +261,7 @@ def _measured(project: Project) -> Project:
     return dataclasses.replace(project, files=tuple(sizes), size_bytes=total)
 
 
-def _is_generated(path: pathlib.Path) -> bool:
+def is_generated(path: pathlib.Path) -> bool:
     """Return whether a path is a cache, a virtual environment, or git's own folder."""
     return path.name in (".git", "__pycache__") or any((path / marker).exists() for marker in _GENERATED)
 

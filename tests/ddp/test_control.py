@@ -69,6 +69,28 @@ def test_a_module_of_the_project_is_never_to_be_installed(
     assert failed.endswith(remedy.format(tmp_path / "mine"))
 
 
+@pytest.mark.parametrize(
+    ("lies", "line"),
+    [
+        ("mine/secret/__init__.py", "ModuleNotFoundError: No module named 'secret'"),
+        ("mine/a/b/deep.py", "ModuleNotFoundError: No module named 'deep'"),
+        ("lib/__init__.py", "ModuleNotFoundError: No module named 'lib.x'"),
+        ("mine/secret/train.bin", "FileNotFoundError: [Errno 2] No such file or directory: 'secret/train.bin'"),
+    ],
+)
+def test_what_the_copy_lacks_is_named_where_it_lies(
+    settings: Settings, cluster: Cluster, pip: Pip, tmp_path: pathlib.Path, lies: str, line: str
+):
+    for name in ("mine/train.py", lies):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "mine" / ".ddpignore").write_text("secret/\na/\n")
+    failed = fails(settings, cluster, tmp_path / "mine/train.py", line, snapshot=True)
+    at = str(tmp_path / lies).removesuffix("/__init__.py")
+    assert f"found at {at}" in failed or f"found at {at.removesuffix('.py')}, which is not on sys.path" in failed
+    assert "requirements" not in failed
+
+
 INSTALL = "an administrator types on the nodes: apt-get install"
 NO_COMPILER = "InvalidCxxCompiler: No working C++ compiler found in torch._inductor.config.cpp.cxx: (None, 'g++')"
 COMPILER = f"torch.compile needs a C++ compiler: {INSTALL} g++"

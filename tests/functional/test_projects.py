@@ -5,6 +5,7 @@ import collections.abc
 import io
 import os
 import pathlib
+import subprocess
 import tarfile
 import typing
 
@@ -54,17 +55,16 @@ SRC = {
     "src/mynet/__init__.py": "WIDTH = 8",
 }
 PEERS = "SLURM_DDP_PEERS"
-NANOGPT = ("train.py", "model.py", "configurator.py", "config/train_shakespeare_char.py")
 # nanoGPT's DistributedDataParallel knows GPUs only; the rest of it is as it is
 ON_CPUS = """
 sed -i "s/device = f'cuda:{ddp_local_rank}'/device = 'cpu'/; /torch.cuda.set_device/d; s/, device_ids=\\[ddp_local_rank\\]//" \
 train.py
-mkdir -p data/tiny
-python3 -c "import array; array.array('H', range(2000)).tofile(open('data/tiny/train.bin', 'wb'))"
-cp data/tiny/train.bin data/tiny/val.bin
+python3 -c "import array; array.array('H', range(2000)).tofile(open('data/shakespeare_char/train.bin', 'wb'))"
+cp data/shakespeare_char/train.bin data/shakespeare_char/val.bin
+git init -q && git check-ignore -q data/shakespeare_char/train.bin
 """
 TINY = (
-    "--device=cpu --backend=gloo --dtype=float32 --compile=False --dataset=tiny --block_size=16 --batch_size=2 "
+    "--device=cpu --backend=gloo --dtype=float32 --compile=False --block_size=16 --batch_size=2 "
     "--n_layer=1 --n_head=1 --n_embd=16 --gradient_accumulation_steps=2 --eval_iters=1 --eval_interval=1 --max_iters=2 "
     "--always_save_checkpoint=True"
 )
@@ -154,7 +154,11 @@ def test_nanogpt_s_own_checkout_trains_and_continues(someone: Person):
     checkout = pathlib.Path(os.environ.get(PEERS, "")).absolute() / "nanoGPT"
     if not os.environ.get(PEERS) or not checkout.is_dir():
         pytest.skip(f"no checkout of nanoGPT; set {PEERS} to the folder that holds one")
-    bring(someone, {name: (checkout / name).read_text() for name in NANOGPT}, "nanoGPT")
+    names = subprocess.run(
+        ["git", "-C", checkout, "ls-files"], check=True, capture_output=True, text=True
+    ).stdout.split()
+    texts = [name for name in names if pathlib.PurePath(name).suffix in (".py", ".md", ".gitignore", "")]
+    bring(someone, {name: (checkout / name).read_text() for name in texts}, "nanoGPT")
     someone.does(f"cd nanoGPT\n{ON_CPUS}")
     log = log_of(someone, "nanoGPT", f"--run nano train.py config/train_shakespeare_char.py {TINY}")
     assert "saving checkpoint to out-shakespeare-char" in log

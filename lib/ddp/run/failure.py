@@ -14,6 +14,8 @@ from ddp.workspace import folders
 
 _LINES = 5
 _MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
+_MISSING_FILE = re.compile(r"FileNotFoundError: .*['\"]([^/'\"][^'\"]*)['\"]$")  # by a relative path
+_TAKE_IN = "put it into the project; if git ignores it, !NAME in .ddpignore takes it in"
 # Programs that a node may lack, by the exceptions of torch._inductor (also around Triton's), subprocess and GitPython
 _COMPILER = r"([\w.]*InductorError: )?([\w.]*InvalidCxxCompiler: |RuntimeError: Failed to find C compiler)"
 _GIT = r"FileNotFoundError: \[Errno 2\] .*: 'git'$|([\w.]+\.)?GitCommandNotFound: |ImportError: .*Bad git executable"
@@ -88,9 +90,23 @@ def _remedy(settings: Settings, run: Run, lines: list[str]) -> Remedy | None:
     """Return the remedy for the error in a log's last lines; None if nothing is known."""
     has_own = run.record.get("container")
     found = None if has_own else _missing_module(settings, run, lines[-1]) or _missing_package(lines[-1])
+    if (
+        found is None
+        and (missing := _MISSING_FILE.search(lines[-1]))
+        and (path := _left_out(settings, run, missing[1]))
+    ):
+        return Step(
+            "copy-file", f"found at {path}, which is not in the run's copy: {_TAKE_IN}, or give its absolute path"
+        )
     if found is None and (known := evidence.known(lines)):
         return Step("known-fault", known[1])
     return found
+
+
+def _left_out(settings: Settings, run: Run, *names: str) -> str:
+    """Return the path of what the run's copy lacks, or ""."""
+    found = folders.call(settings, copies.find_left_out, folder=run.folder, record=run.record, names=names)
+    return printable(found, 300) if found else ""
 
 
 def _missing_module(settings: Settings, run: Run, line: str) -> Remedy | None:
@@ -108,6 +124,9 @@ def _missing_module(settings: Settings, run: Run, line: str) -> Remedy | None:
         return Step("module-path", words, {"path": path, "folder": folder_})
     if place := folders.call(settings, find, name=module):
         words = f"{printable(place[0], 300)} has no such module; !NAME in .ddpignore takes in what git ignores"
+        return Step("copy-module", words)
+    if path := _left_out(settings, run, f"{module}.py", module):
+        words = f"found at {path}, which is not in the run's copy, or not on sys.path: {_TAKE_IN}"
         return Step("copy-module", words)
     create = "ddp env create NAME --requirements requirements.txt"
     words = f"with {module} in requirements.txt: {create}, then: ddp submit -e NAME ..."

@@ -10,6 +10,7 @@ from ddp.base import ParameterError, one_line
 # torchrun's options that are ours by another name: https://docs.pytorch.org/docs/stable/elastic/run.html
 _OURS = {"nnodes": "nodes", "nproc-per-node": "ranks", "max-restarts": "max-restarts"}
 _RENDEZVOUS = re.compile(r"rdzv-.*|standalone|node-rank|master-(addr|port)|local-addr")
+_SETTING = re.compile(r"[A-Za-z_]\w*=")
 _PYTHON = re.compile(r"python(3(\.[0-9]+)?)?")
 # The variables PYTHON... of python's options; without one the ranks have it anyway: unbuffered, in a copy, without the
 # caller's variables. https://docs.python.org/3/using/cmdline.html
@@ -35,8 +36,13 @@ def unwrap(values: dict[str, object], arguments: tuple[str, ...]) -> tuple[dict[
             values = values | {"active": str(prefix)}
         return _torchrun(values, arguments) if name == "torchrun" else _python(values, arguments)
     is_ours = bool(values.get("module")) or name in ("", "gpt", "smoke") or name.endswith(".py")
-    starts_python = not is_ours and any(map(_is_python, arguments))  # as `time python train.py` does
+    if _SETTING.match(name := str(workload or "")) and not is_ours:  # as a shell takes NAME=value before a command
+        rest = [word for word in arguments if not _is_python(word)]
+        raise ParameterError("workload", f"{name}: write: ddp submit --env {shlex.join((name, *rest))}")
+    # as `time python train.py` and `pdm run train.py` do
+    starts_python = not is_ours and any(_is_python(word) or word.endswith(".py") for word in arguments)
     if (name in _LAUNCHERS or starts_python) and not pathlib.Path(str(workload)).is_file():
+        name = pathlib.PurePath(name).name
         raise ParameterError("workload", f"{name}: ddp starts the ranks itself; {instead(arguments)}")
     return values, arguments
 
@@ -114,6 +120,8 @@ def _python(values: dict[str, object], arguments: tuple[str, ...]) -> tuple[dict
         values = values | {"env": f"{values.get('env') or ''} {more}".strip()}
     if is_module and words[:1] in (["torch.distributed.run"], ["torch.distributed.launch"]):
         return _torchrun(values, tuple(words[1:]))
+    if is_module and words and words[0].partition(".")[0] in _LAUNCHERS:
+        raise ParameterError("workload", f"{words[0]}: ddp starts the ranks itself; {instead(words[1:])}")
     return _program(values | {"module": True} if is_module else values, words, "python")
 
 

@@ -89,14 +89,34 @@ def test_submodules_and_repositories_inside(project: pathlib.Path, tmp_path: pat
     assert names(project / "train.py") == {"train.py", ".gitmodules", "sub/inner.py", "clone/a.py"}
 
 
-def test_modules_that_a_build_made_and_git_ignores_are_kept_beside_others(project: pathlib.Path):
+def test_what_a_build_or_a_script_made_and_git_ignores_is_kept_beside_others(project: pathlib.Path):
     write(project, "train.py", "net/__init__.py", _gitignore="_version.py\n*.so\nbuild/\n*.bin\nvenv/\n")
     commit(project)
     write(project, "net/_version.py", "net/fast.so", "net/big.bin", "build/lib/x.py", "venv/pyvenv.cfg", "venv/a.py")
     kept = {"train.py", "net/__init__.py", ".gitignore"}
-    assert names(project / "train.py") == kept | {"net/_version.py", "net/fast.so"}
+    assert names(project / "train.py") == kept | {"net/_version.py", "net/fast.so", "net/big.bin"}
+    assert code.find(project / "train.py").left_out == ("build/",)
     write(project, _ddpignore="!*.bin\n*.so\n")
     assert names(project / "train.py") == kept | {"net/_version.py", "net/big.bin", ".ddpignore"}
+
+
+def test_ignored_data_is_copied_for_the_user_alone_and_what_is_not_copied_is_named(
+    project: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As nanoGPT has it: a script in data/ makes *.bin and *.pkl, which git ignores, and out/ holds a former run."""
+    write(project, "train.py", "data/tiny/prepare.py", _gitignore="*.bin\n*.pkl\n/out\ngen/\n.env\n")
+    commit(project)
+    write(project, "out/ckpt.pt", "gen/a_pb2.py", ".env", "data/tiny/meta.pkl", "data/other/train.bin", "x.egg-info/a")
+    for name, size in (("train.bin", 30), ("val.bin", 60)):
+        (project / "data" / "tiny" / name).write_bytes(bytes(size))
+    monkeypatch.setattr(code, "_IGNORED_BYTES", 80)
+    found = code.find(project / "train.py")
+    data = {"data/tiny/train.bin", "data/tiny/meta.pkl"}
+    assert set(found.files) == {"train.py", "data/tiny/prepare.py", ".gitignore", "x.egg-info/a", *data}
+    assert set(found.left_out) == {"data/other/", "data/tiny/val.bin", "gen/", "out/"}
+    code.copy(found, tmp_path / "copy")
+    readable = {name for name in found.files if (tmp_path / "copy" / name).stat().st_mode & 0o077}
+    assert readable == {*found.files} - data
 
 
 @pytest.mark.parametrize("marker", ["pyproject.toml", ".ddpignore", None])

@@ -136,6 +136,7 @@ def test_a_project_s_own_package_is_importable_as_after_pip_install_e(
 
 @pytest.mark.parametrize(("about", "package", "place"), CASES["where_a_project_s_packages_lie"])
 def test_where_a_project_s_packages_lie(tmp_path: pathlib.Path, about: dict[str, str], package: str, place: str | None):
+    tmp_path /= "project"
     for name, text in {**about, f"{package}/__init__.py": "", "tests/__init__.py": ""}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
