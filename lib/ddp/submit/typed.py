@@ -12,10 +12,8 @@ _OURS = {"nnodes": "nodes", "nproc-per-node": "ranks", "max-restarts": "max-rest
 _RENDEZVOUS = re.compile(r"rdzv-.*|standalone|node-rank|master-(addr|port)|local-addr")
 _SETTING = re.compile(r"[A-Za-z_]\w*=")
 _PYTHON = re.compile(r"python(3(\.[0-9]+)?)?")
-# The variables PYTHON... of python's options; without one the ranks have it anyway: unbuffered, in a copy, without the
-# caller's variables. https://docs.python.org/3/using/cmdline.html
-_FLAGS = "u: B: E: q: Xfaulthandler: Xdev:DEVMODE Xutf8:UTF8 O:OPTIMIZE v:VERBOSE W:WARNINGS s:NOUSERSITE I:NOUSERSITE"
-_VARIABLES = {flag: name for flag, _, name in (word.partition(":") for word in _FLAGS.split())}
+# The ranks have it anyway: unbuffered, in a copy, without the caller's variables
+_NEUTRAL = frozenset("uBEq")
 _LAUNCHERS = frozenset(
     "accelerate bash colossalai composer conda coverage deepspeed fabric horovodrun ipython jsrun lightning micromamba "
     "mpiexec mpirun nohup pixi poetry sbatch sh srun uv".split()
@@ -95,29 +93,17 @@ def _agreed(values: dict[str, object], found: dict[str, object]) -> dict[str, ob
 
 
 def _python(values: dict[str, object], arguments: tuple[str, ...]) -> tuple[dict[str, object], tuple[str, ...]]:
-    words, variables, is_module = list(arguments), dict[str, str](), False
+    words, is_module = list(arguments), False
     while words and words[0].startswith("-") and not is_module:
         word = words.pop(0)
         if word == "--":
             break
-        letters = iter(word[1:] or "-")
-        for flag in letters:
-            if flag in "mWX" and (rest := "".join(letters)):
-                words.insert(0, rest)
-            if is_module := flag == "m":
-                break
-            value = words.pop(0) if flag in "WX" and words else ""
-            name, _, setting = value.partition("=") if flag == "X" else ("", "", value)
-            variable = _VARIABLES.get(flag + name)
-            if variable is None:
-                raise ParameterError("workload", f"python's {word} is not passed on; {instead((word, *words))}")
-            before = variables.get(variable, "")
-            once = str(int(before or 0) + 1) if flag in "Ov" else before or setting or "1"  # the first -X counts
-            variables[variable] = f"{before},{setting}" if flag == "W" and before else once
-    variables.pop("", None)
-    if variables:
-        more = shlex.join(f"PYTHON{name}={variables[name]}" for name in variables)
-        values = values | {"env": f"{values.get('env') or ''} {more}".strip()}
+        flags, m, rest = word[1:].partition("m")
+        if set(flags) - _NEUTRAL or word == "-":
+            how = f"a variable does, as in --env PYTHONOPTIMIZE=1; {instead((word, *words))}"
+            raise ParameterError("workload", f"python's {word} is not passed on; {how}")
+        is_module = bool(m)
+        words[:0] = [rest] if rest else []
     if is_module and words[:1] in (["torch.distributed.run"], ["torch.distributed.launch"]):
         return _torchrun(values, tuple(words[1:]))
     if is_module and words and words[0].partition(".")[0] in _LAUNCHERS:

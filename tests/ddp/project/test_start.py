@@ -7,7 +7,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 import tempfile
 import typing
 
@@ -228,29 +227,6 @@ def test_any_command_line_of_torchrun(
     expected = {ours[name.replace("_", "-")]: value for name, value, _ in given}
     expected |= {"workload": "a.b", "module": True} if is_module else {"workload": "a.py"}
     assert launchers.unwrap(values, (*words, *arguments)) == (expected, tuple(arguments))
-
-
-VALUED = st.sampled_from(["", "W ignore", "Werror", "X dev", "Xutf8", "Xutf8=0"])
-OPTION = st.tuples(st.just("-"), st.text("uBEqOsvI", max_size=3), VALUED).map("".join).filter("-".__ne__)
-PROBE = """import sys; f = sys.flags; print(sys.argv[1:], __package__, f.optimize, f.utf8_mode, f.verbose, f.dev_mode)
-print(f.no_user_site, sys.warnoptions)
-"""
-
-
-@hypothesis.settings(max_examples=20)
-@hypothesis.given(st.lists(OPTION, max_size=3), st.sampled_from(["-m probe", "-Bmprobe", "-um probe", "-- probe.py"]))
-def test_options_of_python_mean_what_python_does_with_them(options: list[str], program: str):
-    words = [*" ".join([*options, program]).split(), "-O", "--lr"]
-    values, rest = launchers.unwrap({"workload": "python"}, tuple(words))
-    command = [*(["-m"] if values.get("module") else []), str(values["workload"]), *rest]
-    pairs = ((words, {}), (command, dict(fields.variables(str(values.get("env", ""))))))
-    with tempfile.TemporaryDirectory() as folder:
-        pathlib.Path(folder, "probe.py").write_text(PROBE)
-        theirs, ours = (
-            subprocess.run([sys.executable, *line], cwd=folder, env=env, capture_output=True, check=False)
-            for line, env in pairs
-        )
-    assert theirs.returncode or ours.stdout == theirs.stdout, "-I finds no module here"
 
 
 @pytest.mark.parametrize(("words", "left"), [("bin/python -u train.py", []), ("bin/torchrun -m train.main 1", ["1"])])
