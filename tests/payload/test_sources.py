@@ -350,44 +350,6 @@ def folder(root: pathlib.Path, files: dict[str, str | None]) -> pathlib.Path:
     return root
 
 
-SPLIT_WORDS = [("test", "test"), ("holdout", "test"), ("validation", "val"), ("dev", "val"), ("train", "train")]
-SPLIT_WORDS += [("testset", "test"), ("devset", "val"), ("TEST", "test"), ("", "")]
-
-
-@hypothesis.settings(max_examples=500)
-@hypothesis.given(
-    st.sampled_from(SPLIT_WORDS),
-    st.lists(st.sampled_from(["wikitext", "raw", "en", "00000", "of", "v2", "partial", "clean"]), max_size=3),
-    st.lists(st.sampled_from(["data", "00001", "de"]), max_size=2),
-    st.sampled_from("-_. ="),
-    st.sampled_from([".txt", ".parquet", ".jsonl.gz", ".tar.gz", "/0.jsonl", "/a/part-0.md", ".py"]),
-)
-def test_a_file_named_for_a_split_is_of_it(
-    word: tuple[str, str], before: list[str], after: list[str], separator: str, end: str
-):
-    hypothesis.assume(word[0] or before or after)
-    path = pathlib.PurePath(separator.join([*before, word[0], *after]) + end)
-    is_code = end == ".py" and {"data", "de"} & {*after}  # as of a module `test_sources.py`: code like any other
-    assert sources.split_of(path, sources.kind_of(path.name)) == ("" if is_code else word[1])
-
-
-@pytest.mark.parametrize(
-    ("name", "split"), [("train-eval", "val"), ("eval_train", "train"), ("attest", ""), ("en.dev", "val")]
-)
-def test_the_last_word_for_a_split_counts(name: str, split: str):
-    assert sources.split_of(pathlib.PurePath(f"{name}.jsonl"), "lines") == split
-
-
-def test_what_describes_records_is_not_trained_on(tmp_path: pathlib.Path):
-    names = ["README_zh.md", "LICENSE", "LICENSE.txt", "README.rst", "wikitext.py", "data/cache-0a1b.arrow"]
-    root = folder(tmp_path / "set", {"data/train-0.jsonl": "rows", **dict.fromkeys(names, "about")})
-    dataset = run(root, output=tmp_path / "d", val_share=0.0)
-    assert decoded(dataset) == [b"rows"]
-    assert json.loads((tmp_path / "d" / "dataset.json").read_text())["not_read"]["dataset card"][0] == len(names)
-    alone = folder(tmp_path / "code", {"LICENSE.txt": "free", "README.md": "read", "setup.py": "run"})
-    assert decoded(run(alone, output=tmp_path / "e", val_share=0.0)) == [b"free", b"read", b"run"]
-
-
 def test_splits_are_kept_apart_and_what_is_not_read_is_counted(tmp_path: pathlib.Path):
     root = folder(tmp_path / "set", SAVED | {"notes.csv": "1,2\n", "noted": "?", ".cache/a.txt": "h"})
     folder(tmp_path / "linked", {"b.txt": "l" * 10})
