@@ -150,10 +150,13 @@ def test_a_missing_module_of_the_project_is_named_with_its_path(someone: Person)
     assert "requirements" not in answer.err
 
 
-def test_nanogpt_s_own_checkout_trains_and_continues(someone: Person):
+def test_nanogpt_s_own_checkout_trains_and_continues(cluster: Cluster, someone: Person):
     checkout = pathlib.Path(os.environ.get(PEERS, "")).absolute() / "nanoGPT"
     if not os.environ.get(PEERS) or not checkout.is_dir():
         pytest.skip(f"no checkout of nanoGPT; set {PEERS} to the folder that holds one")
+    cluster.exec(
+        "sackd/0", "sh", "-c", "command -v git || { apt-get -q update && apt-get -qy install git; }", timeout=300
+    )
     names = subprocess.run(
         ["git", "-C", checkout, "ls-files"], check=True, capture_output=True, text=True
     ).stdout.split()
