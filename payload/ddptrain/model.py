@@ -109,10 +109,8 @@ class GPT(nn.Module):
         x_BTC = self.dropout(self.token(tokens_BT) + self.position(positions_T))
         for block in self.blocks:
             x_BTC = block(x_BTC)
-        x_BTC = self.norm(x_BTC)
-        if targets_BT is None:
-            return self.head(x_BTC)
-        return crossentropy.projected_loss(x_BTC, self.head.weight, targets_BT)
+        logits_BTV = self.head(self.norm(x_BTC))
+        return logits_BTV if targets_BT is None else crossentropy.token_loss(logits_BTV, targets_BT)
 
 
 def num_parameters(model: nn.Module) -> int:
