@@ -4,28 +4,24 @@
     python3 scripts/lanes.py unit lint             some lanes; `unit`, `functional` and `long` stand for several
     python3 scripts/lanes.py functional -- -k gpu  one lane, with arguments for pytest
 
-Installs the lanes' packages first; tox makes their Python environments with uv. The functional lanes mostly wait, so
-the others run beside them with a lower priority. A single lane prints its output at once; of several lanes, the output
-of those that fail is printed. build/logs/ has all of it. A line every ten seconds lists the running lanes, and the last
-lines are those of pytest for each lane.
+Installs the lanes' packages first; tox makes their Python environments with uv, and runs as many lanes at a time as
+there are cores. The functional lanes mostly wait, so they run beside the others, which have a lower priority. A single
+lane prints its output at once, others when they end: skipped tests with their reasons are in it.
 """
 
 import contextlib
-import dataclasses
 import os
 import pathlib
 import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from scripts import uv
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-LOGS = ROOT / "build" / "logs"
 TOX = ROOT / "build" / "venvs" / "tox" / "bin" / "tox"
 UNIT = (  # the longest first
     "payload",
@@ -44,11 +40,10 @@ FUNCTIONAL_ALL = tuple(f"{name}-all" for name in FUNCTIONAL)
 ORDERS = tuple(name.replace("unit-", "orders-") for name in UNIT if name.startswith("unit-"))
 LONG = (*FUNCTIONAL_ALL, "docs-walk", "mutants", "kernel", "tracking", *ORDERS)
 GROUPS = {"unit": UNIT, "functional": FUNCTIONAL, "long": LONG, "orders": ORDERS}
-# The longest first among those that share the machine
 ALL = (*FUNCTIONAL, "lint", "docs", "pack", "storage", *UNIT)
 WAITING = frozenset(FUNCTIONAL + FUNCTIONAL_ALL)  # they use a fraction of a core
 ALONE = frozenset({"functional", "docs-walk", "integration", "bench"})  # they measure, or train as a reader does
-NICE = 10  # of what runs beside lanes that wait
+NICE = "10"  # of what runs beside lanes that wait
 # Groups of scripts/setup.sh
 PACKAGES = {
     "pack": "pack",
@@ -58,152 +53,42 @@ PACKAGES = {
     "storage": "storage",
     "kernel": "guest",
 }
-SILENCE_S = 9.0
-CLOSING = re.compile(r"^=+ .*\b(passed|failed|error|errors|skipped|no tests ran)\b.* in [0-9.]+s.* =+$")
+SILENCE_S = 30.0
 
 
-@dataclasses.dataclass
-class Lane:
-    """One tox environment and what became of it."""
-
-    name: str
-    arguments: list[str]
-    is_live: bool
-    nice: int = 0
-    started: float = 0.0
-    took_s: float = 0.0
-    returncode: int | None = None
-    last_line: str = ""
-    closing: str = ""  # pytest's last line
-    notes: list[str] = dataclasses.field(default_factory=list[str])  # skips and expected failures, with their reasons
-    process: "subprocess.Popen[str] | None" = None
-
-    @property
-    def log(self) -> pathlib.Path:
-        """Return the file with all the lane's output."""
-        return LOGS / f"{self.name}.log"
+def commands(names: list[str], extra: list[str]) -> list[list[list[str]]]:
+    """Return tox's commands for these lanes, in steps of what runs at the same time."""
+    more = ["--", *extra] if extra else []
+    together = [name for name in names if name not in ALONE]
+    steps = [[[str(TOX), "run", "-e", name, *more]] for name in names if name in ALONE]
+    if len(together) < 2:
+        return [[[str(TOX), "run", "-e", name, *more]] for name in together] + steps
+    waiting, others = ([one for one in together if (one in WAITING) == wanted] for wanted in (True, False))
+    cores = str(max(1, min(os.cpu_count() or 1, 4)))
+    parallel = [str(TOX), "run-parallel", "--parallel-no-spinner", "-p"]
+    first = [*parallel, "all", "-e", ",".join(waiting), *more]
+    second = [*(["nice", "-n", NICE] if waiting else []), *parallel, cores, "-e", ",".join(others), *more]
+    return [[command for command, has in ((first, waiting), (second, others)) if has], *steps]
 
 
-class Screen:
-    """The terminal: lines, and the running lanes after a silence."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._start = self._last = time.monotonic()
-
-    def write(self, text: str) -> None:
-        """Print a line."""
-        with self._lock:
-            print(text, flush=True)
-            self._last = time.monotonic()
-
-    def beat(self, running: list[Lane]) -> None:
-        """Print what is running, if nothing was printed for a while."""
-        now = time.monotonic()
-        if running and now - self._last >= SILENCE_S:
-            doing = "; ".join(f"{lane.name} {now - lane.started:.0f} s: {lane.last_line[:70]}" for lane in running)
-            self.write(f"[{clock(now - self._start)}] {doing}")
-
-
-def clock(seconds: float) -> str:
-    """Return a duration as minutes:seconds."""
-    return f"{int(seconds) // 60:2d}:{int(seconds) % 60:02d}"
-
-
-def start(lane: Lane, screen: Screen) -> None:
-    """Start the lane; a thread follows its output."""
-    LOGS.mkdir(parents=True, exist_ok=True)
-    command = ["nice", "-n", str(lane.nice), str(TOX), "run", "-e", lane.name]
-    command += ["--", *lane.arguments] if lane.arguments else []
-    lane.started = time.monotonic()
-    lane.process = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-        env=uv.environment() | {"PYTHONUNBUFFERED": "1"},
-    )
-    if lane.is_live:
-        screen.write(f"{lane.name}: started")
-    threading.Thread(target=_follow, args=(lane, screen), daemon=True).start()
-
-
-def _follow(lane: Lane, screen: Screen) -> None:
-    assert lane.process is not None and lane.process.stdout is not None
-    with lane.log.open("w") as log, lane.process.stdout as output:
-        for line in output:
-            log.write(line)
-            log.flush()
-            text = line.rstrip("\n")
-            if text.strip():
-                lane.last_line = text.strip()
-            if CLOSING.match(text):
-                lane.closing = text  # shown at the end
-            elif text.startswith(("SKIPPED ", "XFAIL ")):
-                lane.notes.append(text)
-            if lane.is_live and not CLOSING.match(text):
-                screen.write(text)
-    returncode = lane.process.wait()
-    lane.took_s = time.monotonic() - lane.started
-    lane.returncode = returncode
-
-
-def report(lane: Lane, screen: Screen) -> None:
-    """Print how a lane ended, and all its output if it failed."""
-    if lane.returncode != 0 and not lane.is_live:
-        screen.write(f"---- {lane.name}: all its output " + "-" * 40)
-        screen.write(lane.log.read_text(errors="replace").rstrip())
-        screen.write("-" * 72)
-    verdict = "passed" if lane.returncode == 0 else f"FAILED (exit {lane.returncode}, build/logs/{lane.log.name})"
-    screen.write(f"{lane.name}: {verdict} in {lane.took_s:.0f} s")
-    if not lane.is_live:
-        for note in lane.notes:
-            screen.write(f"  {note}")
-
-
-def run(lanes: list[Lane], screen: Screen) -> None:
-    """Run the lanes in their order: those that wait at once, beside them as many others as there are cores."""
-    queued, running = list(lanes), list[Lane]()
-    slots = max(1, min(os.cpu_count() or 1, 4))
-    try:
-        while queued or running:
-            for lane in [lane for lane in running if lane.returncode is not None]:
-                running.remove(lane)
-                report(lane, screen)
-            while queued and _may_start(queued[0], running, slots):
-                lane = queued.pop(0)
-                if lane.name not in WAITING and any(other.name in WAITING for other in running):
-                    lane.nice = NICE
-                running.append(lane)
-                start(lane, screen)
-            screen.beat(running)
-            time.sleep(0.1)
-    except KeyboardInterrupt:
-        _stop(running)
-        raise
-
-
-def _may_start(lane: Lane, running: list[Lane], slots: int) -> bool:
-    if lane.name in ALONE or any(other.name in ALONE for other in running):
-        return not running
-    return lane.name in WAITING or sum(other.name not in WAITING for other in running) < slots
-
-
-def _stop(lanes: list[Lane]) -> None:
-    """Interrupt lanes, so that their tests clean up; kill those that take long."""
-    for number, patience_s in ((signal.SIGINT, 150), (signal.SIGKILL, 5)):
-        left = [lane.process for lane in lanes if lane.process is not None and lane.process.poll() is None]
-        for process in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, number)
-        deadline = time.monotonic() + patience_s
-        for process in left:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, deadline - time.monotonic()))
+def run(steps: list[list[list[str]]]) -> int:
+    """Run commands step by step, those of a step at the same time; return an exit status."""
+    code, began = 0, time.monotonic()
+    for step in steps:
+        running = [subprocess.Popen(one, cwd=ROOT, stdin=subprocess.DEVNULL, env=uv.environment()) for one in step]
+        try:
+            while any(one.poll() is None for one in running):
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    next(one for one in running if one.poll() is None).wait(SILENCE_S)
+                print(f"[{time.monotonic() - began:5.0f} s]", flush=True)
+        except KeyboardInterrupt:
+            for one in running:  # tox has its tests clean up, and ends what takes too long
+                one.send_signal(signal.SIGINT)
+            for one in running:
+                one.wait()
+            raise
+        code = code or next((one.returncode for one in running if one.returncode), 0)
+    return code
 
 
 def chosen(words: list[str], *, is_split: bool = True) -> list[str]:
@@ -249,7 +134,7 @@ def missing_python() -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Set up, run, sum up."""
+    """Set up and run."""
     split = arguments.index("--") if "--" in arguments else len(arguments)
     extra = arguments[split + 1 :]
     names = chosen(arguments[:split], is_split=not extra)
@@ -266,19 +151,11 @@ def main(arguments: list[str]) -> int:
     # A cancelled CI job: the tests still clean up. SIGINT too, which a job in the background is started without
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
-    screen, began = Screen(), time.monotonic()
-    lanes = [Lane(name, extra, is_live=len(names) == 1 or name in ALONE) for name in names]
     try:
-        run(lanes, screen)
+        return run(commands(names, extra))
     except KeyboardInterrupt:
-        screen.write("interrupted")
+        print("interrupted", flush=True)
         return 130
-    failed = [lane for lane in lanes if lane.returncode != 0]
-    screen.write(f"\n{len(lanes) - len(failed)} of {len(lanes)} lanes passed in {clock(time.monotonic() - began)}")
-    for lane in lanes:
-        verdict = "FAILED" if lane in failed else "passed"
-        screen.write(f"{lane.name}: {verdict} in {lane.took_s:.0f} s" + (f"\n{lane.closing}" if lane.closing else ""))
-    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Set-up and lanes: the lanes of `make test` and `make test-long`, their order and their output."""
 
 import configparser
+import os
 import pathlib
 import re
 import subprocess
@@ -58,32 +59,18 @@ def test_words_stand_for_lanes_those_that_wait_come_first_and_those_that_run_alo
     assert lanes.chosen(words) == expected
 
 
-FAKE_TOX = """\
-#!/bin/sh
-echo "collecting"
-case $3 in
-good) echo "SKIPPED [1] t.py:3: no server here"; echo "===== 3 passed, 1 skipped in 0.10s =====" ;;
-bad) echo "the reason"; echo "===== 1 failed in 0.20s ====="; exit 1 ;;
-esac
-"""
+def test_lanes_that_wait_run_beside_the_others_and_those_that_measure_alone(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    tox = str(lanes.TOX)
+    assert lanes.commands(["lib"], ["-k", "x"]) == [[[tox, "run", "-e", "lib", "--", "-k", "x"]]]
+    parallel = [tox, "run-parallel", "--parallel-no-spinner", "-p"]
+    both = [[*parallel, "all", "-e", "functional-jobs"], ["nice", "-n", "10", *parallel, "2", "-e", "lib,ddp"]]
+    assert lanes.commands(["functional-jobs", "lib", "ddp", "bench"], []) == [both, [[tox, "run", "-e", "bench"]]]
 
 
-def test_a_lane_that_passes_shows_its_skips_and_one_that_fails_everything(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    (tmp_path / "tox").write_text(FAKE_TOX)
-    (tmp_path / "tox").chmod(0o755)
-    monkeypatch.setattr(lanes, "TOX", tmp_path / "tox")
-    monkeypatch.setattr(lanes, "LOGS", tmp_path / "logs")
-    good, bad = (lanes.Lane(name, [], is_live=False) for name in ("good", "bad"))
-    lanes.run([good], lanes.Screen())
-    assert (good.returncode, good.closing) == (0, "===== 3 passed, 1 skipped in 0.10s =====")
-    assert re.fullmatch(r"good: passed in \d+ s\n  SKIPPED \[1\] t.py:3: no server here\n", capsys.readouterr().out)
-    lanes.run([bad], lanes.Screen())
-    assert bad.returncode == 1
-    shown = capsys.readouterr().out
-    assert "collecting\nthe reason\n===== 1 failed in 0.20s =====\n" in shown
-    assert re.search(r"bad: FAILED \(exit 1, build/logs/bad.log\) in \d+ s\n$", shown)
+@pytest.mark.parametrize(("codes", "expected"), [([[0, 0]], 0), ([[0, 3], [0]], 3), ([[0], [4]], 4)])
+def test_a_lane_that_fails_fails_the_run(codes: list[list[int]], expected: int):
+    assert lanes.run([[["sh", "-c", f"exit {code}"] for code in step] for step in codes]) == expected
 
 
 def test_an_interrupted_run_interrupts_its_lanes_and_waits_for_them(tmp_path: pathlib.Path):
@@ -98,7 +85,7 @@ def test_an_interrupted_run_interrupts_its_lanes_and_waits_for_them(tmp_path: pa
 import pathlib, sys
 sys.path.insert(0, {str(rules.ROOT)!r})
 from scripts import lanes
-lanes.TOX, lanes.LOGS = pathlib.Path({str(tmp_path / "tox")!r}), pathlib.Path({str(tmp_path / "logs")!r})
+lanes.TOX = pathlib.Path({str(tmp_path / "tox")!r})
 lanes.prepare = lambda names: 0
 sys.exit(lanes.main(["slow"]))
 """
