@@ -109,18 +109,6 @@ def _broadcast(b: Buffers) -> None:
     dist.broadcast(b.recv, src=0)
 
 
-def _sendrecv(b: Buffers) -> None:
-    if b.size == 1:
-        b.recv.copy_(b.send)
-        return
-    both = [
-        dist.P2POp(dist.isend, b.send, (b.rank + 1) % b.size),
-        dist.P2POp(dist.irecv, b.recv, (b.rank - 1) % b.size),
-    ]
-    for work in dist.batch_isend_irecv(both):  # as one group: NCCL would wait for each by itself, all senders first
-        work.wait()
-
-
 # By their names since torch 2.13, or by those before
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -169,7 +157,6 @@ COLLECTIVES: dict[str, Collective] = {
         out_of_place=lambda b: dist.all_to_all_single(b.recv, b.send),
         expected=lambda c, b: torch.cat([c.coded(rank, b.rank, b.count) for rank in range(b.size)]),
     ),
-    "sendrecv": Collective(out_of_place=_sendrecv, expected=lambda c, b: c.coded((b.rank - 1) % b.size, 0, b.count)),
 }
 
 
@@ -394,11 +381,7 @@ def _row_text(row: dict[str, typing.Any]) -> str:
         if found is None:
             text += "  {:>7s}  {:>6s}  {:>6s}  {:>6s}".format(*["N/A"] * 4)
             continue
-        rates = f"{_rate_text(found['alg_bw'])}  {_rate_text(found['bus_bw'])}"
+        rates = "  ".join(f"{x:6.1f}" if x >= 1000 else f"{x:6.2f}" for x in (found["alg_bw"], found["bus_bw"]))
         digits = 0 if found["time"] >= 10_000 else 1 if found["time"] >= 100 else 2
         text += f"  {found['time']:7.{digits}f}  {rates}  {found['nwrong']:6g}"
     return text
-
-
-def _rate_text(rate: float) -> str:
-    return f"{rate:6.1f}" if rate >= 1000 else f"{rate:6.2f}"

@@ -28,7 +28,7 @@ def rows(output: str) -> list[list[str]]:
 
 def test_the_table_has_nccl_tests_columns(measured: tuple[ranks.Result, dict]):
     found = rows(measured[0].output)
-    assert len(found) == 6 * 3
+    assert len(found) == 5 * 3
     assert all(len(row) == 13 for row in found)
     assert [row[0] for row in found[:3]] == ["1024", "8192", "65536"]
     assert found[0][1:5] == ["256", "float", "sum", "-1"]
@@ -74,7 +74,6 @@ def test_bus_factors_are_nccl_tests():
         "reduce_scatter": 15 / 16,
         "broadcast": 1,
         "alltoall": 15 / 16,
-        "sendrecv": 1,
     }
 
 

@@ -46,7 +46,7 @@ _PEER_LOST = re.compile(
 )
 _PEER_LEFT = re.compile(rf"rank \d+ leaves:|{_MODULES}(?:SharedError|SignalException)\b|Signal \d+ ")
 # Faults of the network, where no rank failed by itself: errors of gloo, NCCL and errno.h
-_CUT = re.compile(
+CUT = re.compile(
     r"[Cc]onnection (closed|refused|reset|timed out)|Broken pipe|remote process exit(?:ed|ing)|No route to host"
     r"|Network is unreachable"
 )
@@ -156,18 +156,12 @@ def has_left(line: str) -> bool:
     return bool(_PEER_LEFT.match(line))
 
 
-def is_cut(line: str) -> bool:
-    """Return whether a report of a lost rank is one of a lost connection."""
-    return bool(_CUT.search(line))
-
-
 def known(lines: list[str]) -> tuple[bool, str] | None:
     """Return whether a fault of the program would come again, and its remedy; None for an unknown one.
 
     The last line counts first, then the exceptions that led to it.
     """
-    found = ((one, line) for line in _raised(lines) for one in _KNOWN if one[0].match(line))
-    return next(((comes_again, remedy) for (_, comes_again, remedy), _ in found), None)
+    return next((one[1:] for line in _raised(lines) for one in _KNOWN if one[0].match(line)), None)
 
 
 def was_not_destroyed(lines: list[str]) -> bool:

@@ -116,7 +116,7 @@ def blame(run_dir: str, job_id: str, attempt: str, hosts: list[str]) -> tuple[st
         missing = [host for number, host in enumerate(hosts) if number not in failure.reporting]
         if len(missing) == 1 and len(hosts) > 1:
             return "node", missing[0], f"it stopped responding; the others report: {words}"
-        if not missing and len(hosts) > 1 and evidence.is_cut(words):
+        if not missing and len(hosts) > 1 and evidence.CUT.search(words):
             return "network", "-", f"the nodes lost their connections, and no rank failed by itself: {words}"
     if found := evidence.known(failure.lines):
         comes_again, remedy = found

@@ -9,7 +9,7 @@ from ddp.base import shown
 from ddp.options import fields
 from ddp.options.fields import Directive, Parsed, among, between
 
-COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "alltoall", "sendrecv", "all")
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "alltoall", "all")
 _DATATYPES = ("float", "double", "half", "bfloat16", "int8", "uint8", "int32", "int64")
 _MODELS = ("tiny", "small", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 

@@ -12,8 +12,6 @@ _OURS = {"nnodes": "nodes", "nproc-per-node": "ranks", "max-restarts": "max-rest
 _RENDEZVOUS = re.compile(r"rdzv-.*|standalone|node-rank|master-(addr|port)|local-addr")
 _SETTING = re.compile(r"[A-Za-z_]\w*=")
 _PYTHON = re.compile(r"python(3(\.[0-9]+)?)?")
-# The ranks have it anyway: unbuffered, in a copy, without the caller's variables
-_NEUTRAL = frozenset("uBEq")
 _LAUNCHERS = frozenset(
     "accelerate bash colossalai composer conda coverage deepspeed fabric horovodrun ipython jsrun lightning micromamba "
     "mpiexec mpirun nohup pixi poetry sbatch sh srun uv".split()
@@ -99,11 +97,10 @@ def _python(values: dict[str, object], arguments: tuple[str, ...]) -> tuple[dict
         if word == "--":
             break
         flags, m, rest = word[1:].partition("m")
-        if set(flags) - _NEUTRAL or word == "-":
+        if set(flags) - {*"uBEq"} or word == "-":  # these change nothing in a job
             how = f"a variable does, as in --env PYTHONOPTIMIZE=1; {instead((word, *words))}"
             raise ParameterError("workload", f"python's {word} is not passed on; {how}")
-        is_module = bool(m)
-        words[:0] = [rest] if rest else []
+        is_module, words[:0] = bool(m), [rest] * bool(rest)
     if is_module and words[:1] in (["torch.distributed.run"], ["torch.distributed.launch"]):
         return _torchrun(values, tuple(words[1:]))
     if is_module and words and words[0].partition(".")[0] in _LAUNCHERS:
