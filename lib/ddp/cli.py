@@ -72,6 +72,9 @@ def main() -> typing.NoReturn:
     except click.exceptions.Abort:
         click.echo("ddp: interrupted; a submitted job goes on, see: ddp list", err=True)
         code = FAILED
+    except click.exceptions.NoArgsIsHelpError as e:  # a group of commands alone
+        click.echo(e.message, err=True)
+        code = USAGE
     except click.UsageError as e:
         where = e.ctx.command_path if e.ctx is not None else "ddp"
         click.echo(f"{where}: {one_line(e.format_message()).rstrip('.')}; see: {where} --help", err=True)
@@ -107,6 +110,12 @@ def perform(
 
     params = _parsed(session, verb, given, arguments)
     settings = settings_of(session)
+    if not {"-h", "--help"}.isdisjoint(arguments) and "workload" in verb.options.model_fields:
+        from ddp.submit import precheck  # noqa: PLC0415
+
+        if text := precheck.help_of(settings, str(getattr(params, "workload", "")), arguments):
+            click.echo(text)
+            return OK
     to = screen.Screen(is_json=session.is_json)
     try:
         answer = verb.do_when_ready(settings, params, to.log)

@@ -191,6 +191,10 @@ def test_for_programs_standard_output_is_json_alone(asked: Asked, words: tuple[s
 
 def test_amounts_are_numbers_for_programs():
     shown = {"run": "40", "job-id": "41", "loss": "0.5", "torch": "2.13", "runs": Table([("RUN", "LOSS"), ("a", "-")])}
+    names = Table([("NAME", "PYTHON", "HASH", "SIZE-MB"), ("007", "3.10", "12345678e1234567", "-")])
+    assert values_of({"environments": names})["environments"] == [
+        {"name": "007", "python": "3.10", "hash": "12345678e1234567", "size-mb": None}
+    ]
     assert values_of(shown) == {
         "run": "40",
         "job-id": 41,

@@ -49,6 +49,16 @@ dist.destroy_process_group()
     "run.sbatch": "#!/bin/bash\n#SBATCH -N 2\nsrun python -m train.main",
     "nb.ipynb": '{"cells": [], "nbformat": 4}',
 }
+BUILT = {
+    ".gitignore": "_version.py\n/env\n",
+    "configs/base.yaml": "lr: 0.1",
+    "src/net/__init__.py": "from net._version import V\n",
+    "train/main.py": """
+import pathlib, sys
+from net import V
+print("OK", V, pathlib.Path(sys.argv[2]).read_text(), sys.prefix, flush=True)
+""",
+}
 SRC = {
     "pyproject.toml": '[project]\nname = "mynet"\n[build-system]\nrequires = ["setuptools"]\n',
     "scripts/fit.py": "import mynet\nprint('OK', mynet.WIDTH, mynet.__file__)\n",
@@ -96,6 +106,13 @@ def bring(one: Person, files: collections.abc.Mapping[str, str], folder: str) ->
     one.does(f"mkdir -p '{folder}' && echo {text} | base64 -d | tar -xz -C '{folder}'")
 
 
+def install_git(cluster: Cluster) -> None:
+    """Have git on the login node, without which .gitignore does not count."""
+    cluster.exec(
+        "sackd/0", "sh", "-c", "command -v git || { apt-get -q update && apt-get -qy install git; }", timeout=300
+    )
+
+
 def log_of(one: Person, folder: str, words: str) -> str:
     """Submit in a folder, wait for the end, and return the job's log."""
     done: Json = one.json(f"cd '{folder}' && ddp submit --json --wait {SMALL} {words}")
@@ -131,6 +148,21 @@ def test_a_package_starts_however_it_is_typed_and_its_arguments_arrive_unchanged
         assert f"""OK {rank} 2 ['--name', 'two words', 'x={{"a": [1, 2]}}'] lr: 0.1""" in log
 
 
+@pytest.mark.long
+def test_a_built_module_a_source_folder_a_program_in_place_and_an_active_environment(cluster: Cluster, someone: Person):
+    install_git(cluster)
+    folder, words = f"{someone.folder}/in place", "--env PYTHONPATH=src train/main.py --config configs/base.yaml"
+    bring(someone, BUILT, folder)
+    someone.does(f"cd '{folder}' && git init -q && git add -A && echo 'V = 7' >src/net/_version.py")
+    for how in ("", "--no-snapshot "):
+        assert log_of(someone, folder, f"{how}{words}").count("OK 7 lr: 0.1") == 2
+    newest = "$(ls -t /mnt/shared/environments/*.tar.zst | head -n 1)"
+    someone.does(f"mkdir '{folder}/env' && zstd -dc {newest} | tar -xi -C '{folder}/env'", timeout=900)
+    log = log_of(someone, folder, f"--python '{folder}/env/bin/python' {words}")
+    assert log.count(f"OK 7 lr: 0.1 {folder}/env") == 2
+    someone.does(f"rm -r '{folder}/env'", timeout=900)
+
+
 def test_what_is_no_program_is_refused_with_what_to_type(someone: Person):
     bring(someone, PACKAGE, "package")
     for words, text in {
@@ -154,9 +186,7 @@ def test_nanogpt_s_own_checkout_trains_and_continues(cluster: Cluster, someone: 
     checkout = pathlib.Path(os.environ.get(PEERS, "")).absolute() / "nanoGPT"
     if not os.environ.get(PEERS) or not checkout.is_dir():
         pytest.skip(f"no checkout of nanoGPT; set {PEERS} to the folder that holds one")
-    cluster.exec(
-        "sackd/0", "sh", "-c", "command -v git || { apt-get -q update && apt-get -qy install git; }", timeout=300
-    )
+    install_git(cluster)
     names = subprocess.run(
         ["git", "-C", checkout, "ls-files"], check=True, capture_output=True, text=True
     ).stdout.split()

@@ -3,6 +3,7 @@
 import datetime
 import fnmatch
 import re
+import typing
 
 from ddp.base import Log, ParameterError, Settings
 from ddp.options import models
@@ -16,7 +17,7 @@ _HEAD = ("RUN", "KIND", "STATE", "NODES", "STEP", "LOSS", "BEST", "RATE", "ELAPS
 Order = dict[int, tuple[int, int]]
 
 
-def list_runs(settings: Settings, params: models.ListRuns, _: Log) -> Result:
+def list_runs(settings: Settings, params: models.ListRuns, log: Log) -> Result:
     """List the runs, the newest first, each with its state, last figures, and nodes or position in the queue."""
     names = [name for name in catalog.names(settings) if fnmatch.fnmatchcase(name, params.name or "*")]
     is_filtered = params.state is not None or params.since is not None or params.sort != "submitted"
@@ -39,6 +40,8 @@ def list_runs(settings: Settings, params: models.ListRuns, _: Log) -> Result:
         for run in runs
     ]
     notes = {"slurm": silence} if silence else {}
+    if not runs and not names:
+        log(f"no runs yet; start one: {settings.render(catalog.START)}")
     return Result(
         {"count": str(count), "runs": catalog.aligned([_HEAD, *(_row(run, order) for run in runs)]), **notes},
         {"count": count, "runs": listed, **notes},
@@ -78,7 +81,9 @@ def _row(run: Run, order: Order) -> tuple[str, ...]:
         where = f"{where} (position {position} of {length})"
     found = describe(run)
     cells = [found[name] for name in ("kind", "state", "nodes", "step", "loss", "best_loss")]
-    cells += [f"{rate[0]:.6g} {rate[1]}/s" if rate else None, job.elapsed if job else run.figure("elapsed_s")]
+    cells += [f"{rate[0]:.6g} {rate[1]}/s" if rate else None, None]
+    if (elapsed_s := found["elapsed_s"]) is not None:
+        cells[-1] = jobs.format_time(int(typing.cast(float, elapsed_s)))
     return (run.name[:64], *map(catalog.cell, [*cells, where[:80]]))
 
 

@@ -29,7 +29,9 @@ def resume_run(settings: Settings, params: models.OneRun, log: Log) -> Result:
     if known is None or not known.is_active:
         state = known.state if known is not None else "unknown to Slurm"
         text = f"job {job_id} is not waiting: it is {state}; to resume, submit it with the same options"
-        raise TrainerError(text, remedy=Command("submit", {"run": name}))
+        record = catalog.read_record(settings, name)
+        script = (str(record.get("workload")),) if record.get("kind") == "script" else ()
+        raise TrainerError(text, remedy=Command("submit", {"run": name}, script))
     if known.state not in control.WAITING:
         text = f"job {known.job_id} is not waiting: it is {known.state}"
         raise TrainerError(text, remedy=Command("log", arguments=(name,)))

@@ -56,8 +56,8 @@ class Watch:
 def judge(lines: list[str], began: float, now: float) -> str:
     """Return how long a run has made no step, "" unless it stands still. `began` and `now` are seconds since 1970."""
     records = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
-    records = [record for record in records if record["time"] >= began]
-    steps = [record for record in records if record["kind"] == "step"]
+    records = [record for record in records if isinstance(at := record.get("time"), int | float) and at >= began]
+    steps = [record for record in records if record.get("kind", "step") == "step" and "step" in record]
     if len(steps) < _FEWEST or steps[-1]["step"] == steps[-1].get("total_steps"):
         return ""
     times = [record["time"] for record in records]

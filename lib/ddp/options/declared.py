@@ -63,7 +63,7 @@ class Option:
     @property
     def shown_default(self) -> str:
         """The default in words; empty for none."""
-        if self.text.default or self.default in (None, "", False):
+        if self.text.default or self.default is None or self.default is False or self.default == "":
             return self.text.default
         return str(self.default).lower() if isinstance(self.default, bool) else str(self.default)
 

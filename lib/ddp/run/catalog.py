@@ -168,12 +168,12 @@ def show_sweep(settings: Settings, name: str) -> tuple[Results, list[Run]]:
     table: list[tuple[str, ...]] = [("RUN", "JOB-ID", "STATE", "STEP", "LOSS", "OPTIONS")]
     for run in runs:
         loss = "" if run.score is None else f"{run.score:.6g}" + (" *" if run is best else "")
-        cells = (run.name, run.job_id or "", run.state, run.step or "", loss, run.record.get("choice"))
+        cells = (run.name, run.job_id or "", run.state, run.step or "", loss, run.options)
         table.append(tuple(map(str, cells)))
     counts = collections.Counter(str(run.state) for run in runs)
     results = {"sweep": name, "state": whole(counts), "states": counted(counts), "runs": aligned(table)}
     if best is not None:
-        options = reading.printable(str(best.record.get("choice")))
+        options = reading.printable(best.options)
         results |= {"best-run": best.name, "best-loss": f"{best.score:.6g}", "best-options": options}
     return results, runs
 

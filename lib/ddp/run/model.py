@@ -203,6 +203,11 @@ class Run:
         return {}
 
     @property
+    def options(self) -> str:
+        """The options of `choice` in words."""
+        return " ".join(f"{name}={value}" for name, value in sorted(self.choice.items()))
+
+    @property
     def settings(self) -> dict[str, str]:
         """The options of the job, and what the payload made of them; nested names are joined by dots."""
         found: dict[str, str] = {}

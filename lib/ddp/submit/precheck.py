@@ -1,7 +1,9 @@
 """Check `args` and a sweep's options with the payload's own parser before anything is written."""
 
 import collections.abc
+import difflib
 import json
+import re
 
 from ddp import remedies
 from ddp.base import ParameterError, Settings, TrainerError
@@ -37,7 +39,11 @@ def check(
     answer = _ask(settings, kind, folder=str(settings.runs / run_name), lines=lines)
     for number, trouble in enumerate(json.loads(answer)):
         if trouble:
-            raise ParameterError(f"options of run {number}" if choices else "args", trouble)
+            meant = ""
+            if found := re.search(r"unrecognized arguments: (--[\w-]+)", trouble):
+                flags = re.findall(r"--[a-z][\w-]+", _ask(settings, kind, folder="/"))
+                meant = "".join(f"; did you mean {one}?" for one in difflib.get_close_matches(found[1], flags, 1))
+            raise ParameterError(f"options of run {number}" if choices else "args", trouble + meant)
     return ["args: accepted by the payload" + (f", with the options of each of {len(choices)} runs" if choices else "")]
 
 

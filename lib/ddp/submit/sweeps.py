@@ -33,7 +33,7 @@ def submit_sweep(settings: Settings, params: models.SubmitSweep, log: Log) -> An
     if params.dry_run:
         dry = training.dry(checked)
         runs = {f"{name}-{number}": choice for number, choice in enumerate(choices)}
-        return Result({**dry.shown, "runs": _listing(name, lines)}, {**dry.values, "runs": runs})
+        return Result({**dry.shown, "runs": _listing(name, choices)}, {**dry.values, "runs": runs})
     environment = training.provide(checked, log)
     with copies.copied(settings, params, name, log) as kept:
         facts = checked.facts(environment, kept)
@@ -58,7 +58,7 @@ def submit_sweep(settings: Settings, params: models.SubmitSweep, log: Log) -> An
         )
     log(f"job {submitted.job_id}: sweep {name}, {len(choices)} runs, each on {training.describe(checked.request)}")
     results = {key: text for key, text in submitted.as_results().items() if key not in ("run", "log")}
-    results |= {"sweep": name, "count": str(len(choices)), "runs": _listing(name, lines)}
+    results |= {"sweep": name, "count": str(len(choices)), "runs": _listing(name, choices)}
     if not params.wait:
         return results
     return _follow(settings, name, results, log, timeout_s=params.wait_timeout)
@@ -99,6 +99,7 @@ def _choices(grid: str) -> list[Choice]:
     return [dict(zip((name for name, _ in axes), values, strict=True)) for values in combinations]
 
 
-def _listing(name: str, lines: list[str]) -> str:
-    rows = [("RUN", "OPTIONS"), *((f"{name}-{number}", line) for number, line in enumerate(lines))]
+def _listing(name: str, choices: list[Choice]) -> str:
+    words = (" ".join(f"{option}={value}" for option, value in sorted(choice.items())) for choice in choices)
+    rows = [("RUN", "OPTIONS"), *((f"{name}-{number}", line) for number, line in enumerate(words))]
     return tables.Table(rows, "\n".join(" ".join(row) for row in rows[1:]))

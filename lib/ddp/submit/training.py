@@ -1,7 +1,9 @@
 """submit: check everything that can be known, and only then write and submit."""
 
 import dataclasses
+import difflib
 import json
+import os
 import pathlib
 import shlex
 
@@ -139,6 +141,9 @@ def check(
     passed += [f"model: {', '.join(tuned)} is readable"] if tuned else []
     workload = _workload(settings, params, contents, run=run, resume=resume, tunes=bool(tuned))
     if workload.kind == "script":
+        saved = f"{settings.runs / workload.run}/latest"
+        if workload.is_again and folders.locate(settings, saved).kind == "absent":
+            remarks.append(f"{workload.run} has no checkpoint of ddptrain.resume: its program starts at its beginning")
         remarks += programs.check(settings, params, contents)
         passed += [f"workload: {params.workload} {'is a module' if params.module else 'is readable'}"]
     if workload.dataset:
@@ -239,7 +244,8 @@ def _workload(
     if kind != "gpt":
         for name, is_given in (("dataset", params.dataset is not None), ("resume", resume != "auto")):
             if is_given:
-                raise ParameterError(name, "only the workload gpt has it")
+                how = "; a script goes on in its own run: --run NAME" if name == "resume" else ""
+                raise ParameterError(name, f"only the workload gpt has it{how}")
     _check_resume(settings, resume, is_awaited=params.dependency is not None)
     dataset, prepare = _dataset(settings, params, contents, tunes=tunes) if kind == "gpt" else (None, False)
     if run is None:
@@ -266,6 +272,11 @@ def _check_program(settings: Settings, params: models.Training) -> None:
         if path != shared and not folders.locate(settings, path).is_inside:
             text = f"{path} is outside the workspace {shared}, and only that is known to be shared by the nodes"
             raise ParameterError("snapshot", f"{text}; work in a folder below it, or omit --no-snapshot")
+    path = pathlib.Path(params.workload)
+    if not (params.module or path.exists()) and path.parent.is_dir():
+        names = [*folders.call(settings, os.listdir, path=str(path.parent)), "gpt", "smoke"]
+        if close := difflib.get_close_matches(path.name, names, 1):
+            raise ParameterError("workload", f"{path} does not exist; did you mean {close[0]}?")
     if not params.module and params.snapshot and settings.takes_any_script:
         checks.check_readable("workload", params.workload, folders.locate(settings, params.workload), ("file",))
     elif not params.module:  # it runs where it lies, or an operator names another account's file
@@ -299,8 +310,9 @@ def _check_resume(settings: Settings, resume: str, *, is_awaited: bool) -> None:
     """Raise ParameterError unless this run can be resumed from; one whose job is awaited need not have saved yet."""
     if resume in ("auto", "never"):
         return
-    if catalog.read_record(settings, resume).get("kind") != "gpt":
+    if (kind := catalog.read_record(settings, resume).get("kind")) != "gpt":
         text = f"no run {resume!r} of the workload gpt in {settings.runs}; use auto, never or the name of one"
+        text = f"{resume} is a run of a {kind}; it goes on in its own folder: --run {resume}" if kind else text
         raise ParameterError("resume", text, remedy=Command("list"))
     if not is_awaited and folders.locate(settings, str(settings.runs / resume / "latest")).kind != "folder":
         text = f"{resume} has no checkpoint to start from"

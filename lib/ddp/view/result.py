@@ -10,6 +10,7 @@ _NUMBERS = frozenset(
     "job-id array-job-id exit-code count elements nodes ranks steps shards vocabulary size-mb unpacked-mb loss "
     "first-loss best-loss tokens-per-second samples-per-second".split()
 )
+_TEXTS = frozenset("name run hash python torch environment options".split())
 
 
 def values_of(shown: collections.abc.Mapping[str, str]) -> dict[str, object]:
@@ -18,7 +19,8 @@ def values_of(shown: collections.abc.Mapping[str, str]) -> dict[str, object]:
     def value(name: str, text: str) -> object:
         if isinstance(text, tables.Table):
             head, *body = text.rows
-            return [dict(zip(map(str.lower, head), map(tables.value, row), strict=True)) for row in body]
+            rows = (zip(map(str.lower, head), row, strict=True) for row in body)
+            return [{name: tables.value(cell, is_text=name in _TEXTS) for name, cell in row} for row in rows]
         return tables.value(text) if name in _NUMBERS else text
 
     return {name: value(name, text) for name, text in shown.items()}

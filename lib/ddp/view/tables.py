@@ -40,9 +40,9 @@ class Step(str):
         return made
 
 
-def value(cell: str) -> object:
-    """Convert a cell: a number is a number, and an empty one or `-` is None."""
-    for kind in (int, float):
+def value(cell: str, *, is_text: bool = False) -> object:
+    """Convert a cell: a number is a number unless it is a text's, and an empty one or `-` is None."""
+    for kind in () if is_text else (int, float):
         try:
             return kind(cell)
         except ValueError:

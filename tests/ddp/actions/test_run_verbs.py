@@ -39,8 +39,8 @@ def test_the_list_has_queue_and_results(program: Program, cluster: Cluster):
     os.utime(program.workspace / "runs" / "a" / "job.json", (1, 1))
     assert rows(program) == [
         "RUN KIND STATE NODES STEP LOSS BEST RATE ELAPSED WHERE/REASON".split(),
-        ["b", "smoke", "RUNNING", "2", "-", "-", "-", "-", "0:07", "slurmd-[0-1]"],
-        ["a", "smoke", "PENDING", "2", "-", "-", "-", "-", "0:07", "Resources", "(position", "1", "of", "1)"],
+        ["b", "smoke", "RUNNING", "2", "-", "-", "-", "-", "00:00:07", "slurmd-[0-1]"],
+        ["a", "smoke", "PENDING", "2", "-", "-", "-", "-", "00:00:07", "Resources", "(position", "1", "of", "1)"],
     ]
     (first, second) = program.record["runs"]
     assert (first["run"], first["state"], first["nodes"], first["elapsed_s"]) == ("b", "RUNNING", 2, 7)

@@ -248,7 +248,7 @@ def test_a_sweep_is_counted_as_a_whole_and_by_its_runs(ready: Trainer, cluster: 
     for shown in (ready.run("show-run", run="s"), ready.run("show-run", run="40")):
         assert shown["state"] == "RUNNING"
         assert shown["states"] == "2 COMPLETED, 1 FAILED, 1 PENDING, 1 RUNNING"
-        assert (shown["best-run"], shown["best-loss"], shown["best-options"]) == ("s-0", "2.5", '{"lr": "1"}')
+        assert (shown["best-run"], shown["best-loss"], shown["best-options"]) == ("s-0", "2.5", "lr=1")
         assert [line.split()[0] for line in shown["runs"].splitlines() if "*" in line] == ["s-0"]
     rows = {line.split()[0]: line.split()[1:3] for line in ready.run("list-runs")["runs"].splitlines()[1:]}
     assert rows == {
@@ -355,6 +355,6 @@ def test_a_sweep_of_scripts_marks_the_run_with_the_lowest_last_loss(ready: Train
     shown = ready.run("show-run", run="s")
     assert (shown["best-run"], shown["best-loss"]) == ("s-1", "0.25")
     assert [line.split()[3:6] for line in shown["runs"].splitlines()[1:]] == [
-        ["2", "0.5", '{"lr":'],
+        ["2", "0.5", "lr=1"],
         ["2", "0.25", "*"],
     ]

@@ -189,7 +189,7 @@ def refusals(trainer: Trainer) -> list[tuple[dict[str, typing.Any], str]]:
     return [
         ({"nodes": 3}, "nodes: 3 requested, partition slurmd has 2 usable"),
         ({"partition": "gpu"}, "partition: no partition 'gpu'; there are: slurmd"),
-        ({"workload": f"{place}/no.py"}, f"workload: {place}/no.py does not exist"),
+        ({"workload": f"{place}/absent.x"}, f"workload: {place}/absent.x does not exist"),
         ({"workload": "/etc/passwd"}, f"workload: /etc/passwd is outside the workspace {place}"),
         (
             {"workload": f"{place}/out.py"},
@@ -207,7 +207,10 @@ def refusals(trainer: Trainer) -> list[tuple[dict[str, typing.Any], str]]:
             f"dataset: {place}/folder has no dataset.json; juju run trainer/0 prepare-dataset source={place}/folder",
         ),
         ({"dataset": "python-stdlib", "workload": "smoke"}, "dataset: only the workload gpt has it"),
-        ({"resume": "never", "workload": "smoke"}, "resume: only the workload gpt has it"),
+        (
+            {"resume": "never", "workload": "smoke"},
+            "resume: only the workload gpt has it; a script goes on in its own run: --run NAME",
+        ),
         (
             {"resume": "nope"},
             f"resume: no run 'nope' of the workload gpt in {place}/runs; use auto, never or the name of one; "

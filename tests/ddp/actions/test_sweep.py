@@ -28,7 +28,7 @@ def start(cluster: Cluster, sweep: Job, number: int, job_id: int, states: list[t
 def test_a_grid_is_every_combination_each_a_run_of_its_own(ready: Trainer, cluster: Cluster):
     results = ready.run("submit-sweep", grid="lr=0.001,0.003 batch=8,16", name="lrs", parallel=2, args="--steps 5")
     assert results["count"] == "4"
-    assert results["runs"].splitlines()[1] == 'lrs-1 {"batch": "16", "lr": "0.001"}'
+    assert results["runs"].splitlines()[1] == "lrs-1 batch=16 lr=0.001"
     script = cluster.job(40).text
     runs = ready.workspace / "runs"
     assert "#SBATCH --array=0-3%2\n" in script
@@ -74,7 +74,7 @@ def test_a_dry_run_of_a_sweep_changes_nothing(ready: Trainer, cluster: Cluster):
     before = ready.files()
     results = ready.run("submit-sweep", grid="lr=1,2", name="s", dry_run=True)
     assert "#SBATCH --array=0-1%2\n" in results["script"]
-    assert results["runs"] == 's-0 {"lr": "1"}\ns-1 {"lr": "2"}'
+    assert results["runs"] == "s-0 lr=1\ns-1 lr=2"
     assert ready.files() == before
     assert not cluster.changes
 
@@ -88,7 +88,7 @@ def test_a_sweep_is_shown_while_it_runs_and_its_runs_alone(ready: Trainer, clust
     table = ready.run("show-run", run="s")
     assert table["states"] == "2 PENDING, 1 RUNNING"
     rows = [line.split() for line in table["runs"].splitlines()]
-    assert rows[1] == ["s-0", "41", "RUNNING", "7", "2.5", '{"lr":', '"1"}']
+    assert rows[1] == ["s-0", "41", "RUNNING", "7", "2.5", "lr=1"]
     assert rows[2][:2] == ["s-1", "PENDING"]
     assert ready.run("show-run", run="s-0")["job-id"] == "41"
     assert ready.run("show-run", run="s-1")["state"] == "PENDING"
@@ -108,7 +108,7 @@ def test_the_end_of_a_sweep_names_the_best(ready: Trainer, cluster: Cluster):
 
     cluster.submitted = submitted
     results = ready.run("submit-sweep", grid="lr=1,2", name="s", wait=True)
-    assert (results["best-run"], results["best-loss"], results["best-options"]) == ("s-1", "1.5", '{"lr": "2"}')
+    assert (results["best-run"], results["best-loss"], results["best-options"]) == ("s-1", "1.5", "lr=2")
     assert results["states"] == "2 COMPLETED"
     assert any("sweep s: 2 RUNNING" in line for line in ready.log)
 

@@ -35,11 +35,20 @@ def lines(*gaps: float, kind: str = "step", total: int = 100) -> list[str]:
         (lines(*[1.0] * 20, kind="eval"), 121, True),
         (lines(*[1.0] * 20, total=20), 9999, False),  # it is done, and saves
         ([*lines(*[1.0] * 20), '{"kind": "st'], 121, True),  # a line is being written
+        (
+            [*lines(*[1.0] * 20), '{"step": 9, "accuracy": 0.5}', '{"time": "12:00", "step": 9}'],
+            121,
+            True,
+        ),  # a script's own
+        ([line.replace('"kind": "step", ', "") for line in lines(*[1.0] * 20)], 121, True),
         ([], 9999, False),
     ],
 )
 def test_it_stands_still(metrics: list[str], silent_s: float, is_stalled: bool):
-    last = max((json.loads(line)["time"] for line in metrics if line.endswith("}")), default=BEGAN)
+    last = max(
+        (json.loads(line).get("time", 0) for line in metrics if line.endswith("}") and "12:00" not in line),
+        default=BEGAN,
+    )
     assert bool(stall.judge(metrics, BEGAN, last + silent_s)) is is_stalled
 
 

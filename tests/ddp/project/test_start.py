@@ -78,6 +78,26 @@ def started(settings: Settings, cluster: Cluster, *words: str) -> spec.JobSpec:
     return spec.parse(spec.JobSpec, json.loads(text))
 
 
+def test_a_script_that_saved_nothing_is_said_to_start_at_its_beginning(
+    settings: Settings, cluster: Cluster, pip: Pip, folder: pathlib.Path
+):
+    cluster.states = [("COMPLETED", 0)]
+    lines = [typed("submit", "--run", "night", "-N", "1", "train.py")[2] for _ in "ab"]
+    assert ["its program starts at its beginning" in text for text in lines] == [False, True]
+    (settings.runs / "night" / "saved").mkdir()
+    (settings.runs / "night" / "latest").symlink_to("saved")
+    assert "beginning" not in typed("submit", "--run", "night", "-N", "1", "train.py")[2]
+
+
+@pytest.mark.parametrize("words", ["submit gpt", "render gpt", "sweep gpt"])
+def test_the_help_of_a_workload_is_there_for_each_verb_that_starts_it(
+    settings: Settings, cluster: Cluster, folder: pathlib.Path, words: str
+):
+    code, out, err = typed(*words.split(), "--help")
+    assert (code, err) == (0, "")
+    assert "--steps" in out
+
+
 def line(job: spec.JobSpec) -> str:
     return shlex.join(word.text for word in job.command)
 
