@@ -78,7 +78,7 @@ def started(settings: Settings, cluster: Cluster, *words: str) -> spec.JobSpec:
     return spec.parse(spec.JobSpec, json.loads(text))
 
 
-def test_a_script_that_saved_nothing_is_said_to_start_at_its_beginning(
+def test_a_remark_names_a_run_whose_script_starts_at_its_beginning(
     settings: Settings, cluster: Cluster, pip: Pip, folder: pathlib.Path
 ):
     cluster.states = [("COMPLETED", 0)]
