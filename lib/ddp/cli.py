@@ -110,14 +110,14 @@ def perform(
 
     params = _parsed(session, verb, given, arguments)
     settings = settings_of(session)
-    if not {"-h", "--help"}.isdisjoint(arguments) and "workload" in verb.options.model_fields:
-        from ddp.submit import precheck  # noqa: PLC0415
-
-        if text := precheck.help_of(settings, str(getattr(params, "workload", "")), arguments):
-            click.echo(text)
-            return OK
     to = screen.Screen(is_json=session.is_json)
     try:
+        if not {"-h", "--help"}.isdisjoint(arguments) and "workload" in verb.options.model_fields:
+            from ddp.submit import precheck  # noqa: PLC0415
+
+            if text := precheck.help_of(settings, str(getattr(params, "workload", "")), arguments):
+                click.echo(text)
+                return OK
         answer = verb.do_when_ready(settings, params, to.log)
         if answer is not None:  # else it was shown as it went on
             _write(session, to, verb, answer)

@@ -18,6 +18,7 @@ import itertools
 import os
 import pathlib
 import pwd
+import re
 import shutil
 import stat
 import subprocess
@@ -32,6 +33,8 @@ _MARKERS = ("pyproject.toml", _IGNORE)
 _IMPORTABLE = (".py", ".so")
 # A folder with one of these is generated: a virtual environment (PEP 405), a cache (https://bford.info/cachedir), conda
 _GENERATED = ("pyvenv.cfg", "CACHEDIR.TAG", "conda-meta")
+# What nobody misses of what git ignores: hidden files and folders, logs, and what installers write
+_TRIFLES = re.compile(r"(.*/)?(\.[^/]*|[^/]*(\.egg-info|\.log|\.pyc|~)|node_modules|__pycache__)/?")
 _GIT_S = 60.0
 _COPIES = 8  # at a time: most of a small file's way to a network filesystem is waiting
 # Git's hooks set them, and git would read another repository: git-rev-parse(1), --local-env-vars
@@ -149,8 +152,11 @@ def copy(project: Project, target: pathlib.Path, names: collections.abc.Collecti
             if source.is_symlink():
                 (target / name).symlink_to(project.link(name))
             elif stat.S_ISREG(source.stat().st_mode):  # else it was replaced meanwhile
-                shutil.copy2(source, target / name)
-                (target / name).chmod(mode_of(source.stat()) & (0o700 if name in project.private else 0o777))
+                about = source.stat()
+                (target / name).touch(mode=0o600)  # nobody else reads what git ignores, not even while it is copied
+                shutil.copyfile(source, target / name)
+                os.utime(target / name, ns=(about.st_atime_ns, about.st_mtime_ns))
+                (target / name).chmod(mode_of(about) & (0o700 if name in project.private else 0o777))
 
     try:
         with concurrent.futures.ThreadPoolExecutor(_COPIES) as pool:
@@ -173,6 +179,7 @@ def _of_git(script: pathlib.Path | None, top: pathlib.Path) -> Project:
         names += [f"{name}{inner}" for inner in _walk(top / name, _spec(top / name))] if is_repository else [name]
     parents = {name.rpartition("/")[0] for name in names}
     ignored = _ls_files(top, "--others", "--ignored", "--exclude-standard", "--directory")
+    ignored = [name for name in ignored if not _TRIFLES.fullmatch(name)]
     beside = [name for name in ignored if name.rpartition("/")[0] in parents and not name.endswith("/")]
     built = [name for name in beside if name.endswith(_IMPORTABLE)]
     private = _small(top, set(beside) - {*built})
@@ -186,30 +193,20 @@ def _of_git(script: pathlib.Path | None, top: pathlib.Path) -> Project:
     left_out: list[str] = []
     for one in sorted(ignored):  # git may list a folder and what is in it
         is_listed = bool(left_out) and left_out[-1].endswith("/") and one.startswith(left_out[-1])
-        if not (is_listed or one in kept or is_generated(top / one) or _is_trifle(one) or spec(one) is not None):
+        if not (is_listed or one in kept or is_generated(top / one) or spec(one) is not None):
             left_out.append(one)
     return Project(top, name, files, commit=commit, private=frozenset(private), left_out=tuple(left_out))
 
 
 def _small(top: pathlib.Path, names: collections.abc.Collection[str]) -> list[str]:
-    """Return the files, the smallest first, that are not hidden and together not larger than they may be."""
+    """Return the files, the smallest first, that together are not larger than they may be."""
     sizes: dict[str, int] = {}
     for name in names:
         with contextlib.suppress(OSError):
             sizes[name] = (top / name).lstat().st_size
-    smallest = sorted((name for name in sizes if not _is_trifle(name)), key=lambda name: (sizes[name], name))
+    smallest = sorted(sizes, key=lambda name: (sizes[name], name))
     sums = itertools.accumulate(sizes[name] for name in smallest)
     return [name for name, total in zip(smallest, sums, strict=True) if total <= _IGNORED_BYTES]
-
-
-def _is_trifle(name: str) -> bool:
-    """Return whether nobody misses a file or folder that git ignores: hidden ones, and what installers write."""
-    last = pathlib.PurePath(name).name
-    return (
-        last.startswith(".")
-        or last.endswith((".egg-info", ".log", ".pyc", "~"))
-        or last in ("node_modules", "__pycache__")
-    )
 
 
 def _walk(

@@ -28,7 +28,7 @@ STDLIB = "python-stdlib"
 _DATABASE = "data.mdb"  # in its folder
 _FIELDS = {"messages", "conversations", "prompt", "instruction", "text"}
 _SPLITS = {
-    **dict.fromkeys("val valid validation dev devel development eval evaluation".split(), "val"),
+    **dict.fromkeys("val valid validation dev eval evaluation".split(), "val"),
     **dict.fromkeys("test testing holdout heldout".split(), "test"),
     **dict.fromkeys("train training".split(), "train"),
 }

@@ -40,7 +40,7 @@ def list_runs(settings: Settings, params: models.ListRuns, log: Log) -> Result:
         for run in runs
     ]
     notes = {"slurm": silence} if silence else {}
-    if not runs and not names:
+    if not names and params.name is None:
         log(f"no runs yet; start one: {settings.render(catalog.START)}")
     return Result(
         {"count": str(count), "runs": catalog.aligned([_HEAD, *(_row(run, order) for run in runs)]), **notes},

@@ -125,17 +125,17 @@ NOT_DESTROYED = (  # the first alone is not enough where a model of DDP still ho
 
 def proves_node(lines: list[str]) -> bool:
     """Return whether a rank's last line, or an exception that led to it, proves a fault of the machine."""
-    return any(_BAD_NODE.match(line) or _BAD_LINK.match(line) for line in _raised(lines))
+    return any(_BAD_NODE.match(line) or _BAD_LINK.match(line) for line in _raised(lines, _CHAINED))
 
 
-def _raised(lines: list[str]) -> list[str]:
-    """Return a rank's last line, and the first lines of the exceptions that led to it."""
+def _raised(lines: list[str], chained: tuple[str, ...]) -> list[str]:
+    """Return a rank's last line, and the first lines of the exceptions before a line of `chained`."""
     bare = [RANK.sub("", line, count=1) for line in lines]
     found, raised = bare[-1:], ""
     for before, line in itertools.pairwise(bare):
         if before[:1].isspace() and not line[:1].isspace():
             raised = line  # the first line behind a traceback's frames
-        if line in _CHAINED:
+        if line in chained:
             found.append(raised)
     return found
 
@@ -159,9 +159,9 @@ def has_left(line: str) -> bool:
 def known(lines: list[str]) -> tuple[bool, str] | None:
     """Return whether a fault of the program would come again, and its remedy; None for an unknown one.
 
-    The last line counts first, then the exceptions that led to it.
+    The last line counts first, then the exceptions that it was raised from; one that was handled explains nothing.
     """
-    return next((one[1:] for line in _raised(lines) for one in _KNOWN if one[0].match(line)), None)
+    return next((one[1:] for line in _raised(lines, _CHAINED[1:]) for one in _KNOWN if one[0].match(line)), None)
 
 
 def was_not_destroyed(lines: list[str]) -> bool:

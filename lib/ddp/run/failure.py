@@ -90,14 +90,10 @@ def _remedy(settings: Settings, run: Run, lines: list[str]) -> Remedy | None:
     """Return the remedy for the error in a log's last lines; None if nothing is known."""
     has_own = run.record.get("container")
     found = None if has_own else _missing_module(settings, run, lines[-1]) or _missing_package(lines[-1])
-    if (
-        found is None
-        and (missing := _MISSING_FILE.search(lines[-1]))
-        and (path := _left_out(settings, run, missing[1]))
-    ):
-        return Step(
-            "copy-file", f"found at {path}, which is not in the run's copy: {_TAKE_IN}, or give its absolute path"
-        )
+    missing = _MISSING_FILE.search(lines[-1])
+    if found is None and missing and (path := _left_out(settings, run, missing[1])):
+        words = f"found at {path}, which is not in the run's copy: {_TAKE_IN}, or give its absolute path"
+        return Step("copy-file", words)
     if found is None and (known := evidence.known(lines)):
         return Step("known-fault", known[1])
     return found

@@ -1,9 +1,9 @@
 """submit: check everything that can be known, and only then write and submit."""
 
+import contextlib
 import dataclasses
 import difflib
 import json
-import os
 import pathlib
 import shlex
 
@@ -272,15 +272,25 @@ def _check_program(settings: Settings, params: models.Training) -> None:
         if path != shared and not folders.locate(settings, path).is_inside:
             text = f"{path} is outside the workspace {shared}, and only that is known to be shared by the nodes"
             raise ParameterError("snapshot", f"{text}; work in a folder below it, or omit --no-snapshot")
-    path = pathlib.Path(params.workload)
-    if not (params.module or path.exists()) and path.parent.is_dir():
-        names = [*folders.call(settings, os.listdir, path=str(path.parent)), "gpt", "smoke"]
-        if close := difflib.get_close_matches(path.name, names, 1):
-            raise ParameterError("workload", f"{path} does not exist; did you mean {close[0]}?")
-    if not params.module and params.snapshot and settings.takes_any_script:
-        checks.check_readable("workload", params.workload, folders.locate(settings, params.workload), ("file",))
-    elif not params.module:  # it runs where it lies, or an operator names another account's file
+    if params.module:
+        return
+    located = folders.locate(settings, params.workload)
+    if located.kind == "absent" and (close := folders.call(settings, _close_to, path=params.workload)):
+        raise ParameterError("workload", f"{params.workload} does not exist; did you mean {close[0]}?")
+    if params.snapshot and settings.takes_any_script:
+        checks.check_readable("workload", params.workload, located, ("file",))
+    else:  # it runs where it lies, or an operator names another account's file
         checks.check_inside(settings, "workload", params.workload, kinds=("file",))
+
+
+def _close_to(path: str) -> list[str]:
+    """Return the name that is most like a mistyped path's, of a file beside it or a workload of ours."""
+    wanted = pathlib.Path(path)
+    with contextlib.suppress(OSError):
+        return difflib.get_close_matches(
+            wanted.name, [*(one.name for one in wanted.parent.iterdir()), "gpt", "smoke"], 1
+        )
+    return []
 
 
 def _dataset(

@@ -32,13 +32,12 @@ def unwrap(values: dict[str, object], arguments: tuple[str, ...]) -> tuple[dict[
             values = values | {"active": str(prefix)}
         return _torchrun(values, arguments) if name == "torchrun" else _python(values, arguments)
     is_ours = bool(values.get("module")) or name in ("", "gpt", "smoke") or name.endswith(".py")
-    if _SETTING.match(name := str(workload or "")) and not is_ours:  # as a shell takes NAME=value before a command
+    if not is_ours and _SETTING.match(str(workload)):  # as a shell takes NAME=value before a command
         rest = [word for word in arguments if not _is_python(word)]
-        raise ParameterError("workload", f"{name}: write: ddp submit --env {shlex.join((name, *rest))}")
+        raise ParameterError("workload", f"{workload}: write: ddp submit --env {shlex.join((str(workload), *rest))}")
     # as `time python train.py` and `pdm run train.py` do
     starts_python = not is_ours and any(_is_python(word) or word.endswith(".py") for word in arguments)
     if (name in _LAUNCHERS or starts_python) and not pathlib.Path(str(workload)).is_file():
-        name = pathlib.PurePath(name).name
         raise ParameterError("workload", f"{name}: ddp starts the ranks itself; {instead(arguments)}")
     return values, arguments
 

@@ -343,6 +343,13 @@ def test_nodes_that_give_no_answer_are_reported(trainer: Trainer, cluster: Clust
     assert f"Slurm could not examine it: {trouble}" in trainer.fails("doctor")
 
 
+def test_the_examination_stays_within_the_partitions_time(trainer: Trainer, cluster: Cluster):
+    for most, asked in (("UNLIMITED", "--time=6"), ("5:00", "--time=5"), ("30", "--time=6")):
+        cluster.max_time = most
+        trainer.run("doctor")
+        assert asked in next(call for call in reversed(cluster.calls) if call[0].endswith("srun"))
+
+
 def test_a_refusal_of_slurm_blames_no_node(trainer: Trainer, cluster: Cluster):
     trouble = "Unable to allocate resources: Invalid account or account/partition combination specified"
     cluster.examination = lambda arguments: Completed(1, "", f"srun: error: {trouble}")

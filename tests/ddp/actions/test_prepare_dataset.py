@@ -53,6 +53,22 @@ def test_little_text_is_one_job(ready: Trainer, raw: pathlib.Path, cluster: Clus
     assert (results["shards"], results["verified"], results["vocabulary"]) == ("2", "every byte", "257")
 
 
+def test_without_arrays_much_text_is_one_job(ready: Trainer, raw: pathlib.Path, cluster: Cluster):
+    with (raw / "big.txt").open("wb") as file:
+        file.truncate(900 << 20)
+    cluster.config += "MaxArraySize            = 0\n"
+    assert ready.fails("prepare-dataset", source=str(raw), elements=2).startswith("elements: 2 exceeds the limit of 0")
+    ready.run("prepare-dataset", source=str(raw), wait=False)
+    assert ["--array" in job.text for job in cluster.jobs] == [False]
+
+
+def test_the_limit_that_the_array_waits_for_is_reported(ready: Trainer, raw: pathlib.Path, cluster: Cluster):
+    cluster.states = [("PENDING", 0)]
+    cluster.submitted = lambda job: setattr(job, "reason", "AssocGrpGRES" if "--array" in job.text else "Dependency")
+    results = ready.run("prepare-dataset", source=str(raw), elements=2, wait=False)
+    assert results["waits-for"] == "AssocGrpGRES"
+
+
 def test_much_text_is_an_array_and_a_job_that_ends_it(ready: Trainer, raw: pathlib.Path, cluster: Cluster):
     for number in range(3):
         with (raw / f"big-{number}.txt").open("wb") as file:

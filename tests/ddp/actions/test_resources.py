@@ -213,6 +213,7 @@ def test_a_limit_is_named_with_its_value(record: str, given: dict[str, object], 
     cluster = dataclasses.replace(partition(*map(node, "abc")), limits=shown(record))
     assert refusal(cluster, **given) == line
     assert not shown("DenyAccounts=me", "none").lists, "Slurm compares no accounts then"
+    assert policy.read({}, {"MaxArraySize": "0"}).max_array_size == 0, "arrays are disabled"
     with pytest.raises(ParameterError, match=r"^grid: 11 exceeds the limit of 10 \(MaxArraySize\)$"):
         resources.check_array("grid", 11, (cluster,))
 

@@ -1,5 +1,6 @@
 """list-runs, show-run, run-log, cancel-run, resume-run: from a run's submission to its end."""
 
+import json
 import os
 import pathlib
 import pwd
@@ -306,6 +307,11 @@ def test_what_cannot_be_started_or_is_denied_is_reported(program: Program, clust
     cluster.jobs[0].states = [("TIMEOUT", 1)]
     assert program.fails("resume-run", run="40") == (
         "job 40 is not waiting: it is TIMEOUT; to resume, submit it with the same options; ddp submit --run first"
+    )
+    record = program.workspace / "runs" / "first" / "job.json"
+    record.write_text(json.dumps({**json.loads(record.read_text()), "kind": "script", "workload": "/x/train.py"}))
+    assert program.fails("resume-run", run="40").endswith(" ddp submit --run first /x/train.py"), (
+        "else it would be a gpt"
     )
     assert [call[0] for call in cluster.changes] == ["sbatch"]
     cluster.jobs[0].states, cluster.denial = (

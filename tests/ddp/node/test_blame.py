@@ -25,6 +25,7 @@ REFUSED = (
 )
 REMOTE = "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.\n"
 CHAINED = "\nThe above exception was the direct cause of the following exception:\n\n"
+MISSED = f"{TRACE}FileNotFoundError: 'cache'\n\nDuring handling of the above exception, another exception occurred:\n\n"
 BUS = f"{TRACE}RuntimeError: DataLoader worker (pid 4) is killed by signal: Bus error. It is possible that\n"
 
 
@@ -93,6 +94,7 @@ def blame(folder: pathlib.Path, text: str, *others: str) -> tuple[str, str]:
             ("program", ""),
             "shm",
         ),
+        (f"{MISSED}{TRACE}ValueError: no cache\n", ("program", ""), "no cache"),
         (f"{TRACE}RuntimeError: CUDA error: uncorrectable ECC error encountered\n", ("node", "gpu-1"), ""),
         (
             f"{TRACE}torch.AcceleratorError: CUDA error: an uncorrectable NVLink error was detected\n",

@@ -262,7 +262,7 @@ def test_a_file_that_cannot_be_read_is_named(project: pathlib.Path, monkeypatch:
             raise PermissionError(13, "Permission denied", str(source))
         target.write_bytes(source.read_bytes())
 
-    monkeypatch.setattr(code.shutil, "copy2", denied)
+    monkeypatch.setattr(code.shutil, "copyfile", denied)
     with pytest.raises(ParameterError, match=r"a\.py: cannot be copied: Permission denied; list what the job"):
         copied(project / "train.py")
 

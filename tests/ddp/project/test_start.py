@@ -321,6 +321,8 @@ def test_a_relative_dataset_and_image_lie_below_the_current_folder(
     for words in (("--dataset", "./x.jsonl", "gpt"), ("--container-image", "../x.sqsh", "train.py")):
         err = typed("submit", *words)[2]
         assert f"{words[0]}: {os.path.normpath(folder / words[1])} is outside the workspace" in err
+        odd = words[1].replace("x.", "tr\u00e4in x.")
+        assert "is outside the workspace" in typed("submit", words[0], odd, words[2])[2], "not refused for its letters"
 
 
 @pytest.mark.parametrize("marker", [None, "pyproject.toml", ".git"])
