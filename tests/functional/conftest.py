@@ -16,7 +16,6 @@ import typing
 
 import pytest
 
-from sandbox import demo
 from sandbox.hosts import Hosts
 from sandbox.store import Store
 
@@ -141,8 +140,8 @@ class Cluster:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let the test that takes the cluster down be the last one, but for those with a cluster of their own."""
-    items.sort(key=lambda item: (item.path.stem == "test_cephfs", item.name == "test_destroy_leaves_nothing_behind"))
+    """Let the test that takes the cluster down be the last one, whichever file it is in."""
+    items.sort(key=lambda item: item.name == "test_destroy_leaves_nothing_behind")
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -217,6 +216,5 @@ def drills(cluster: Cluster) -> Cluster:
     from functional import training_jobs  # which imports this module
 
     training_jobs.write_scripts(cluster)
-    made = cluster.action("install-environment", timeout=1500)
-    demo.keep_environment(Hosts(cluster.model), Store(cluster.model).load(), made["environment"])  # for test_cephfs
+    cluster.action("install-environment", timeout=1500)
     return cluster

@@ -96,6 +96,7 @@ def test_gpus_are_registered_and_handed_out(cluster: Cluster):
     check_gpus(cluster)
 
 
+@pytest.mark.long
 def test_gpt_learns_real_text_and_its_checkpoint_loads(cluster: Cluster):
     result = cluster.action("submit-ddp", "nodes=2", "args=--steps 60", "wait=true", timeout=1200)
     assert result["state"] == "COMPLETED", result

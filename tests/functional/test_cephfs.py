@@ -17,12 +17,9 @@ from functional.storage_faults import APP, HOSTS, MP, health, until, until_right
 from functional.test_bundle_runs import check_mounts, check_settled, check_smoke
 from functional.test_drills import check_run_outlives, kill
 from functional.test_observability import value
-from sandbox import demo
-from sandbox.hosts import Hosts
-from sandbox.store import Store
 from storage import leaks
 
-pytestmark = pytest.mark.timeout(2400)  # without `trains`: it has its own deployment, beside that half's
+pytestmark = [pytest.mark.long, pytest.mark.timeout(2400)]  # without `trains`: it has its own deployment, beside that half's
 CEPH, NODE = "ceph/0", "slurmd/1"
 CLIENT = f"systemctl show -P MainPID cephfs-{APP}.service"
 USER = "client.fs-client"
@@ -61,9 +58,6 @@ def test_the_bundle_settles_on_cephfs_and_trains_and_resumes_there(cephfs: Clust
     fsid = cephfs.on(CEPH, "ceph", "fsid")
     assert re.fullmatch(rf"fs-client@{fsid}\.cephfs=/ is mounted at {MP} by (ceph-fuse|mount\.ceph)", message)
     check_mounts(cephfs, "fuse.ceph-fuse" if message.endswith("ceph-fuse") else "ceph")
-    demo.offer_environment(
-        Hosts(cephfs.model), Store(cephfs.model).load()
-    )  # of another lane or a demo, if there is one
     check_smoke(cephfs)
     steps = ("nodes=2", "run=over-ceph", "wait=true")
     for number in (20, 30):  # the second begins at the checkpoint of the first
@@ -79,14 +73,12 @@ def drilled(cephfs: Cluster) -> Cluster:
     return cephfs
 
 
-@pytest.mark.long
 def test_a_run_outlives_its_client_on_cephfs(drilled: Cluster):
     began = time.monotonic()
     check_run_outlives(drilled, lambda host: kill(drilled, host, CLIENT))
     print(f"client killed under a run: completed after {time.monotonic() - began:.0f} s")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("daemon", "seconds"), [("ceph-mon@a", 15), ("ceph-mds@a", 40)])
 def test_a_run_waits_for_a_daemon_of_ceph_that_is_away(drilled: Cluster, daemon: str, seconds: float):
     """No client is killed for it, since that would lose what the job writes."""
@@ -102,7 +94,6 @@ def test_a_run_waits_for_a_daemon_of_ceph_that_is_away(drilled: Cluster, daemon:
     assert {host: health(drilled, host)["heals"] for host in HOSTS} == before
 
 
-@pytest.mark.long
 def test_a_client_that_ceph_cut_off_is_mounted_again(drilled: Cluster):
     until_right(drilled)
     begin, address = time.time(), drilled.on(NODE, "hostname", "-I").split()[0]
@@ -114,7 +105,6 @@ def test_a_client_that_ceph_cut_off_is_mounted_again(drilled: Cluster):
     drilled.on(NODE, "sh", "-c", f"echo x >{MP}/.after && rm {MP}/.after")
 
 
-@pytest.mark.long
 def test_its_mounts_are_measured_as_any_other(drilled: Cluster, tmp_path: pathlib.Path):
     collector = {"charm": "opentelemetry-collector", "channel": "2/stable", "base": "ubuntu@24.04"}
     (tmp_path / "collector.yaml").write_text(json.dumps({"applications": {"collector": collector}}))
