@@ -39,6 +39,12 @@ def test_links_resolve(page: pathlib.Path):
             assert (page.parent / link).exists(), link
 
 
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_code_fits_its_box(page: pathlib.Path):
+    blocks = re.findall(r"^ *```(\w*)\n(.*?)^ *```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    assert [line for kind, block in blocks if kind != "mermaid" for line in block.splitlines() if len(line) > 84] == []
+
+
 def commands() -> dict[str, set[str]]:
     """Return the known names by what a page types before them: make targets, lanes, commands of the sandbox."""
     tox = configparser.ConfigParser()
