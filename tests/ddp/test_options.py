@@ -109,9 +109,9 @@ def test_the_variables_that_a_job_sets_are_reserved_and_no_others():
     elastic = ("ERROR_FILE", "MAX_RESTARTS", "RESTART_COUNT", "RUN_ID", "USE_AGENT_STORE")
     torchruns |= {f"TORCHELASTIC_{name}" for name in elastic}
     assert found | torchruns == fields.RESERVED
-    for free in ("RUN_NAME", "JOB_TYPE", "PROFILE_MEMORY", "MASTER_NAME", "PATH", "HOME", "LD_PRELOAD", "PYTHONPATH"):
+    for free in ("RUN_NAME", "JOB_TYPE", "PROFILE_MEMORY", "MASTER_NAME", "PATH", "HOME", "LD_PRELOAD", "SRUN_DEBUG"):
         assert fields.parse(models.SubmitDdp, {"env": f"{free}=x"}).env
-    for reserved in (*found, "SLURM_JOB_ID", "SRUN_CPUS_PER_TASK"):
+    for reserved in (*found, "SLURM_JOB_ID", "SLURMD_NODENAME"):
         assert refusal(models.SubmitDdp, {"env": f"{reserved}=x"}).startswith(f"env: {reserved} is set by the job")
 
 

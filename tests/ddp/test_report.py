@@ -154,7 +154,7 @@ def test_the_recorded_run_is_shown_whole(recorded: pathlib.Path):
     assert failed.why.startswith("the loss is nan, the gradients' norm nan at step 2")
     assert failed.began is not None and failed.ended is not None and done.began is not None and done.ended is not None
     assert (failed.ended - failed.began, done.ended - done.began) == (11, 19)
-    assert [(f.attempt, f.fault, f.node) for f in run.failures] == [("7.r0", "mistake", "-")]
+    assert [(f.attempt, f.fault, f.node) for f in run.failures] == [("7.r0", "parameters", "-")]
     assert {
         "nodes": "slurmd-0, slurmd-1",
         "devices": "2 x cpu",
@@ -168,7 +168,7 @@ def test_the_recorded_run_is_shown_whole(recorded: pathlib.Path):
     log = folders.last_lines(run)
     assert log[-1].endswith("elapsed_s=12.9492")
     source = page.page([run], made=MADE, logs=[log])
-    for text in ("2026-11-23 17:01:10", "00:00:11", "mistake", "lower --lr", "slurmd-0, slurmd-1", "COMPLETED"):
+    for text in ("2026-11-23 17:01:10", "00:00:11", "parameters", "lower --lr", "slurmd-0, slurmd-1", "COMPLETED"):
         assert text in source, text
 
 

@@ -19,7 +19,10 @@ from functional.test_drills import check_run_outlives, kill
 from functional.test_observability import value
 from storage import leaks
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(2400)]  # without `trains`: it has its own deployment, beside that half's
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.timeout(2400),
+]  # without `trains`: it has its own deployment, beside that half's
 CEPH, NODE = "ceph/0", "slurmd/1"
 CLIENT = f"systemctl show -P MainPID cephfs-{APP}.service"
 USER = "client.fs-client"

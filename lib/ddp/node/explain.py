@@ -81,47 +81,54 @@ class Failure:
     reporting: tuple[int, ...] = ()  # numbers of the nodes with any error
 
 
-def blame(run_dir: str, job_id: str, attempt: str, hosts: list[str]) -> tuple[str, str, str]:
-    """Classify the failure of a job's last attempt; return its kind, the node at fault ("-": none), and the evidence.
+class Verdict(typing.NamedTuple):
+    """What failed (program, parameters, node, filesystem, network, unknown), the node ("-": none), and the evidence."""
 
-    `mistake`: it would fail again. `node`: another node may work. `program`: another attempt may work. `filesystem` and
-    `network`: no fault of the program.
-    """
+    kind: str
+    node: str
+    words: str
+    comes_again: bool = False  # another attempt would fail, too
+
+
+def blame(run_dir: str, job_id: str, attempt: str, hosts: list[str]) -> Verdict:
+    """Classify the failure of a job's last attempt."""
     folder = pathlib.Path(run_dir)
     with contextlib.suppress(OSError, ValueError):
         outcome = read_object(folder / "control" / f"{attempt}.outcome")
         if outcome.get("retry") is False:
-            return "mistake", "-", str(outcome.get("error", ""))
+            return Verdict("parameters", "-", str(outcome.get("error", "")), comes_again=True)
     log = _log(folder, int(job_id))
     complaints = {found[1]: found[2] for line in log if (found := _COMPLAINT.match(line)) and found[1] in hosts}
     if complaints:
         host, words = next(iter(complaints.items()))
-        return ("mistake", "-", words) if len(complaints) == len(hosts) > 1 else ("node", host, words)
+        if len(complaints) == len(hosts) > 1:
+            return Verdict("parameters", "-", words, comes_again=True)
+        return Verdict("node", host, words)
     lost = [found[1] for line in log if (found := re.match(r"srun: error: Node failure on (\S+)", line))]
     if lost and lost[0] in hosts:
-        return "node", lost[0], LOST
+        return Verdict("node", lost[0], LOST)
     failure = first_failure(folder, int(job_id), 20)
     ranks, absent = absentees(folder, int(job_id), failure.lines, hosts)
     if len(absent) == 1 < len(hosts):
         numbers = ", ".join(map(str, ranks[:16]))
-        return "node", absent[0], f"rank{'s' if len(ranks) > 1 else ''} {numbers} never joined the rendezvous"
+        return Verdict("node", absent[0], f"rank{'s' if len(ranks) > 1 else ''} {numbers} never joined the rendezvous")
     node = hosts[failure.node] if failure.node is not None and failure.node < len(hosts) else "-"
     words = failure.lines[-1] if failure.lines else ""
     if found := _filesystem_fault(folder, log, failure):
         host, reason = found
-        return "filesystem", host if host in hosts else node, reason
+        return Verdict("filesystem", host if host in hosts else node, reason)
     if evidence.proves_node(failure.lines) and node != "-":
-        return "node", node, words
+        return Verdict("node", node, words)
     if failure.is_peers:
         missing = [host for number, host in enumerate(hosts) if number not in failure.reporting]
         if len(missing) == 1 and len(hosts) > 1:
-            return "node", missing[0], f"it stopped responding; the others report: {words}"
+            return Verdict("node", missing[0], f"it stopped responding; the others report: {words}")
         if not missing and len(hosts) > 1 and evidence.CUT.search(words):
-            return "network", "-", f"the nodes lost their connections, and no rank failed by itself: {words}"
+            return Verdict("network", "-", f"the nodes lost their connections, and no rank failed by itself: {words}")
     if found := evidence.known(failure.lines):
         comes_again, remedy = found
-        return "mistake" if comes_again else "program", node, f"{words[:200]}; {remedy}"
-    return "program", node, words
+        return Verdict("program", node, f"{words[:200]}; {remedy}", comes_again)
+    return Verdict("program" if words and words != ends.words(-signal.SIGKILL, None) else "unknown", node, words)
 
 
 def _filesystem_fault(folder: pathlib.Path, log: list[str], failure: Failure) -> tuple[str, str] | None:

@@ -260,11 +260,12 @@ class Supervisor:
 
     def _retry(self) -> bool:
         """Record why an attempt failed; requeue the job, or return True to try again here."""
-        kind, node, words = self._explain()
+        kind, node, words, comes_again = self._explain()
+        words = " ".join(words.split())[:300] or f"exit code {self.code}"
         line = f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}\t{self.attempt_id}\t{kind}\t{node}\t{words}\n"
         self._write(f"{self.control}/{self.job_id}.failures", line, append=True)
         spool.write(f"[FAILED] attempt={self.attempt_id} fault={kind} node={node}: {words}")
-        if kind == "mistake" or self.is_cancelled:
+        if comes_again or self.is_cancelled:
             return False
         if kind in ("filesystem", "network") or self.stalled:
             return self._outwait(kind, node)
@@ -288,19 +289,20 @@ class Supervisor:
         partition = self.env["SLURM_JOB_PARTITION"]
         return self._restart(f"{node} is suspect, but partition {partition} has no other node for it; trying it again")
 
-    def _explain(self) -> tuple[str, str, str]:
+    def _explain(self) -> explain.Verdict:
+        if self.lost and 1 < len(self.lost) == len(self.hosts) - 1:
+            return explain.Verdict("network", "-", "no other node responds")
         if self.lost:
-            is_cut = 1 < len(self.lost) == len(self.hosts) - 1
-            return ("network", "-", "no other node responds") if is_cut else ("node", self.lost[0], explain.LOST)
-        kind, node, words = "program", "-", ""
+            return explain.Verdict("node", self.lost[0], explain.LOST)
         if self.stalled:
+            node, words = "-", ""
             with contextlib.suppress(OSError, ValueError):
                 node, words = storage.within(lambda: stall.behind(self.run_dir, self.job_id, self.hosts), EXPLAINING_S)
-            return kind, node, "; ".join(filter(None, (self.stalled, words)))
+            return explain.Verdict("program", node, "; ".join(filter(None, (self.stalled, words))))
         with contextlib.suppress(OSError, ValueError):
             attempt = (self.run_dir, self.job_id, self.attempt_id, self.hosts)
-            kind, node, words = storage.within(lambda: explain.blame(*attempt), EXPLAINING_S)
-        return kind, node, " ".join(words.split())[:300] or f"exit code {self.code}"
+            return storage.within(lambda: explain.blame(*attempt), EXPLAINING_S)
+        return explain.Verdict("unknown", "-", "")
 
     def _restart(self, remark: str = "") -> bool:
         """Count a restart after a failure of the program; return False where max-restarts is reached."""

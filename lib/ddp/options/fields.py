@@ -35,7 +35,7 @@ RESERVED = frozenset(
 )
 # Names of variables with secrets, by their ends
 _SECRET = re.compile(r".*(KEY|TOKEN|SECRET|PASSWORD|PASSPHRASE)", re.ASCII | re.IGNORECASE)
-_SLURMS = re.compile(r"(SLURMD?|SRUN)_.*")
+_SLURMS = re.compile(r"SLURMD?_.*")  # sbatch(1), output environment variables: Slurm sets them in every job
 # sbatch(1), long options: the job sets these and relies on them
 SBATCH_KEPT = tuple(
     """

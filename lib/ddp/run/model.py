@@ -84,7 +84,7 @@ class Failure:
 
     time: str
     attempt: str
-    fault: str  # mistake, node, program, filesystem, network
+    fault: str  # as in node/explain.py
     node: str
     reason: str
 

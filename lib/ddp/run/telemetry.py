@@ -19,7 +19,7 @@ from ddp.workspace import files, folders
 from slurm_ddp.slurm import commands
 
 MAX_RUNS = 200  # the newest of all users
-KINDS = ("mistake", "program", "node", "filesystem", "network")  # of failures, as in node/explain.py
+KINDS = ("program", "parameters", "node", "filesystem", "network", "unknown")  # of failures, as in node/explain.py
 STATES = ("pending", "running", "requeued", "completed", "failed", "cancelled")
 DOCTOR = ".doctor.json"  # in the folder of baselines
 _SHOWN_S = 3600.0  # for how long a run that ended is shown

@@ -29,7 +29,7 @@ MISSED = f"{TRACE}FileNotFoundError: 'cache'\n\nDuring handling of the above exc
 BUS = f"{TRACE}RuntimeError: DataLoader worker (pid 4) is killed by signal: Bus error. It is possible that\n"
 
 
-def explained(folder: pathlib.Path, text: str, *others: str) -> tuple[str, str, str]:
+def explained(folder: pathlib.Path, text: str, *others: str) -> explain.Verdict:
     """Return the verdict on an attempt in which rank 1, of the second node, printed a text, and the others theirs."""
     (folder / "control").mkdir(exist_ok=True)
     (folder / "job.json").write_text(json.dumps({"ranks_per_node": 1}))
@@ -45,8 +45,9 @@ def explained(folder: pathlib.Path, text: str, *others: str) -> tuple[str, str, 
 
 
 def blame(folder: pathlib.Path, text: str, *others: str) -> tuple[str, str]:
-    kind, node, _ = explained(folder, text, *others)
-    return kind, node if kind in ("node", "network") else ""
+    found = explained(folder, text, *others)
+    kind = f"{found.kind}, again" if found.comes_again else found.kind
+    return kind, found.node if kind in ("node", "network") else ""
 
 
 # What people reported, each in full, and the verdict that it needs
@@ -106,21 +107,29 @@ def blame(folder: pathlib.Path, text: str, *others: str) -> tuple[str, str]:
             ("node", "gpu-1"),
             "",
         ),
-        (f"{TRACE}OSError: [Errno 122] Disk quota exceeded: '/mnt/shared/model.pt'\n", ("mistake", ""), "quota -s"),
-        (f"[rank1]: {TRACE}[rank1]: OSError: [Errno 28] No space left on device\n", ("mistake", ""), "quota -s"),
-        (f"{TRACE}OSError: [Errno 24] Too many open files: 'x'\n", ("mistake", ""), "ulimit -n"),
-        (f"{TRACE}FileNotFoundError: [Errno 2] No such file or directory: 'x.yaml'\n", ("mistake", ""), "on the nodes"),
         (
-            f"{TRACE}RuntimeError: [enforce fail at inline_container.cc:672] . unexpected pos\n",
-            ("mistake", ""),
+            f"{TRACE}OSError: [Errno 122] Disk quota exceeded: '/mnt/shared/model.pt'\n",
+            ("program, again", ""),
             "quota -s",
         ),
-        (f"{TRACE}RuntimeError: Parent directory /x does not exist.\n", ("mistake", ""), "on the nodes"),
+        (f"[rank1]: {TRACE}[rank1]: OSError: [Errno 28] No space left on device\n", ("program, again", ""), "quota -s"),
+        (f"{TRACE}OSError: [Errno 24] Too many open files: 'x'\n", ("program, again", ""), "ulimit -n"),
+        (
+            f"{TRACE}FileNotFoundError: [Errno 2] No such file or directory: 'x.yaml'\n",
+            ("program, again", ""),
+            "on the nodes",
+        ),
+        (
+            f"{TRACE}RuntimeError: [enforce fail at inline_container.cc:672] . unexpected pos\n",
+            ("program, again", ""),
+            "quota -s",
+        ),
+        (f"{TRACE}RuntimeError: Parent directory /x does not exist.\n", ("program, again", ""), "on the nodes"),
         (f"{TRACE}RuntimeError: CUDA out of memory. Tried to allocate\n", ("program", ""), "use a smaller batch"),
         (f"{TRACE}OSError: [Errno 12] Cannot allocate memory\n", ("program", ""), "or more memory"),
         (
             f"{TRACE}h5py.H5.RuntimeError: write failed (errno = 122, 'Disk quota exceeded')\n",
-            ("mistake", ""),
+            ("program, again", ""),
             "lfs quota",
         ),
         (
@@ -130,7 +139,7 @@ def blame(folder: pathlib.Path, text: str, *others: str) -> tuple[str, str]:
         ),
         (
             f"{TRACE}RuntimeError: unable to open shared memory object </torch_1>: Too many open files (24)\n",
-            ("mistake", ""),
+            ("program, again", ""),
             "ulimit",
         ),
         (f"{TRACE}socket.gaierror: [Errno -2] Name or service not known\n", ("program", ""), "a download failed"),
@@ -150,21 +159,22 @@ def test_more_memory_than_the_job_has_is_not_tried_again(tmp_path: pathlib.Path)
     explained(tmp_path, "step 7\n")
     lines = "1: E1120 api.py:1002] failed (exitcode: -9) local_rank: 0\n"
     (tmp_path / "logs" / "12.out").write_text(lines)
-    assert explain.blame(str(tmp_path), "12", "12.r0", HOSTS) == ("program", "gpu-1", "killed by signal 9 (SIGKILL)")
+    found = explain.blame(str(tmp_path), "12", "12.r0", HOSTS)
+    assert found == ("unknown", "gpu-1", "killed by signal 9 (SIGKILL)", False)
     lines += "1: slurmstepd-gpu-1: error: Detected 1 oom_kill event in StepId=12.0.\n"
     (tmp_path / "logs" / "12.out").write_text(lines)
-    kind, node, words = explain.blame(str(tmp_path), "12", "12.r0", HOSTS)
-    assert (kind, node) == ("mistake", "gpu-1")
+    kind, node, words, comes_again = explain.blame(str(tmp_path), "12", "12.r0", HOSTS)
+    assert (kind, node, comes_again) == ("program", "gpu-1", True)
     assert words.endswith("submit it with a larger memory; or use a smaller batch")
     had = "had 1024 MiB, reached it on gpu-1: --memory 2G"
     lines = f"1: [ENV] gpu-1: a process was killed for memory: {had}\n{lines}"
     (tmp_path / "logs" / "12.out").write_text(lines)
-    kind, node, words = explain.blame(str(tmp_path), "12", "12.r0", HOSTS)
-    assert (kind, node) == ("mistake", "gpu-1")
+    kind, node, words, comes_again = explain.blame(str(tmp_path), "12", "12.r0", HOSTS)
+    assert (kind, node, comes_again) == ("program", "gpu-1", True)
     assert words == f"killed: it took more memory than the job has: {had}; or use a smaller batch"
     of_node = "gpu-1 itself ran out of memory; the job had 4096 MiB, reached 1024 MiB"
     (tmp_path / "logs" / "12.out").write_text(lines.replace(had, of_node))
-    assert explain.blame(str(tmp_path), "12", "12.r0", HOSTS) == ("program", "gpu-1", f"killed: {of_node}")
+    assert explain.blame(str(tmp_path), "12", "12.r0", HOSTS) == ("program", "gpu-1", f"killed: {of_node}", False)
 
 
 @pytest.mark.parametrize("line", ["pid 7) is killed by signal: Killed. ", "pid(s) 7, 8) exited unexpectedly"])
@@ -173,7 +183,7 @@ def test_a_worker_of_dataloader_that_was_killed_for_memory_is_no_riddle(tmp_path
     with (tmp_path / "logs" / "12.out").open("a") as log:
         log.write("1: [ENV] gpu-1: a process was killed for memory: had 1 MiB: --memory 2G\n")
     killed = "DataLoader worker killed: it took more memory than the job has: had 1 MiB: --memory 2G; or use a smaller"
-    assert explain.blame(str(tmp_path), "12", "12.r0", HOSTS) == ("mistake", "gpu-1", f"{killed} batch")
+    assert explain.blame(str(tmp_path), "12", "12.r0", HOSTS) == ("program", "gpu-1", f"{killed} batch", True)
 
 
 @pytest.mark.parametrize("words", [REFUSED, REMOTE])
@@ -214,7 +224,7 @@ def test_a_rank_that_torch_aborts_as_it_ends_learns_which_call_is_missing(
     """A thread of gloo released the last tensor while Python shut down; captured from torch 2.13."""
     explained(tmp_path, f"done\n{reason}Fatal Python error: Aborted\n\n{place}\n", f"{TRACE}{PEER_GONE}\n")
     (tmp_path / "logs" / "12.out").write_text("1: E1120 api.py:1002] failed (exitcode: -6) local_rank: 0\n")
-    kind, node, words = explain.blame(str(tmp_path), "12", "12.r0", HOSTS)
+    kind, node, words, _ = explain.blame(str(tmp_path), "12", "12.r0", HOSTS)
     assert ("end it with torch.distributed.destroy_process_group()" in words) == is_named
     if is_named:
         assert (kind, node) == ("program", "gpu-1"), "another attempt may work"
@@ -261,8 +271,8 @@ def test_what_comes_again_is_not_tried_again_and_has_its_remedy(number: int, ran
         line = f"safetensors.SafetensorError: Error while serializing {path}: {what} (os error {number})"
     trace = "".join(f"{rank}{one}\n" for one in f"{TRACE}{line}".splitlines())
     with tempfile.TemporaryDirectory() as folder:
-        kind, _, words = explained(pathlib.Path(folder), trace)
-    assert (kind, remedy in words) == ("mistake", True)
+        found = explained(pathlib.Path(folder), trace)
+    assert (found.kind, remedy in found.words, found.comes_again) == ("program", True, True)
 
 
 # What would prove another fault if others than the program had written it
@@ -295,4 +305,4 @@ def test_nothing_that_a_program_prints_moves_the_blame_to_a_node(forged: str, be
             log.write(
                 "".join(f"{label}{line}\n" for line in lines) + "srun: error: gpu-1: task 1: Exited with exit code 1\n"
             )
-        assert explain.blame(str(folder), "12", "12.r0", HOSTS) == ("program", "gpu-1", "ValueError: boom")
+        assert explain.blame(str(folder), "12", "12.r0", HOSTS) == ("program", "gpu-1", "ValueError: boom", False)

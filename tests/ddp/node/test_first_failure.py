@@ -141,7 +141,7 @@ def test_ranks_that_never_came_are_named_with_their_nodes(
     hosts = ["n0", "n1", "n2"]
     folder = make_run(tmp_path, {0: TRACE.format(message)}, [*merged, f"0: {message}"])
     assert explain.absentees(folder, 12, explain.first_failure(folder, 12, 5).lines, hosts) == (ranks, nodes)
-    kind, node, words = explain.blame(str(folder), "12", "12.r0", hosts)
+    kind, node, words, _ = explain.blame(str(folder), "12", "12.r0", hosts)
     if len(nodes) == 1:
         answer = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} never joined the rendezvous"
         assert (kind, node, words) == ("node", nodes[0], answer), "the next attempt is made without it"

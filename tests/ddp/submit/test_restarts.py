@@ -90,7 +90,7 @@ def test_a_mistake_of_the_users_is_not_tried_again(settings: Settings, node: Nod
     node.add("srun", COUNTS + f'echo "{outcome}" > "$RUN_DIR/control/$RUN_ATTEMPT_ID.outcome"; exit 2')
     assert node.run(texts(settings, max_restarts=5))[0] == 2
     assert attempts(node) == ["12.r0"]
-    assert failures(node) == [["12.r0", "mistake", "-", "--batch 0: at least 1"]]
+    assert failures(node) == [["12.r0", "parameters", "-", "--batch 0: at least 1"]]
 
 
 def test_a_node_that_failed_is_left_out_of_the_next_start(settings: Settings, node: Node):
@@ -168,7 +168,7 @@ def test_what_every_node_complains_of_is_no_nodes_fault(settings: Settings, node
     node.hosts, node.addresses = "slurmd-0 slurmd-1", {"slurmd-0": "192.0.2.1", "slurmd-1": "192.0.2.2"}
     node.add("srun", COUNTS + 'for h in $HOSTS; do echo "0: [FATAL] $h: the archive is damaged"; done; exit 78')
     assert node.run(texts(settings, max_restarts=3), SLURM_JOB_NUM_NODES="2")[0] == 78
-    assert failures(node)[0][1:3] == ["mistake", "-"]
+    assert failures(node)[0][1:3] == ["parameters", "-"]
 
 
 def test_no_restart_after_a_cancellation(settings: Settings, node: Node):

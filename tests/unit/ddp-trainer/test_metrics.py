@@ -67,7 +67,7 @@ def read(totals: metrics.Totals) -> dict[str, float]:
 
 def test_a_workspace_without_runs_has_every_counter_at_zero(ddp: FakeProgram, totals: metrics.Totals):
     states = ("pending", "running", "requeued", "completed", "failed", "cancelled")
-    reasons = ("mistake", "program", "node", "filesystem", "network")
+    reasons = ("program", "parameters", "node", "filesystem", "network", "unknown")
     assert read(totals) == {f"runs[{state}]": 0 for state in states} | {
         f"run_failures_total[{reason}]": 0 for reason in reasons
     }
