@@ -34,6 +34,7 @@ _PLACED = re.compile(
     r"""|^ *"" *= *)["']?([\w][\w./-]*)|\bpackages = \["([\w./-]+/[\w-]+)"\]""",
     re.MULTILINE,
 )
+_ALSO = re.compile(r"\bwhere\s*=\s*\[([^\]]*)\]")  # of setuptools: a list of folders
 # Folders in which setuptools looks for no packages, and modules that it takes for none
 _NO_PACKAGES = frozenset(
     "test tests doc docs example examples script scripts tool tools bench benchmarks build dist setup conftest".split()
@@ -240,6 +241,9 @@ def _packages(root: pathlib.Path) -> list[pathlib.Path]:
     if not (any(map(_BUILD.search, texts)) or (root / "setup.py").is_file()):
         return []
     named = [root / (one[0] or pathlib.PurePath(one[1]).parent) for text in texts for one in _PLACED.findall(text)]
+    named += [
+        root / one for text in texts for several in _ALSO.findall(text) for one in re.findall(r"[\w./-]+", several)
+    ]
     found = [place for place in dict.fromkeys((root / "src", *named)) if place != root and _holds_modules(place)]
     return found or ([root] if _holds_modules(root) else [])
 

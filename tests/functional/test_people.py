@@ -62,11 +62,12 @@ cat ~/.result.json
 # boto3 needs an older dateutil than the cluster's environment has
 LAYERED = """
 import importlib.metadata, pathlib, shutil, subprocess, sys
-import boto3, dateutil, torch
+import boto3, dateutil, mine, torch
 homes = [pathlib.Path(module.__file__).parents[4].name for module in (boto3, dateutil, torch)]
 child = subprocess.run([sys.executable, "-I", "-c", "import boto3"]).returncode
 tool = subprocess.run(["torchrun", "--help"], stdout=-1).returncode
 own = pathlib.Path(shutil.which("torchrun")).parents[1].name == homes[0]
+print("from", mine.__file__)
 print("layer", homes[0] == homes[1] != homes[2], child, tool, own, int(importlib.metadata.version("python-dateutil")[0]) < 3)
 """
 
@@ -193,14 +194,16 @@ def test_she_sees_her_own_runs_and_ends_nobody_elses_job(alice: Person, trained:
         alice.cluster.on(LOGIN, "scancel", theirs)
 
 
-def test_her_requirements_are_a_layer_that_is_made_once(alice: Person):
-    alice.does("mkdir -p own && echo boto3 >own/requirements.txt")
+def test_her_requirements_are_a_layer_that_is_made_once_and_her_project_comes_from_the_copy(alice: Person):
+    alice.does("mkdir -p own/src/mine && touch own/src/mine/__init__.py && echo boto3 >own/requirements.txt")
+    alice.writes("own/pyproject.toml", '[project]\nname = "mine"\nversion = "1"\ndependencies = ["boto3"]\n')
     alice.writes("own/uses.py", LAYERED)
     used = list[str]()
     for more in ("--requirements requirements.txt", "--requirements requirements.txt", "--environment mine"):
         done = alice.json(f"cd own && ddp submit --json --wait {more} {SMALL} uses.py")
         log = alice.does(f"cat {done['log']}")
         assert log.count("layer True 0 0 True True") == 2, log
+        assert log.count(f"from {done['run-dir']}/code/src/mine/__init__.py") == 2, log
         assert ("unpacked the environment" in log) == (len(used) != 1), "a node keeps what it has unpacked"
         used.append(str(alice.json(f"cat {done['run-dir']}/job.json")["environment"]))
         if len(used) == 2:
