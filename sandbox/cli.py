@@ -4,7 +4,6 @@ import collections.abc
 import functools
 import json
 import pathlib
-import re
 import signal
 import sys
 import typing
@@ -53,13 +52,6 @@ def _assignments(items: collections.abc.Iterable[str]) -> dict[str, str]:
             raise click.UsageError(f"{item!r} is not key=value")
         parsed[key] = value
     return parsed
-
-
-def _seconds(text: str) -> float:
-    """Return the seconds of a duration such as 90s, 5m or 1h."""
-    if not re.fullmatch(r"\d+[smh]", text):
-        raise ValueError
-    return float(text[:-1]) * {"s": 1, "m": 60, "h": 3600}[text[-1]]
 
 
 class _Dumper(yaml.SafeDumper):
@@ -369,32 +361,6 @@ def gpus(store: Store, unit: str, gpus: str) -> None:
     fails or a driver appears, no charm gets an event: the next one notices, such as update-status.
     """
     Hosts(store.name).get(store.load().host_of(unit)).set_gpus(mock_gpus.parse(gpus))
-
-
-@cli.command("wait-for")
-@click.argument("kind", type=click.Choice(["unit"]), metavar="unit")
-@click.argument("name")
-@click.option(
-    "--timeout", type=_seconds, default="10m", show_default=True, help="Give up after this time: 90s, 5m, 1h."
-)
-@click.pass_obj
-def wait_for(store: Store, kind: str, name: str, timeout: float) -> None:
-    """Wait until the unit NAME is active and idle.
-
-    Meanwhile units get the hooks that they ask for themselves (juju-exec), and no update-status.
-    """
-    del kind
-
-    def is_reached() -> bool:
-        unit = engine.model.unit(name)
-        return unit.status.name == "active" and unit.agent.name == "idle"
-
-    with _session(store).open() as engine:
-        engine.update_status = False
-        is_reached()  # raises for an unknown name
-        engine.settle(until=is_reached, listen_s=timeout)
-        if not is_reached():
-            raise SandboxError(f"timed out waiting for {name!r} to reach goal state")
 
 
 @cli.command()

@@ -6,15 +6,13 @@ import subprocess
 import sys
 import time
 
-import click.testing
 import pytest
 import yaml
 from folder_hosts import Bench
 
-from sandbox import cli, juju_exec
+from sandbox import juju_exec
 from sandbox import model as rules
 from sandbox.guest import juju_exec as guest
-from sandbox.store import Store
 from slurm_ddp import wake
 
 CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
@@ -73,25 +71,6 @@ def test_words_other_than_the_charms_own_are_refused(tmp_path: pathlib.Path, wor
     got, printed = end(start(tmp_path, *(word.replace("HERE", str(agents)) for word in words)))
     assert (got, printed[: len(message) + 6]) == (code, f"ERROR {message}")
     assert juju_exec.take_requests(tmp_path) == []
-
-
-def test_wait_for_gives_a_unit_what_it_asks_for_until_it_is_active(bench: Bench, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cli, "Store", lambda name: Store(name, bench.store.directory.parent))
-
-    def wait_for(*words: str) -> click.testing.Result:
-        return click.testing.CliRunner().invoke(cli.cli, ["--model", "t", "wait-for", *words])
-
-    with bench.engine() as engine, engine.change() as model:
-        model.units["agent/0"].status.name = "waiting"
-    late = wait_for("unit", "agent/0", "--timeout", "1s")
-    assert (late.exit_code, late.stderr) == (1, "ERROR timed out waiting for 'agent/0' to reach goal state\n")
-    assert bench.hooks() == []
-    wake_up(bench, "agent/0")
-    assert wait_for("unit", "agent/0").exit_code == 0
-    assert bench.hooks() == ["agent/0 update_status"]
-    assert wait_for("unit", "agent/0").exit_code == 0, "at once"
-    none = wait_for("unit", "agent/7")
-    assert (none.exit_code, none.stderr[:32]) == (1, "ERROR unit 'agent/7' not found (")
 
 
 def test_a_reboot_forgets_what_was_asked_for(bench: Bench):
