@@ -48,15 +48,19 @@ class Work:
 
 def plan(settings: Settings, params: models.Plan, _: Log) -> Results:
     """Predict a step's memory, time, rate and efficiency, for nodes that need not exist yet. Raises TrainerError."""
-    there = resources.training(collectives.as_training(params.model_copy(update={"nodes": None})), checks.partitions())
-    request = dataclasses.replace(there, num_nodes=params.nodes or there.num_nodes)
-    world, on_gpu = request.num_nodes * request.ranks_per_node, request.gpus_per_node > 0
+    num_nodes, gpus, place = params.nodes, params.gpus_per_node, ""
+    if num_nodes is None or gpus is None:
+        there = _in_cluster(params)
+        num_nodes, place = num_nodes or there.num_nodes, f" in {there.partition}"
+        gpus = there.gpus_per_node if gpus is None else gpus
+    per_node, on_gpu = max(gpus, 1), gpus > 0
+    world = num_nodes * per_node
     work = describe_work(settings, params, on_gpu=on_gpu)
-    rate, source = _rate(settings, params, work, request)
+    rate, source = _rate(settings, params, work, on_gpu=on_gpu)
     compute_s = work.tokens * work.accumulate / rate
     per_step = work.tokens * work.accumulate * world
     results: Results = {
-        "resources": f"{request.num_nodes} nodes x {request.ranks_per_node} ranks in {request.partition}",
+        "resources": f"{num_nodes} nodes x {per_node} ranks{place}",
         "parameters": f"{work.parameters:,}",
         "memory": f"{BYTES_OF_STATE * work.parameters / 2**30:.2f} GiB a rank, and activations",
         "tokens-per-step": f"{per_step:,}",
@@ -65,11 +69,11 @@ def plan(settings: Settings, params: models.Plan, _: Log) -> Results:
     if world == 1:
         rest = {"step": _seconds(compute_s), "tokens-per-second": f"{rate:.0f}", "efficiency": "100 %: one rank"}
         return results | rest
-    entry, about = _baseline(collectives.read_baseline(settings), request.num_nodes, world, on_gpu=on_gpu)
+    entry, about = _baseline(collectives.read_baseline(settings), num_nodes, world, on_gpu=on_gpu)
     if entry is None:
-        between, devices = "several nodes" if request.num_nodes > 1 else "one node", "GPUs" if on_gpu else "CPUs"
+        between, devices = "several nodes" if num_nodes > 1 else "one node", "GPUs" if on_gpu else "CPUs"
         text = f"no baseline of all_reduce over {between} on {devices}: the network is not measured"
-        measure = Command("bench", {"nodes": min(request.num_nodes, there.num_nodes), "partition": params.partition})
+        measure = Command("bench", {"nodes": min(num_nodes, 2), "partition": params.partition})
         raise TrainerError(text, remedy=measure, results=results)
     comm_s, exposed_s, buckets = predict(work, compute_s, world, entry["points"], overlap=_OVERLAP[on_gpu])
     step_s = compute_s + exposed_s
@@ -84,6 +88,12 @@ def plan(settings: Settings, params: models.Plan, _: Log) -> Results:
         wanted = math.ceil(9 * exposed_s / (compute_s / work.accumulate))
         results["advice"] = f"grad-accum={max(wanted, work.accumulate + 1)} raises the efficiency to 90 %"
     return results
+
+
+def _in_cluster(params: models.Plan) -> resources.Request:
+    """Return the resources that a training would get now."""
+    asked = params.model_copy(update={"nodes": None, "gpus_per_node": None})
+    return resources.training(collectives.as_training(asked), checks.partitions())
 
 
 def predict(
@@ -139,11 +149,10 @@ def _vocabulary(settings: Settings, dataset: str | None, *, on_gpu: bool) -> int
         raise TrainerError(f"dataset: {path} has no dataset.json with a vocabulary", remedy=Command("prepare")) from e
 
 
-def _rate(settings: Settings, params: models.Plan, work: Work, request: resources.Request) -> tuple[float, str]:
+def _rate(settings: Settings, params: models.Plan, work: Work, *, on_gpu: bool) -> tuple[float, str]:
     """Return the tokens per second of one rank, and their source."""
     if params.tokens_per_second is not None:
         return float(params.tokens_per_second), "as given"
-    on_gpu = request.gpus_per_node > 0
     found = folders.call(settings, folder.measured_rates, timeout_s=60, runs=settings.runs)
     same = [run for run in found if (run["model"], run["seq_len"], run["on_gpu"]) == (work.model, work.seq_len, on_gpu)]
     if same:

@@ -266,7 +266,6 @@ class Plan(Parsed):
     partition: fields.Partition = None
     nodes: fields.Nodes = None
     gpus_per_node: fields.Gpus = None
-    cpus_per_task: fields.Cpus = None
     model: typing.Annotated[str, among(*_MODELS)] | None = None
     parameters: typing.Annotated[int, between(1, 10**13)] | None = None
     seq_len: fields.Count | None = None

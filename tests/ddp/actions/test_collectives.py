@@ -200,11 +200,16 @@ def test_computation_is_taken_from_a_run_of_the_same_model(ready: Trainer, clust
     assert ready.run("plan")["compute"] == f"500.0 ms a step (measured by the run before, ranks: {ranks})"
 
 
-def test_more_nodes_than_the_cluster_has_are_planned_for(ready: Trainer, cluster: Cluster):
+def test_what_the_cluster_does_not_have_is_planned_for(ready: Trainer, cluster: Cluster):
     measure(ready, cluster, 2.0)
     results = ready.run("plan", nodes=16, tokens_per_second=5000)
     assert results["resources"] == "16 nodes x 1 ranks in slurmd"
     assert results["communication"].endswith("; the nearest measurement)")
+    path = ready.workspace / "baselines" / "collectives.json"
+    path.write_text(path.read_text().replace('"gloo"', '"nccl"'))
+    for machine in cluster.machines:
+        machine.state = "DOWN"
+    assert ready.run("plan", nodes=4, gpus_per_node=8, tokens_per_second=5000)["resources"] == "4 nodes x 8 ranks"
 
 
 @pytest.mark.parametrize(
