@@ -1,5 +1,6 @@
 """Check a user's program before it is queued: that it is Python, and that Python compiles it."""
 
+import difflib
 import json
 import os
 import pathlib
@@ -27,7 +28,12 @@ def check(settings: Settings, params: models.Training, contents: folders.Content
     """Check a script or module, which is readable; return remarks. Raises ParameterError."""
     path = folders.call(settings, lambda: _find(settings, params)) if params.module else pathlib.Path(params.workload)
     if path is None:  # it may be installed
-        return []
+        here = pathlib.Path(params.typed_in)
+        first = params.workload.partition(".")[0]
+        close = folders.call(
+            settings, lambda: difflib.get_close_matches(first, [one.stem for one in here.iterdir()], 1)
+        )
+        return [f"{first} is not in this folder; did you mean {one}?" for one in close]
     own = params.container_image or params.own_python
     with_own = own or any(
         tuple(map(int, about.python.split("."))) > sys.version_info[:2] for about in contents.environments

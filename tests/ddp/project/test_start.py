@@ -217,6 +217,14 @@ def test_newer_syntax_is_a_remark_where_the_jobs_have_a_newer_python(
     assert "bad.py:2: SyntaxError" in typed("submit", "--dry-run", "--container-image", "x:1", "bad.py")[1]
 
 
+def test_a_mistyped_module_is_a_remark_since_it_may_be_installed(
+    settings: Settings, cluster: Cluster, folder: pathlib.Path
+):
+    remark = "trian is not in this folder; did you mean train?"
+    assert remark in typed("submit", "--dry-run", "-m", "trian.main")[1]
+    assert "did you mean" not in typed("submit", "--dry-run", "-m", "lightning.cli")[1]
+
+
 RENDEZVOUS = ("--rdzv-backend", "--master_port", "--node-rank", "--rdzv_endpoint", "--local-addr")
 WORDS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=6)
 OURS = st.sampled_from(["nnodes", "nproc-per-node", "nproc_per_node", "max_restarts", "max-restarts"])
