@@ -1,5 +1,7 @@
 """show-run: one run in full, or all runs of a sweep."""
 
+import textwrap
+
 from ddp.actions import list as listing
 from ddp.base import Log, ParameterError, Results, Settings
 from ddp.options import models
@@ -42,7 +44,8 @@ def show_run(settings: Settings, params: models.OneRun, _: Log) -> Result:
         problem = failure.explain(settings, run, job_id) if run.state != State.UNKNOWN else None
         results |= failure.results_of(run) | (problem.results if problem else {})
         results["reason"] = problem.text(settings.render) if problem else results["reason"]
-    results["settings"] = "\n".join(f"{key}: {catalog.cell(value)}" for key, value in sorted(run.settings.items()))
+    pairs = (f"{key}={catalog.cell(value)}" for key, value in sorted(run.settings.items()))
+    results["settings"] = textwrap.fill("  ".join(pairs), 84, break_long_words=False, break_on_hyphens=False)
     results["metrics"] = _metrics(settings, run)
     if best := run.metrics.best:
         results["best"] = f"validation loss {best[1]:.4f} at step {best[0]:.0f}"

@@ -78,7 +78,7 @@ def test_a_run_is_shown_with_settings_figures_and_curve(ready: Trainer):
     shown = ready.run("show-run")
     assert shown["run"] == "night"
     assert shown["state"] == "COMPLETED"
-    assert "lr: 0.003" in shown["settings"].splitlines()
+    assert "lr=0.003" in shown["settings"].split()
     assert "num_nodes: 2" in shown["settings"].splitlines()
     assert "run_dir" not in shown["settings"]
     assert shown["metrics"] == "42 records, loss 1.0000 at step 40, validation loss 2.9000"

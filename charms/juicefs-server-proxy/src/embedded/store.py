@@ -85,8 +85,8 @@ def describe(directory: pathlib.Path) -> dict[str, str]:
     """Describe the storage: how full it is, and whether acknowledged writes survive a power loss."""
     found = usage(directory)
     return {
-        "storage-used-bytes": str(found.used),
-        "storage-free-bytes": str(found.free),
+        "storage-used-gib": f"{found.used / 2**30:.2f}",
+        "storage-free-gib": f"{found.free / 2**30:.2f}",
         "survives-power-loss": "yes" if is_durable(directory) else "no",
     }
 

@@ -21,7 +21,7 @@ def _status(unit: Unit, _: Parameters, _log: Log) -> Results:
         "encrypted": "yes" if setting.encrypted else "no",
         "capacity-gib": str(setting.capacity_gib or "unlimited"),
         "inodes": str(setting.inodes or "unlimited"),
-        "used-bytes": str(setting.used_bytes),
+        "used-gib": f"{setting.used_bytes / 2**30:.2f}",
         "used-inodes": str(setting.used_inodes),
         **unit.storage(),
     }
