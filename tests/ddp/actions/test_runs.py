@@ -79,7 +79,7 @@ def test_a_run_is_shown_with_settings_figures_and_curve(ready: Trainer):
     assert shown["run"] == "night"
     assert shown["state"] == "COMPLETED"
     assert "lr=0.003" in shown["settings"].split()
-    assert "num_nodes: 2" in shown["settings"].splitlines()
+    assert "num_nodes=2" in shown["settings"].split()
     assert "run_dir" not in shown["settings"]
     assert shown["metrics"] == "42 records, loss 1.0000 at step 40, validation loss 2.9000"
     assert shown["best"] == "validation loss 2.7500 at step 20"
