@@ -1,7 +1,7 @@
 """Random orders of events on one unit: hooks fail, hang or die in between, and in the end the unit must settle.
 
 A test describes its unit by a subclass of `Unit`: the events that Juju may send, what else may happen (`changes`), and
-how it settles. `check` runs SLURM_DDP_ORDERS random orders (60; the same ones every time, unless the variable is set).
+how it settles. `check` runs SLURM_DDP_ORDERS random orders (25; the same ones every time, unless the variable is set).
 After each order the unit settles, and must be in the state of a unit that settled without any.
 """
 
@@ -29,7 +29,7 @@ from scenario import _ops_main_mock, _runtime
 from slurm_ddp import files
 from slurm_ddp.run import CommandError, CommandTimeout, Completed
 
-ORDERS = int(os.environ.get("SLURM_DDP_ORDERS", "60"))
+ORDERS = int(os.environ.get("SLURM_DDP_ORDERS", "25"))
 LONGEST = 12  # steps of an order
 _CALLS = 40  # a fault hits one of so many calls of a hook
 FAULTS = ("dies", "fails", "hangs")

@@ -141,3 +141,24 @@ def test_a_token_reaches_the_job_in_a_file_and_a_new_one_the_next_job(drills: Cl
     finally:
         drills.ok("config", "trainer", "--reset", "hf-token")
     assert drills.on("sackd/0", "find", "/mnt/shared/.secrets", "-type", "f") == ""
+
+
+STUTTER = """
+pid=$(pgrep -f '[b]in/python -u -m ddptrain train' | head -n 1)
+(while kill -STOP $pid && sleep 0.3 && kill -CONT $pid && sleep 0.1; do :; done) >/dev/null 2>&1 &
+"""
+
+
+@pytest.mark.long
+def test_a_rank_that_holds_the_others_up_is_named_with_its_node(drills: Cluster):
+    small = ("nodes=2", "gpus-per-node=0", "cpus-per-task=1", "memory=2G", "run=held-up")
+    job = drills.action("submit-ddp", *small, "args=--steps 100000")
+    try:
+        until(drills, job, "[TRAIN] step=")
+        _, node = re.findall(r" nodes=(\S+) (\S+) head=", log_of(drills, job))[0]
+        drills.on(node.replace("-", "/"), "sh", "-c", STUTTER)
+        until(drills, job, f"rank 1 on {node} is slow: its data and forward pass take ")
+        doctor = drills.ctl("run", "trainer/0", "doctor")
+        assert re.search(rf"rank 1 on {node} takes [0-9.]+ times the ranks' median", doctor.out + doctor.err)
+    finally:
+        drills.action("cancel-run", f"run={job['run']}")
