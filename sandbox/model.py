@@ -140,11 +140,7 @@ def application_changed(model: Model, relation: Relation, unit: Unit) -> None:
 
 def addresses(unit: Unit) -> dict[str, str]:
     """Return the keys that Juju puts into each unit's databag."""
-    return {
-        "egress-subnets": f"{unit.address}/32",
-        "ingress-address": unit.address,
-        "private-address": unit.address,
-    }
+    return {"egress-subnets": f"{unit.address}/32", "ingress-address": unit.address, "private-address": unit.address}
 
 
 def _born_together(model: Model, relation: Relation, unit: Unit) -> bool:

@@ -42,7 +42,7 @@ BUNDLE = "bundle"  # the name that stands for the bundle on the command line and
 VENV = BUILD / "venvs" / "charmcraft"
 EXTRAS = {"ddp-trainer": {"payload": "payload", "lib/ddp": "lib/ddp"}}  # source -> folder in it
 LEFT_OUT = set("tests build dist parts stage prime venv requirements.in".split()) | {
-    *("metadata.yaml", "config.yaml", "actions.yaml"),  # what an interrupted Scenario run leaves
+    *("metadata.yaml", "config.yaml", "actions.yaml")  # what an interrupted Scenario run leaves
 }
 CRAFT_DIRS = ("parts", "stage", "prime")  # Charmcraft's own, in the folder it packs
 

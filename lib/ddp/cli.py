@@ -152,10 +152,7 @@ def _write(session: Session, to: screen.Screen, verb: verbs.Verb, answer: verbs.
 
 
 def _parsed(
-    session: Session,
-    verb: verbs.Verb,
-    given: collections.abc.Mapping[str, object],
-    arguments: tuple[str, ...],
+    session: Session, verb: verbs.Verb, given: collections.abc.Mapping[str, object], arguments: tuple[str, ...]
 ) -> fields.Parsed:
     """Parse a verb's options. Raises click.UsageError."""
     values: dict[str, object] = {}

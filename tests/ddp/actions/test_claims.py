@@ -25,11 +25,7 @@ def test_no_action_keeps_the_machine_for_itself():
     assert {name for name, action in META["actions"].items() if not action.get("parallel")} == set()
 
 
-def test_two_of_one_second_have_names_of_their_own(
-    ready: Trainer,
-    other: Claims,
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_two_of_one_second_have_names_of_their_own(ready: Trainer, other: Claims, monkeypatch: pytest.MonkeyPatch):
     now = control.now()
     monkeypatch.setattr(control, "now", lambda: now)
     stamp = f"smoke-{now:%Y%m%d-%H%M%S}"
@@ -47,10 +43,7 @@ def test_two_of_one_second_have_names_of_their_own(
     ],
 )
 def test_a_run_that_another_action_is_about_to_submit_is_refused(
-    ready: Trainer,
-    cluster: Cluster,
-    other: Claims,
-    case: tuple[str, str, dict[str, str]],
+    ready: Trainer, cluster: Cluster, other: Claims, case: tuple[str, str, dict[str, str]]
 ):
     action, run, params = case
     assert other.take(run)
@@ -63,10 +56,7 @@ def test_a_run_that_another_action_is_about_to_submit_is_refused(
 
 
 def test_a_run_is_free_while_its_submitter_waits(
-    ready: Trainer,
-    cluster: Cluster,
-    other: Claims,
-    monkeypatch: pytest.MonkeyPatch,
+    ready: Trainer, cluster: Cluster, other: Claims, monkeypatch: pytest.MonkeyPatch
 ):
     """So another action may cancel it, or continue it after its end."""
     free: list[bool] = []
@@ -97,11 +87,7 @@ def test_the_default_dataset_is_made_once(trainer: Trainer, cluster: Cluster):
     assert [job.name for job in cluster.jobs] == ["prepare-python-stdlib", "first"]
 
 
-def test_the_second_of_two_that_install_uses_what_the_first_made(
-    trainer: Trainer,
-    pip: Pip,
-    other: Claims,
-):
+def test_the_second_of_two_that_install_uses_what_the_first_made(trainer: Trainer, pip: Pip, other: Claims):
     trainer.run("install-environment")
     made = len(pip.calls)
     assert other.take("environments")

@@ -121,10 +121,7 @@ def test_an_array_does_not_outlive_a_refused_end(ready: Trainer, raw: pathlib.Pa
 
 @pytest.mark.parametrize("named", [{"run": "40"}, {"run": "41"}, {"run": "prepare-raw"}])
 def test_a_preparation_is_cancelled_with_all_its_jobs(
-    ready: Trainer,
-    raw: pathlib.Path,
-    cluster: Cluster,
-    named: dict[str, typing.Any],
+    ready: Trainer, raw: pathlib.Path, cluster: Cluster, named: dict[str, typing.Any]
 ):
     cluster.states = [("PENDING", 0)]
     ready.run("prepare-dataset", source=str(raw), elements=3, wait=False)

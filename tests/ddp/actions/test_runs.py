@@ -354,7 +354,4 @@ def test_a_sweep_of_scripts_marks_the_run_with_the_lowest_last_loss(ready: Train
     (ready.workspace / "runs" / "s" / "job.json").write_text(json.dumps({"kind": "sweep", "count": 2, "job_id": 7}))
     shown = ready.run("show-run", run="s")
     assert (shown["best-run"], shown["best-loss"]) == ("s-1", "0.25")
-    assert [line.split()[3:6] for line in shown["runs"].splitlines()[1:]] == [
-        ["2", "0.5", "lr=1"],
-        ["2", "0.25", "*"],
-    ]
+    assert [line.split()[3:6] for line in shown["runs"].splitlines()[1:]] == [["2", "0.5", "lr=1"], ["2", "0.25", "*"]]

@@ -209,10 +209,7 @@ def test_an_element_that_was_queued_again_is_let_go(ready: Trainer, cluster: Clu
 @pytest.mark.parametrize("action", ["show-run", "run-log", "cancel-run", "resume-run"])
 @pytest.mark.parametrize(
     ("name", "line"),
-    [
-        ("40_9", "run: no run in {runs} has job 40_9; ddp list"),
-        ("7_1", "run: no run in {runs} has job 7_1; ddp list"),
-    ],
+    [("40_9", "run: no run in {runs} has job 40_9; ddp list"), ("7_1", "run: no run in {runs} has job 7_1; ddp list")],
 )
 def test_an_element_that_does_not_exist_is_refused(ready: Trainer, cluster: Cluster, action: str, name: str, line: str):
     shape(cluster, ready)

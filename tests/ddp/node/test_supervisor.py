@@ -165,10 +165,7 @@ def test_what_the_rank_raised_is_reported_before_what_logs_say(node: Node):
 
 def test_a_node_that_slurm_lost_is_awaited(node: Node):
     node.hosts, node.addresses = "slurmd-0 slurmd-1", {"slurmd-0": "127.0.0.1", "slurmd-1": "192.0.2.7"}
-    node.add(
-        "scontrol",
-        'case $2 in hostnames) printf "%s\\n" $HOSTS ;; *) cat "$NOTES/nodes" ;; esac',
-    )
+    node.add("scontrol", 'case $2 in hostnames) printf "%s\\n" $HOSTS ;; *) cat "$NOTES/nodes" ;; esac')
     node.add(
         "sinfo",
         'case "$*" in *"-n slurmd-1"*) echo x >> "$NOTES/asked"; '

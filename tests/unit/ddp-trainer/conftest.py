@@ -73,10 +73,6 @@ def host(
 
 @pytest.fixture
 def trainer(
-    workspace: pathlib.Path,
-    charm_dir: pathlib.Path,
-    cluster: Cluster,
-    pip: Pip,
-    host: dict[str, object],
+    workspace: pathlib.Path, charm_dir: pathlib.Path, cluster: Cluster, pip: Pip, host: dict[str, object]
 ) -> Trainer:
     return Trainer(workspace, charm_dir, {"workspace": str(workspace), "submit-user": USER})

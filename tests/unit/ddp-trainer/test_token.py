@@ -22,8 +22,7 @@ FORMS = (
 )
 ID = testing.Secret({"token": TOKEN}).id
 SUBMISSIONS = pytest.mark.parametrize(
-    ("action", "params"),
-    [("submit-ddp", {"run": "first"}), ("submit-sweep", {"name": "first", "grid": "lr=0.1,0.2"})],
+    ("action", "params"), [("submit-ddp", {"run": "first"}), ("submit-sweep", {"name": "first", "grid": "lr=0.1,0.2"})]
 )
 
 

@@ -17,11 +17,7 @@ from node import health_check, slurmd_options
 
 BUS = "0000:1b:00.0"
 GRES = "gpu:nvidia_h100_80gb_hbm3:1"
-TEXTS = (
-    *json.loads(pathlib.Path(__file__).with_name("hostile.json").read_text()),
-    "A" * 10_000,
-    "1g.5gb," * 2000,
-)
+TEXTS = (*json.loads(pathlib.Path(__file__).with_name("hostile.json").read_text()), "A" * 10_000, "1g.5gb," * 2000)
 
 
 @pytest.fixture(autouse=True)

@@ -64,11 +64,7 @@ def test_a_process_is_no_fault_of_a_card(scene: Scene, name: str, card: dict[str
     ],
 )
 def test_what_cannot_be_read_is_a_warning_and_asked_for_elsewhere(
-    scene: Scene,
-    capsys: pytest.CaptureFixture[str],
-    table: str,
-    code: int,
-    level: str,
+    scene: Scene, capsys: pytest.CaptureFixture[str], table: str, code: int, level: str
 ):
     xml = answer(HEALTHY).replace("<remapped_rows>", "<remapped_rows><x>")
     scene.program("nvidia-smi", f"case $1 in -q) cat <<'E'\n{xml}E\n;; *) printf '{table}'; exit {code};; esac")

@@ -130,7 +130,7 @@ def _command(
             "read-only": spec.read_only,
             "subdir": subdir if subdir != "/" else False,
             **{name: value or True for name, value in chosen.items()},
-        },
+        }
     )
     # JuiceFS honours device files and setuid programs on a mount by root, unless it is passed these
     options = ["nosuid", "nodev", *(["noexec"] if spec.noexec else []), *(["ro"] if spec.read_only else [])]
