@@ -18,9 +18,7 @@ namespace, and pip fetches wheels for the base's Python, so that what comes out 
 import argparse
 import collections.abc
 import concurrent.futures
-import contextlib
 import dataclasses
-import filecmp
 import hashlib
 import os
 import pathlib
@@ -29,7 +27,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import threading
 import time
 import zipfile
 from typing import Any
@@ -94,10 +91,8 @@ def charm_names() -> list[str]:
 # --- staging ---------------------------------------------------------------------------------------------------------
 
 
-def stage(charm: str, dest: pathlib.Path) -> bool:
-    """Make the folder `dest` hold exactly what `charm` is packed from; return whether anything had to change.
-
-    The folder itself stays (Charmcraft names its build container after it), and unchanged files keep their times.
+def stage(charm: str, dest: pathlib.Path) -> None:
+    """Make the folder `dest` hold exactly what `charm` is packed from.
 
     Raises:
         PackError: there is no such charm, or one of its files is a link (it would dangle in the charm).
@@ -108,12 +103,12 @@ def stage(charm: str, dest: pathlib.Path) -> bool:
     wanted |= dict(_tree(ROOT / "lib" / "slurm_ddp", pathlib.PurePath("lib", "slurm_ddp")))
     for source, target in EXTRAS.get(charm, {}).items():
         wanted |= dict(_tree(ROOT / source, pathlib.PurePath(target)))
-    return _mirror(wanted, dest)
+    _fill(dest, wanted)
 
 
-def _stage_bundle(dest: pathlib.Path) -> bool:
+def _stage_bundle(dest: pathlib.Path) -> None:
     wanted = {pathlib.PurePath(name): ROOT / name for name in ("bundle.yaml", "charmcraft.yaml", "README.md")}
-    return _mirror(wanted, dest)
+    _fill(dest, wanted)
 
 
 def _tree(
@@ -131,31 +126,19 @@ def _tree(
             yield target / path.name, path
 
 
-def _mirror(wanted: dict[pathlib.PurePath, pathlib.Path], dest: pathlib.Path) -> bool:
-    changed = False
+def _fill(dest: pathlib.Path, wanted: dict[pathlib.PurePath, pathlib.Path]) -> None:
+    """Replace what a folder holds, except Charmcraft's own; the folder stays: its build container is named after it."""
     dest.mkdir(parents=True, exist_ok=True)
-    for path in sorted(dest.rglob("*"), reverse=True):  # the deepest first, so that empty folders go too
-        inside = path.relative_to(dest)
-        if inside.parts[0] in CRAFT_DIRS or inside in wanted:
-            continue
-        if path.is_dir() and not path.is_symlink():
-            if not any(path.iterdir()):
-                path.rmdir()
-        else:
+    for path in dest.iterdir():
+        if path.is_dir() and path.name not in CRAFT_DIRS:
+            shutil.rmtree(path)
+        elif not path.is_dir():
             path.unlink()
-            changed = True
     for inside, source in wanted.items():
         target = dest / inside
-        mode = 0o755 if os.access(source, os.X_OK) else 0o644
-        if target.is_dir():
-            shutil.rmtree(target)
-        same = target.is_file() and filecmp.cmp(source, target, shallow=False) and target.stat().st_mode & 0o777 == mode
-        if not same:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, target)
-            target.chmod(mode)
-            changed = True
-    return changed
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target)
+        target.chmod(0o755 if os.access(source, os.X_OK) else 0o644)
 
 
 def _fingerprint(folder: pathlib.Path, base: Base, mode: Mode) -> str:
@@ -345,6 +328,7 @@ def main() -> int:
 
     def pack(name: str, base: Base) -> None:
         start, mode, stamp = time.monotonic(), modes[base], stamps[name, base]
+        print(f"pack: {name} for {base.version} ...", flush=True)
         stamp.unlink(missing_ok=True)
         path = _pack(name, base, mode, charmcraft)
         if name != BUNDLE:
@@ -359,26 +343,9 @@ def main() -> int:
         for base in [base for one, base in stale if one == name]:
             pack(name, base)
 
-    doing = dict.fromkeys(name for name, _ in stale)
-    with _heartbeat(f"packing {', '.join(doing)}"), concurrent.futures.ThreadPoolExecutor(max_workers=2) as pool:
-        list(pool.map(pack_each, doing))  # raises what a pack raised
+    with concurrent.futures.ThreadPoolExecutor(max_workers=2) as pool:
+        list(pool.map(pack_each, dict.fromkeys(name for name, _ in stale)))  # raises what a pack raised
     return 0
-
-
-@contextlib.contextmanager
-def _heartbeat(doing: str) -> collections.abc.Generator[None]:
-    """Print a line every five seconds while the block runs."""
-    over, start = threading.Event(), time.monotonic()
-
-    def beat() -> None:
-        while not over.wait(5):
-            print(f"pack: [{time.monotonic() - start:.0f} s] {doing}", flush=True)
-
-    threading.Thread(target=beat, daemon=True).start()
-    try:
-        yield
-    finally:
-        over.set()
 
 
 if __name__ == "__main__":
