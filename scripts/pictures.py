@@ -102,7 +102,7 @@ def report() -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         source, picture = pathlib.Path(folder, "report.html"), pathlib.Path(folder, "report.png")
         source.write_bytes(sandboxctl("exec", LOGIN, "--", "cat", page))
-        flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1100,1000"]
+        flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1100,945"]
         command = [browser, *flags, f"--user-data-dir={folder}/profile", f"--screenshot={picture}", source.as_uri()]
         subprocess.run(command, check=True, timeout=120, capture_output=True)
         return picture.read_bytes()
