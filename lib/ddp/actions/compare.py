@@ -1,4 +1,4 @@
-"""compare-runs: in which settings runs differ, and their results, a line for each run."""
+"""compare-runs: in which settings runs differ, and their results."""
 
 from ddp.actions import list as listing
 from ddp.base import Log, ParameterError, Settings
@@ -7,6 +7,8 @@ from ddp.problem import Command
 from ddp.run import catalog
 from ddp.run.model import WITHOUT_LOSS
 from ddp.view.result import Result
+
+_WIDEST = 120  # columns; a wider table has a column for each run instead of a line
 
 
 def compare_runs(settings: Settings, params: models.CompareRuns, _: Log) -> Result:
@@ -34,9 +36,12 @@ def compare_runs(settings: Settings, params: models.CompareRuns, _: Log) -> Resu
         if run is best:
             cells[2 if run.validated is not None else 1] += " *"
         rows.append([run.name, str(run.state), *(given_to.get(key, "-")[:40] for key in differing), *cells])
+    table = catalog.aligned(rows)
+    if max(map(len, table.splitlines())) > _WIDEST:
+        table = catalog.aligned([list(column) for column in zip(*rows, strict=True)])
     results = {
         "runs": ", ".join(run.name for run in runs),
-        "results": catalog.aligned(rows),
+        "results": table,
         "differing": ", ".join(differing) or "nothing",
         **({"best-run": best.name, "best-loss": catalog.cell(best.score)} if best is not None else {}),
         **({"slurm": silence} if silence else {}),

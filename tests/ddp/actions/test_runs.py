@@ -302,7 +302,8 @@ def test_a_sweeps_runs_are_compared_with_what_differs(ready: Trainer, cluster: C
     assert results["differing"].split(", ")[0] == "lr"
     leave(ready, "night", lr=9.0)
     both = [line.split() for line in ready.run("compare-runs", runs="s,night")["results"].splitlines()]
-    assert both[-1][:3] == ["night", "COMPLETED", "9"]
+    last = {line[0]: line[-1] for line in both}  # too wide for a line for each run
+    assert (last["RUN"], last["STATE"], last["LR"]) == ("night", "COMPLETED", "9")
     assert ready.fails("compare-runs", runs="s,nope").startswith("there is no run 'nope' in ")
 
 
