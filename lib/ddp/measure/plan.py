@@ -50,7 +50,8 @@ def plan(settings: Settings, params: models.Plan, _: Log) -> Results:
     """Predict a step's memory, time, rate and efficiency, for nodes that need not exist yet. Raises TrainerError."""
     num_nodes, gpus, place = params.nodes, params.gpus_per_node, ""
     if num_nodes is None or gpus is None:
-        there = _in_cluster(params)
+        asked = params.model_copy(update={"nodes": None, "gpus_per_node": None})
+        there = resources.training(collectives.as_training(asked), checks.partitions())  # what a training would get now
         num_nodes, place = num_nodes or there.num_nodes, f" in {there.partition}"
         gpus = there.gpus_per_node if gpus is None else gpus
     per_node, on_gpu = max(gpus, 1), gpus > 0
@@ -88,12 +89,6 @@ def plan(settings: Settings, params: models.Plan, _: Log) -> Results:
         wanted = math.ceil(9 * exposed_s / (compute_s / work.accumulate))
         results["advice"] = f"grad-accum={max(wanted, work.accumulate + 1)} raises the efficiency to 90 %"
     return results
-
-
-def _in_cluster(params: models.Plan) -> resources.Request:
-    """Return the resources that a training would get now."""
-    asked = params.model_copy(update={"nodes": None, "gpus_per_node": None})
-    return resources.training(collectives.as_training(asked), checks.partitions())
 
 
 def predict(
