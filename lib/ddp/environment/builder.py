@@ -108,8 +108,13 @@ def _install_layer(
     installer = _open(settings, request, folder, log)
     part = {"part": base.parts[1], "skipped": base.parts[0][0]}
     names = folders.call(settings, archives.open_layer, timeout_s=120, build=str(folder), base=base.archive, **part)
-    packages, pins = folder / "packages.txt", folder / "pins.txt"
-    packages.write_text("".join(f"{name.partition('-')[0]}\n" for name in names))
+    below, packages, pins = [name.partition("-")[0] for name in names], folder / "packages.txt", folder / "pins.txt"
+    packages.write_text("".join(f"{name}\n" for name in below))
+    if request.requirements and request.requirements.suffix == ".toml":
+        packages = (
+            folder / "pyproject.toml"
+        )  # after a list uv would take releases of ten years ago that fit it as it is
+        packages.write_text(f'[project]\nname = "below"\nversion = "1"\ndependencies = {json.dumps(below)}\n')
     torch = next(name for name in names if name.startswith("torch-")).removesuffix(".dist-info")
     pins.write_text(torch.replace("-", "==", 1) + "\n")  # torch.__version__ may name a build that the package does not
     given = ("-r", str(request.requirements), *(f"--extra={name}" for name in request.extras))

@@ -206,6 +206,8 @@ def test_a_layer_has_what_a_users_requirements_need_beyond_the_environment(
         shutil.rmtree(packages / "pytorch")
     scripts = {"old-1.data/scripts/old": "#!python\nimport old, numpy\nprint(numpy.__version__)\n", "old.py": ""}
     make_wheel(packages / "site", "old", "1", requires="numpy<2", files=scripts)
+    make_wheel(packages / "site", "tool", "1", requires="numpy<2")
+    make_wheel(packages / "site", "tool", "0.1")  # it would fit the environment as it is
     make_wheel(packages / "site", "new", "1", requires="numpy>=2")
     made = make(settings, request_)
     assert (made.torch, made.build, made.name) == (torch, "cpu", "")
@@ -230,6 +232,10 @@ def test_a_layer_has_what_a_users_requirements_need_beyond_the_environment(
     assert [pathlib.Path(file).is_relative_to(homes[place]) for file, place in zip(output[1:], (1, 0), strict=True)]
     assert subprocess.run([homes[0] / "bin" / "old"], check=True, capture_output=True, text=True).stdout == "1.0\n"
     assert not [path for home in homes for path in home.glob("bin/*") if b"/build/" in path.read_bytes()[:200]]
+    (tmp_path / "pyproject.toml").write_text("[project]\nname = 'x'\nversion = '1'\ndependencies = ['tool']\n")
+    project = make(settings, dataclasses.replace(mine, requirements=tmp_path / "pyproject.toml", sha256="1" * 64))
+    argv = ["tar", "--zstd", "-ti", "-f", project.archive]
+    assert "/tool-1.dist-info/" in subprocess.run(argv, check=True, capture_output=True, text=True).stdout
     for text, why in {
         "new\nold\n": r"Because .*new depend on numpy>=2 and .*old depend on numpy<2, .*unsatisfiable",
         "torch==1\n": rf"Because you require torch==1 and torch=={re.escape(version)}, .*unsatisfiable",
