@@ -33,12 +33,34 @@ _SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"  # torchrun forwards 
 _NOT_OURS = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 LAST_LINES_S = 3.0  # srun ends all tasks when one exits: the others get this long to print their errors
 SAVING_S = 5.0  # for a task to exit after another one has failed
+# torch's copy of a rank's lines breaks one that is still being written, and may lose the last (2.13, tail_log.py)
+TAIL = """\
+import os
+def tail_logfile(header, file, dst, finished, interval_sec, *_, **__):
+    part, over = "", False
+    while not (over or os.path.exists(file)):
+        over = finished.wait(interval_sec)
+    with open(file if os.path.exists(file) else os.devnull, errors="replace") as lines:
+        over = False
+        while not over:
+            over = finished.wait(interval_sec)
+            for line in lines:
+                part += line
+                if part.endswith("\\n") or len(part) > 65536:
+                    dst.write(header + part.rstrip("\\n") + "\\n")
+                    part = ""
+    if part:
+        dst.write(header + part + "\\n")
+"""
 # torchrun, which ends without a traceback when Slurm's TERM reaches it: a cancellation is no error of the program's.
 # Its imports do not look into the folder that the ranks start in. Its first two options are newer than torch 2.6
-AGENT = """\
+AGENT = f"""\
 import sys
 sys.path[:] = filter(None, sys.path)
+{TAIL}
 from torch.distributed import run
+from torch.distributed.elastic.multiprocessing import tail_log
+tail_log.tail_logfile = tail_logfile
 known = run.get_args_parser().format_help()
 sys.argv[1:3] = [word for word in sys.argv[1:3] if word.partition("=")[0] in known]
 from torch.distributed.elastic.multiprocessing.api import SignalException
