@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from functional.conftest import REPOSITORY, Cluster
+from functional.conftest import REPOSITORY, Cluster, eventually
 from functional.training_jobs import (
     CODE,
     PATIENCE_S,
@@ -158,7 +158,11 @@ def test_a_rank_that_holds_the_others_up_is_named_with_its_node(drills: Cluster)
         _, node = re.findall(r" nodes=(\S+) (\S+) head=", log_of(drills, job))[0]
         drills.on(node.replace("-", "/"), "sh", "-c", STUTTER)
         until(drills, job, f"rank 1 on {node} is slow: its data and forward pass take ")
-        doctor = drills.ctl("run", "trainer/0", "doctor")
-        assert re.search(rf"rank 1 on {node} takes [0-9.]+ times the ranks' median", doctor.out + doctor.err)
+
+        def is_found() -> None:
+            doctor = drills.ctl("run", "trainer/0", "doctor")
+            assert re.search(rf"rank 1 on {node} takes [0-9.]+ times the ranks' median", doctor.out + doctor.err)
+
+        eventually(is_found)  # by what the metrics have
     finally:
         drills.action("cancel-run", f"run={job['run']}")
