@@ -28,7 +28,6 @@ ROWS = {
     "tokenizing": 900,
     "parquet": 300,
     "resume": 300,
-    "stop": 300,
     "submit": 1800,
     "node-lost": 1800,
     "gpu": 1500,
