@@ -220,8 +220,8 @@ def test_newer_syntax_is_a_remark_where_the_jobs_have_a_newer_python(
 def test_a_mistyped_module_is_a_remark_since_it_may_be_installed(
     settings: Settings, cluster: Cluster, folder: pathlib.Path
 ):
-    remark = "trian is not in this folder; did you mean train?"
-    assert remark in typed("submit", "--dry-run", "-m", "trian.main")[1]
+    remark = "trayn is not in this folder; did you mean train?"
+    assert remark in typed("submit", "--dry-run", "-m", "trayn.main")[1]
     assert "did you mean" not in typed("submit", "--dry-run", "-m", "lightning.cli")[1]
 
 
