@@ -37,7 +37,7 @@ def compare_runs(settings: Settings, params: models.CompareRuns, _: Log) -> Resu
             cells[2 if run.validated is not None else 1] += " *"
         rows.append([run.name, str(run.state), *(given_to.get(key, "-")[:40] for key in differing), *cells])
     table = catalog.aligned(rows)
-    if max(map(len, table.splitlines())) > _WIDEST:
+    if max(map(len, table.splitlines())) > _WIDEST and len(rows) < len(rows[0]):
         table = catalog.aligned([list(column) for column in zip(*rows, strict=True)])
     results = {
         "runs": ", ".join(run.name for run in runs),

@@ -111,9 +111,8 @@ def _install_layer(
     below, packages, pins = [name.partition("-")[0] for name in names], folder / "packages.txt", folder / "pins.txt"
     packages.write_text("".join(f"{name}\n" for name in below))
     if request.requirements and request.requirements.suffix == ".toml":
-        packages = (
-            folder / "pyproject.toml"
-        )  # after a list uv would take releases of ten years ago that fit it as it is
+        # behind a list uv decides of a project last, and takes releases of ten years ago that fit the list as it is
+        packages = folder / "pyproject.toml"
         packages.write_text(f'[project]\nname = "below"\nversion = "1"\ndependencies = {json.dumps(below)}\n')
     torch = next(name for name in names if name.startswith("torch-")).removesuffix(".dist-info")
     pins.write_text(torch.replace("-", "==", 1) + "\n")  # torch.__version__ may name a build that the package does not

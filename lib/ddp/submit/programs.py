@@ -31,9 +31,9 @@ def check(settings: Settings, params: models.Training, contents: folders.Content
         here = pathlib.Path(params.typed_in)
         first = params.workload.partition(".")[0]
         close = folders.call(
-            settings, lambda: difflib.get_close_matches(first, [one.stem for one in here.iterdir()], 1)
+            settings, lambda: difflib.get_close_matches(first, {one.stem for one in here.iterdir()}, 1)
         )
-        return [f"{first} is not in this folder; did you mean {one}?" for one in close]
+        return [f"{first} is not in this folder; did you mean {one}?" for one in close if one != first]
     own = params.container_image or params.own_python
     with_own = own or any(
         tuple(map(int, about.python.split("."))) > sys.version_info[:2] for about in contents.environments

@@ -222,7 +222,9 @@ def test_a_mistyped_module_is_a_remark_since_it_may_be_installed(
 ):
     remark = "trayn is not in this folder; did you mean train?"
     assert remark in typed("submit", "--dry-run", "-m", "trayn.main")[1]
-    assert "did you mean" not in typed("submit", "--dry-run", "-m", "lightning.cli")[1]
+    (folder / "namespace" / "part").mkdir(parents=True)
+    for name in ("lightning.cli", "namespace.part.main"):
+        assert "did you mean" not in typed("submit", "--dry-run", "-m", name)[1]
 
 
 RENDEZVOUS = ("--rdzv-backend", "--master_port", "--node-rank", "--rdzv_endpoint", "--local-addr")
