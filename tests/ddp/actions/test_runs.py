@@ -306,7 +306,7 @@ def test_a_sweeps_runs_are_compared_with_what_differs(ready: Trainer, cluster: C
     assert (last["RUN"], last["STATE"], last["LR"]) == ("night", "COMPLETED", "9")
     many = [f"m{number}" for number in range(12)]
     for name in many:
-        leave(ready, name, **dict.fromkeys("abc", f"{name:x<40}"))
+        leave(ready, name, a=f"{name:x<40}", b=f"{name:x<40}", c=f"{name:x<40}")
     assert ready.run("compare-runs", runs=",".join(many))["results"].splitlines()[1].startswith("m0 ")
     assert ready.fails("compare-runs", runs="s,nope").startswith("there is no run 'nope' in ")
 
