@@ -62,13 +62,13 @@ def commands(names: list[str], extra: list[str]) -> list[list[list[str]]]:
     together = [name for name in names if name not in ALONE]
     steps = [[[str(TOX), "run", "-e", name, *more]] for name in names if name in ALONE]
     if len(together) < 2:
-        return [[[str(TOX), "run", "-e", name, *more]] for name in together] + steps
+        return steps + [[[str(TOX), "run", "-e", name, *more]] for name in together]
     waiting, others = ([one for one in together if (one in WAITING) == wanted] for wanted in (True, False))
     cores = str(max(1, min(os.cpu_count() or 1, 4)))
     parallel = [str(TOX), "run-parallel", "--parallel-no-spinner", "-p"]
     first = [*parallel, "all", "-e", ",".join(waiting), *more]
     second = [*(["nice", "-n", NICE] if waiting else []), *parallel, cores, "-e", ",".join(others), *more]
-    return [[command for command, has in ((first, waiting), (second, others)) if has], *steps]
+    return [*steps, [command for command, has in ((first, waiting), (second, others)) if has]]
 
 
 def run(steps: list[list[list[str]]]) -> int:
@@ -92,13 +92,13 @@ def run(steps: list[list[list[str]]]) -> int:
 
 
 def chosen(words: list[str], *, is_split: bool = True) -> list[str]:
-    """Return the lanes of the command line: those that wait first, those that run alone last.
+    """Return the lanes of the command line: those that run alone first, then those that wait.
 
     Without `is_split`, `functional` is one lane with all of its tests, for which arguments of pytest make sense.
     """
     groups = GROUPS if is_split else GROUPS | {"functional": ("functional",)}
     lanes = dict.fromkeys(lane for word in words or ALL for lane in groups.get(word, (word,)))
-    return sorted(lanes, key=lambda lane: (lane in ALONE, lane not in WAITING))
+    return sorted(lanes, key=lambda lane: (lane not in ALONE, lane not in WAITING))
 
 
 def prepare(names: list[str]) -> int:

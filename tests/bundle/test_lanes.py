@@ -48,12 +48,12 @@ def test_ci_runs_the_command_that_the_readme_names():
     ("words", "expected"),
     [
         ([], list(lanes.ALL)),
-        (["lint", "functional"], [*lanes.FUNCTIONAL, "lint"]),
+        (["lint", "functional", "bench"], ["bench", *lanes.FUNCTIONAL, "lint"]),
         (["lib", "unit", "lib"], ["lib", *(lane for lane in lanes.UNIT if lane != "lib")]),
     ],
     ids=str,
 )
-def test_words_stand_for_lanes_those_that_wait_come_first_and_those_that_run_alone_last(
+def test_words_stand_for_lanes_those_that_run_alone_come_first_then_those_that_wait(
     words: list[str], expected: list[str]
 ):
     assert lanes.chosen(words) == expected
@@ -65,7 +65,7 @@ def test_lanes_that_wait_run_beside_the_others_and_those_that_measure_alone(monk
     assert lanes.commands(["lib"], ["-k", "x"]) == [[[tox, "run", "-e", "lib", "--", "-k", "x"]]]
     parallel = [tox, "run-parallel", "--parallel-no-spinner", "-p"]
     both = [[*parallel, "all", "-e", "functional-jobs"], ["nice", "-n", "10", *parallel, "2", "-e", "lib,ddp"]]
-    assert lanes.commands(["functional-jobs", "lib", "ddp", "bench"], []) == [both, [[tox, "run", "-e", "bench"]]]
+    assert lanes.commands(["functional-jobs", "lib", "ddp", "bench"], []) == [[[tox, "run", "-e", "bench"]], both]
 
 
 @pytest.mark.parametrize(("codes", "expected"), [([[0, 0]], 0), ([[0, 3], [0]], 3), ([[0], [4]], 4)])
