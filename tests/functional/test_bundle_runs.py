@@ -12,10 +12,7 @@ import pytest
 
 from functional.conftest import Cluster, eventually, footprint
 
-pytestmark = [
-    pytest.mark.trains,
-    pytest.mark.timeout(1500),
-]  # the first test of a run deploys; each command has a limit of its own
+pytestmark = pytest.mark.timeout(1500)  # the first test of a run deploys; each command has a limit of its own
 
 HOSTS = ("sackd/0", "slurmd/0", "slurmd/1")
 NODES = ("slurmd-0", "slurmd-1")
@@ -96,6 +93,7 @@ def test_gpus_are_registered_and_handed_out(cluster: Cluster):
     check_gpus(cluster)
 
 
+@pytest.mark.trains
 @pytest.mark.long
 def test_gpt_learns_real_text_and_its_checkpoint_loads(cluster: Cluster):
     result = cluster.action("submit-ddp", "nodes=2", "args=--steps 60", "wait=true", timeout=1200)
@@ -160,6 +158,7 @@ def test_bad_input_is_refused_by_name_and_leaves_nothing(cluster: Cluster):
     assert files() == before[1]
 
 
+@pytest.mark.trains
 def test_after_a_reboot_of_a_node_all_of_it_works_again(cluster: Cluster):
     marker = str(uuid.uuid4())
     cluster.on("sackd/0", "sh", "-c", f"echo {marker} > {SHARED}/.survives && sync")

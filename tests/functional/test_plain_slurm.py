@@ -13,7 +13,7 @@ from functional import plain_slurm
 from functional.conftest import REPOSITORY, Json
 from functional.plain_slurm import HOME, PlainSlurm
 
-pytestmark = pytest.mark.timeout(1500)  # the first test installs ddp, and makes the jobs' environment
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]  # the first test installs ddp, and makes an environment
 
 WORKSPACE = HOME / "training"
 TRAIN = """

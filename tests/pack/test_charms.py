@@ -20,7 +20,7 @@ import pytest
 import yaml
 from packaging.utils import canonicalize_name
 
-from scripts import pack
+from scripts import pack, uv
 
 NAMES = pack.charm_names()
 CHARMCRAFT_S = {"metadata.yaml", "manifest.yaml", "config.yaml", "actions.yaml", "dispatch"}
@@ -128,9 +128,8 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> collections.abc.Callab
     def installed(requirements: pathlib.Path) -> pathlib.Path:
         target = root / hashlib.sha256(requirements.read_bytes()).hexdigest()
         if not target.exists():
-            command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps"]
-            command += ["--require-hashes", "--only-binary", ":all:", "--target", str(target), "-r", str(requirements)]
-            subprocess.run(command, check=True, stderr=subprocess.PIPE, text=True)
+            what = ("--no-deps", "--require-hashes", "--only-binary", ":all:", "-r", str(requirements))
+            uv.run("pip", "install", "--python", sys.executable, "--target", str(target), *what)
         return target
 
     return installed
