@@ -94,11 +94,8 @@ def action_params(app: Application, action: str, values: collections.abc.Mapping
     object_schema: Json = {"type": "object", "properties": properties, "required": spec.get("required", [])}
     validator: typing.Any = jsonschema.Draft4Validator(object_schema)  # as in Juju; its integers have no point
     for error in validator.iter_errors(params):
-        name = error.path[0] if error.path else ""
-        problem = error.message
-        if error.validator == "type" and name in values:
-            problem = yaml_values.describe(values[name], params[name], wanted=error.validator_value)
-        raise SandboxError(f"{action}: {f'parameter {name!r}: ' if name else ''}{problem}"[:300])
+        where = f"parameter {error.path[0]!r}: " if error.path else ""
+        raise SandboxError(f"{action}: {where}{error.message}"[:300])
     return params
 
 
