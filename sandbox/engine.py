@@ -175,16 +175,12 @@ class Engine:
         machine = self.model.unit(unit).machine
         lock = self.store.try_lock(f"machine-{machine}")
         with contextlib.closing(lock) if lock else contextlib.nullcontext():
-            self._reboot(machine)
-
-    def _reboot(self, machine: int) -> None:
-        host = self.hosts.get(self.model.host(machine))
-        self.progress(_who(machine), f"{host.name} reboots")
-        self._close_agent(_who(machine))
-        host.reboot(_REBOOT_S)
-        with self.change() as model:
-            order.rebooted(model, machine)
-        self.progress(_who(machine), "is up again")
+            host = self.hosts.get(self.model.host(machine))
+            self.progress(_who(machine), f"{host.name} reboots")
+            host.reboot(_REBOOT_S)
+            with self.change() as model:
+                order.rebooted(model, machine)
+            self.progress(_who(machine), "is up again")
 
     # --- what may run -----------------------------------------------------------------------------------------------
 
@@ -357,9 +353,6 @@ class Engine:
             self._finish(model, model.units[name], event, request, answer, took_s=time.monotonic() - begin)
         if name not in model.units:
             shutil.rmtree(juju_exec.agent(self.hosts.get(host).root, name), ignore_errors=True)
-        if answer.get("reboot"):
-            self.store.log(name, "INFO", "the charm asked for a reboot")
-            self._reboot(machine)
 
     def _relay(self, unit: str, message: Json) -> None:
         if message["kind"] == "status":
@@ -392,8 +385,6 @@ class Engine:
             self._fail(unit, event, answer)
             return
         unit.agent = Status(name="idle")
-        if answer["reboot"] == "now":  # the interrupted hook runs again afterwards
-            return
         self.store.log(unit.name, "DEBUG", f"ran {event.label} in {took_s:.1f} s")
         if took_s >= _SLOW_S:
             self.progress(unit.name, f"{event.label} took {took_s:.1f} s")

@@ -44,10 +44,6 @@ yaml.SafeLoader, yaml.SafeDumper = yaml.CSafeLoader, yaml.CSafeDumper
 Json = dict[str, typing.Any]
 
 
-class _Reboot(BaseException):
-    """The charm asked for a reboot now: the hook ends here and runs again afterwards, as under Juju."""
-
-
 def main() -> None:
     """Serve requests until standard input ends."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
@@ -133,8 +129,7 @@ def _serve(request: Json, answers: typing.TextIO) -> None:
 
 def _dispatch(request: Json, send: typing.Callable[..., None]) -> Json:
     charm_root, charm = _load_charm(request["unit"], request["source"])
-    reboots: list[str] = []
-    _patch_backend(send, reboots)
+    _patch_backend(send)
     _patch_remote_unit(request["event"])
     app, number = request["unit"].split("/")
     context = _Context(
@@ -154,12 +149,10 @@ def _dispatch(request: Json, send: typing.Callable[..., None]) -> Json:
         after = context.run(_build_event(request["event"], before, context), before)
     except testing.ActionFailed as e:
         after, failure = e.state, e.message
-    except _Reboot:
-        return {"ok": True, "reboot": "now", "state": None}
     finally:
         context.close()
     action = {"results": context.action_results or {}, "failure": failure} if request["event"].get("action") else None
-    return {"ok": True, "reboot": reboots[0] if reboots else None, "state": _describe_state(after), "action": action}
+    return {"ok": True, "state": _describe_state(after), "action": action}
 
 
 def _metadata(charm_root: pathlib.Path, action: Json) -> Json:
@@ -214,7 +207,7 @@ class _Context(testing.Context[ops.CharmBase]):
         return location
 
 
-def _patch_backend(send: typing.Callable[..., None], reboots: list[str]) -> None:
+def _patch_backend(send: typing.Callable[..., None]) -> None:
     """Make Scenario's model backend act as Juju does, and send progress while a hook runs."""
     backend = scenario.mocking._MockModelBackend
     status_set, secret_set, resource_get = backend.status_set, backend.secret_set, backend.resource_get
@@ -244,17 +237,11 @@ def _patch_backend(send: typing.Callable[..., None], reboots: list[str]) -> None
             raise ops.ModelError(f"ERROR resource {resource_name!r} has no content: attach it")
         return resource_get(self, resource_name)
 
-    def reboot(_: typing.Any, now: bool = False) -> None:
-        reboots.append("now" if now else "after")
-        if now:
-            raise _Reboot
-
     backend.status_set = sent_status_set
     backend.action_log = sent_action_log
     backend.juju_log = lambda _, level, message: send("log", level=level, message=message)
     backend.secret_set = changed_secret_set
     backend.resource_get = found_resource_get
-    backend.reboot = reboot
 
 
 def _patch_remote_unit(event: Json) -> None:

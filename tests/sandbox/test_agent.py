@@ -26,7 +26,6 @@ class TheCharm(ops.CharmBase):
         framework.observe(self.on.install, self._on_install)
         framework.observe(self.on.start, self._on_start)
         framework.observe(self.on.update_status, self._on_update_status)
-        framework.observe(self.on.config_changed, self._on_config_changed)
         framework.observe(self.on.secret_changed, self._on_secret_changed)
         framework.observe(self.on["server"].relation_departed, self._on_departed)
         framework.observe(self.on["server"].relation_changed, self._on_changed)
@@ -47,9 +46,6 @@ class TheCharm(ops.CharmBase):
 
     def _on_update_status(self, event):
         raise ValueError("as asked")
-
-    def _on_config_changed(self, event):
-        self.unit.reboot(now=self.config["now"])
 
     def _on_secret_changed(self, event):
         content = event.secret.get_content(refresh=True)
@@ -78,7 +74,6 @@ if __name__ == "__main__":
 METADATA = """
 name: thing
 type: charm
-config: {options: {now: {type: boolean, default: false}}}
 requires: {server: {interface: http}}
 resources: {tool: {type: file}}
 storage: {data: {type: filesystem}}
@@ -137,7 +132,6 @@ def test_stored_state_and_deferred_events_come_back(agent: Agent):
     second, _ = agent.run("update-status")
     assert second["error"] == "ValueError: as asked", "the deferred start runs first, then update-status fails"
     assert "Traceback" in second["trace"]
-    agent.state["config"] = {}
     third, messages = agent.run("start")
     assert [line["message"] for line in messages if line["kind"] == "status"] == ["started", "started"]
     assert third["state"]["deferred"] == []
@@ -172,15 +166,6 @@ def test_events_share_the_import_of_their_unit_s_charm_and_nothing_else(agent: A
         for unit in ("thing/0", "thing/1"):
             result, _ = agent.run("install", unit=unit)
             assert result["state"]["status"] == ["active", "1 here, imported 1 times"]
-
-
-def test_reboot_now_ends_the_hook_and_reboot_after_does_not(agent: Agent):
-    after, _ = agent.run("config-changed")
-    assert (after["ok"], after["reboot"]) == (True, "after")
-    assert after["state"] is not None
-    agent.state["config"] = {"now": True}
-    now, _ = agent.run("config-changed")
-    assert (now["ok"], now["reboot"], now["state"]) == (True, "now", None)
 
 
 @pytest.mark.parametrize("departing", ["thing/0", "web/1"])
