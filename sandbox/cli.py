@@ -1,6 +1,7 @@
 """./sandboxctl: Juju's words for the bundle on one machine. Exit status: 0 success, 1 failure, 2 usage."""
 
 import collections.abc
+import contextlib
 import functools
 import json
 import pathlib
@@ -19,9 +20,8 @@ from sandbox import model as rules
 from sandbox import session as sessions
 from sandbox import settings as operator
 from sandbox import view
-from sandbox.engine import Progress
+from sandbox.engine import Engine, Progress
 from sandbox.hosts import Hosts
-from sandbox.session import Session
 from sandbox.store import Model, SandboxError, Store
 
 LEVELS = ("TRACE", "DEBUG", "INFO", "ACTION", "WARNING", "ERROR", "CRITICAL")  # Juju's, and an action's own log
@@ -39,8 +39,13 @@ class _Group(click.Group):
             ctx.exit(1)
 
 
-def _session(store: Store, *, create: bool = False) -> Session:
-    return Session(store, Progress(lambda line: click.echo(line, err=True)), create=create)
+@contextlib.contextmanager
+def _change(store: Store, *, once: bool) -> collections.abc.Generator[Model]:
+    """Yield the model for a change, and wait until everything that follows from it has run."""
+    with Engine(store, Progress()) as engine:
+        with engine.change() as model:
+            yield model
+        sessions.settle(engine, once=once)
 
 
 def _assignments(items: collections.abc.Iterable[str]) -> dict[str, str]:
@@ -89,7 +94,7 @@ def _changes_model(function: collections.abc.Callable[..., None]) -> collections
 
     @functools.wraps(function)
     def command(store: Store, *, once: bool, **words: typing.Any) -> None:
-        with _session(store).change(once=once) as model:
+        with _change(store, once=once) as model:
             function(model, **words)
 
     return _once_option(click.pass_obj(command))
@@ -105,9 +110,8 @@ def _changes_model(function: collections.abc.Callable[..., None]) -> collections
 def deploy(store: Store, bundle: pathlib.Path, overlays: tuple[pathlib.Path, ...], *, once: bool) -> None:
     """Deploy BUNDLE with the sandbox's own overlay and yours, and wait until every unit is active."""
     merged = bundles.load(bundle, overlays, defaults=_OVERLAY)
-    session = _session(store, create=True)
-    with session.open() as engine:
-        session.deploy(engine, merged, once=once)
+    with Engine(store, Progress(), create=True) as engine:
+        sessions.deploy(engine, merged, once=once)
 
 
 @cli.command()
@@ -125,10 +129,9 @@ def status(store: Store, form: str) -> None:
 def demo(store: Store, bundle: pathlib.Path) -> None:
     """Deploy, prepare a dataset, train a model on two nodes, and show the result."""
     merged = bundles.load(bundle, defaults=_OVERLAY)
-    session = _session(store, create=True)
-    sessions.remove_abandoned(store, session.progress)
-    with session.open() as engine:
-        click.echo(demonstration.run(session, engine, merged))
+    sessions.remove_abandoned(store, Progress())
+    with Engine(store, Progress(), create=True) as engine:
+        click.echo(demonstration.run(engine, merged))
 
 
 @cli.command()
@@ -145,12 +148,11 @@ def run(store: Store, unit: str, action: str, params: tuple[str, ...], form: str
     if "/" not in unit or "=" in action:
         raise click.UsageError("name the unit and the action: trainer/0 submit-ddp nodes=2")
     values = _assignments(params)
-    session = _session(store)
-    with session.open() as engine:
+    with Engine(store, Progress()) as engine:
         app = unit.removesuffix("/leader")
         if app != unit:
             unit = engine.model.leader(engine.model.application(app).name) or unit
-        outcome = session.action(engine, unit, action, values)
+        outcome = engine.act(unit, action, values)
     failure, results = outcome["failure"], outcome["results"]
     if form == "json":
         state = {"status": "completed"} if failure is None else {"status": "failed", "message": failure}
@@ -181,7 +183,7 @@ def config(store: Store, app: str, settings: tuple[str, ...], *, form: str, rese
         click.echo(json.dumps(data, indent=2) if form == "json" else _as_yaml(data).rstrip("\n"))
         return
     values = _assignments(settings)
-    with _session(store).change(once=once) as model:
+    with _change(store, once=once) as model:
         operator.set_options(model, model.application(app), values, reset=[name for name in reset.split(",") if name])
 
 
@@ -301,7 +303,7 @@ def update_status(model: Model, units: tuple[str, ...]) -> None:
 @click.pass_obj
 def add_secret(store: Store, name: str, content: tuple[str, ...]) -> None:
     """Add a secret of yours with key=value content; prints its id."""
-    with _session(store).open() as engine, engine.change() as model:
+    with Engine(store, Progress()) as engine, engine.change() as model:
         click.echo(operator.add_secret(model, name, _secret_content(content)).id)
 
 
@@ -344,10 +346,9 @@ def debug_log(store: Store, *, include: tuple[str, ...], lines: int, replay: boo
 @click.pass_obj
 def reboot(store: Store, unit: str, *, once: bool) -> None:
     """Reboot the host of UNIT now, also in the middle of a hook, and wait until its units have settled again."""
-    session = _session(store)
-    with session.open() as engine:
+    with Engine(store, Progress()) as engine:
         engine.reboot(unit)
-        session.settle(engine, once=once)
+        sessions.settle(engine, once=once)
 
 
 @cli.command()
@@ -370,7 +371,7 @@ def destroy(store: Store, no_prompt: bool) -> None:
     """Remove the hosts, their network and everything in them."""
     if not no_prompt:
         click.confirm(f"This removes all data of the model {store.name}. Continue?", abort=True)
-    sessions.remove(store, _session(store).progress)
+    sessions.remove(store, Progress())
 
 
 def main() -> None:

@@ -18,6 +18,8 @@ import threading
 import time
 import typing
 
+import click
+
 from sandbox import gpus, hook, juju_exec, order, settings
 from sandbox import model as rules
 from sandbox.agent import Agent
@@ -38,8 +40,9 @@ Json = dict[str, typing.Any]
 class Progress:
     """Progress lines: seconds since the command began, unit or machine, text."""
 
-    def __init__(self, write: collections.abc.Callable[[str], None]) -> None:
-        self._write = write
+    def __init__(self, write: collections.abc.Callable[[str], None] | None = None) -> None:
+        """Write lines to standard error, or give them to `write`."""
+        self._write = write or functools.partial(click.echo, err=True)
         self._begin = time.monotonic()
         self._lock = threading.Lock()
         self.last = time.monotonic()
@@ -65,15 +68,13 @@ class _Task:
 class Engine:
     """Executes one model on its hosts. Use as a context manager: leaving it ends the agents, not the hosts."""
 
-    def __init__(
-        self, store: Store, progress: Progress, make: collections.abc.Callable[[], Model] | None = None
-    ) -> None:
-        """Work on the model in `store`; `make` makes it if it does not exist."""
+    def __init__(self, store: Store, progress: Progress, *, create: bool = False) -> None:
+        """Work on the model in `store`; with `create`, the first change makes it if it does not exist."""
         self.store = store
         self.progress = progress
         self.hosts = Hosts(store.name)
         self.update_status = True  # whether update-status comes by chance
-        self._make = make
+        self._create = create
         self._session: Lock | None = None
         self._agents: dict[str, Agent] = {}  # "machine 3" or, for a parallel action, the unit
         self._running: dict[str, _Task] = {}
@@ -85,10 +86,10 @@ class Engine:
 
     def __enter__(self) -> "Engine":
         """Load the model; `destroy` waits for its end from now on."""
-        if self._make is not None:
+        if self._create:
             self.store.directory.mkdir(parents=True, exist_ok=True)
         self._session = self.store.lock("session", shared=True)
-        if self._make is None:
+        if not self._create:
             with self.change():
                 pass
         return self
@@ -105,7 +106,7 @@ class Engine:
     @contextlib.contextmanager
     def change(self) -> collections.abc.Generator[Model]:
         """Hold the model, give it out as it is now and save what it became; `model` is the same one afterwards."""
-        with self.store.change(self._make) as model:
+        with self.store.change(create=self._create) as model:
             self.model = model
             yield model
 
@@ -138,7 +139,7 @@ class Engine:
                 raise
 
     def act(self, name: str, action: str, values: collections.abc.Mapping[str, str]) -> Json:
-        """Run an action of a unit; return {"id", "results", "failure"}."""
+        """Run an action of a unit and everything that follows from it; return {"id", "results", "failure"}."""
         with self.change() as model:
             unit = model.unit(name)
             if unit.dying:
@@ -155,6 +156,7 @@ class Engine:
             lock.close(remove=True)
         if identifier not in self._results:
             raise SandboxError(f"{name} was removed before the action ran")
+        self.settle()
         return {"id": identifier, **self._results[identifier]}
 
     def errors(self) -> list[str]:

@@ -317,15 +317,13 @@ class Store:
         return self.log_path.read_text().splitlines() if self.log_path.exists() else []
 
     @contextlib.contextmanager
-    def change(self, make: collections.abc.Callable[[], Model] | None = None) -> collections.abc.Generator[Model]:
+    def change(self, *, create: bool = False) -> collections.abc.Generator[Model]:
         """Hold the model against other commands, give it out, and replace its file with what it became.
 
-        An exception meanwhile leaves the file as it was. `make` makes a model if none exists.
+        An exception meanwhile leaves the file as it was. `create` makes a model if none exists.
         """
-        if make is not None:
-            self.directory.mkdir(parents=True, exist_ok=True)
         with self._mutex, contextlib.closing(self.lock("model")):
-            model = make() if make is not None and not self.exists() else self.load()
+            model = Model(name=self.name) if create and not self.exists() else self.load()
             yield model
             self.save(model)
 

@@ -176,7 +176,7 @@ class Bench:
 
     def engine(self, *, create: bool = False) -> Engine:
         store = Store("t", self.store.directory.parent)
-        return Engine(store, Progress(self.lines.append), (lambda: Model(name="t")) if create else None)
+        return Engine(store, Progress(self.lines.append), create=create)
 
     def add(self, model: Model, metadata: dict[str, typing.Any], name: str = "") -> None:
         source = self.store.directory / "charms" / f"{name or metadata['name']}-0"

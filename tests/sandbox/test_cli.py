@@ -49,16 +49,16 @@ def prompt(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Prompt:
     one = Prompt(tmp_path)
     monkeypatch.setattr(cli, "Store", lambda _: one.store)
 
-    def settle(_: object, engine: typing.Any, *, once: bool, **__: object) -> None:
+    def settle(engine: typing.Any, *, once: bool, **_: object) -> None:
         one.settled.append((once, [event.label for unit in engine.model.units.values() for event in unit.events]))
 
-    def act(_: object, __: object, name: str, action: str, values: dict[str, str]) -> dict[str, typing.Any]:
+    def act(_: object, name: str, action: str, values: dict[str, str]) -> dict[str, typing.Any]:
         one.acted.append((name, action, values))
         failure = "no disk" if name == "server/1" else None
         return {"id": "7", "results": {"path": "/x", "text": "a\nb"}, "failure": failure}
 
-    monkeypatch.setattr(session.Session, "settle", settle)
-    monkeypatch.setattr(session.Session, "action", act)
+    monkeypatch.setattr(session, "settle", settle)
+    monkeypatch.setattr(cli.Engine, "act", act)
     return one
 
 

@@ -12,7 +12,7 @@ from folder_hosts import Bench
 from sandbox import model as rules
 from sandbox import session, settings
 from sandbox.engine import Engine, Progress
-from sandbox.store import Model, SandboxError, Store
+from sandbox.store import SandboxError, Store
 
 
 def test_hosts_are_named_as_juju_names_machines(bench: Bench):
@@ -32,7 +32,7 @@ def test_a_model_that_was_not_made_leaves_nothing(tmp_path: pathlib.Path):
     store = Store("none", tmp_path / "state")
     with (
         pytest.raises(SandboxError, match=r"^wrong$"),
-        Engine(store, Progress(print), lambda: Model(name="none")) as engine,
+        Engine(store, Progress(print), create=True) as engine,
         engine.change(),
     ):
         raise SandboxError("wrong")

@@ -24,9 +24,8 @@ def bundle(bench: Bench, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 
 
 def deploy(bench: Bench, bundle: bundles.Bundle, *, once: bool = False) -> Model:
-    session = sessions.Session(Store("t", bench.store.directory.parent), Progress(bench.lines.append))
-    with session.open() as engine:
-        session.deploy(engine, bundle, once=once)
+    with bench.engine() as engine:
+        sessions.deploy(engine, bundle, once=once)
         return engine.model
 
 
