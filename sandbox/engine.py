@@ -20,9 +20,10 @@ import typing
 
 import click
 
-from sandbox import gpus, hook, juju_exec, order, settings
+from sandbox import gpus, hook, order, settings
 from sandbox import model as rules
 from sandbox.agent import Agent
+from sandbox.guest import juju_exec
 from sandbox.hosts import Hosts
 from sandbox.store import Event, Lock, Model, SandboxError, Status, Store, Unit
 
@@ -317,17 +318,15 @@ class Engine:
         self._done.put((task.key, error))
 
     def _create_host(self, machine: int, name: str, principal: str, app: str) -> None:
-        binds = {
-            str(GUEST / "agent.py"): str(_AGENT),
-            str(GUEST / "charms"): str(self._directory("charms")),
-            str(GUEST / "resources"): str(self._directory("resources")),
-            juju_exec.PATH: str(juju_exec.PROGRAM),
-        }
+        binds = {str(GUEST / "agent.py"): str(_AGENT), juju_exec.PATH: juju_exec.__file__}
+        for folder in ("charms", "resources"):
+            source = self.store.directory / folder
+            source.mkdir(exist_ok=True)
+            binds[str(GUEST / folder)] = str(source)
         cards = gpus.parse(self.model.applications[app].annotations.get("sandbox-mock-gpus", ""))
         host = self.hosts.create(
             name, gpus=cards, binds=binds, progress=lambda text: self.progress(_who(machine), text)
         )
-        juju_exec.prepare(host.root)
         with self.change() as model:
             for unit in model.machine_units(machine):
                 unit.address = host.address
@@ -340,11 +339,6 @@ class Engine:
         self.hosts.destroy_host(name)
         self.progress(_who(machine), f"{name} removed")
 
-    def _directory(self, name: str) -> pathlib.Path:
-        directory = self.store.directory / name
-        directory.mkdir(parents=True, exist_ok=True)
-        return directory
-
     def _run_event(self, machine: int, host: str, name: str, event: Event, request: Json) -> None:
         begin = time.monotonic()
         agent = self._agent(name if event.parallel else _who(machine), host)
@@ -354,7 +348,8 @@ class Engine:
         with self.change() as model:
             self._finish(model, model.units[name], event, request, answer, took_s=time.monotonic() - begin)
         if name not in model.units:
-            shutil.rmtree(juju_exec.agent(self.hosts.get(host).root, name), ignore_errors=True)
+            agents = self.hosts.get(host).root / juju_exec.AGENTS.relative_to("/")
+            shutil.rmtree(agents / f"unit-{name.replace('/', '-')}", ignore_errors=True)
 
     def _relay(self, unit: str, message: Json) -> None:
         if message["kind"] == "status":

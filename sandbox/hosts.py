@@ -29,6 +29,7 @@ import pydantic
 from sandbox import gpus as mock_gpus
 from sandbox import image, machine, network, store
 from sandbox.gpus import Gpu
+from sandbox.guest import juju_exec
 from sandbox.store import SandboxError
 from slurm_ddp import files
 from slurm_ddp.run import CommandError, CommandTimeout, Completed, clean_env, last_line, run
@@ -93,26 +94,18 @@ class Hosts:
             if not (path.exists() and path.read_text() == text):
                 path.write_text(text)  # in place: hosts have it bound over theirs
 
-    def create(
-        self,
-        name: str,
-        *,
-        gpus: tuple[Gpu, ...] = (),
-        binds: collections.abc.Mapping[str, str] | None = None,
-        progress: Progress,
-    ) -> "Host":
+    def create(self, name: str, *, gpus: tuple[Gpu, ...], binds: dict[str, str], progress: Progress) -> "Host":
         """Return the host `name`, made and booted if need be.
 
         Args:
             name: the host's name, which only the host itself resolves.
-            gpus: its mock GPUs, by slot; on a host that exists already they are changed at once.
-            binds: guest path to path on this machine, writable. On a host that runs they count from its next start.
+            gpus: the mock GPUs of a new host, by slot.
+            binds: of a new host, guest path to path on this machine, writable.
             progress: gets one line per step, and again at least every 5 s while the host boots.
 
         Raises:
             SandboxError: the host cannot be made, or did not finish booting.
         """
-        bound = dict(binds or {})
         host = Host(self, name)
         with host.lock():
             if not host.exists():
@@ -124,14 +117,10 @@ class Hosts:
                         machine=f"{self.network.bridge}-{name}",
                         machine_id=uuid.uuid4().hex,
                         layers=tuple(map(str, made.layers)),
-                        binds=bound,
+                        binds=binds,
                         read_only_binds=tuple(map(str, made.read_only_binds)),
                         gpus=gpus,
                     )
-            elif host.record.binds != bound:
-                host.record = host.record.model_copy(update={"binds": bound})
-        if host.record.gpus != gpus:
-            host.set_gpus(gpus)
         host.start(progress)
         return host
 
@@ -245,7 +234,6 @@ class Host:
         """Boot the host if it does not run, and wait until systemd has started everything. Raises `SandboxError`."""
         with self.lock():
             if not self._machine.is_kept_running():
-                self.hosts.network.ensure_bridge()
                 self._mount()
                 self._prepare()
                 self._machine.launch(self._options())
@@ -356,6 +344,8 @@ class Host:
         files.ensure_file(etc / "hostname", f"{self.name}\n")
         files.ensure_file(etc / "hosts", f"127.0.0.1 localhost\n::1 localhost\n{record.address} {self.name}\n")
         files.ensure_file(etc / "machine-id", f"{record.machine_id}\n", mode=0o444)
+        # A boot forgets what juju-exec asked for: Juju holds it in memory
+        files.ensure_file(etc / "tmpfiles.d/sandbox-juju-exec.conf", f"D! {juju_exec.REQUESTS} 0700 root root -\n")
         files.ensure_file(
             etc / "systemd/network/10-host0.network",
             f"[Match]\nName=host0\n\n[Link]\nMTUBytes={network.mtu()}\n\n"

@@ -91,7 +91,8 @@ def ensure_image(progress: Progress) -> Image:
         of_python: dict[str, object] = {"system": _digest(recipe), "requirements": requirements, "pip": pip_conf}
         system, python = images / _digest(recipe), images / _digest(of_python)
         if not (system.is_dir() and python.is_dir()):
-            with _build_lock(images, progress):
+            progress("image: built here, or by another command that this one waits for")
+            with contextlib.closing(store.Lock(images / ".lock", fcntl.LOCK_EX)):
                 for leftover in images.glob(".new-*"):
                     shutil.rmtree(leftover, ignore_errors=True)
                 if not (system.is_dir() and python.is_dir()):  # else another build made them meanwhile
@@ -196,17 +197,6 @@ def _folders(location: str) -> list[pathlib.Path]:
 
 
 # --- building ---------------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _build_lock(images: pathlib.Path, progress: Progress) -> collections.abc.Generator[None]:
-    with (images / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            progress("image: waiting for another build")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _prune(images: pathlib.Path, keep: set[str]) -> None:

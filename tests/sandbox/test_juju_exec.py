@@ -10,7 +10,6 @@ import pytest
 import yaml
 from folder_hosts import Bench
 
-from sandbox import juju_exec
 from sandbox import model as rules
 from sandbox.guest import juju_exec as guest
 from slurm_ddp import wake
@@ -41,6 +40,11 @@ def end(process: subprocess.Popen[str]) -> tuple[int, str]:
     return process.returncode, printed.strip()
 
 
+def agent(root: pathlib.Path, unit: str) -> pathlib.Path:
+    """Return the folder of a unit's agent."""
+    return root / guest.AGENTS.relative_to("/") / f"unit-{unit.replace('/', '-')}"
+
+
 @pytest.fixture(autouse=True)
 def _on_juju(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wake, "JUJU_EXEC", HERE)  # which exists
@@ -49,7 +53,7 @@ def _on_juju(monkeypatch: pytest.MonkeyPatch) -> None:
 def wake_up(bench: Bench, unit: str) -> None:
     """Run juju-exec as a charm does."""
     root = bench.hosts.get("juju-2586ad-0").root
-    process = start(root, *wake.command(unit, juju_exec.agent(root, unit) / "charm")[-2:])
+    process = start(root, *wake.command(unit, agent(root, unit) / "charm")[-2:])
     requests = root / guest.REQUESTS.relative_to("/")
     deadline = time.monotonic() + 30
     while not list(requests.glob(f"*.{unit.replace('/', '-')}")):
@@ -70,7 +74,7 @@ def test_words_other_than_the_charms_own_are_refused(tmp_path: pathlib.Path, wor
     (agents / "unit-foo-2").mkdir(parents=True)
     got, printed = end(start(tmp_path, *(word.replace("HERE", str(agents)) for word in words)))
     assert (got, printed[: len(message) + 6]) == (code, f"ERROR {message}")
-    assert juju_exec.take_requests(tmp_path) == []
+    assert guest.take_requests(tmp_path) == []
 
 
 def test_a_reboot_forgets_what_was_asked_for(bench: Bench):
@@ -89,7 +93,7 @@ def test_a_reboot_forgets_what_was_asked_for(bench: Bench):
 
 
 def test_the_folder_of_a_removed_unit_is_removed(bench: Bench):
-    folder = juju_exec.agent(bench.hosts.get("juju-2586ad-0").root, "agent/0")
+    folder = agent(bench.hosts.get("juju-2586ad-0").root, "agent/0")
     assert folder.is_dir()
     with bench.engine() as engine:
         with engine.change() as model:
