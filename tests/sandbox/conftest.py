@@ -9,7 +9,7 @@ from world import World
 
 STANDINS = pathlib.Path(__file__).resolve().parents[2] / "sandbox" / "standins"
 sys.path[:0] = [str(STANDINS)]
-sys.path[:0] = [str(STANDINS / name / "src") for name in ("slurmctld", "slurmd", "sackd", "slurmdbd", "mysql")]
+sys.path[:0] = [str(STANDINS / name / "src") for name in ("slurmctld", "slurmd")]
 
 
 @pytest.fixture

@@ -12,7 +12,13 @@ from sandbox.store import SandboxError
 SERVER: dict[str, typing.Any] = {
     "provides": {"api": {"interface": "http"}},
     "resources": {"tool": {"type": "file"}},
-    "config": {"options": {"port": {"type": "int", "default": 80}, "name": {"type": "string"}}},
+    "config": {
+        "options": {
+            "port": {"type": "int", "default": 80},
+            "name": {"type": "string"},
+            "color": {"type": "string", "description": bundles.NOT_PLAYED},
+        }
+    },
 }
 METADATA: dict[str, dict[str, typing.Any]] = {
     "server": SERVER,

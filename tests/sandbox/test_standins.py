@@ -10,7 +10,6 @@ import sys
 import typing
 import unittest.mock
 
-import mariadb
 import pytest
 import slurm_controller
 import slurmd_node
@@ -433,9 +432,9 @@ def test_slurmrestd_runs_as_an_account_of_its_own_on_port_6820(
 
 def test_mysql_makes_a_database_once_and_publishes_where_it_is(make: Make, monkeypatch: pytest.MonkeyPatch):
     made, done = make("mysql"), list[tuple[str, ...]]()
-    monkeypatch.setattr(mariadb, "create", lambda *arguments: done.append(("create", *arguments)))
-    monkeypatch.setattr(mariadb, "version", lambda: "10.11.18")
-    monkeypatch.setattr(mariadb, "is_running", lambda: True)
+    monkeypatch.setattr(made.module, "_create", lambda *arguments: done.append(("create", *arguments)))
+    monkeypatch.setattr(made.module, "_version", lambda: "10.11.18")
+    monkeypatch.setattr(made.module.systemd, "is_active", lambda _: True)
     asked = {"database": "slurm_acct_db", "requested-secrets": '["username"]'}
     made.relate("slurmdbd", testing.Relation("database", remote_app_name="slurmdbd", remote_app_data=asked, id=4))
     made.update(networks={testing.Network("database", ingress_addresses=["10.0.0.9"])})
