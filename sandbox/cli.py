@@ -124,11 +124,10 @@ def status(store: Store, form: str) -> None:
 
 
 @cli.command()
-@click.argument("bundle", type=click.Path(path_type=pathlib.Path), default=deployment.REPOSITORY / "bundle.yaml")
 @click.pass_obj
-def demo(store: Store, bundle: pathlib.Path) -> None:
-    """Deploy, prepare a dataset, train a model on two nodes, and show the result."""
-    merged = bundles.load(bundle, defaults=_OVERLAY)
+def demo(store: Store) -> None:
+    """Deploy bundle.yaml, prepare a dataset, train a model on two nodes, and show the result."""
+    merged = bundles.load(deployment.REPOSITORY / "bundle.yaml", defaults=_OVERLAY)
     sessions.remove_abandoned(store, Progress())
     with Engine(store, Progress(), create=True) as engine:
         click.echo(demonstration.run(engine, merged))
@@ -145,8 +144,6 @@ def demo(store: Store, bundle: pathlib.Path) -> None:
 @click.pass_obj
 def run(store: Store, unit: str, action: str, params: tuple[str, ...], form: str) -> None:
     """Run ACTION on UNIT (`trainer/0`, or `trainer/leader`) with key=value parameters, and show its results."""
-    if "/" not in unit or "=" in action:
-        raise click.UsageError("name the unit and the action: trainer/0 submit-ddp nodes=2")
     values = _assignments(params)
     with Engine(store, Progress()) as engine:
         app = unit.removesuffix("/leader")
@@ -166,11 +163,10 @@ def run(store: Store, unit: str, action: str, params: tuple[str, ...], form: str
 @cli.command()
 @click.argument("app")
 @click.argument("settings", nargs=-1, metavar="[KEY | KEY=VALUE...]")
-@click.option("--format", "form", type=click.Choice(["yaml", "json"]), default="yaml")
 @click.option("--reset", default="", metavar="KEY[,KEY]", help="Set these options back to their defaults.")
 @_once_option
 @click.pass_obj
-def config(store: Store, app: str, settings: tuple[str, ...], *, form: str, reset: str, once: bool) -> None:
+def config(store: Store, app: str, settings: tuple[str, ...], *, reset: str, once: bool) -> None:
     """Show the options of APP or, with the name of one, its value; or set some with key=value."""
     is_name = len(settings) == 1 and "=" not in settings[0]
     if not reset and (is_name or not settings):
@@ -179,8 +175,8 @@ def config(store: Store, app: str, settings: tuple[str, ...], *, form: str, rese
             if settings[0] not in data["settings"]:
                 raise SandboxError(f'key "{settings[0]}" not found in "{app}" application config or charm settings.')
             click.echo(data["settings"][settings[0]].get("value", ""))
-            return
-        click.echo(json.dumps(data, indent=2) if form == "json" else _as_yaml(data).rstrip("\n"))
+        else:
+            click.echo(_as_yaml(data), nl=False)
         return
     values = _assignments(settings)
     with _change(store, once=once) as model:
@@ -241,11 +237,10 @@ def remove_unit(model: Model, unit: str) -> None:
 
 @cli.command("remove-application")
 @click.argument("apps", nargs=-1, required=True)
-@click.option("--no-prompt", is_flag=True, help="As in Juju, which asks without it; the sandbox does not ask.")
+@click.option("--no-prompt", is_flag=True, expose_value=False, help="As in Juju; the sandbox does not ask.")
 @_changes_model
-def remove_application(model: Model, apps: tuple[str, ...], *, no_prompt: bool) -> None:
+def remove_application(model: Model, apps: tuple[str, ...]) -> None:
     """Remove APPS with their units, their hosts and their relations, all at the same time."""
-    del no_prompt
     rules.remove_applications(model, apps)
 
 

@@ -61,13 +61,10 @@ def add_unit(model: Model, app: Application, principal: Unit | None = None) -> U
     unit.address = principal.address if principal else ""
     unit.status = Status(name="waiting", message="waiting for machine" if principal is None else "installing agent")
     model.units[name] = unit
-    for storage, spec in app.section("storage").items():
-        multiple: Json = spec.get("multiple") or {}
-        count = int(str(multiple.get("range", "1")).rstrip("+-").split("-")[0])
-        for _ in range(count):
-            unit.storages.append((storage, model.next_storage))
-            enqueue(model, unit, "storage-attached", storage=(storage, model.next_storage))
-            model.next_storage += 1
+    for storage in app.section("storage"):
+        unit.storages.append((storage, model.next_storage))
+        enqueue(model, unit, "storage-attached", storage=(storage, model.next_storage))
+        model.next_storage += 1
     enqueue(model, unit, "install")
     for relation in model.app_relations(app.name):
         if takes_part(model, relation, unit):

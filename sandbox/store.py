@@ -9,7 +9,6 @@ import pathlib
 import secrets
 import shutil
 import string
-import threading
 import time
 import typing
 import uuid
@@ -277,7 +276,6 @@ class Store:
         self.directory = root / name
         self.path = self.directory / "model.json"
         self.log_path = self.directory / "debug.log"
-        self._mutex = threading.RLock()
 
     def exists(self) -> bool:
         """Check whether the model was made."""
@@ -322,7 +320,7 @@ class Store:
 
         An exception meanwhile leaves the file as it was. `create` makes a model if none exists.
         """
-        with self._mutex, contextlib.closing(self.lock("model")):
+        with contextlib.closing(self.lock("model")):
             model = Model(name=self.name) if create and not self.exists() else self.load()
             yield model
             self.save(model)

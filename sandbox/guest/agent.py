@@ -20,6 +20,7 @@ import logging
 import os
 import pathlib
 import shutil
+import signal
 import socket
 import sys
 import traceback
@@ -58,7 +59,7 @@ def main() -> None:
         if unit not in zygotes or zygotes[unit].source != source:
             if unit in zygotes:
                 zygotes.pop(unit).close()
-            zygotes[unit] = _Zygote(unit, source, answers, zygotes.values())
+            zygotes[unit] = _Zygote(unit, source, answers)
         status = zygotes[unit].run(line)
         if status != 0:
             message = f"the hook's process ended with wait status {status}"
@@ -70,19 +71,15 @@ def main() -> None:
 class _Zygote:
     """A process that has imported a unit's charm from one source, and forks for each of the unit's events."""
 
-    def __init__(self, unit: str, source: str, answers: typing.TextIO, others: typing.Iterable["_Zygote"]) -> None:
+    def __init__(self, unit: str, source: str, answers: typing.TextIO) -> None:
         self.source = source
-        ours, theirs = socket.socketpair()
+        self._socket, theirs = socket.socketpair()
         self._pid = os.fork()
         if self._pid == 0:
-            ours.close()
-            for other in others:
-                other.release()
             _breed(unit, source, answers, theirs.makefile("rw"))
             os._exit(0)
         theirs.close()
-        self._socket = ours
-        self._connection = ours.makefile("rw")
+        self._connection = self._socket.makefile("rw")
 
     def run(self, line: str) -> int:
         """Have a request answered; return the wait status of the process that did it."""
@@ -90,14 +87,9 @@ class _Zygote:
         self._connection.flush()
         return int(self._connection.readline() or -1)
 
-    def release(self) -> None:
-        """Close this process's end of the connection: with the last such end the other process ends."""
-        self._connection.close()
-        self._socket.close()
-
     def close(self) -> None:
-        """End the process."""
-        self.release()
+        """End the process: it runs no event now."""
+        os.kill(self._pid, signal.SIGKILL)
         os.waitpid(self._pid, 0)
 
 
