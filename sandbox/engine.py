@@ -30,6 +30,7 @@ from sandbox.store import Event, Lock, Model, SandboxError, Status, Store, Unit
 GUEST = pathlib.Path("/var/lib/sandbox")  # where a host finds the agent, the charms and the resources
 _AGENT = pathlib.Path(__file__).parent / "guest" / "agent.py"
 _ATTEMPTS = 4  # Juju retries a failed hook for ever; a command gives up after so many, the next one goes on
+_RETRY_S, _RETRY_MAX_S = 2.0, 16.0  # Juju: 5 s, doubled up to 5 min
 _POLL_S = 0.5  # how often a command looks at what others have changed
 _TICK_S = 9.5  # a line at least this often while something runs
 _SLOW_S = 3.0  # a hook that took longer than this is worth a line
@@ -390,7 +391,7 @@ class Engine:
 
     def _fail(self, unit: Unit, event: Event, answer: Json) -> None:
         self._failures[unit.name] = self._failures.get(unit.name, 0) + 1
-        pause = order.pause_s(event.attempts + 1)
+        pause = min(_RETRY_S * 2**event.attempts, _RETRY_MAX_S)
         problem = f'hook failed: "{event.label}": {answer["error"]}'
         rules.failed(unit, event, problem, time.time() + pause)
         self.store.log(unit.name, "ERROR", answer["trace"])

@@ -14,9 +14,9 @@ Every operation may be interrupted and repeated. Threads and processes may work 
 
 import collections.abc
 import contextlib
+import dataclasses
 import fcntl
 import json
-import os
 import pathlib
 import shutil
 import subprocess
@@ -26,7 +26,6 @@ import uuid
 
 import pydantic
 
-from sandbox import gpus as mock_gpus
 from sandbox import image, machine, network, store
 from sandbox.gpus import Gpu
 from sandbox.guest import juju_exec
@@ -75,10 +74,8 @@ class Hosts:
         """Make the image, the bridge and the NAT rules, as far as they are missing.
 
         Raises:
-            SandboxError: not root, a tool or kernel feature is missing, or the image cannot be built.
+            SandboxError: a kernel feature is missing, or the image cannot be built.
         """
-        if os.geteuid() != 0:
-            raise SandboxError("the sandbox needs root; run it with sudo")
         self.empty_trash()  # of a command whose deletion was interrupted
         if not self.names():
             self._image = image.ensure_image(progress)
@@ -356,7 +353,17 @@ class Host:
         files.ensure_file(etc / "sandbox/mock_gpus.py", _GUEST_GPUS.read_text())
 
     def _write_gpus(self) -> None:
-        listing = mock_gpus.listing(self.record.gpus, self.record.machine_id)
+        """List the cards in their slots, with the identifiers and bus addresses that they keep."""
+        machine_id = uuid.UUID(self.record.machine_id)
+        listing = [
+            {
+                **dataclasses.asdict(gpu),
+                "uuid": f"GPU-{uuid.uuid5(machine_id, str(slot))}",
+                "bus": f"0000:{0x81 + slot:02x}:00.0",
+            }
+            for slot, gpu in enumerate(self.record.gpus)
+            if gpu.model
+        ]
         files.ensure_file(self.root / "etc/sandbox/gpus.json", json.dumps(listing, indent=1) + "\n")
 
     def _options(self) -> list[str]:

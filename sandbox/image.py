@@ -75,13 +75,8 @@ def ensure_image(progress: Progress) -> Image:
     `progress` gets one line per step.
 
     Raises:
-        SandboxError: a tool is missing, the archive cannot be reached, or the charms' requirements contradict.
+        SandboxError: the archive cannot be reached, or the charms' requirements contradict.
     """
-    for tool in ("mmdebstrap", "systemd-nspawn", "unshare"):
-        if shutil.which(tool, path="/usr/sbin:/usr/bin:/sbin:/bin") is None:
-            raise SandboxError(f"{tool} is not installed; run scripts/setup.sh demo")
-    if not _KEYRING.exists():
-        raise SandboxError("Debian's keys are not installed; run scripts/setup.sh demo")
     for folder in (PIP_CACHE, ENVIRONMENTS, images := CACHE / "images"):
         folder.mkdir(parents=True, exist_ok=True)
     try:

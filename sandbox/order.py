@@ -11,7 +11,6 @@ import time
 from sandbox import model as rules
 from sandbox.store import Event, Model, Unit
 
-_RETRY_S, _RETRY_MAX_S = 2.0, 16.0  # Juju: 5 s, doubled up to 5 min
 _ALONE = ("install", "start", "stop", "remove", "storage-attached", "storage-detaching", "upgrade-charm")
 _UPDATE_STATUS = 0.1  # the share of a unit's idle moments in which update-status comes
 
@@ -45,11 +44,6 @@ def next_event(model: Model, unit: Unit) -> Event | None:
 
 def _one_of(model: Model, unit: Unit, events: list[Event]) -> Event:
     return events[int(model.draw("next", unit.name, unit.ran) * len(events))]
-
-
-def pause_s(attempts: int) -> float:
-    """Return how long a unit in error waits before its failed hook runs again."""
-    return min(_RETRY_S * 2 ** (attempts - 1), _RETRY_MAX_S)
 
 
 def ran(model: Model, unit: Unit, *, update_status: bool = True) -> None:

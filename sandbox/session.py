@@ -20,8 +20,8 @@ def deploy(engine: Engine, bundle: bundles.Bundle, *, once: bool = False) -> Non
     Raises:
         SandboxError: units do not become active; it names them.
     """
-    with engine.change() as model:
-        deployment.Deployment(engine.store, model, engine.progress).apply(bundle)
+    with engine.change():
+        deployment.apply(engine, bundle)
     settle(engine, once=once, until_active=True)
     engine.progress("sandbox", view.summary(engine.model))
     left = [f"{unit.name} ({unit.status.name})" for unit in engine.model.units.values() if not _is_active(unit)]

@@ -161,7 +161,7 @@ class Bench:
         self.hosts = hosts
         monkeypatch.setattr(engines, "Hosts", lambda _: hosts)
         monkeypatch.setattr(engines, "GUEST", self.store.directory)
-        monkeypatch.setattr(engines.order, "_RETRY_S", 0.1)
+        monkeypatch.setattr(engines, "_RETRY_S", 0.1)
         monkeypatch.setattr(engines, "_POLL_S", 0.05)
         with self.engine(create=True) as engine:
             with engine.change() as model:

@@ -44,8 +44,6 @@ def images(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.P
     """An empty cache, for images whose building takes no time; returns the folder of the layers."""
     for name, value in (("CACHE", tmp_path), ("PIP_CACHE", tmp_path / "pip"), ("ENVIRONMENTS", tmp_path / "env")):
         monkeypatch.setattr(image, name, value)
-    monkeypatch.setattr(image, "_KEYRING", pathlib.Path("/etc/passwd"))
-    monkeypatch.setattr(image.shutil, "which", lambda *_, **__: "/bin/true")
     monkeypatch.setattr(image, "_system_recipe", lambda: {"system": 1})
     monkeypatch.setattr(image, "_pip_conf", lambda: ("", ()))
     for step in ("_build_system", "_install_packages", "_step"):
