@@ -100,7 +100,7 @@ class Engine:
         """End the agents, and leave nothing behind if no model was made."""
         for agent in self._agents.values():
             agent.close()
-        if not self.store.exists():
+        if not self.store.path.exists():
             self.store.forget()
         if self._session is not None:
             self._session.close()

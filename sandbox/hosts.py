@@ -85,7 +85,7 @@ class Hosts:
                 taken = [network.Network.load(other).subnet for other in self.root.glob("*/network.json")]
                 made = network.Network(bridge=network.bridge_name(self.directory), cidr=str(network.free_subnet(taken)))
                 progress(f"network: {made.cidr} on bridge {made.bridge}")
-                made.save(path)
+                files.ensure_file(path, made.model_dump_json() + "\n")
             self.network.ensure()
             text, path = network.resolv_conf(), self.directory / "resolv.conf"
             if not (path.exists() and path.read_text() == text):

@@ -35,8 +35,6 @@ def enqueue(model: Model, unit: Unit, kind: str, **fields: typing.Any) -> Event 
 
 def add_application(model: Model, app: Application) -> None:
     """Add an application without units, and its peer relations."""
-    if app.name in model.applications:
-        raise SandboxError(f"application {app.name!r} exists already")
     model.applications[app.name] = app
     for endpoint in app.section("peers"):
         _new_relation(model, [(app.name, endpoint)], container=False)

@@ -50,10 +50,6 @@ class Network(pydantic.BaseModel, frozen=True):
         """Read a model's network."""
         return cls.model_validate_json(path.read_bytes())
 
-    def save(self, path: pathlib.Path) -> None:
-        """Keep the model's network."""
-        files.ensure_file(path, self.model_dump_json() + "\n")
-
     def address(self, taken: collections.abc.Collection[str]) -> str:
         """Return the lowest free address for a host. Raises `SandboxError` when all are taken."""
         for address in list(self.subnet)[10:250]:

@@ -277,10 +277,6 @@ class Store:
         self.path = self.directory / "model.json"
         self.log_path = self.directory / "debug.log"
 
-    def exists(self) -> bool:
-        """Check whether the model was made."""
-        return self.path.exists()
-
     def load(self) -> Model:
         """Read the model, or raise `SandboxError` if it does not exist."""
         try:
@@ -321,7 +317,7 @@ class Store:
         An exception meanwhile leaves the file as it was. `create` makes a model if none exists.
         """
         with contextlib.closing(self.lock("model")):
-            model = Model(name=self.name) if create and not self.exists() else self.load()
+            model = Model(name=self.name) if create and not self.path.exists() else self.load()
             yield model
             self.save(model)
 

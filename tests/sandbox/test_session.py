@@ -67,10 +67,10 @@ def test_the_demo_removes_what_a_deleted_clone_left_and_nothing_else(
     store.save(Model(name="t"))
     monkeypatch.setattr(sessions, "Hosts", lambda name: Hosts(name, root))
     sessions.remove_abandoned(store, Progress(lines.append))
-    assert store.exists()
+    assert store.path.exists()
     assert lines == []
     shutil.rmtree(clone)
     sessions.remove_abandoned(store, Progress(lines.append))
-    assert not store.exists()
+    assert not store.path.exists()
     assert not host.exists()
     assert f"model t is left of a clone that was deleted ({clone}/agent.py): it is removed" in lines[0]

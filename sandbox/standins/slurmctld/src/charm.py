@@ -36,7 +36,7 @@ class SlurmctldCharm(daemons.Daemon):
     def __init__(self, framework: ops.Framework) -> None:
         super().__init__(framework)
         try:
-            self._settings = slurm_controller.parse(self.config)
+            self._overrides = slurm_controller.parse(str(self.config["slurm-conf-parameters"]))
         except conf.OptionsRefused as e:
             self.refuse(e)
             return
@@ -105,13 +105,13 @@ class SlurmctldCharm(daemons.Daemon):
     @charm.refreshes
     def _on_config_changed(self, _: ops.ConfigChangedEvent) -> None:
         if self.unit.is_leader():
-            slurm_controller.write_options(self._settings)
+            slurm_controller.write_options(self._overrides)
         self._reconfigure()
 
     def _on_peer_created(self, event: ops.RelationCreatedEvent) -> None:
         event.relation.data[self.unit]["hostname"] = json.dumps(self._host)
         if self.unit.is_leader() and not self._cluster_name():
-            name = self._settings.cluster_name or f"charmed-hpc-{secrets.token_urlsafe(3)}"
+            name = self.config["cluster-name"] or f"charmed-hpc-{secrets.token_urlsafe(3)}"
             event.relation.data[self.app]["cluster_name"] = json.dumps(name)
 
     @charm.refreshes
@@ -162,7 +162,7 @@ class SlurmctldCharm(daemons.Daemon):
         named = [relation for relation in partitions if "partition" in relation.data[relation.app]]
         charm.wait_unless(event, len(named) == len(partitions), "waiting for a partition")
         self._wait_for_daemon(event)
-        slurm_controller.set_partition(_partition(event.relation), self._settings.default_partition)
+        slurm_controller.set_partition(_partition(event.relation), str(self.config["default-partition"]))
         self._publish(event.relation, wire.ControllerData(controllers=self._controllers))
         self._reconfigure()
 

@@ -3,8 +3,6 @@
 Line numbers of upstream's are in ../../README.md.
 """
 
-import collections.abc
-import dataclasses
 import json
 import pathlib
 import time
@@ -25,24 +23,15 @@ SHARED = pathlib.Path("/srv/slurmctld-statefs")  # what several controllers moun
 _CLUSTER_NAMES = tuple(folder / "checkpoint" / "clustername" for folder in (service.VAR, SHARED))
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """The options of the charm that go into Slurm's files."""
-
-    cluster_name: str
-    default_partition: str
-    overrides: slurmutils.SlurmConfig
-
-
-def parse(options: collections.abc.Mapping[str, object]) -> Settings:
-    """Return the charm's options. Raises `conf.OptionsRefused` if slurmutils refuses slurm-conf-parameters."""
+def parse(text: str) -> slurmutils.SlurmConfig:
+    """Return the option slurm-conf-parameters. Raises `conf.OptionsRefused` if slurmutils refuses it."""
     try:
-        overrides = slurmutils.SlurmConfig.from_str(str(options["slurm-conf-parameters"]))
+        overrides = slurmutils.SlurmConfig.from_str(text)
     except (slurmutils.ModelError, ValueError) as e:
         raise conf.OptionsRefused({"slurm-conf-parameters": str(e)}) from e
     if overrides.slurmctld_parameters:
         overrides.slurmctld_parameters["enable_configless"] = True
-    return Settings(str(options["cluster-name"]), str(options["default-partition"]), overrides)
+    return overrides
 
 
 def slurm_conf() -> conf.ConfigFile[slurmutils.SlurmConfig]:
@@ -77,9 +66,9 @@ def write_once(cluster_name: str, hosts: list[str]) -> None:
             config.auto_detect = "nvidia"
 
 
-def write_options(settings: Settings) -> None:
+def write_options(overrides: slurmutils.SlurmConfig) -> None:
     """Write slurm.conf.overrides and cgroup.conf."""
-    slurm_conf().beside("overrides").dump(settings.overrides)
+    slurm_conf().beside("overrides").dump(overrides)
     cgroup = slurmutils.CGroupConfig()
     cgroup.constrain_cores = cgroup.constrain_devices = True
     cgroup.constrain_ram_space = cgroup.constrain_swap_space = True
