@@ -19,6 +19,8 @@ from scripts import pack
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 STANDINS = REPOSITORY / "sandbox" / "standins"
 
+Json = dict[str, typing.Any]
+
 
 def stage(app: bundles.BundleApplication, directory: pathlib.Path) -> None:
     """Write the files of an application's charm into a folder. Raises `SandboxError` if there is no such charm.
@@ -49,10 +51,6 @@ def _copy(source: pathlib.Path, target: pathlib.Path) -> None:
     shutil.copytree(source, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__", "*.pyc", "tests"))
 
 
-def _metadata(directory: pathlib.Path) -> dict[str, typing.Any]:
-    return yaml.safe_load((directory / "charmcraft.yaml").read_text())
-
-
 def apply(engine: Engine, bundle: bundles.Bundle) -> None:
     """Bring the model to what the bundle says: applications and units added, options set, changed charms upgraded.
 
@@ -64,11 +62,13 @@ def apply(engine: Engine, bundle: bundles.Bundle) -> None:
     model = engine.model
     with tempfile.TemporaryDirectory(prefix="sandbox-deploy-") as scratch:
         staged = {name: pathlib.Path(scratch) / name for name in bundle.applications}
+        metadata: dict[str, Json] = {}
         for name, app in bundle.applications.items():
             stage(app, staged[name])
-        bundles.check(bundle, {name: _metadata(directory) for name, directory in staged.items()})
+            metadata[name] = yaml.safe_load((staged[name] / "charmcraft.yaml").read_text())
+        bundles.check(bundle, metadata)
         for name, app in bundle.applications.items():
-            _ensure_application(engine, app, staged[name])
+            _ensure_application(engine, app, staged[name], metadata[name])
     for ends in bundle.relations:
         if rules.find_relation(model, *ends) is None:
             rules.relate(model, *ends)
@@ -78,8 +78,8 @@ def apply(engine: Engine, bundle: bundles.Bundle) -> None:
             rules.add_unit(model, current)
 
 
-def _ensure_application(engine: Engine, app: bundles.BundleApplication, staged: pathlib.Path) -> None:
-    metadata, model = _metadata(staged), engine.model
+def _ensure_application(engine: Engine, app: bundles.BundleApplication, staged: pathlib.Path, metadata: Json) -> None:
+    model = engine.model
     declared = section(section(metadata, "config"), "options")
     options = {
         name: settings.find_secret(model, value).id if declared[name]["type"] == "secret" else value
@@ -99,7 +99,7 @@ def _ensure_application(engine: Engine, app: bundles.BundleApplication, staged: 
         raise SandboxError(f"application {app.name!r} is being removed: deploy again when status shows it no more")
     else:
         settings.replace_options(model, current, current.options | options)
-        _upgrade(engine, current, staged)
+        _upgrade(engine, current, staged, metadata)
     for name, path in app.body.get("resources", {}).items():
         _attach(engine, current, name, pathlib.Path(path))
 
@@ -123,13 +123,13 @@ def _attach(engine: Engine, app: Application, name: str, path: pathlib.Path) -> 
     app.resources[name] = str(target)
 
 
-def _upgrade(engine: Engine, app: Application, staged: pathlib.Path) -> None:
+def _upgrade(engine: Engine, app: Application, staged: pathlib.Path, metadata: Json) -> None:
     """Give the application the staged files if they differ from its own; its units then get upgrade-charm."""
     if _contents(staged) == _contents(pathlib.Path(app.source)):
         return
     app.revision += 1
     app.source = _keep(engine, app.name, app.revision, staged)
-    app.metadata = _metadata(staged)
+    app.metadata = metadata
     for unit in engine.model.app_units(app.name):
         rules.enqueue(engine.model, unit, "upgrade-charm")
         rules.enqueue(engine.model, unit, "config-changed")

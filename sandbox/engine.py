@@ -34,7 +34,6 @@ _RETRY_S, _RETRY_MAX_S = 2.0, 16.0  # Juju: 5 s, doubled up to 5 min
 _POLL_S = 0.5  # how often a command looks at what others have changed
 _TICK_S = 9.5  # a line at least this often while something runs
 _SLOW_S = 3.0  # a hook that took longer than this is worth a line
-_REBOOT_S = 120.0
 
 Json = dict[str, typing.Any]
 
@@ -119,7 +118,6 @@ class Engine:
         """
         deadline = time.monotonic() + listen_s
         self.hosts.up(lambda text: self.progress("sandbox", text))
-        self.hosts.recover(lambda text: self.progress("sandbox", text))
         with concurrent.futures.ThreadPoolExecutor(max_workers=32) as pool:
             try:
                 while not until():
@@ -155,7 +153,8 @@ class Engine:
             self.settle(until=lambda: identifier in self._results or name not in self.model.units)
         finally:
             self._actions.remove(identifier)
-            lock.close(remove=True)
+            lock.close()
+            lock.path.unlink(missing_ok=True)
         if identifier not in self._results:
             raise SandboxError(f"{name} was removed before the action ran")
         self.settle()
@@ -181,7 +180,7 @@ class Engine:
         with contextlib.closing(lock) if lock else contextlib.nullcontext():
             host = self.hosts.get(self.model.host(machine))
             self.progress(_who(machine), f"{host.name} reboots")
-            host.reboot(_REBOOT_S)
+            host.reboot()
             with self.change() as model:
                 order.rebooted(model, machine)
             self.progress(_who(machine), "is up again")
@@ -195,7 +194,8 @@ class Engine:
                 if event.action is None or event.action["id"] in self._actions:
                     continue
                 if lock := self.store.try_lock(f"action-{event.action['id']}"):
-                    lock.close(remove=True)
+                    lock.close()
+                    lock.path.unlink(missing_ok=True)
                     self.store.log(unit.name, "WARNING", f"{event.label} was interrupted: no command waits for it")
                     _take_off(unit, event)
 
@@ -401,7 +401,7 @@ class Engine:
 
     def _agent(self, key: str, host: str) -> Agent:
         agent = self._agents.get(key)
-        if agent is None or not agent.alive():
+        if agent is None or agent.process.poll() is not None:
             self._close_agent(key)
             agent = Agent(self.hosts.get(host), str(GUEST / "agent.py"))
             self._agents[key] = agent

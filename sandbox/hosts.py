@@ -16,6 +16,7 @@ import collections.abc
 import contextlib
 import dataclasses
 import fcntl
+import hashlib
 import json
 import pathlib
 import shutil
@@ -83,7 +84,8 @@ class Hosts:
             path = self.directory / "network.json"
             if not path.exists():
                 taken = [network.Network.load(other).subnet for other in self.root.glob("*/network.json")]
-                made = network.Network(bridge=network.bridge_name(self.directory), cidr=str(network.free_subnet(taken)))
+                bridge = "sd" + hashlib.sha256(str(self.directory).encode()).hexdigest()[:8]
+                made = network.Network(bridge=bridge, cidr=str(network.free_subnet(taken)))
                 progress(f"network: {made.cidr} on bridge {made.bridge}")
                 files.ensure_file(path, made.model_dump_json() + "\n")
             self.network.ensure()
@@ -137,12 +139,6 @@ class Hosts:
         records = [json.loads(path.read_text()) for path in self.directory.glob("hosts/*/host.json")]
         sources = {source for record in records for source in record.get("binds", {}).values()}
         return sorted(source for source in sources if not pathlib.Path(source).exists())
-
-    def recover(self, progress: Progress) -> None:
-        """Boot the hosts that do not run, as after a restart of this machine."""
-        for name in self.names():
-            if not (host := Host(self, name)).is_running():
-                host.start(progress)
 
     def destroy_host(self, name: str) -> None:
         """Remove the host with everything in it. A missing host is no error."""
@@ -234,21 +230,21 @@ class Host:
                 self._mount()
                 self._prepare()
                 self._machine.launch(self._options())
-        self._wait_booted(None, progress, BOOT_TIMEOUT_S)
+        self._wait_booted(None, progress)
 
     def kill(self) -> None:
         """Switch the host off as a power cut would: no process gets to finish."""
         with self.lock():
             self._machine.kill()
 
-    def reboot(self, timeout: float = BOOT_TIMEOUT_S) -> None:
+    def reboot(self) -> None:
         """Reboot the host from inside and wait until it is up again. Raises `SandboxError`."""
         before = self._machine.leader(self.root)
         if before is None:
             raise SandboxError(f"{self.name} does not run")
         with contextlib.suppress(SandboxError):  # the host may end before systemctl could say that all is well
             self.run(["/usr/bin/systemctl", "reboot"], timeout=60, check=False)
-        self._wait_booted(before, lambda _: None, timeout)
+        self._wait_booted(before, lambda _: None)
 
     def set_gpus(self, gpus: tuple[Gpu, ...]) -> None:
         """Give the host these mock GPUs, by slot, at once when it runs. They survive a reboot."""
@@ -346,7 +342,7 @@ class Host:
         files.ensure_file(
             etc / "systemd/network/10-host0.network",
             f"[Match]\nName=host0\n\n[Link]\nMTUBytes={network.mtu()}\n\n"
-            f"[Network]\nAddress={record.address}/{net.subnet.prefixlen}\nGateway={net.gateway}\n"
+            f"[Network]\nAddress={record.address}/{net.subnet.prefixlen}\nGateway={net.subnet[1]}\n"
             "LinkLocalAddressing=no\nIPv6AcceptRA=no\n",
         )
         self._write_gpus()
@@ -387,7 +383,7 @@ class Host:
             options.append(f"--bind={_escape(source)}:{_escape(guest)}")
         return options
 
-    def _wait_booted(self, before: int | None, progress: Progress, timeout: float) -> None:
+    def _wait_booted(self, before: int | None, progress: Progress) -> None:
         """Wait until the host has a first process other than `before`, and systemd has started everything."""
         begin = shown = time.monotonic()
         state = "not running"
@@ -404,9 +400,9 @@ class Host:
             elif before is None and not self._machine.is_kept_running():
                 raise SandboxError(f"{self.name}: did not boot: {self._machine.last_words() or 'it ended at once'}")
             now = time.monotonic()
-            if now - begin > timeout:
+            if now - begin > BOOT_TIMEOUT_S:
                 raise SandboxError(
-                    f"{self.name}: not up within {timeout:.0f} s ({state}); see {self.directory}/console.log"
+                    f"{self.name}: not up within {BOOT_TIMEOUT_S:.0f} s ({state}); see {self.directory}/console.log"
                 )
             if now - shown > _HEARTBEAT_S:
                 progress(f"{self.name}: booting, {now - begin:.0f} s: {state}")

@@ -4,7 +4,6 @@ Everything is found again by the bridge's name, so nothing but the name and the 
 """
 
 import collections.abc
-import hashlib
 import ipaddress
 import json
 import pathlib
@@ -37,13 +36,8 @@ class Network(pydantic.BaseModel, frozen=True):
 
     @property
     def subnet(self) -> ipaddress.IPv4Network:
-        """The subnet."""
+        """The subnet; its first address is this machine's on the bridge."""
         return ipaddress.IPv4Network(self.cidr)
-
-    @property
-    def gateway(self) -> ipaddress.IPv4Address:
-        """This machine's address on the bridge."""
-        return self.subnet[1]
 
     @classmethod
     def load(cls, path: pathlib.Path) -> "Network":
@@ -69,7 +63,7 @@ class Network(pydantic.BaseModel, frozen=True):
 
     def ensure_bridge(self) -> None:
         """Make the bridge if it is missing. Raises `SandboxError`."""
-        address = f"{self.gateway}/{self.subnet.prefixlen}"
+        address = f"{self.subnet[1]}/{self.subnet.prefixlen}"
         try:
             if not (_INTERFACES / self.bridge).exists():
                 run("/usr/sbin/ip", "link", "add", self.bridge, "type", "bridge")
@@ -96,11 +90,6 @@ def remove_link(machine: str) -> None:
     keep that alive until the kernel gives up telling their other ends, which takes minutes.
     """
     run("/usr/sbin/ip", "link", "delete", f"vb-{machine}", check=False)  # the name, or the other name of a long one
-
-
-def bridge_name(directory: pathlib.Path) -> str:
-    """Return the bridge's name for the model that keeps its files in `directory`."""
-    return "sd" + hashlib.sha256(str(directory).encode()).hexdigest()[:8]
 
 
 def free_subnet(taken: collections.abc.Collection[ipaddress.IPv4Network]) -> ipaddress.IPv4Network:

@@ -344,20 +344,14 @@ class Lock:
 
     def __init__(self, path: pathlib.Path, mode: int) -> None:
         """Take the lock with flock(2). Raises `BlockingIOError` with LOCK_NB if another holds it."""
-        self._path = path
-        while True:
-            self._file = path.open("w")
-            try:
-                fcntl.flock(self._file, mode)
-                if path.exists() and os.path.samestat(path.stat(), os.fstat(self._file.fileno())):
-                    return
-            except BaseException:
-                self._file.close()
-                raise
-            self._file.close()  # it was removed while this waited
+        self.path = path
+        self._file = path.open("w")
+        try:
+            fcntl.flock(self._file, mode)
+        except BaseException:
+            self._file.close()
+            raise
 
-    def close(self, *, remove: bool = False) -> None:
-        """Release the lock, and remove its file if no command takes it again."""
-        if remove:
-            self._path.unlink(missing_ok=True)
+    def close(self) -> None:
+        """Release the lock."""
         self._file.close()

@@ -114,10 +114,10 @@ class FolderHost:
         self.agents.append(process)
         return process
 
-    def reboot(self, timeout: float) -> None:
+    def reboot(self) -> None:
         for process in self.agents:
             subprocess.run(["pkill", "-KILL", "-s", str(process.pid)], check=False)
-            process.wait(timeout)
+            process.wait(30)
         self.agents.clear()
         shutil.rmtree(self.root / "var/lib/sandbox", ignore_errors=True)  # as systemd-tmpfiles does
 
@@ -132,8 +132,6 @@ class FolderHosts:
         self.made: dict[str, FolderHost] = {}
 
     def up(self, _: object) -> None: ...
-
-    def recover(self, _: object) -> None: ...
 
     def names(self) -> list[str]:
         return sorted(self.made)
