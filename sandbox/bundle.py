@@ -172,9 +172,6 @@ def check(bundle: Bundle, metadata: collections.abc.Mapping[str, Json]) -> None:
             if problem := option_problem(option, value, section(section(declared, "config"), "options")):
                 raise SandboxError(f"{app.name}: {problem}")
         _check_units(app, declared)
-        for name, action in section(declared, "actions").items():
-            if "execution-group" in (action or {}):
-                raise SandboxError(f"{app.name}: action {name}: the sandbox knows no execution-group")
         known = section(declared, "resources")
         for resource, path in app.body.get("resources", {}).items():
             if resource not in known:

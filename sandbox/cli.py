@@ -325,10 +325,11 @@ def _secret_content(items: collections.abc.Iterable[str]) -> dict[str, str]:
 def debug_log(store: Store, *, include: tuple[str, ...], lines: int, replay: bool, level: str) -> None:
     """Show the charms' log."""
     store.load()  # raises if the model does not exist
+    logged = store.log_path.read_text().splitlines() if store.log_path.exists() else []
     levels = LEVELS[LEVELS.index(level) :]
     chosen = [
         line
-        for line, who, severity in ((line, *line.split(" ")[1:3]) for line in store.log_lines())
+        for line, who, severity in ((line, *line.split(" ")[1:3]) for line in logged)
         if severity in levels and (not include or {who, who.partition("/")[0]} & {*include})
     ]
     for line in chosen if replay else chosen[-lines:]:

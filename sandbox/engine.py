@@ -20,7 +20,7 @@ import typing
 
 import click
 
-from sandbox import gpus, hook, order, settings
+from sandbox import gpus, hook, settings
 from sandbox import model as rules
 from sandbox.agent import Agent
 from sandbox.guest import juju_exec
@@ -76,7 +76,6 @@ class Engine:
         self.hosts = Hosts(store.name)
         self.update_status = True  # whether update-status comes by chance
         self._create = create
-        self._session: Lock | None = None
         self._agents: dict[str, Agent] = {}  # "machine 3" or, for a parallel action, the unit
         self._running: dict[str, _Task] = {}
         self._failures: dict[str, int] = {}  # unit -> attempts that failed during this command
@@ -91,8 +90,7 @@ class Engine:
             self.store.directory.mkdir(parents=True, exist_ok=True)
         self._session = self.store.lock("session", shared=True)
         if not self._create:
-            with self.change():
-                pass
+            self.model = self.store.load()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -101,8 +99,7 @@ class Engine:
             agent.close()
         if not self.store.path.exists():
             self.store.forget()
-        if self._session is not None:
-            self._session.close()
+        self._session.close()
 
     @contextlib.contextmanager
     def change(self) -> collections.abc.Generator[Model]:
@@ -182,7 +179,7 @@ class Engine:
             self.progress(_who(machine), f"{host.name} reboots")
             host.reboot()
             with self.change() as model:
-                order.rebooted(model, machine)
+                rules.rebooted(model, machine)
             self.progress(_who(machine), "is up again")
 
     # --- what may run -----------------------------------------------------------------------------------------------
@@ -235,7 +232,7 @@ class Engine:
 
     def _candidates(self, model: Model, units: list[Unit]) -> collections.abc.Iterator[tuple[Unit, Event]]:
         for unit in units:
-            event = order.next_event(model, unit)
+            event = rules.next_event(model, unit)
             if event is None or unit.name in self._running:
                 continue
             if event.action is not None and event.action["id"] not in self._actions:
@@ -278,7 +275,7 @@ class Engine:
             if unit.name in self._running or (unit.executing and unit.executing.action):
                 behind = unit.events[1:]
             else:
-                event = order.next_event(model, unit)
+                event = rules.next_event(model, unit)
                 behind = [event] if event else []
                 given_up = unit.failed is not None and self._failures.get(unit.name, 0) >= _ATTEMPTS
                 waits = waits or ((event or unit.failed) is not None and not given_up and not self.is_held(unit))
@@ -330,10 +327,10 @@ class Engine:
         )
         with self.change() as model:
             for unit in model.machine_units(machine):
-                unit.address = host.address
+                unit.address = host.record.address
                 if unit.status.message == "waiting for machine":
                     unit.status = Status(name="waiting", message="installing agent")
-        self.progress(_who(machine), f"{name} is up at {host.address} for {principal}")
+        self.progress(_who(machine), f"{name} is up at {host.record.address} for {principal}")
 
     def _remove_host(self, machine: int, name: str) -> None:
         self._close_agent(_who(machine))
@@ -387,7 +384,7 @@ class Engine:
         if took_s >= _SLOW_S:
             self.progress(unit.name, f"{event.label} took {took_s:.1f} s")
         hook.apply(model, unit, event, given, answer["state"])
-        order.ran(model, unit, update_status=self.update_status)
+        rules.ran(model, unit, update_status=self.update_status)
 
     def _fail(self, unit: Unit, event: Event, answer: Json) -> None:
         self._failures[unit.name] = self._failures.get(unit.name, 0) + 1

@@ -69,7 +69,7 @@ class Hosts:
     @property
     def network(self) -> network.Network:
         """The model's bridge and subnet."""
-        return network.Network.load(self.directory / "network.json")
+        return network.Network.model_validate_json((self.directory / "network.json").read_bytes())
 
     def up(self, progress: Progress) -> None:
         """Make the image, the bridge and the NAT rules, as far as they are missing.
@@ -83,7 +83,9 @@ class Hosts:
         with self._lock():
             path = self.directory / "network.json"
             if not path.exists():
-                taken = [network.Network.load(other).subnet for other in self.root.glob("*/network.json")]
+                taken = [
+                    Hosts(other.parent.name, self.root).network.subnet for other in self.root.glob("*/network.json")
+                ]
                 bridge = "sd" + hashlib.sha256(str(self.directory).encode()).hexdigest()[:8]
                 made = network.Network(bridge=bridge, cidr=str(network.free_subnet(taken)))
                 progress(f"network: {made.cidr} on bridge {made.bridge}")
@@ -100,7 +102,7 @@ class Hosts:
             name: the host's name, which only the host itself resolves.
             gpus: the mock GPUs of a new host, by slot.
             binds: of a new host, guest path to path on this machine, writable.
-            progress: gets one line per step, and again at least every 5 s while the host boots.
+            progress: gets a line every 5 s while the host boots.
 
         Raises:
             SandboxError: the host cannot be made, or did not finish booting.
@@ -110,9 +112,10 @@ class Hosts:
             if not host.exists():
                 made = self._image or image.ensure_image(progress)
                 with self._lock():
-                    address = self.network.address({Host(self, other).address for other in self.names()})
+                    taken = {Host(self, other).record.address for other in self.names()}
+                    addresses = map(str, list(self.network.subnet)[10:250])  # more hosts than any machine runs
                     host.record = _Record(
-                        address=address,
+                        address=next(address for address in addresses if address not in taken),
                         machine=f"{self.network.bridge}-{name}",
                         machine_id=uuid.uuid4().hex,
                         layers=tuple(map(str, made.layers)),
@@ -204,11 +207,6 @@ class Host:
     @record.setter
     def record(self, record: _Record) -> None:
         files.ensure_file(self.directory / "host.json", record.model_dump_json(indent=1) + "\n")
-
-    @property
-    def address(self) -> str:
-        """Its IPv4 address."""
-        return self.record.address
 
     def exists(self) -> bool:
         """Check whether the host was made."""

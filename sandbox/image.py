@@ -153,8 +153,6 @@ def _apt_settings() -> list[str]:
     wanted = re.compile(
         r"Acquire::((http|https)::(?!.*Password)[A-Za-z]|Check-Valid-Until|Check-Date|Retries|ForceIPv4)"
     )
-    if shutil.which("apt-config") is None:
-        return []
     dump = run("/usr/bin/apt-config", "dump").stdout.splitlines()
     keep = [line for line in dump if wanted.match(line) and not line.endswith('"";')]
     own = ['Acquire::Languages "none";', 'APT::Periodic::Enable "0";', 'Acquire::Retries "3";']

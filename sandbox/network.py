@@ -39,18 +39,6 @@ class Network(pydantic.BaseModel, frozen=True):
         """The subnet; its first address is this machine's on the bridge."""
         return ipaddress.IPv4Network(self.cidr)
 
-    @classmethod
-    def load(cls, path: pathlib.Path) -> "Network":
-        """Read a model's network."""
-        return cls.model_validate_json(path.read_bytes())
-
-    def address(self, taken: collections.abc.Collection[str]) -> str:
-        """Return the lowest free address for a host. Raises `SandboxError` when all are taken."""
-        for address in list(self.subnet)[10:250]:
-            if str(address) not in taken:
-                return str(address)
-        raise SandboxError(f"no free address in {self.cidr}")
-
     def ensure(self) -> None:
         """Make the bridge, the kernel's settings and the firewall's rules where missing. Raises `SandboxError`."""
         self.ensure_bridge()

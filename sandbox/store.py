@@ -8,7 +8,6 @@ import os
 import pathlib
 import secrets
 import shutil
-import string
 import time
 import typing
 import uuid
@@ -18,7 +17,6 @@ import pydantic
 from slurm_ddp import files
 
 ROOT = pathlib.Path("/var/lib/slurm-ddp")
-_ID_ALPHABET = string.digits + string.ascii_lowercase
 
 
 class SandboxError(Exception):
@@ -265,7 +263,7 @@ class Model(_Record):
 
 def new_id() -> str:
     """Return a fresh identifier in the form of Juju's secret ids: 20 characters of 0-9a-z."""
-    return "".join(secrets.choice(_ID_ALPHABET) for _ in range(20))
+    return uuid.uuid4().hex[:20]
 
 
 class Store:
@@ -305,10 +303,6 @@ class Store:
         descriptor = os.open(self.log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         with os.fdopen(descriptor, "a") as file:
             file.writelines(f"{stamp} {unit} {level} {line}\n" for line in message.splitlines() or [""])
-
-    def log_lines(self) -> list[str]:
-        """Return the lines of the log."""
-        return self.log_path.read_text().splitlines() if self.log_path.exists() else []
 
     @contextlib.contextmanager
     def change(self, *, create: bool = False) -> collections.abc.Generator[Model]:

@@ -99,7 +99,7 @@ class FolderHost:
 
     def __init__(self, hosts: "FolderHosts", name: str) -> None:
         self.name = name
-        self.address = f"10.0.0.{list(hosts.made).index(name) + 2 if name in hosts.made else len(hosts.made) + 2}"
+        self.record = types.SimpleNamespace(address=f"10.0.0.{len(hosts.made) + 2}")
         self.root = hosts.folder / name
         self.agents: list[subprocess.Popen[bytes]] = []
 

@@ -73,12 +73,6 @@ def test_a_mistake_is_named(tmp_path: pathlib.Path, mistake: dict[str, str]):
     assert str(error.value) == mistake["message"]
 
 
-def test_an_action_of_an_execution_group_is_refused(tmp_path: pathlib.Path):
-    metadata = METADATA | {"server": SERVER | {"actions": {"load": None, "dump": {"execution-group": "a"}}}}
-    with pytest.raises(SandboxError, match=r"^server: action dump: the sandbox knows no execution-group$"):
-        bundles.check(load(tmp_path, BUNDLE), metadata)
-
-
 def test_an_overlay_cannot_remove_what_is_not_there(tmp_path: pathlib.Path):
     with pytest.raises(SandboxError, match=r"overlay.yaml: application 'sever' cannot be removed"):
         load(tmp_path, BUNDLE, "applications:\n  sever:\n")

@@ -131,7 +131,7 @@ def test_the_action_of_a_command_that_was_killed_is_dropped_and_its_hook_runs_ag
         engine.settle()
         assert [event.label for unit in engine.model.units.values() for event in unit.events] == []
     assert "agent/0 config_changed" in bench.hooks()
-    log = "\n".join(bench.store.log_lines())
+    log = bench.store.log_path.read_text()
     assert "server/0 WARNING action hold was interrupted: no command waits for it" in log
     assert "agent/0 WARNING config-changed was interrupted: it runs again" in log
 

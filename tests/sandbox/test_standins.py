@@ -281,7 +281,7 @@ def test_the_options_file_is_upstreams_to_the_letter(host: FakeHost):
     path = host.defaults / "slurmd"
     path.write_text('# Additional options\n#SLURMD_OPTIONS=""\n')
     slurmd_node.set_node(slurmd_node.describe("compute/0", []))
-    slurmd_node.set_name("compute-0")
+    slurmd_node.SERVICE.set_options(slurmd_node.SERVICE.options() | {"-Z": True, "-N": "compute-0"})
     slurmd_node.SERVICE.set_controllers(["juju-1-0:6817", "juju-1-1:6817"])
     line = f"SLURMD_OPTIONS=--conf '{CONF}' -Z -N compute-0 --conf-server juju-1-0:6817,juju-1-1:6817\n"
     assert path.read_text() == f'# Additional options\n#SLURMD_OPTIONS=""\n{line}'
