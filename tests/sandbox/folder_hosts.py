@@ -40,12 +40,8 @@ class TheCharm(ops.CharmBase):
         super().__init__(framework)
         for event in (self.on.start, self.on.config_changed, self.on.update_status, self.on.stop, self.on.remove):
             framework.observe(event, self._on_hook)
-        if "api" in self.meta.relations:
-            framework.observe(self.on.api_relation_departed, self._on_hook)
-            framework.observe(self.on.api_relation_broken, self._on_hook)
-        if self.meta.actions:
-            framework.observe(self.on.wait_action, self._on_action)
-            framework.observe(self.on.hold_action, self._on_action)
+        framework.observe(self.on.wait_action, self._on_action)
+        framework.observe(self.on.hold_action, self._on_action)
         framework.observe(self.on.collect_unit_status, self._on_collect)
 
         self.waits = ROOM / f"waits-{{self.unit.name.replace('/', '-')}}"  # the name of a status
@@ -75,23 +71,20 @@ class TheCharm(ops.CharmBase):
 if __name__ == "__main__":
     ops.main(TheCharm)
 """
-ACTIONS = {"wait": {"parallel": True}, "hold": {}}
-CONFIG = {"options": {"slow": {"type": "boolean", "default": False}, "n": {"type": "int"}}}
-SERVER: dict[str, typing.Any] = {
-    "name": "server",
-    "type": "charm",
-    "actions": ACTIONS,
-    "provides": {"api": {"interface": "http"}},
-    "config": CONFIG,
-}
-AGENT: dict[str, typing.Any] = {
-    "name": "agent",
-    "type": "charm",
-    "subordinate": True,
-    "actions": ACTIONS,
-    "config": CONFIG,
-    "requires": {"juju-info": {"interface": "juju-info", "scope": "container"}, "api": {"interface": "http"}},
-}
+SERVER, AGENT = yaml.safe_load_all("""
+name: server
+type: charm
+actions: {wait: {parallel: true}, hold: {}}
+config: {options: {slow: {type: boolean, default: false}, n: {type: int}}}
+provides: {api: {interface: http}}
+---
+name: agent
+type: charm
+subordinate: true
+actions: {wait: {parallel: true}, hold: {}}
+config: {options: {slow: {type: boolean, default: false}, n: {type: int}}}
+requires: {juju-info: {interface: juju-info, scope: container}, api: {interface: http}}
+""")
 
 
 class FolderHost:
@@ -176,15 +169,13 @@ class Bench:
         store = Store("t", self.store.directory.parent)
         return Engine(store, Progress(self.lines.append), create=create)
 
-    def add(self, model: Model, metadata: dict[str, typing.Any], name: str = "") -> None:
-        source = self.store.directory / "charms" / f"{name or metadata['name']}-0"
+    def add(self, model: Model, metadata: dict[str, typing.Any]) -> None:
+        name: str = metadata["name"]
+        source = self.store.directory / "charms" / f"{name}-0"
         (source / "src").mkdir(parents=True)
         (source / "src" / "charm.py").write_text(CHARM.format(room=str(self.room)))
-        (source / "charmcraft.yaml").write_text(yaml.safe_dump(metadata | {"name": name or metadata["name"]}))
-        charm = Application(
-            name=name or metadata["name"], charm=metadata["name"], source=str(source), metadata=metadata
-        )
-        rules.add_application(model, charm)
+        (source / "charmcraft.yaml").write_text(yaml.safe_dump(metadata))
+        rules.add_application(model, Application(name=name, charm=name, source=str(source), metadata=metadata))
 
     def hooks(self) -> list[str]:
         path = self.room / "hooks"

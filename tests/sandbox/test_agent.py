@@ -16,6 +16,10 @@ from sandbox.store import Event, Secret
 CHARM = """
 import ops
 
+INSTALLS = []
+with open("imports", "a") as file:
+    file.write("x")
+
 
 class TheCharm(ops.CharmBase):
     stored = ops.StoredState()
@@ -33,9 +37,9 @@ class TheCharm(ops.CharmBase):
 
     def _on_install(self, event):
         print("a stray line on standard output")
-        self.unit.status = ops.MaintenanceStatus("installing")
         self.stored.count += 1
-        self.unit.status = ops.ActiveStatus(f"count {self.stored.count}")
+        INSTALLS.append(event)
+        self.unit.status = ops.ActiveStatus(f"{len(INSTALLS)} here, imported {len(open('imports').read())} times")
 
     def _on_start(self, event):
         if self.stored.count < 2:
@@ -86,21 +90,15 @@ class Agent:
     """The agent on a host that is a folder, and a model with two units of the charm."""
 
     def __init__(self, root: pathlib.Path) -> None:
-        self.root = root
-        self.source = self.write("source", CHARM)
+        self.source = root / "source"
+        (self.source / "src").mkdir(parents=True)
+        (self.source / "charmcraft.yaml").write_text(METADATA)
+        (self.source / "src" / "charm.py").write_text(CHARM)
         self.host = FolderHosts(root).create("host")
         self.agent = agent_process.Agent(typing.cast(typing.Any, self.host), "agent.py")
         self.world = World()
         self.world.add("thing", yaml.safe_load(METADATA), units=2)
         self.state: Json = {}  # overrides the model's
-
-    def write(self, name: str, code: str) -> pathlib.Path:
-        """Return the folder of a charm with this code."""
-        source = self.root / name
-        (source / "src").mkdir(parents=True)
-        (source / "charmcraft.yaml").write_text(METADATA)
-        (source / "src" / "charm.py").write_text(code)
-        return source
 
     def run(self, kind: str, *, unit: str = "thing/0", **event: typing.Any) -> tuple[Json, list[Json]]:
         """Return the result and the messages before it."""
@@ -137,31 +135,7 @@ def test_stored_state_and_deferred_events_come_back(agent: Agent):
     assert third["state"]["deferred"] == []
 
 
-COUNTING = """
-import ops
-
-EVENTS = []
-with open("imports", "a") as file:
-    file.write("x")
-
-
-class Counting(ops.CharmBase):
-    def __init__(self, framework):
-        super().__init__(framework)
-        framework.observe(self.on.install, self._on_install)
-
-    def _on_install(self, event):
-        EVENTS.append(event)
-        self.unit.status = ops.ActiveStatus(f"{len(EVENTS)} here, imported {len(open('imports').read())} times")
-
-
-if __name__ == "__main__":
-    ops.main(Counting)
-"""
-
-
 def test_events_share_the_import_of_their_unit_s_charm_and_nothing_else(agent: Agent):
-    agent.source = agent.write("counting", COUNTING)
     for _ in range(2):
         for unit in ("thing/0", "thing/1"):
             result, _ = agent.run("install", unit=unit)
