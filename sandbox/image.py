@@ -11,7 +11,6 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import fcntl
-import functools
 import hashlib
 import json
 import os
@@ -165,7 +164,6 @@ def _host_certificates() -> bytes:
     return path.read_bytes() if path.is_file() else b""
 
 
-@functools.cache
 def _pip_conf() -> tuple[str, tuple[pathlib.Path, ...]]:
     """Return the text of guests' /etc/pip.conf, and this machine's folders that it names."""
     values = {key: words for key, words in uv.pip_settings().items() if key != "cert"}

@@ -15,11 +15,7 @@ from sandbox.store import Application, SandboxError
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LINES = pathlib.Path(__file__).with_name("juju-values.tsv").read_text().splitlines()
 MEASURED = [line.split("\t") for line in LINES if not line.startswith("# ")]
-TYPES: dict[type, str] = {
-    str: "string",
-    int: "integer",
-    float: "number",
-    bool: "boolean",
+TYPES: dict[type, str] = {str: "string", int: "integer", float: "number", bool: "boolean"} | {
     type(None): "null",
     list: "array",
     dict: "object",
