@@ -27,13 +27,9 @@ class TheCharm(ops.CharmBase):
     def __init__(self, framework):
         super().__init__(framework)
         self.stored.set_default(count=0)
-        framework.observe(self.on.install, self._on_install)
-        framework.observe(self.on.start, self._on_start)
-        framework.observe(self.on.update_status, self._on_update_status)
-        framework.observe(self.on.secret_changed, self._on_secret_changed)
-        framework.observe(self.on["server"].relation_departed, self._on_departed)
-        framework.observe(self.on["server"].relation_changed, self._on_changed)
-        framework.observe(self.on.talk_action, self._on_talk)
+        hooks = "install start update_status secret_changed server_relation_departed server_relation_changed talk_action"
+        for hook in hooks.split():
+            framework.observe(getattr(self.on, hook), getattr(self, f"_on_{hook}"))
 
     def _on_install(self, event):
         print("a stray line on standard output")
@@ -56,13 +52,13 @@ class TheCharm(ops.CharmBase):
         event.secret.set_content(dict(content))
         self.unit.status = ops.ActiveStatus(content["key"])
 
-    def _on_departed(self, event):
+    def _on_server_relation_departed(self, event):
         self.unit.status = ops.ActiveStatus(f"{event.unit.name}: {event.departing_unit.name} leaves")
 
-    def _on_changed(self, event):
+    def _on_server_relation_changed(self, event):
         self.unit.status = ops.ActiveStatus(f"{event.unit} wrote {dict(event.relation.data[event.app])}")
 
-    def _on_talk(self, event):
+    def _on_talk_action(self, event):
         event.log("first")
         event.set_results({"text": event.params["text"], "place": str(self.model.storages["data"][0].location)})
         try:

@@ -39,26 +39,12 @@ def load(tmp_path: pathlib.Path, text: str, *overlays: str) -> bundles.Bundle:
     return bundles.load(path, files)
 
 
-def test_a_good_bundle_passes(tmp_path: pathlib.Path):
-    bundle = load(tmp_path, BUNDLE)
-    bundles.check(bundle, METADATA)
-    assert bundle.applications["client"].charm == str(tmp_path / "dist" / "client.charm")
-    assert not bundle.applications["server"].is_local
-
-
-def test_overlays_merge_options_and_remove_applications_with_their_relations(tmp_path: pathlib.Path):
-    overlay = "applications:\n  agent:\n  server:\n    options: {name: x}\n    num_units: 3\n"
-    bundle = load(tmp_path, BUNDLE, overlay)
-    assert bundle.applications["server"].body["options"] == {"port": 8080, "name": "x"}
-    assert bundle.applications["server"].body["num_units"] == 3
-    assert "agent" not in bundle.applications
-    assert bundle.relations == [("server:api", "client:api")]
-
-
 def test_paths_are_relative_to_the_file_that_names_them(tmp_path: pathlib.Path):
     (tmp_path / "tool").write_text("")
     bundle = load(tmp_path, BUNDLE, "applications:\n  server:\n    resources: {tool: ../tool}\n")
     assert bundle.applications["server"].body["resources"] == {"tool": str(tmp_path / "tool")}
+    assert bundle.applications["client"].charm == str(tmp_path / "dist" / "client.charm")
+    assert not bundle.applications["server"].is_local
     bundles.check(bundle, METADATA)
 
 

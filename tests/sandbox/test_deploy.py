@@ -95,15 +95,6 @@ def test_a_wrong_bundle_changes_nothing(bench: Bench, old: str, new: str, messag
     assert bench.model.applications == {}
 
 
-def test_charms_of_this_repository_are_staged_as_they_are_packed(tmp_path: pathlib.Path):
-    path = tmp_path / "bundle.yaml"
-    path.write_text("applications:\n  trainer: {charm: ./dist/ddp-trainer.charm}\n")
-    deployment.stage(bundles.load(path).applications["trainer"], tmp_path)
-    assert (tmp_path / "src" / "charm.py").is_file()
-    assert (tmp_path / "lib" / "slurm_ddp" / "run.py").is_file()
-    assert (tmp_path / "payload" / "ddptrain" / "__init__.py").is_file()
-
-
 @pytest.mark.parametrize(
     ("text", "gpus"),
     [

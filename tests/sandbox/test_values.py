@@ -105,9 +105,7 @@ def test_what_juju_refuses_is_refused(text: str):
 CALLS: list[tuple[str, str, dict[str, object]]] = [
     ("slurm-gpu upgrade-driver", "branch=580", {"branch": 580}),
     ("slurm-gpu set-mig", "gpu=all profiles=none", {"gpu": "all", "profiles": "none"}),
-    ("ddp-trainer submit-ddp", "time-limit=30 memory=8192 run=42", {"time-limit": 30, "memory": 8192, "run": 42}),
-    ("ddp-trainer submit-ddp", "environment=2024 exclusive=true", {"environment": 2024, "exclusive": True}),
-    ("ddp-trainer prepare-dataset", "name=2024", {"name": 2024}),
+    ("ddp-trainer submit-ddp", "time-limit=30 exclusive=true run=42", {"time-limit": 30, "exclusive": True, "run": 42}),
     ("ddp-trainer list-runs", "since=2026-11-20 lines=0x10", {"since": "2026-11-20", "lines": 16}),
     ("ddp-trainer submit-ddp", "nodes=1e3 max-restarts=2.0", {"nodes": 1000, "max-restarts": 2}),
 ]
