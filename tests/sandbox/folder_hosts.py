@@ -1,11 +1,11 @@
 """The engine on hosts that are folders: an agent runs as a process on this machine instead of in a container."""
 
 import collections.abc
+import concurrent.futures
 import pathlib
 import shutil
 import subprocess
 import sys
-import threading
 import time
 import types
 import typing
@@ -17,7 +17,7 @@ from sandbox import engine as engines
 from sandbox import model as rules
 from sandbox import settings
 from sandbox.engine import Engine, Progress
-from sandbox.store import Application, Model, SandboxError, Store
+from sandbox.store import Application, Model, Store
 
 CHARM = """
 import pathlib
@@ -87,6 +87,9 @@ requires: {juju-info: {interface: juju-info, scope: container}, api: {interface:
 """)
 
 
+Command = concurrent.futures.Future[typing.Any]
+
+
 class FolderHost:
     """A host whose agent is a process here."""
 
@@ -148,12 +151,13 @@ class Bench:
         self.room.mkdir()
         self.store = Store("t", folder / "state")
         self.lines: list[str] = []
+        self.threads = concurrent.futures.ThreadPoolExecutor()
         hosts = FolderHosts(folder / "hosts")
         self.hosts = hosts
         monkeypatch.setattr(engines, "Hosts", lambda _: hosts)
         monkeypatch.setattr(engines, "GUEST", self.store.directory)
-        monkeypatch.setattr(engines, "_RETRY_S", 0.1)
-        monkeypatch.setattr(engines, "_POLL_S", 0.05)
+        for name, seconds in (("_RETRY_S", 0.1), ("_RETRY_MAX_S", 0.2), ("_POLL_S", 0.05)):
+            monkeypatch.setattr(engines, name, seconds)
         with self.engine(create=True) as engine:
             with engine.change() as model:
                 model.uuid = "5a7d8c3e-52ab-4b1c-8f6e-9d0c772586ad"
@@ -186,10 +190,16 @@ class Bench:
         (self.room / "began").unlink(missing_ok=True)
         self.lines.clear()
 
-    def begin(self, work: collections.abc.Callable[[Engine], object]) -> "Command":
-        return Command(self.engine(), work)
+    def begin(self, work: collections.abc.Callable[[Engine], typing.Any]) -> Command:
+        """Begin a command in a thread of its own."""
 
-    def act(self, unit: str, action: str) -> "Command":
+        def run() -> typing.Any:
+            with self.engine() as engine:
+                return work(engine)
+
+        return self.threads.submit(run)
+
+    def act(self, unit: str, action: str) -> Command:
         """Begin an action in a command of its own, and wait until it runs."""
         command = self.begin(lambda engine: engine.act(unit, action, {}))
         self.wait("began")
@@ -210,26 +220,3 @@ class Bench:
         with engine.change() as model:
             settings.set_options(model, model.applications[app], values)
         engine.settle()
-
-
-class Command:
-    """A command in a thread of its own."""
-
-    def __init__(self, engine: Engine, work: collections.abc.Callable[[Engine], object]) -> None:
-        self.result: typing.Any = None
-        self.engine = engine
-
-        def run() -> None:
-            try:
-                with engine:
-                    self.result = work(engine)
-            except SandboxError as e:
-                self.result = e
-
-        self.thread = threading.Thread(target=run)
-        self.thread.start()
-
-    def end(self) -> typing.Any:
-        self.thread.join(40)
-        assert not self.thread.is_alive()
-        return self.result

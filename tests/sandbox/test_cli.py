@@ -62,25 +62,17 @@ def prompt(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Prompt:
     return one
 
 
-def test_status_has_the_tables_of_juju(prompt: Prompt):
+def test_status_has_the_tables_and_as_data_the_shape_of_juju(prompt: Prompt):
     text, model = prompt.ok("status"), prompt.store.load()
-    heads = [block.splitlines()[0] for block in text.strip().split("\n\n")]
-    assert [[word.strip() for word in head.split("  ") if word] for head in heads] == [
-        ["Model", "Controller", "Cloud/Region", "Version", "SLA", "Timestamp", "Notes"],
-        ["App", "Version", "Status", "Scale", "Charm", "Channel", "Rev", "Exposed", "Message"],
-        ["Unit", "Workload", "Agent", "Machine", "Public address", "Ports", "Message"],
-        ["Machine", "State", "Address", "Inst id", "Base", "AZ", "Message"],
-    ]
+    heads = [" ".join(block.splitlines()[0].split()) for block in text.strip().split("\n\n")]
+    assert heads == CASES["heads_of_status"]
     rows = [line.split() for line in text.splitlines()]
     host = f"juju-{model.uuid[-6:]}-1"
     assert ["1", "started", "10.0.0.1", host, "debian@12"] in rows
     assert ["server/1", "active", "allocating", "1", "10.0.0.1", "server/1", "works"] in rows
     assert ["agent/1", "active", "allocating", "10.0.0.1", "agent/1", "works"] in rows, "a subordinate's is left out"
-
-
-def test_status_as_data_has_the_shape_of_juju(prompt: Prompt):
-    data, model = json.loads(prompt.ok("status --format json")), prompt.store.load()
-    assert data["machines"]["1"]["instance-id"] == data["machines"]["1"]["hostname"] == f"juju-{model.uuid[-6:]}-1"
+    data = json.loads(prompt.ok("status --format json"))
+    assert data["machines"]["1"]["instance-id"] == data["machines"]["1"]["hostname"] == host
     unit = data["applications"]["server"]["units"]["server/1"]
     assert unit["machine"] == "1"
     assert unit["workload-status"] == {"current": "active", "message": "server/1 works"}
@@ -128,18 +120,7 @@ def test_the_log_is_chosen_by_unit_and_application(prompt: Prompt):
 
 
 @pytest.mark.parametrize("once", [False, True])
-@pytest.mark.parametrize(
-    "words",
-    [
-        "config server port=81",
-        "integrate server:api agent:api",
-        "remove-relation server:api client:api",
-        "add-unit client",
-        "remove-unit client/0",
-        "remove-application --no-prompt client server",
-        "update-status server/0",
-    ],
-)
+@pytest.mark.parametrize("words", CASES["commands_change_the_model"])
 def test_commands_change_the_model_and_then_wait_with_or_without_update_status(prompt: Prompt, words: str, once: bool):
     prompt.ok(f"{words} --once" if once else words)
     ((given, waiting),) = prompt.settled
