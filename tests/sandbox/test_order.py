@@ -9,10 +9,8 @@ from sandbox import model as rules
 from sandbox import settings
 from sandbox.store import Event, Unit
 
-BOTH: dict[str, typing.Any] = {
-    "name": "both",
-    "requires": {"api": {"interface": "http"}, "spare": {"interface": "http"}},
-}
+HTTP = {"interface": "http"}
+BOTH: dict[str, typing.Any] = {"name": "both", "requires": {"api": HTTP, "spare": HTTP}}
 
 
 class Hostile(World):

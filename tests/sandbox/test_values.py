@@ -43,6 +43,8 @@ def test_a_value_is_what_juju_measured(text: str, kind: str, value: str):
 
 digits = st.text("0123456789", min_size=1, max_size=15)
 amount = st.integers(1, 10**15)
+NOT_WORDS = "y n yes no on off true false null".split()
+quoted = st.text(st.characters(max_codepoint=126, min_codepoint=32)).map(lambda text: text.replace("'", "''"))
 word = st.from_regex(r"[A-Za-z/][A-Za-z0-9._/+@-]{0,30}", fullmatch=True)
 RULES: dict[str, tuple[st.SearchStrategy[str], Callable[[str], object]]] = {  # what is typed, and what it means
     "an amount": (amount.map(str), int),
@@ -56,16 +58,8 @@ RULES: dict[str, tuple[st.SearchStrategy[str], Callable[[str], object]]] = {  # 
     "an exponent": (st.builds("{}e{}".format, amount, st.integers(0, 99)), float),
     "a fraction": (st.builds("{}.{}".format, digits, digits), float),
     "a size": (st.builds("{}{}".format, amount, st.sampled_from("KMGTmhdw")), str),
-    "a word": (
-        word.filter(lambda text: text.lower() not in ("y", "n", "yes", "no", "on", "off", "true", "false", "null")),
-        str,
-    ),
-    "quoted": (
-        st.text(st.characters(max_codepoint=126, min_codepoint=32)).map(
-            lambda text: f"'{text.replace(chr(39), chr(39) * 2)}'"
-        ),
-        lambda text: text[1:-1].replace("''", "'"),
-    ),
+    "a word": (word.filter(lambda text: text.lower() not in NOT_WORDS), str),
+    "quoted": (quoted.map("'{}'".format), lambda text: text[1:-1].replace("''", "'")),
     **{
         f"numbers joined by {mark}": (st.lists(digits, min_size=size).map(mark.join), str)
         for mark, size in ((":", 2), ("-", 2), (",", 2), (".", 3))
