@@ -28,15 +28,12 @@ METADATA: dict[str, dict[str, typing.Any]] = {
 BUNDLE = pathlib.Path(__file__).with_suffix(".yaml").read_text()
 
 
-def load(tmp_path: pathlib.Path, text: str, *overlays: str) -> bundles.Bundle:
-    path = tmp_path / "bundle.yaml"
-    path.write_text(text)
-    files: list[pathlib.Path] = []
-    for number, overlay in enumerate(overlays):
-        (tmp_path / f"overlay{number}").mkdir()
-        files.append(tmp_path / f"overlay{number}" / "overlay.yaml")
-        files[-1].write_text(overlay)
-    return bundles.load(path, files)
+def load(tmp_path: pathlib.Path, text: str, overlay: str = "") -> bundles.Bundle:
+    (tmp_path / "overlays").mkdir()
+    files = tmp_path / "bundle.yaml", tmp_path / "overlays" / "overlay.yaml"
+    for file, content in zip(files, (text, overlay), strict=True):
+        file.write_text(content)
+    return bundles.load(files[0], files[1:])
 
 
 def test_paths_are_relative_to_the_file_that_names_them(tmp_path: pathlib.Path):

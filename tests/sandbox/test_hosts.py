@@ -13,8 +13,6 @@ from sandbox.store import SandboxError
 from scripts import uv
 from slurm_ddp.run import CommandError, Completed
 
-# --- names and network ------------------------------------------------------------------------------------------------
-
 
 def test_a_subnet_is_free_of_routes_and_of_other_models(monkeypatch: pytest.MonkeyPatch):
     routes = [{"dst": word} for word in ("default", "10.77.0.0/23", "10.77.2.5", "192.168.0.0/16")]
@@ -22,9 +20,6 @@ def test_a_subnet_is_free_of_routes_and_of_other_models(monkeypatch: pytest.Monk
     first = network.free_subnet([])
     assert str(first) == "10.77.3.0/24"
     assert str(network.free_subnet([first])) == "10.77.4.0/24"
-
-
-# --- the image --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

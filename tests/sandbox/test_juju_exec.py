@@ -44,19 +44,14 @@ def wake_up(bench: Bench, unit: str) -> None:
             time.sleep(0.02)
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "message"),
-    CASES["words_other_than_the_charms_own_are_refused"],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
-)
+@pytest.mark.parametrize("case", CASES["words_other_than_the_charms_own_are_refused"])
 def test_words_other_than_the_charms_own_are_refused(
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    words: list[str],
-    code: int,
-    message: str,
+    case: tuple[list[str], int, str],
 ):
+    words, code, message = case
     (agents(tmp_path) / "unit-foo-2").mkdir(parents=True)
     play(monkeypatch, tmp_path, *(word.replace("HERE", str(agents(tmp_path))) for word in words))
     result = juju_exec.main()  # what sys.exit takes: a status, or a text to print and 1

@@ -272,15 +272,7 @@ def test_an_option_is_set_back_to_its_default_or_to_none(world: World):
     assert "token" not in settings.options(server)
 
 
-@pytest.mark.parametrize(
-    ("action", "values", "message"),
-    [
-        ("dumb", {}, "server has no action 'dumb' (there are: dump)"),
-        ("dump", {"path": "/x", "line": "1"}, "dump: unknown parameter 'line' (there are: lines, path)"),
-        ("dump", {"path": "/x", "lines": "0"}, "dump: parameter 'lines': 0 is less than the minimum of 1"),
-        ("dump", {}, "dump: 'path' is a required property"),
-    ],
-)
+@pytest.mark.parametrize(("action", "values", "message"), CASES["the_controller_refuses_wrong_parameters_by_name"])
 def test_the_controller_refuses_wrong_parameters_by_name(
     world: World, action: str, values: dict[str, str], message: str
 ):
