@@ -41,16 +41,6 @@ class Network(pydantic.BaseModel, frozen=True):
 
     def ensure(self) -> None:
         """Make the bridge, the kernel's settings and the firewall's rules where missing. Raises `SandboxError`."""
-        self.ensure_bridge()
-        for setting, least in _LEAST.items():
-            if int(setting.read_text()) < least:
-                setting.write_text(f"{least}\n")
-        for table, chain, rule in _rules(self):
-            if not _iptables(table, "-C", chain, rule, check=False):
-                _iptables(table, "-I", chain, rule)
-
-    def ensure_bridge(self) -> None:
-        """Make the bridge if it is missing. Raises `SandboxError`."""
         address = f"{self.subnet[1]}/{self.subnet.prefixlen}"
         try:
             if not (_INTERFACES / self.bridge).exists():
@@ -59,6 +49,12 @@ class Network(pydantic.BaseModel, frozen=True):
             run("/usr/sbin/ip", "link", "set", self.bridge, "mtu", str(mtu()), "up")
         except CommandError as e:
             raise SandboxError(f"bridge {self.bridge}: {e}") from e
+        for setting, least in _LEAST.items():
+            if int(setting.read_text()) < least:
+                setting.write_text(f"{least}\n")
+        for table, chain, rule in _rules(self):
+            if not _iptables(table, "-C", chain, rule, check=False):
+                _iptables(table, "-I", chain, rule)
 
     def remove(self) -> None:
         """Remove the bridge and the rules. The kernel's settings stay until this machine restarts."""

@@ -76,6 +76,7 @@ class _Zygote:
         self._socket, theirs = socket.socketpair()
         self._pid = os.fork()
         if self._pid == 0:
+            self._socket.close()  # so it ends with the agent: the youngest first, which has copies of the others
             _breed(unit, source, answers, theirs.makefile("rw"))
             os._exit(0)
         theirs.close()
