@@ -19,19 +19,15 @@ class Agent:
 
     def __init__(self, host: Host, program: str) -> None:
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the agent
-        self._process = host.popen(
+        self.process = host.popen(
             ["/opt/sandbox/venv/bin/python", program],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
             start_new_session=True,
         )
-        assert self._process.stdin and self._process.stdout
-        self._stdin, self._stdout = self._process.stdin, self._process.stdout
-
-    def alive(self) -> bool:
-        """Check whether the process runs."""
-        return self._process.poll() is None
+        assert self.process.stdin and self.process.stdout
+        self._stdin, self._stdout = self.process.stdin, self.process.stdout
 
     def ask(self, request: Json, show: collections.abc.Callable[[Json], None]) -> Json:
         """Run one event; `show` gets the messages of the hook meanwhile."""
@@ -51,16 +47,16 @@ class Agent:
     def kill(self) -> None:
         """End the agent and the hook that it runs."""
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+            os.killpg(self.process.pid, signal.SIGKILL)
 
     def close(self) -> None:
         """End the agent when it runs no hook any more; kill it if it does not end."""
         with contextlib.suppress(OSError):
             self._stdin.close()
         try:
-            self._process.wait(timeout=5)
+            self.process.wait(timeout=5)
         except subprocess.TimeoutExpired:
             self.kill()
-            self._process.wait()
+            self.process.wait()
         self._stdout.close()
         self._stderr.close()

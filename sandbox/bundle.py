@@ -33,7 +33,7 @@ _OPTION_TYPES: dict[str, tuple[type, ...]] = {
     "secret": (str,),
 }
 
-NOT_PLAYED = "Not played by the sandbox."  # the description of such an endpoint in a stand-in's charmcraft.yaml
+NOT_PLAYED = "Not played by the sandbox."  # the description of such endpoints and options of stand-ins
 
 Json = dict[str, typing.Any]
 
@@ -172,9 +172,6 @@ def check(bundle: Bundle, metadata: collections.abc.Mapping[str, Json]) -> None:
             if problem := option_problem(option, value, section(section(declared, "config"), "options")):
                 raise SandboxError(f"{app.name}: {problem}")
         _check_units(app, declared)
-        for name, action in section(declared, "actions").items():
-            if "execution-group" in (action or {}):
-                raise SandboxError(f"{app.name}: action {name}: the sandbox knows no execution-group")
         known = section(declared, "resources")
         for resource, path in app.body.get("resources", {}).items():
             if resource not in known:
@@ -203,6 +200,8 @@ def option_problem(option: str, value: object, declared: collections.abc.Mapping
     """Return the mistake in setting `option` to `value`, or None."""
     if option not in declared:
         return f"no option {option!r}{_guess(option, declared)}"
+    if declared[option].get("description") == NOT_PLAYED:
+        return f"the sandbox does not play option {option!r}"
     kind = declared[option]["type"]
     fits = isinstance(value, _OPTION_TYPES[kind]) and (kind == "boolean" or not isinstance(value, bool))
     return None if fits else f"option {option!r} is a {kind}, not {value!r}"

@@ -1,6 +1,7 @@
 """./sandboxctl: Juju's words for the bundle on one machine. Exit status: 0 success, 1 failure, 2 usage."""
 
 import collections.abc
+import contextlib
 import functools
 import json
 import pathlib
@@ -19,9 +20,8 @@ from sandbox import model as rules
 from sandbox import session as sessions
 from sandbox import settings as operator
 from sandbox import view
-from sandbox.engine import Progress
+from sandbox.engine import Engine, Progress
 from sandbox.hosts import Hosts
-from sandbox.session import Session
 from sandbox.store import Model, SandboxError, Store
 
 LEVELS = ("TRACE", "DEBUG", "INFO", "ACTION", "WARNING", "ERROR", "CRITICAL")  # Juju's, and an action's own log
@@ -39,8 +39,13 @@ class _Group(click.Group):
             ctx.exit(1)
 
 
-def _session(store: Store, *, create: bool = False) -> Session:
-    return Session(store, Progress(lambda line: click.echo(line, err=True)), create=create)
+@contextlib.contextmanager
+def _change(store: Store, *, once: bool) -> collections.abc.Generator[Model]:
+    """Yield the model for a change, and wait until everything that follows from it has run."""
+    with Engine(store, Progress()) as engine:
+        with engine.change() as model:
+            yield model
+        sessions.settle(engine, once=once)
 
 
 def _assignments(items: collections.abc.Iterable[str]) -> dict[str, str]:
@@ -89,7 +94,7 @@ def _changes_model(function: collections.abc.Callable[..., None]) -> collections
 
     @functools.wraps(function)
     def command(store: Store, *, once: bool, **words: typing.Any) -> None:
-        with _session(store).change(once=once) as model:
+        with _change(store, once=once) as model:
             function(model, **words)
 
     return _once_option(click.pass_obj(command))
@@ -105,9 +110,8 @@ def _changes_model(function: collections.abc.Callable[..., None]) -> collections
 def deploy(store: Store, bundle: pathlib.Path, overlays: tuple[pathlib.Path, ...], *, once: bool) -> None:
     """Deploy BUNDLE with the sandbox's own overlay and yours, and wait until every unit is active."""
     merged = bundles.load(bundle, overlays, defaults=_OVERLAY)
-    session = _session(store, create=True)
-    with session.open() as engine:
-        session.deploy(engine, merged, once=once)
+    with Engine(store, Progress(), create=True) as engine:
+        sessions.deploy(engine, merged, once=once)
 
 
 @cli.command()
@@ -120,15 +124,13 @@ def status(store: Store, form: str) -> None:
 
 
 @cli.command()
-@click.argument("bundle", type=click.Path(path_type=pathlib.Path), default=deployment.REPOSITORY / "bundle.yaml")
 @click.pass_obj
-def demo(store: Store, bundle: pathlib.Path) -> None:
-    """Deploy, prepare a dataset, train a model on two nodes, and show the result."""
-    merged = bundles.load(bundle, defaults=_OVERLAY)
-    session = _session(store, create=True)
-    sessions.remove_abandoned(store, session.progress)
-    with session.open() as engine:
-        click.echo(demonstration.run(session, engine, merged))
+def demo(store: Store) -> None:
+    """Deploy bundle.yaml, prepare a dataset, train a model on two nodes, and show the result."""
+    merged = bundles.load(deployment.REPOSITORY / "bundle.yaml", defaults=_OVERLAY)
+    sessions.remove_abandoned(store, Progress())
+    with Engine(store, Progress(), create=True) as engine:
+        click.echo(demonstration.run(engine, merged))
 
 
 @cli.command()
@@ -142,15 +144,12 @@ def demo(store: Store, bundle: pathlib.Path) -> None:
 @click.pass_obj
 def run(store: Store, unit: str, action: str, params: tuple[str, ...], form: str) -> None:
     """Run ACTION on UNIT (`trainer/0`, or `trainer/leader`) with key=value parameters, and show its results."""
-    if "/" not in unit or "=" in action:
-        raise click.UsageError("name the unit and the action: trainer/0 submit-ddp nodes=2")
     values = _assignments(params)
-    session = _session(store)
-    with session.open() as engine:
+    with Engine(store, Progress()) as engine:
         app = unit.removesuffix("/leader")
         if app != unit:
             unit = engine.model.leader(engine.model.application(app).name) or unit
-        outcome = session.action(engine, unit, action, values)
+        outcome = engine.act(unit, action, values)
     failure, results = outcome["failure"], outcome["results"]
     if form == "json":
         state = {"status": "completed"} if failure is None else {"status": "failed", "message": failure}
@@ -164,11 +163,10 @@ def run(store: Store, unit: str, action: str, params: tuple[str, ...], form: str
 @cli.command()
 @click.argument("app")
 @click.argument("settings", nargs=-1, metavar="[KEY | KEY=VALUE...]")
-@click.option("--format", "form", type=click.Choice(["yaml", "json"]), default="yaml")
 @click.option("--reset", default="", metavar="KEY[,KEY]", help="Set these options back to their defaults.")
 @_once_option
 @click.pass_obj
-def config(store: Store, app: str, settings: tuple[str, ...], *, form: str, reset: str, once: bool) -> None:
+def config(store: Store, app: str, settings: tuple[str, ...], *, reset: str, once: bool) -> None:
     """Show the options of APP or, with the name of one, its value; or set some with key=value."""
     is_name = len(settings) == 1 and "=" not in settings[0]
     if not reset and (is_name or not settings):
@@ -177,11 +175,11 @@ def config(store: Store, app: str, settings: tuple[str, ...], *, form: str, rese
             if settings[0] not in data["settings"]:
                 raise SandboxError(f'key "{settings[0]}" not found in "{app}" application config or charm settings.')
             click.echo(data["settings"][settings[0]].get("value", ""))
-            return
-        click.echo(json.dumps(data, indent=2) if form == "json" else _as_yaml(data).rstrip("\n"))
+        else:
+            click.echo(_as_yaml(data), nl=False)
         return
     values = _assignments(settings)
-    with _session(store).change(once=once) as model:
+    with _change(store, once=once) as model:
         operator.set_options(model, model.application(app), values, reset=[name for name in reset.split(",") if name])
 
 
@@ -239,11 +237,10 @@ def remove_unit(model: Model, unit: str) -> None:
 
 @cli.command("remove-application")
 @click.argument("apps", nargs=-1, required=True)
-@click.option("--no-prompt", is_flag=True, help="As in Juju, which asks without it; the sandbox does not ask.")
+@click.option("--no-prompt", is_flag=True, expose_value=False, help="As in Juju; the sandbox does not ask.")
 @_changes_model
-def remove_application(model: Model, apps: tuple[str, ...], *, no_prompt: bool) -> None:
+def remove_application(model: Model, apps: tuple[str, ...]) -> None:
     """Remove APPS with their units, their hosts and their relations, all at the same time."""
-    del no_prompt
     rules.remove_applications(model, apps)
 
 
@@ -301,7 +298,7 @@ def update_status(model: Model, units: tuple[str, ...]) -> None:
 @click.pass_obj
 def add_secret(store: Store, name: str, content: tuple[str, ...]) -> None:
     """Add a secret of yours with key=value content; prints its id."""
-    with _session(store).open() as engine, engine.change() as model:
+    with Engine(store, Progress()) as engine, engine.change() as model:
         click.echo(operator.add_secret(model, name, _secret_content(content)).id)
 
 
@@ -328,10 +325,11 @@ def _secret_content(items: collections.abc.Iterable[str]) -> dict[str, str]:
 def debug_log(store: Store, *, include: tuple[str, ...], lines: int, replay: bool, level: str) -> None:
     """Show the charms' log."""
     store.load()  # raises if the model does not exist
+    logged = store.log_path.read_text().splitlines() if store.log_path.exists() else []
     levels = LEVELS[LEVELS.index(level) :]
     chosen = [
         line
-        for line, who, severity in ((line, *line.split(" ")[1:3]) for line in store.log_lines())
+        for line, who, severity in ((line, *line.split(" ")[1:3]) for line in logged)
         if severity in levels and (not include or {who, who.partition("/")[0]} & {*include})
     ]
     for line in chosen if replay else chosen[-lines:]:
@@ -344,10 +342,9 @@ def debug_log(store: Store, *, include: tuple[str, ...], lines: int, replay: boo
 @click.pass_obj
 def reboot(store: Store, unit: str, *, once: bool) -> None:
     """Reboot the host of UNIT now, also in the middle of a hook, and wait until its units have settled again."""
-    session = _session(store)
-    with session.open() as engine:
+    with Engine(store, Progress()) as engine:
         engine.reboot(unit)
-        session.settle(engine, once=once)
+        sessions.settle(engine, once=once)
 
 
 @cli.command()
@@ -370,7 +367,7 @@ def destroy(store: Store, no_prompt: bool) -> None:
     """Remove the hosts, their network and everything in them."""
     if not no_prompt:
         click.confirm(f"This removes all data of the model {store.name}. Continue?", abort=True)
-    sessions.remove(store, _session(store).progress)
+    sessions.remove(store, Progress())
 
 
 def main() -> None:

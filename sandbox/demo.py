@@ -9,10 +9,9 @@ import typing
 import click
 
 from sandbox import bundle as bundles
-from sandbox import image
+from sandbox import image, session
 from sandbox.engine import Engine
 from sandbox.hosts import Hosts
-from sandbox.session import Session
 from sandbox.store import Model, SandboxError
 
 TRAINING = {
@@ -49,7 +48,7 @@ def _phase(seconds: dict[str, float], name: str) -> collections.abc.Generator[No
     seconds[name] = time.monotonic() - begin
 
 
-def run(session: Session, engine: Engine, bundle: bundles.Bundle) -> str:
+def run(engine: Engine, bundle: bundles.Bundle) -> str:
     """Deploy, train, and return the demo's last lines.
 
     Raises:
@@ -57,7 +56,7 @@ def run(session: Session, engine: Engine, bundle: bundles.Bundle) -> str:
     """
 
     def act(action: str, **params: str) -> dict[str, typing.Any]:
-        outcome = session.action(engine, "trainer/0", action, params)
+        outcome = engine.act("trainer/0", action, params)
         if outcome["failure"] is not None:
             raise SandboxError(f"{action}: {outcome['failure']}")
         return outcome["results"]

@@ -12,12 +12,14 @@ import yaml
 from sandbox import bundle as bundles
 from sandbox import model as rules
 from sandbox import settings
-from sandbox.engine import Progress
-from sandbox.store import Application, Model, SandboxError, Store, section
+from sandbox.engine import Engine
+from sandbox.store import Application, SandboxError, section
 from scripts import pack
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 STANDINS = REPOSITORY / "sandbox" / "standins"
+
+Json = dict[str, typing.Any]
 
 
 def stage(app: bundles.BundleApplication, directory: pathlib.Path) -> None:
@@ -49,92 +51,89 @@ def _copy(source: pathlib.Path, target: pathlib.Path) -> None:
     shutil.copytree(source, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__", "*.pyc", "tests"))
 
 
-def _metadata(directory: pathlib.Path) -> dict[str, typing.Any]:
-    return yaml.safe_load((directory / "charmcraft.yaml").read_text())
+def apply(engine: Engine, bundle: bundles.Bundle) -> None:
+    """Bring the model to what the bundle says: applications and units added, options set, changed charms upgraded.
+
+    The caller holds the model.
+
+    Raises:
+        SandboxError: the bundle is wrong; nothing was changed then.
+    """
+    model = engine.model
+    with tempfile.TemporaryDirectory(prefix="sandbox-deploy-") as scratch:
+        staged = {name: pathlib.Path(scratch) / name for name in bundle.applications}
+        metadata: dict[str, Json] = {}
+        for name, app in bundle.applications.items():
+            stage(app, staged[name])
+            metadata[name] = yaml.safe_load((staged[name] / "charmcraft.yaml").read_text())
+        bundles.check(bundle, metadata)
+        for name, app in bundle.applications.items():
+            _ensure_application(engine, app, staged[name], metadata[name])
+    for ends in bundle.relations:
+        if rules.find_relation(model, *ends) is None:
+            rules.relate(model, *ends)
+    for app in bundle.applications.values():
+        current = model.applications[app.name]
+        while not current.subordinate and len(model.app_units(app.name)) < app.body["num_units"]:
+            rules.add_unit(model, current)
 
 
-class Deployment:
-    """Changes to a model that need charms' files."""
+def _ensure_application(engine: Engine, app: bundles.BundleApplication, staged: pathlib.Path, metadata: Json) -> None:
+    model = engine.model
+    declared = section(section(metadata, "config"), "options")
+    options = {
+        name: settings.find_secret(model, value).id if declared[name]["type"] == "secret" else value
+        for name, value in app.body.get("options", {}).items()
+    }
+    current = model.applications.get(app.name)
+    if current is None:
+        charm = pathlib.Path(app.charm).stem
+        annotations = {key: str(value) for key, value in app.body.get("annotations", {}).items()}
+        source = _keep(engine, app.name, 0, staged)
+        current = Application(
+            name=app.name, charm=charm, source=source, metadata=metadata, options=options, annotations=annotations
+        )
+        rules.add_application(model, current)
+        engine.progress(app.name, f"deploys charm {charm}{'' if app.is_local else ' (played by its stand-in)'}")
+    elif current.dying:
+        raise SandboxError(f"application {app.name!r} is being removed: deploy again when status shows it no more")
+    else:
+        settings.replace_options(model, current, current.options | options)
+        _upgrade(engine, current, staged, metadata)
+    for name, path in app.body.get("resources", {}).items():
+        _attach(engine, current, name, pathlib.Path(path))
 
-    def __init__(self, store: Store, model: Model, progress: Progress) -> None:
-        self.store = store
-        self.model = model
-        self.progress = progress
 
-    def apply(self, bundle: bundles.Bundle) -> None:
-        """Bring the model to what the bundle says: applications and units added, options set, changed charms upgraded.
+def _keep(engine: Engine, app: str, revision: int, staged: pathlib.Path) -> str:
+    """Make the sandbox's own copy of a charm's files; return its folder."""
+    directory = engine.store.directory / "charms" / f"{app}-{revision}"
+    shutil.rmtree(directory, ignore_errors=True)
+    _copy(staged, directory)
+    return str(directory)
 
-        Raises:
-            SandboxError: the bundle is wrong; nothing was changed then.
-        """
-        with tempfile.TemporaryDirectory(prefix="sandbox-deploy-") as scratch:
-            staged = {name: pathlib.Path(scratch) / name for name in bundle.applications}
-            for name, app in bundle.applications.items():
-                stage(app, staged[name])
-            bundles.check(bundle, {name: _metadata(directory) for name, directory in staged.items()})
-            for name, app in bundle.applications.items():
-                self._ensure_application(app, staged[name])
-        for ends in bundle.relations:
-            if rules.find_relation(self.model, *ends) is None:
-                rules.relate(self.model, *ends)
-        for app in bundle.applications.values():
-            current = self.model.applications[app.name]
-            while not current.subordinate and len(self.model.app_units(app.name)) < app.body["num_units"]:
-                rules.add_unit(self.model, current)
 
-    def _ensure_application(self, app: bundles.BundleApplication, staged: pathlib.Path) -> None:
-        metadata = _metadata(staged)
-        declared = section(section(metadata, "config"), "options")
-        options = {
-            name: settings.find_secret(self.model, value).id if declared[name]["type"] == "secret" else value
-            for name, value in app.body.get("options", {}).items()
-        }
-        current = self.model.applications.get(app.name)
-        if current is None:
-            charm = pathlib.Path(app.charm).stem
-            annotations = {key: str(value) for key, value in app.body.get("annotations", {}).items()}
-            source = self._keep(app.name, 0, staged)
-            current = Application(
-                name=app.name, charm=charm, source=source, metadata=metadata, options=options, annotations=annotations
-            )
-            rules.add_application(self.model, current)
-            self.progress(app.name, f"deploys charm {charm}{'' if app.is_local else ' (played by its stand-in)'}")
-        elif current.dying:
-            raise SandboxError(f"application {app.name!r} is being removed: deploy again when status shows it no more")
-        else:
-            settings.replace_options(self.model, current, current.options | options)
-            self._upgrade(current, staged)
-        for name, path in app.body.get("resources", {}).items():
-            self._attach(current, name, pathlib.Path(path))
+def _attach(engine: Engine, app: Application, name: str, path: pathlib.Path) -> None:
+    """Give a resource its content: a copy that hosts see, replaced when the file differs."""
+    target = engine.store.directory / "resources" / app.name / name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if not target.exists() or not filecmp.cmp(path, target, shallow=False):
+        temporary = target.with_name(f".{name}.{os.getpid()}")
+        shutil.copyfile(path, temporary)
+        temporary.replace(target)
+    app.resources[name] = str(target)
 
-    def _keep(self, app: str, revision: int, staged: pathlib.Path) -> str:
-        """Make the sandbox's own copy of a charm's files; return its folder."""
-        directory = self.store.directory / "charms" / f"{app}-{revision}"
-        shutil.rmtree(directory, ignore_errors=True)
-        _copy(staged, directory)
-        return str(directory)
 
-    def _attach(self, app: Application, name: str, path: pathlib.Path) -> None:
-        """Give a resource its content: a copy that hosts see, replaced when the file differs."""
-        target = self.store.directory / "resources" / app.name / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if not target.exists() or not filecmp.cmp(path, target, shallow=False):
-            temporary = target.with_name(f".{name}.{os.getpid()}")
-            shutil.copyfile(path, temporary)
-            temporary.replace(target)
-        app.resources[name] = str(target)
-
-    def _upgrade(self, app: Application, staged: pathlib.Path) -> None:
-        """Give the application the staged files if they differ from its own; its units then get upgrade-charm."""
-        if _contents(staged) == _contents(pathlib.Path(app.source)):
-            return
-        app.revision += 1
-        app.source = self._keep(app.name, app.revision, staged)
-        app.metadata = _metadata(staged)
-        for unit in self.model.app_units(app.name):
-            rules.enqueue(self.model, unit, "upgrade-charm")
-            rules.enqueue(self.model, unit, "config-changed")
-        self.progress(app.name, f"upgrades to revision {app.revision}")
+def _upgrade(engine: Engine, app: Application, staged: pathlib.Path, metadata: Json) -> None:
+    """Give the application the staged files if they differ from its own; its units then get upgrade-charm."""
+    if _contents(staged) == _contents(pathlib.Path(app.source)):
+        return
+    app.revision += 1
+    app.source = _keep(engine, app.name, app.revision, staged)
+    app.metadata = metadata
+    for unit in engine.model.app_units(app.name):
+        rules.enqueue(engine.model, unit, "upgrade-charm")
+        rules.enqueue(engine.model, unit, "config-changed")
+    engine.progress(app.name, f"upgrades to revision {app.revision}")
 
 
 def _contents(root: pathlib.Path) -> dict[pathlib.Path, bytes]:

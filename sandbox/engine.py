@@ -18,19 +18,22 @@ import threading
 import time
 import typing
 
-from sandbox import gpus, hook, juju_exec, order, settings
+import click
+
+from sandbox import gpus, hook, settings
 from sandbox import model as rules
 from sandbox.agent import Agent
+from sandbox.guest import juju_exec
 from sandbox.hosts import Hosts
 from sandbox.store import Event, Lock, Model, SandboxError, Status, Store, Unit
 
 GUEST = pathlib.Path("/var/lib/sandbox")  # where a host finds the agent, the charms and the resources
 _AGENT = pathlib.Path(__file__).parent / "guest" / "agent.py"
 _ATTEMPTS = 4  # Juju retries a failed hook for ever; a command gives up after so many, the next one goes on
+_RETRY_S, _RETRY_MAX_S = 2.0, 16.0  # Juju: 5 s, doubled up to 5 min
 _POLL_S = 0.5  # how often a command looks at what others have changed
 _TICK_S = 9.5  # a line at least this often while something runs
 _SLOW_S = 3.0  # a hook that took longer than this is worth a line
-_REBOOT_S = 120.0
 
 Json = dict[str, typing.Any]
 
@@ -38,8 +41,9 @@ Json = dict[str, typing.Any]
 class Progress:
     """Progress lines: seconds since the command began, unit or machine, text."""
 
-    def __init__(self, write: collections.abc.Callable[[str], None]) -> None:
-        self._write = write
+    def __init__(self, write: collections.abc.Callable[[str], None] | None = None) -> None:
+        """Write lines to standard error, or give them to `write`."""
+        self._write = write or functools.partial(click.echo, err=True)
         self._begin = time.monotonic()
         self._lock = threading.Lock()
         self.last = time.monotonic()
@@ -65,16 +69,13 @@ class _Task:
 class Engine:
     """Executes one model on its hosts. Use as a context manager: leaving it ends the agents, not the hosts."""
 
-    def __init__(
-        self, store: Store, progress: Progress, make: collections.abc.Callable[[], Model] | None = None
-    ) -> None:
-        """Work on the model in `store`; `make` makes it if it does not exist."""
+    def __init__(self, store: Store, progress: Progress, *, create: bool = False) -> None:
+        """Work on the model in `store`; with `create`, the first change makes it if it does not exist."""
         self.store = store
         self.progress = progress
         self.hosts = Hosts(store.name)
         self.update_status = True  # whether update-status comes by chance
-        self._make = make
-        self._session: Lock | None = None
+        self._create = create
         self._agents: dict[str, Agent] = {}  # "machine 3" or, for a parallel action, the unit
         self._running: dict[str, _Task] = {}
         self._failures: dict[str, int] = {}  # unit -> attempts that failed during this command
@@ -85,27 +86,25 @@ class Engine:
 
     def __enter__(self) -> "Engine":
         """Load the model; `destroy` waits for its end from now on."""
-        if self._make is not None:
+        if self._create:
             self.store.directory.mkdir(parents=True, exist_ok=True)
         self._session = self.store.lock("session", shared=True)
-        if self._make is None:
-            with self.change():
-                pass
+        if not self._create:
+            self.model = self.store.load()
         return self
 
     def __exit__(self, *_: object) -> None:
         """End the agents, and leave nothing behind if no model was made."""
         for agent in self._agents.values():
             agent.close()
-        if not self.store.exists():
+        if not self.store.path.exists():
             self.store.forget()
-        if self._session is not None:
-            self._session.close()
+        self._session.close()
 
     @contextlib.contextmanager
     def change(self) -> collections.abc.Generator[Model]:
         """Hold the model, give it out as it is now and save what it became; `model` is the same one afterwards."""
-        with self.store.change(self._make) as model:
+        with self.store.change(create=self._create) as model:
             self.model = model
             yield model
 
@@ -116,7 +115,6 @@ class Engine:
         """
         deadline = time.monotonic() + listen_s
         self.hosts.up(lambda text: self.progress("sandbox", text))
-        self.hosts.recover(lambda text: self.progress("sandbox", text))
         with concurrent.futures.ThreadPoolExecutor(max_workers=32) as pool:
             try:
                 while not until():
@@ -138,7 +136,7 @@ class Engine:
                 raise
 
     def act(self, name: str, action: str, values: collections.abc.Mapping[str, str]) -> Json:
-        """Run an action of a unit; return {"id", "results", "failure"}."""
+        """Run an action of a unit and everything that follows from it; return {"id", "results", "failure"}."""
         with self.change() as model:
             unit = model.unit(name)
             if unit.dying:
@@ -152,9 +150,11 @@ class Engine:
             self.settle(until=lambda: identifier in self._results or name not in self.model.units)
         finally:
             self._actions.remove(identifier)
-            lock.close(remove=True)
+            lock.close()
+            lock.path.unlink(missing_ok=True)
         if identifier not in self._results:
             raise SandboxError(f"{name} was removed before the action ran")
+        self.settle()
         return {"id": identifier, **self._results[identifier]}
 
     def errors(self) -> list[str]:
@@ -175,16 +175,12 @@ class Engine:
         machine = self.model.unit(unit).machine
         lock = self.store.try_lock(f"machine-{machine}")
         with contextlib.closing(lock) if lock else contextlib.nullcontext():
-            self._reboot(machine)
-
-    def _reboot(self, machine: int) -> None:
-        host = self.hosts.get(self.model.host(machine))
-        self.progress(_who(machine), f"{host.name} reboots")
-        self._close_agent(_who(machine))
-        host.reboot(_REBOOT_S)
-        with self.change() as model:
-            order.rebooted(model, machine)
-        self.progress(_who(machine), "is up again")
+            host = self.hosts.get(self.model.host(machine))
+            self.progress(_who(machine), f"{host.name} reboots")
+            host.reboot()
+            with self.change() as model:
+                rules.rebooted(model, machine)
+            self.progress(_who(machine), "is up again")
 
     # --- what may run -----------------------------------------------------------------------------------------------
 
@@ -195,7 +191,8 @@ class Engine:
                 if event.action is None or event.action["id"] in self._actions:
                     continue
                 if lock := self.store.try_lock(f"action-{event.action['id']}"):
-                    lock.close(remove=True)
+                    lock.close()
+                    lock.path.unlink(missing_ok=True)
                     self.store.log(unit.name, "WARNING", f"{event.label} was interrupted: no command waits for it")
                     _take_off(unit, event)
 
@@ -235,7 +232,7 @@ class Engine:
 
     def _candidates(self, model: Model, units: list[Unit]) -> collections.abc.Iterator[tuple[Unit, Event]]:
         for unit in units:
-            event = order.next_event(model, unit)
+            event = rules.next_event(model, unit)
             if event is None or unit.name in self._running:
                 continue
             if event.action is not None and event.action["id"] not in self._actions:
@@ -278,7 +275,7 @@ class Engine:
             if unit.name in self._running or (unit.executing and unit.executing.action):
                 behind = unit.events[1:]
             else:
-                event = order.next_event(model, unit)
+                event = rules.next_event(model, unit)
                 behind = [event] if event else []
                 given_up = unit.failed is not None and self._failures.get(unit.name, 0) >= _ATTEMPTS
                 waits = waits or ((event or unit.failed) is not None and not given_up and not self.is_held(unit))
@@ -319,33 +316,26 @@ class Engine:
         self._done.put((task.key, error))
 
     def _create_host(self, machine: int, name: str, principal: str, app: str) -> None:
-        binds = {
-            str(GUEST / "agent.py"): str(_AGENT),
-            str(GUEST / "charms"): str(self._directory("charms")),
-            str(GUEST / "resources"): str(self._directory("resources")),
-            juju_exec.PATH: str(juju_exec.PROGRAM),
-        }
+        binds = {str(GUEST / "agent.py"): str(_AGENT), juju_exec.PATH: juju_exec.__file__}
+        for folder in ("charms", "resources"):
+            source = self.store.directory / folder
+            source.mkdir(exist_ok=True)
+            binds[str(GUEST / folder)] = str(source)
         cards = gpus.parse(self.model.applications[app].annotations.get("sandbox-mock-gpus", ""))
         host = self.hosts.create(
             name, gpus=cards, binds=binds, progress=lambda text: self.progress(_who(machine), text)
         )
-        juju_exec.prepare(host.root)
         with self.change() as model:
             for unit in model.machine_units(machine):
-                unit.address = host.address
+                unit.address = host.record.address
                 if unit.status.message == "waiting for machine":
                     unit.status = Status(name="waiting", message="installing agent")
-        self.progress(_who(machine), f"{name} is up at {host.address} for {principal}")
+        self.progress(_who(machine), f"{name} is up at {host.record.address} for {principal}")
 
     def _remove_host(self, machine: int, name: str) -> None:
         self._close_agent(_who(machine))
         self.hosts.destroy_host(name)
         self.progress(_who(machine), f"{name} removed")
-
-    def _directory(self, name: str) -> pathlib.Path:
-        directory = self.store.directory / name
-        directory.mkdir(parents=True, exist_ok=True)
-        return directory
 
     def _run_event(self, machine: int, host: str, name: str, event: Event, request: Json) -> None:
         begin = time.monotonic()
@@ -356,10 +346,8 @@ class Engine:
         with self.change() as model:
             self._finish(model, model.units[name], event, request, answer, took_s=time.monotonic() - begin)
         if name not in model.units:
-            shutil.rmtree(juju_exec.agent(self.hosts.get(host).root, name), ignore_errors=True)
-        if answer.get("reboot"):
-            self.store.log(name, "INFO", "the charm asked for a reboot")
-            self._reboot(machine)
+            agents = self.hosts.get(host).root / juju_exec.AGENTS.relative_to("/")
+            shutil.rmtree(agents / f"unit-{name.replace('/', '-')}", ignore_errors=True)
 
     def _relay(self, unit: str, message: Json) -> None:
         if message["kind"] == "status":
@@ -392,17 +380,15 @@ class Engine:
             self._fail(unit, event, answer)
             return
         unit.agent = Status(name="idle")
-        if answer["reboot"] == "now":  # the interrupted hook runs again afterwards
-            return
         self.store.log(unit.name, "DEBUG", f"ran {event.label} in {took_s:.1f} s")
         if took_s >= _SLOW_S:
             self.progress(unit.name, f"{event.label} took {took_s:.1f} s")
         hook.apply(model, unit, event, given, answer["state"])
-        order.ran(model, unit, update_status=self.update_status)
+        rules.ran(model, unit, update_status=self.update_status)
 
     def _fail(self, unit: Unit, event: Event, answer: Json) -> None:
         self._failures[unit.name] = self._failures.get(unit.name, 0) + 1
-        pause = order.pause_s(event.attempts + 1)
+        pause = min(_RETRY_S * 2**event.attempts, _RETRY_MAX_S)
         problem = f'hook failed: "{event.label}": {answer["error"]}'
         rules.failed(unit, event, problem, time.time() + pause)
         self.store.log(unit.name, "ERROR", answer["trace"])
@@ -412,7 +398,7 @@ class Engine:
 
     def _agent(self, key: str, host: str) -> Agent:
         agent = self._agents.get(key)
-        if agent is None or not agent.alive():
+        if agent is None or agent.process.poll() is not None:
             self._close_agent(key)
             agent = Agent(self.hosts.get(host), str(GUEST / "agent.py"))
             self._agents[key] = agent

@@ -2,8 +2,6 @@
 
 import dataclasses
 import re
-import typing
-import uuid
 
 from sandbox.store import SandboxError
 
@@ -40,16 +38,3 @@ def parse(text: str) -> tuple[Gpu, ...]:
         model = "" if found["model"] == "empty" else found["model"]
         gpus += [Gpu(model, int(found["node"]) if found["node"] else None)] * int(found["count"] or 1)
     return tuple(gpus)
-
-
-def listing(gpus: tuple[Gpu, ...], machine_id: str) -> list[dict[str, typing.Any]]:
-    """Return the cards in the slots of a machine, with the identifiers and bus addresses that they keep."""
-    return [
-        {
-            **dataclasses.asdict(gpu),
-            "uuid": f"GPU-{uuid.uuid5(uuid.UUID(machine_id), str(slot))}",
-            "bus": f"0000:{0x81 + slot:02x}:00.0",
-        }
-        for slot, gpu in enumerate(gpus)
-        if gpu.model
-    ]

@@ -14,9 +14,10 @@ Every operation may be interrupted and repeated. Threads and processes may work 
 
 import collections.abc
 import contextlib
+import dataclasses
 import fcntl
+import hashlib
 import json
-import os
 import pathlib
 import shutil
 import subprocess
@@ -26,9 +27,9 @@ import uuid
 
 import pydantic
 
-from sandbox import gpus as mock_gpus
 from sandbox import image, machine, network, store
 from sandbox.gpus import Gpu
+from sandbox.guest import juju_exec
 from sandbox.store import SandboxError
 from slurm_ddp import files
 from slurm_ddp.run import CommandError, CommandTimeout, Completed, clean_env, last_line, run
@@ -68,70 +69,60 @@ class Hosts:
     @property
     def network(self) -> network.Network:
         """The model's bridge and subnet."""
-        return network.Network.load(self.directory / "network.json")
+        return network.Network.model_validate_json((self.directory / "network.json").read_bytes())
 
     def up(self, progress: Progress) -> None:
         """Make the image, the bridge and the NAT rules, as far as they are missing.
 
         Raises:
-            SandboxError: not root, a tool or kernel feature is missing, or the image cannot be built.
+            SandboxError: a kernel feature is missing, or the image cannot be built.
         """
-        if os.geteuid() != 0:
-            raise SandboxError("the sandbox needs root; run it with sudo")
         self.empty_trash()  # of a command whose deletion was interrupted
         if not self.names():
             self._image = image.ensure_image(progress)
         with self._lock():
             path = self.directory / "network.json"
             if not path.exists():
-                taken = [network.Network.load(other).subnet for other in self.root.glob("*/network.json")]
-                made = network.Network(bridge=network.bridge_name(self.directory), cidr=str(network.free_subnet(taken)))
+                taken = [
+                    Hosts(other.parent.name, self.root).network.subnet for other in self.root.glob("*/network.json")
+                ]
+                bridge = "sd" + hashlib.sha256(str(self.directory).encode()).hexdigest()[:8]
+                made = network.Network(bridge=bridge, cidr=str(network.free_subnet(taken)))
                 progress(f"network: {made.cidr} on bridge {made.bridge}")
-                made.save(path)
+                files.ensure_file(path, made.model_dump_json() + "\n")
             self.network.ensure()
             text, path = network.resolv_conf(), self.directory / "resolv.conf"
             if not (path.exists() and path.read_text() == text):
                 path.write_text(text)  # in place: hosts have it bound over theirs
 
-    def create(
-        self,
-        name: str,
-        *,
-        gpus: tuple[Gpu, ...] = (),
-        binds: collections.abc.Mapping[str, str] | None = None,
-        progress: Progress,
-    ) -> "Host":
+    def create(self, name: str, *, gpus: tuple[Gpu, ...], binds: dict[str, str], progress: Progress) -> "Host":
         """Return the host `name`, made and booted if need be.
 
         Args:
             name: the host's name, which only the host itself resolves.
-            gpus: its mock GPUs, by slot; on a host that exists already they are changed at once.
-            binds: guest path to path on this machine, writable. On a host that runs they count from its next start.
-            progress: gets one line per step, and again at least every 5 s while the host boots.
+            gpus: the mock GPUs of a new host, by slot.
+            binds: of a new host, guest path to path on this machine, writable.
+            progress: gets a line every 5 s while the host boots.
 
         Raises:
             SandboxError: the host cannot be made, or did not finish booting.
         """
-        bound = dict(binds or {})
         host = Host(self, name)
         with host.lock():
             if not host.exists():
                 made = self._image or image.ensure_image(progress)
                 with self._lock():
-                    address = self.network.address({Host(self, other).address for other in self.names()})
+                    taken = {Host(self, other).record.address for other in self.names()}
+                    addresses = map(str, list(self.network.subnet)[10:250])  # more hosts than any machine runs
                     host.record = _Record(
-                        address=address,
+                        address=next(address for address in addresses if address not in taken),
                         machine=f"{self.network.bridge}-{name}",
                         machine_id=uuid.uuid4().hex,
                         layers=tuple(map(str, made.layers)),
-                        binds=bound,
+                        binds=binds,
                         read_only_binds=tuple(map(str, made.read_only_binds)),
                         gpus=gpus,
                     )
-            elif host.record.binds != bound:
-                host.record = host.record.model_copy(update={"binds": bound})
-        if host.record.gpus != gpus:
-            host.set_gpus(gpus)
         host.start(progress)
         return host
 
@@ -151,12 +142,6 @@ class Hosts:
         records = [json.loads(path.read_text()) for path in self.directory.glob("hosts/*/host.json")]
         sources = {source for record in records for source in record.get("binds", {}).values()}
         return sorted(source for source in sources if not pathlib.Path(source).exists())
-
-    def recover(self, progress: Progress) -> None:
-        """Boot the hosts that do not run, as after a restart of this machine."""
-        for name in self.names():
-            if not (host := Host(self, name)).is_running():
-                host.start(progress)
 
     def destroy_host(self, name: str) -> None:
         """Remove the host with everything in it. A missing host is no error."""
@@ -223,11 +208,6 @@ class Host:
     def record(self, record: _Record) -> None:
         files.ensure_file(self.directory / "host.json", record.model_dump_json(indent=1) + "\n")
 
-    @property
-    def address(self) -> str:
-        """Its IPv4 address."""
-        return self.record.address
-
     def exists(self) -> bool:
         """Check whether the host was made."""
         return (self.directory / "host.json").exists()
@@ -245,25 +225,24 @@ class Host:
         """Boot the host if it does not run, and wait until systemd has started everything. Raises `SandboxError`."""
         with self.lock():
             if not self._machine.is_kept_running():
-                self.hosts.network.ensure_bridge()
                 self._mount()
                 self._prepare()
                 self._machine.launch(self._options())
-        self._wait_booted(None, progress, BOOT_TIMEOUT_S)
+        self._wait_booted(None, progress)
 
     def kill(self) -> None:
         """Switch the host off as a power cut would: no process gets to finish."""
         with self.lock():
             self._machine.kill()
 
-    def reboot(self, timeout: float = BOOT_TIMEOUT_S) -> None:
+    def reboot(self) -> None:
         """Reboot the host from inside and wait until it is up again. Raises `SandboxError`."""
         before = self._machine.leader(self.root)
         if before is None:
             raise SandboxError(f"{self.name} does not run")
         with contextlib.suppress(SandboxError):  # the host may end before systemctl could say that all is well
             self.run(["/usr/bin/systemctl", "reboot"], timeout=60, check=False)
-        self._wait_booted(before, lambda _: None, timeout)
+        self._wait_booted(before, lambda _: None)
 
     def set_gpus(self, gpus: tuple[Gpu, ...]) -> None:
         """Give the host these mock GPUs, by slot, at once when it runs. They survive a reboot."""
@@ -356,17 +335,29 @@ class Host:
         files.ensure_file(etc / "hostname", f"{self.name}\n")
         files.ensure_file(etc / "hosts", f"127.0.0.1 localhost\n::1 localhost\n{record.address} {self.name}\n")
         files.ensure_file(etc / "machine-id", f"{record.machine_id}\n", mode=0o444)
+        # A boot forgets what juju-exec asked for: Juju holds it in memory
+        files.ensure_file(etc / "tmpfiles.d/sandbox-juju-exec.conf", f"D! {juju_exec.REQUESTS} 0700 root root -\n")
         files.ensure_file(
             etc / "systemd/network/10-host0.network",
             f"[Match]\nName=host0\n\n[Link]\nMTUBytes={network.mtu()}\n\n"
-            f"[Network]\nAddress={record.address}/{net.subnet.prefixlen}\nGateway={net.gateway}\n"
+            f"[Network]\nAddress={record.address}/{net.subnet.prefixlen}\nGateway={net.subnet[1]}\n"
             "LinkLocalAddressing=no\nIPv6AcceptRA=no\n",
         )
         self._write_gpus()
         files.ensure_file(etc / "sandbox/mock_gpus.py", _GUEST_GPUS.read_text())
 
     def _write_gpus(self) -> None:
-        listing = mock_gpus.listing(self.record.gpus, self.record.machine_id)
+        """List the cards in their slots, with the identifiers and bus addresses that they keep."""
+        machine_id = uuid.UUID(self.record.machine_id)
+        listing = [
+            {
+                **dataclasses.asdict(gpu),
+                "uuid": f"GPU-{uuid.uuid5(machine_id, str(slot))}",
+                "bus": f"0000:{0x81 + slot:02x}:00.0",
+            }
+            for slot, gpu in enumerate(self.record.gpus)
+            if gpu.model
+        ]
         files.ensure_file(self.root / "etc/sandbox/gpus.json", json.dumps(listing, indent=1) + "\n")
 
     def _options(self) -> list[str]:
@@ -390,7 +381,7 @@ class Host:
             options.append(f"--bind={_escape(source)}:{_escape(guest)}")
         return options
 
-    def _wait_booted(self, before: int | None, progress: Progress, timeout: float) -> None:
+    def _wait_booted(self, before: int | None, progress: Progress) -> None:
         """Wait until the host has a first process other than `before`, and systemd has started everything."""
         begin = shown = time.monotonic()
         state = "not running"
@@ -407,9 +398,9 @@ class Host:
             elif before is None and not self._machine.is_kept_running():
                 raise SandboxError(f"{self.name}: did not boot: {self._machine.last_words() or 'it ended at once'}")
             now = time.monotonic()
-            if now - begin > timeout:
+            if now - begin > BOOT_TIMEOUT_S:
                 raise SandboxError(
-                    f"{self.name}: not up within {timeout:.0f} s ({state}); see {self.directory}/console.log"
+                    f"{self.name}: not up within {BOOT_TIMEOUT_S:.0f} s ({state}); see {self.directory}/console.log"
                 )
             if now - shown > _HEARTBEAT_S:
                 progress(f"{self.name}: booting, {now - begin:.0f} s: {state}")

@@ -11,7 +11,6 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import fcntl
-import functools
 import hashlib
 import json
 import os
@@ -75,13 +74,8 @@ def ensure_image(progress: Progress) -> Image:
     `progress` gets one line per step.
 
     Raises:
-        SandboxError: a tool is missing, the archive cannot be reached, or the charms' requirements contradict.
+        SandboxError: the archive cannot be reached, or the charms' requirements contradict.
     """
-    for tool in ("mmdebstrap", "systemd-nspawn", "unshare"):
-        if shutil.which(tool, path="/usr/sbin:/usr/bin:/sbin:/bin") is None:
-            raise SandboxError(f"{tool} is not installed; run scripts/setup.sh demo")
-    if not _KEYRING.exists():
-        raise SandboxError("Debian's keys are not installed; run scripts/setup.sh demo")
     for folder in (PIP_CACHE, ENVIRONMENTS, images := CACHE / "images"):
         folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -91,7 +85,8 @@ def ensure_image(progress: Progress) -> Image:
         of_python: dict[str, object] = {"system": _digest(recipe), "requirements": requirements, "pip": pip_conf}
         system, python = images / _digest(recipe), images / _digest(of_python)
         if not (system.is_dir() and python.is_dir()):
-            with _build_lock(images, progress):
+            progress("image: built here, or by another command that this one waits for")
+            with contextlib.closing(store.Lock(images / ".lock", fcntl.LOCK_EX)):
                 for leftover in images.glob(".new-*"):
                     shutil.rmtree(leftover, ignore_errors=True)
                 if not (system.is_dir() and python.is_dir()):  # else another build made them meanwhile
@@ -157,8 +152,6 @@ def _apt_settings() -> list[str]:
     wanted = re.compile(
         r"Acquire::((http|https)::(?!.*Password)[A-Za-z]|Check-Valid-Until|Check-Date|Retries|ForceIPv4)"
     )
-    if shutil.which("apt-config") is None:
-        return []
     dump = run("/usr/bin/apt-config", "dump").stdout.splitlines()
     keep = [line for line in dump if wanted.match(line) and not line.endswith('"";')]
     own = ['Acquire::Languages "none";', 'APT::Periodic::Enable "0";', 'Acquire::Retries "3";']
@@ -171,7 +164,6 @@ def _host_certificates() -> bytes:
     return path.read_bytes() if path.is_file() else b""
 
 
-@functools.cache
 def _pip_conf() -> tuple[str, tuple[pathlib.Path, ...]]:
     """Return the text of guests' /etc/pip.conf, and this machine's folders that it names."""
     values = {key: words for key, words in uv.pip_settings().items() if key != "cert"}
@@ -196,17 +188,6 @@ def _folders(location: str) -> list[pathlib.Path]:
 
 
 # --- building ---------------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _build_lock(images: pathlib.Path, progress: Progress) -> collections.abc.Generator[None]:
-    with (images / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            progress("image: waiting for another build")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _prune(images: pathlib.Path, keep: set[str]) -> None:

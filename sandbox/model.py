@@ -2,11 +2,14 @@
 
 Nothing here touches a host. The order of events is Juju's: storage-attached, install, then the unit enters the scope of
 its relations; relation-created, leader-elected, config-changed, start; then relation-joined and relation-changed of the
-units in scope; when they leave, relation-departed, relation-broken; at the end stop and remove. (Source: Juju 3.6
-documentation, "Hook", and the uniter's resolver.)
+units in scope; when they leave, relation-departed, relation-broken; at the end stop and remove. (Sources: Juju 3.6
+documentation, "Hook"; internal/worker/uniter of juju/juju: resolver.go, relation/resolver.go, actions/resolver.go,
+runcommands/runcommands.go, reboot/resolver.go, operation/executor.go; what was seen on Juju 4.0.15.)
+docs/reference/sandbox.md has the table.
 """
 
 import collections.abc
+import time
 import typing
 
 from sandbox import bundle as bundles
@@ -15,6 +18,8 @@ from sandbox.store import Application, Event, Model, Relation, SandboxError, Sta
 Json = dict[str, typing.Any]
 _LATE = 0.35  # the share of relation-departed of removed units that come late
 _LATE_HOOKS = 3  # and how many other hooks of the unit come first
+_ALONE = ("install", "start", "stop", "remove", "storage-attached", "storage-detaching", "upgrade-charm")
+_UPDATE_STATUS = 0.1  # the share of a unit's idle moments in which update-status comes
 
 
 def enqueue(model: Model, unit: Unit, kind: str, **fields: typing.Any) -> Event | None:
@@ -35,8 +40,6 @@ def enqueue(model: Model, unit: Unit, kind: str, **fields: typing.Any) -> Event 
 
 def add_application(model: Model, app: Application) -> None:
     """Add an application without units, and its peer relations."""
-    if app.name in model.applications:
-        raise SandboxError(f"application {app.name!r} exists already")
     model.applications[app.name] = app
     for endpoint in app.section("peers"):
         _new_relation(model, [(app.name, endpoint)], container=False)
@@ -61,13 +64,10 @@ def add_unit(model: Model, app: Application, principal: Unit | None = None) -> U
     unit.address = principal.address if principal else ""
     unit.status = Status(name="waiting", message="waiting for machine" if principal is None else "installing agent")
     model.units[name] = unit
-    for storage, spec in app.section("storage").items():
-        multiple: Json = spec.get("multiple") or {}
-        count = int(str(multiple.get("range", "1")).rstrip("+-").split("-")[0])
-        for _ in range(count):
-            unit.storages.append((storage, model.next_storage))
-            enqueue(model, unit, "storage-attached", storage=(storage, model.next_storage))
-            model.next_storage += 1
+    for storage in app.section("storage"):
+        unit.storages.append((storage, model.next_storage))
+        enqueue(model, unit, "storage-attached", storage=(storage, model.next_storage))
+        model.next_storage += 1
     enqueue(model, unit, "install")
     for relation in model.app_relations(app.name):
         if takes_part(model, relation, unit):
@@ -322,3 +322,62 @@ def failed(unit: Unit, event: Event, problem: str, retry_at: float) -> None:
     current.attempts, current.retry_at, current.problem = current.attempts + 1, retry_at, problem
     unit.agent = Status(name="error", message=problem)
     unit.events = [current, *(other for other in unit.events if other is not current)]
+
+
+# --- what comes next: where Juju leaves it open, drawn from the seed, the unit and its number of hooks -----------
+
+
+def next_event(model: Model, unit: Unit) -> Event | None:
+    """Return the event that the unit's agent takes next; None while none may be delivered.
+
+    A unit in error gets the failed event again after a pause, and actions meanwhile; nothing else.
+    """
+    if unit.executing is not None:
+        return unit.executing  # where nobody holds its locks it was interrupted, and runs again from its start
+    failed = unit.failed
+    if failed is not None:
+        action = next((event for event in unit.events if event.action), None)
+        return action or (failed if time.time() >= failed.retry_at else None)
+    waiting = [event for event in unit.events if event.not_before <= unit.ran]
+    if not waiting:
+        return None
+    created = [event for event in waiting if event.kind == "relation-created"]
+    if not unit.started and created and waiting[0].kind not in ("storage-attached", "install"):
+        return _one_of(model, unit, created)  # all of them come before leader-elected, config-changed and start
+    if waiting[0].kind in _ALONE:
+        return waiting[0]
+    heads: dict[int | None, Event] = {}  # the first of each relation, and the first of all others
+    for event in waiting:
+        if event.kind in _ALONE:
+            break
+        heads.setdefault(event.relation, event)
+    return _one_of(model, unit, list(heads.values()))
+
+
+def _one_of(model: Model, unit: Unit, events: list[Event]) -> Event:
+    return events[int(model.draw("next", unit.name, unit.ran) * len(events))]
+
+
+def ran(model: Model, unit: Unit, *, update_status: bool = True) -> None:
+    """Count a hook of `unit`; if nothing else waits, update-status may come."""
+    unit.ran += 1
+    idle = unit.started and not unit.dying and not unit.events
+    if update_status and idle and model.draw("update-status", unit.name, unit.ran) < _UPDATE_STATUS:
+        enqueue(model, unit, "update-status")
+
+
+def rebooted(model: Model, machine: int) -> None:
+    """Queue what the units of a machine get after its reboot, in an order of units that the seed decides.
+
+    Each gets start, and by chance config-changed.
+    """
+    units = [unit for unit in model.machine_units(machine) if unit.started and not unit.dying]
+    for unit in sorted(units, key=lambda unit: model.draw("reboot", unit.name, unit.ran)):
+        interrupted = [event for event in unit.events if unit.has_started(event)]
+        waiting = [event for event in unit.events if event not in interrupted and not event.asked]
+        unit.events = []
+        enqueue(model, unit, "start")
+        if model.draw("reboot config-changed", unit.name, unit.ran) < 0.5:
+            enqueue(model, unit, "config-changed")
+        behind = [event for event in waiting if not any(event.same_as(other) for other in unit.events)]
+        unit.events = interrupted + unit.events + behind  # start waits for a hook that was interrupted

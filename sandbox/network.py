@@ -4,7 +4,6 @@ Everything is found again by the bridge's name, so nothing but the name and the 
 """
 
 import collections.abc
-import hashlib
 import ipaddress
 import json
 import pathlib
@@ -37,43 +36,12 @@ class Network(pydantic.BaseModel, frozen=True):
 
     @property
     def subnet(self) -> ipaddress.IPv4Network:
-        """The subnet."""
+        """The subnet; its first address is this machine's on the bridge."""
         return ipaddress.IPv4Network(self.cidr)
-
-    @property
-    def gateway(self) -> ipaddress.IPv4Address:
-        """This machine's address on the bridge."""
-        return self.subnet[1]
-
-    @classmethod
-    def load(cls, path: pathlib.Path) -> "Network":
-        """Read a model's network."""
-        return cls.model_validate_json(path.read_bytes())
-
-    def save(self, path: pathlib.Path) -> None:
-        """Keep the model's network."""
-        files.ensure_file(path, self.model_dump_json() + "\n")
-
-    def address(self, taken: collections.abc.Collection[str]) -> str:
-        """Return the lowest free address for a host. Raises `SandboxError` when all are taken."""
-        for address in list(self.subnet)[10:250]:
-            if str(address) not in taken:
-                return str(address)
-        raise SandboxError(f"no free address in {self.cidr}")
 
     def ensure(self) -> None:
         """Make the bridge, the kernel's settings and the firewall's rules where missing. Raises `SandboxError`."""
-        self.ensure_bridge()
-        for setting, least in _LEAST.items():
-            if int(setting.read_text()) < least:
-                setting.write_text(f"{least}\n")
-        for table, chain, rule in _rules(self):
-            if not _iptables(table, "-C", chain, rule, check=False):
-                _iptables(table, "-I", chain, rule)
-
-    def ensure_bridge(self) -> None:
-        """Make the bridge if it is missing. Raises `SandboxError`."""
-        address = f"{self.gateway}/{self.subnet.prefixlen}"
+        address = f"{self.subnet[1]}/{self.subnet.prefixlen}"
         try:
             if not (_INTERFACES / self.bridge).exists():
                 run("/usr/sbin/ip", "link", "add", self.bridge, "type", "bridge")
@@ -81,6 +49,12 @@ class Network(pydantic.BaseModel, frozen=True):
             run("/usr/sbin/ip", "link", "set", self.bridge, "mtu", str(mtu()), "up")
         except CommandError as e:
             raise SandboxError(f"bridge {self.bridge}: {e}") from e
+        for setting, least in _LEAST.items():
+            if int(setting.read_text()) < least:
+                setting.write_text(f"{least}\n")
+        for table, chain, rule in _rules(self):
+            if not _iptables(table, "-C", chain, rule, check=False):
+                _iptables(table, "-I", chain, rule)
 
     def remove(self) -> None:
         """Remove the bridge and the rules. The kernel's settings stay until this machine restarts."""
@@ -100,11 +74,6 @@ def remove_link(machine: str) -> None:
     keep that alive until the kernel gives up telling their other ends, which takes minutes.
     """
     run("/usr/sbin/ip", "link", "delete", f"vb-{machine}", check=False)  # the name, or the other name of a long one
-
-
-def bridge_name(directory: pathlib.Path) -> str:
-    """Return the bridge's name for the model that keeps its files in `directory`."""
-    return "sd" + hashlib.sha256(str(directory).encode()).hexdigest()[:8]
 
 
 def free_subnet(taken: collections.abc.Collection[ipaddress.IPv4Network]) -> ipaddress.IPv4Network:

@@ -1,8 +1,4 @@
-"""One command's work on a model: a change, everything that follows from it, and the wait of an operator."""
-
-import collections.abc
-import contextlib
-import typing
+"""The wait of an operator at the end of a command, and the end of a model."""
 
 from sandbox import bundle as bundles
 from sandbox import deploy as deployment
@@ -10,96 +6,65 @@ from sandbox import model as rules
 from sandbox import view
 from sandbox.engine import Engine, Progress
 from sandbox.hosts import Hosts
-from sandbox.store import Model, SandboxError, Store, Unit
+from sandbox.store import SandboxError, Store, Unit
 
 _SETTLED = ("active", "blocked", "error", "terminated")
 # Before each update-status after a command, for units that wait for what time brings; deploy waits two minutes
 _PAUSES_S = (1.0, *[5.0] * 6)
 _DEPLOY_PAUSES_S = (0.5, *[5.0] * 24)
 
-Json = dict[str, typing.Any]
+
+def deploy(engine: Engine, bundle: bundles.Bundle, *, once: bool = False) -> None:
+    """Bring the model to the bundle, and wait until every unit is active; with `once`, until all hooks have run.
+
+    Raises:
+        SandboxError: units do not become active; it names them.
+    """
+    with engine.change():
+        deployment.apply(engine, bundle)
+    settle(engine, once=once, until_active=True)
+    engine.progress("sandbox", view.summary(engine.model))
+    left = [f"{unit.name} ({unit.status.name})" for unit in engine.model.units.values() if not _is_active(unit)]
+    if left and not once:
+        raise SandboxError(f"not active: {', '.join(left)}; ./sandboxctl status shows why")
 
 
-class Session:
-    """Hosts and agents of one model, while a command lasts."""
+def settle(engine: Engine, *, once: bool, until_active: bool = False) -> None:
+    """Run every waiting event, then, unless `once`, send update-status to units that are not settled.
 
-    def __init__(self, store: Store, progress: Progress, *, create: bool = False) -> None:
-        """Work on the model in `store`; with `create`, the first change makes it if it does not exist."""
-        self.store = store
-        self.progress = progress
-        self._create = create
+    Args:
+        engine: where it runs.
+        once: send no update-status, neither by chance nor at the end.
+        until_active: a unit is settled only if it is active.
 
-    @contextlib.contextmanager
-    def open(self) -> collections.abc.Generator[Engine]:
-        """Yield the engine."""
-        make = (lambda: Model(name=self.store.name)) if self._create else None
-        with Engine(self.store, self.progress, make) as engine:
-            yield engine
+    Raises:
+        SandboxError: a unit is in error.
+    """
 
-    @contextlib.contextmanager
-    def change(self, *, once: bool) -> collections.abc.Generator[Model]:
-        """Yield the model for a change, and wait until everything that follows from it has run."""
-        with self.open() as engine:
-            with engine.change() as model:
-                yield model
-            self.settle(engine, once=once)
+    def unsettled() -> set[str]:
+        waiting = [unit for unit in engine.model.units.values() if unit.started and not engine.is_held(unit)]
+        if until_active:
+            return {unit.name for unit in waiting if not _is_active(unit)}
+        return {unit.name for unit in waiting if unit.status.name not in _SETTLED}
 
-    def deploy(self, engine: Engine, bundle: bundles.Bundle, *, once: bool = False) -> None:
-        """Bring the model to the bundle, and wait until every unit is active; with `once`, until all hooks have run.
-
-        Raises:
-            SandboxError: units do not become active; it names them.
-        """
+    engine.update_status = not once
+    engine.settle()
+    pauses = _DEPLOY_PAUSES_S if until_active else _PAUSES_S
+    for pause_s in () if once else pauses:
+        if not unsettled() or engine.errors():
+            break
+        engine.settle(until=lambda: not unsettled(), listen_s=pause_s)  # a unit may wake itself
         with engine.change() as model:
-            deployment.Deployment(self.store, model, self.progress).apply(bundle)
-        self.settle(engine, once=once, until_active=True)
-        self.progress("sandbox", view.summary(engine.model))
-        left = [f"{unit.name} ({unit.status.name})" for unit in engine.model.units.values() if not is_active(unit)]
-        if left and not once:
-            raise SandboxError(f"not active: {', '.join(left)}; ./sandboxctl status shows why")
-
-    def settle(self, engine: Engine, *, once: bool, until_active: bool = False) -> None:
-        """Run every waiting event, then, unless `once`, send update-status to units that are not settled.
-
-        Args:
-            engine: where it runs.
-            once: send no update-status, neither by chance nor at the end.
-            until_active: a unit is settled only if it is active.
-
-        Raises:
-            SandboxError: a unit is in error.
-        """
-
-        def unsettled() -> set[str]:
-            waiting = [unit for unit in engine.model.units.values() if unit.started and not engine.is_held(unit)]
-            if until_active:
-                return {unit.name for unit in waiting if not is_active(unit)}
-            return {unit.name for unit in waiting if unit.status.name not in _SETTLED}
-
-        engine.update_status = not once
+            for name in sorted(unsettled() & set(model.units)):
+                rules.enqueue(model, model.units[name], "update-status")
+                engine.progress(name, "is not settled: update-status, which Juju sends within five minutes")
         engine.settle()
-        pauses = _DEPLOY_PAUSES_S if until_active else _PAUSES_S
-        for pause_s in () if once else pauses:
-            if not unsettled() or engine.errors():
-                break
-            engine.settle(until=lambda: not unsettled(), listen_s=pause_s)  # a unit may wake itself
-            with engine.change() as model:
-                for name in sorted(unsettled() & set(model.units)):
-                    rules.enqueue(model, model.units[name], "update-status")
-                    self.progress(name, "is not settled: update-status, which Juju sends within five minutes")
-            engine.settle()
-        if errors := engine.errors():
-            others = f" (and {len(errors) - 1} more units in error)" if errors[1:] else ""
-            raise SandboxError(errors[0] + others)
-
-    def action(self, engine: Engine, name: str, action: str, values: collections.abc.Mapping[str, str]) -> Json:
-        """Run an action and everything that follows from it; return {"id", "results", "failure"}."""
-        outcome = engine.act(name, action, values)
-        engine.settle()
-        return outcome
+    if errors := engine.errors():
+        others = f" (and {len(errors) - 1} more units in error)" if errors[1:] else ""
+        raise SandboxError(errors[0] + others)
 
 
-def is_active(unit: Unit) -> bool:
+def _is_active(unit: Unit) -> bool:
     """Check whether a unit works: it is active, and its agent is not in error."""
     return unit.status.name == "active" and unit.agent.name != "error"
 

@@ -1,6 +1,7 @@
 """What an operator sets: options, secrets and actions, checked as Juju's controller does."""
 
 import collections.abc
+import contextlib
 import typing
 
 from sandbox import bundle as bundles
@@ -9,6 +10,11 @@ from sandbox.model import enqueue
 from sandbox.store import Application, Event, Model, SandboxError, Secret, Unit, new_id
 
 Json = dict[str, typing.Any]
+_READ: dict[str, collections.abc.Callable[[str], object]] = {
+    "boolean": lambda text: {"true": True, "false": False}[text.lower()],
+    "int": int,
+    "float": float,
+}
 
 
 def set_options(
@@ -26,7 +32,9 @@ def set_options(
         raise SandboxError(f"{app.name}: no option {min(unknown)!r} (there are: {', '.join(sorted(declared))})")
     parsed: Json = {}
     for name, text in values.items():
-        value = _parse(text, declared.get(name, {}).get("type"))
+        value: object = text  # one that does not fit stays a text, and is refused
+        with contextlib.suppress(KeyError, ValueError):
+            value = _READ[declared[name]["type"]](text)
         if problem := bundles.option_problem(name, value, declared):
             raise SandboxError(f"{app.name}: {problem}")
         parsed[name] = find_secret(model, text).id if declared[name]["type"] == "secret" else value
@@ -48,22 +56,6 @@ def options(app: Application) -> Json:
     declared = app.declared_options()
     defaults = {name: spec["default"] for name, spec in declared.items() if spec.get("default") is not None}
     return defaults | app.options
-
-
-def _parse(text: str, kind: str | None) -> object:
-    """Convert an option's text to its type; a text that does not fit stays one."""
-    try:
-        match kind:
-            case "boolean":
-                return {"true": True, "false": False}[text.lower()]
-            case "int":
-                return int(text)
-            case "float":
-                return float(text)
-            case _:
-                return text
-    except (KeyError, ValueError):
-        return text
 
 
 def action_params(app: Application, action: str, values: collections.abc.Mapping[str, str]) -> Json:
@@ -94,11 +86,8 @@ def action_params(app: Application, action: str, values: collections.abc.Mapping
     object_schema: Json = {"type": "object", "properties": properties, "required": spec.get("required", [])}
     validator: typing.Any = jsonschema.Draft4Validator(object_schema)  # as in Juju; its integers have no point
     for error in validator.iter_errors(params):
-        name = error.path[0] if error.path else ""
-        problem = error.message
-        if error.validator == "type" and name in values:
-            problem = yaml_values.describe(values[name], params[name], wanted=error.validator_value)
-        raise SandboxError(f"{action}: {f'parameter {name!r}: ' if name else ''}{problem}"[:300])
+        where = f"parameter {error.path[0]!r}: " if error.path else ""
+        raise SandboxError(f"{action}: {where}{error.message}"[:300])
     return params
 
 

@@ -8,8 +8,6 @@ import os
 import pathlib
 import secrets
 import shutil
-import string
-import threading
 import time
 import typing
 import uuid
@@ -19,7 +17,6 @@ import pydantic
 from slurm_ddp import files
 
 ROOT = pathlib.Path("/var/lib/slurm-ddp")
-_ID_ALPHABET = string.digits + string.ascii_lowercase
 
 
 class SandboxError(Exception):
@@ -266,7 +263,7 @@ class Model(_Record):
 
 def new_id() -> str:
     """Return a fresh identifier in the form of Juju's secret ids: 20 characters of 0-9a-z."""
-    return "".join(secrets.choice(_ID_ALPHABET) for _ in range(20))
+    return uuid.uuid4().hex[:20]
 
 
 class Store:
@@ -277,11 +274,6 @@ class Store:
         self.directory = root / name
         self.path = self.directory / "model.json"
         self.log_path = self.directory / "debug.log"
-        self._mutex = threading.RLock()
-
-    def exists(self) -> bool:
-        """Check whether the model was made."""
-        return self.path.exists()
 
     def load(self) -> Model:
         """Read the model, or raise `SandboxError` if it does not exist."""
@@ -312,20 +304,14 @@ class Store:
         with os.fdopen(descriptor, "a") as file:
             file.writelines(f"{stamp} {unit} {level} {line}\n" for line in message.splitlines() or [""])
 
-    def log_lines(self) -> list[str]:
-        """Return the lines of the log."""
-        return self.log_path.read_text().splitlines() if self.log_path.exists() else []
-
     @contextlib.contextmanager
-    def change(self, make: collections.abc.Callable[[], Model] | None = None) -> collections.abc.Generator[Model]:
+    def change(self, *, create: bool = False) -> collections.abc.Generator[Model]:
         """Hold the model against other commands, give it out, and replace its file with what it became.
 
-        An exception meanwhile leaves the file as it was. `make` makes a model if none exists.
+        An exception meanwhile leaves the file as it was. `create` makes a model if none exists.
         """
-        if make is not None:
-            self.directory.mkdir(parents=True, exist_ok=True)
-        with self._mutex, contextlib.closing(self.lock("model")):
-            model = make() if make is not None and not self.exists() else self.load()
+        with contextlib.closing(self.lock("model")):
+            model = Model(name=self.name) if create and not self.path.exists() else self.load()
             yield model
             self.save(model)
 
@@ -352,20 +338,14 @@ class Lock:
 
     def __init__(self, path: pathlib.Path, mode: int) -> None:
         """Take the lock with flock(2). Raises `BlockingIOError` with LOCK_NB if another holds it."""
-        self._path = path
-        while True:
-            self._file = path.open("w")
-            try:
-                fcntl.flock(self._file, mode)
-                if path.exists() and os.path.samestat(path.stat(), os.fstat(self._file.fileno())):
-                    return
-            except BaseException:
-                self._file.close()
-                raise
-            self._file.close()  # it was removed while this waited
+        self.path = path
+        self._file = path.open("w")
+        try:
+            fcntl.flock(self._file, mode)
+        except BaseException:
+            self._file.close()
+            raise
 
-    def close(self, *, remove: bool = False) -> None:
-        """Release the lock, and remove its file if no command takes it again."""
-        if remove:
-            self._path.unlink(missing_ok=True)
+    def close(self) -> None:
+        """Release the lock."""
         self._file.close()

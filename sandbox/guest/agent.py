@@ -20,6 +20,7 @@ import logging
 import os
 import pathlib
 import shutil
+import signal
 import socket
 import sys
 import traceback
@@ -44,10 +45,6 @@ yaml.SafeLoader, yaml.SafeDumper = yaml.CSafeLoader, yaml.CSafeDumper
 Json = dict[str, typing.Any]
 
 
-class _Reboot(BaseException):
-    """The charm asked for a reboot now: the hook ends here and runs again afterwards, as under Juju."""
-
-
 def main() -> None:
     """Serve requests until standard input ends."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
@@ -62,7 +59,7 @@ def main() -> None:
         if unit not in zygotes or zygotes[unit].source != source:
             if unit in zygotes:
                 zygotes.pop(unit).close()
-            zygotes[unit] = _Zygote(unit, source, answers, zygotes.values())
+            zygotes[unit] = _Zygote(unit, source, answers)
         status = zygotes[unit].run(line)
         if status != 0:
             message = f"the hook's process ended with wait status {status}"
@@ -74,19 +71,16 @@ def main() -> None:
 class _Zygote:
     """A process that has imported a unit's charm from one source, and forks for each of the unit's events."""
 
-    def __init__(self, unit: str, source: str, answers: typing.TextIO, others: typing.Iterable["_Zygote"]) -> None:
+    def __init__(self, unit: str, source: str, answers: typing.TextIO) -> None:
         self.source = source
-        ours, theirs = socket.socketpair()
+        self._socket, theirs = socket.socketpair()
         self._pid = os.fork()
         if self._pid == 0:
-            ours.close()
-            for other in others:
-                other.release()
+            self._socket.close()  # so it ends with the agent: the youngest first, which has copies of the others
             _breed(unit, source, answers, theirs.makefile("rw"))
             os._exit(0)
         theirs.close()
-        self._socket = ours
-        self._connection = ours.makefile("rw")
+        self._connection = self._socket.makefile("rw")
 
     def run(self, line: str) -> int:
         """Have a request answered; return the wait status of the process that did it."""
@@ -94,14 +88,9 @@ class _Zygote:
         self._connection.flush()
         return int(self._connection.readline() or -1)
 
-    def release(self) -> None:
-        """Close this process's end of the connection: with the last such end the other process ends."""
-        self._connection.close()
-        self._socket.close()
-
     def close(self) -> None:
-        """End the process."""
-        self.release()
+        """End the process: it runs no event now."""
+        os.kill(self._pid, signal.SIGKILL)
         os.waitpid(self._pid, 0)
 
 
@@ -133,8 +122,7 @@ def _serve(request: Json, answers: typing.TextIO) -> None:
 
 def _dispatch(request: Json, send: typing.Callable[..., None]) -> Json:
     charm_root, charm = _load_charm(request["unit"], request["source"])
-    reboots: list[str] = []
-    _patch_backend(send, reboots)
+    _patch_backend(send)
     _patch_remote_unit(request["event"])
     app, number = request["unit"].split("/")
     context = _Context(
@@ -154,12 +142,10 @@ def _dispatch(request: Json, send: typing.Callable[..., None]) -> Json:
         after = context.run(_build_event(request["event"], before, context), before)
     except testing.ActionFailed as e:
         after, failure = e.state, e.message
-    except _Reboot:
-        return {"ok": True, "reboot": "now", "state": None}
     finally:
         context.close()
     action = {"results": context.action_results or {}, "failure": failure} if request["event"].get("action") else None
-    return {"ok": True, "reboot": reboots[0] if reboots else None, "state": _describe_state(after), "action": action}
+    return {"ok": True, "state": _describe_state(after), "action": action}
 
 
 def _metadata(charm_root: pathlib.Path, action: Json) -> Json:
@@ -214,7 +200,7 @@ class _Context(testing.Context[ops.CharmBase]):
         return location
 
 
-def _patch_backend(send: typing.Callable[..., None], reboots: list[str]) -> None:
+def _patch_backend(send: typing.Callable[..., None]) -> None:
     """Make Scenario's model backend act as Juju does, and send progress while a hook runs."""
     backend = scenario.mocking._MockModelBackend
     status_set, secret_set, resource_get = backend.status_set, backend.secret_set, backend.resource_get
@@ -244,17 +230,11 @@ def _patch_backend(send: typing.Callable[..., None], reboots: list[str]) -> None
             raise ops.ModelError(f"ERROR resource {resource_name!r} has no content: attach it")
         return resource_get(self, resource_name)
 
-    def reboot(_: typing.Any, now: bool = False) -> None:
-        reboots.append("now" if now else "after")
-        if now:
-            raise _Reboot
-
     backend.status_set = sent_status_set
     backend.action_log = sent_action_log
     backend.juju_log = lambda _, level, message: send("log", level=level, message=message)
     backend.secret_set = changed_secret_set
     backend.resource_get = found_resource_get
-    backend.reboot = reboot
 
 
 def _patch_remote_unit(event: Json) -> None:

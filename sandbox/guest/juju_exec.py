@@ -1,18 +1,20 @@
 #!/usr/bin/python3 -I
 """juju-exec of a host, where it is /usr/bin/juju-exec: queues a unit's update-status hook.
 
-A request is a file that a command of the sandbox takes (juju_exec.py beside the engine). Other uses of juju-exec are
-refused. This file imports nothing of the sandbox.
+A request is a file that a command of the sandbox takes. Other uses of juju-exec are refused. This file imports nothing
+of the sandbox.
 """
 
 import os
 import pathlib
+import re
 import shlex
 import sys
 import time
 import uuid
 
-AGENTS = pathlib.Path("/var/lib/juju/agents")
+PATH = "/usr/bin/juju-exec"  # where a host has this file
+AGENTS = pathlib.Path("/var/lib/juju/agents")  # a folder for each unit, which Juju removes with it
 REQUESTS = pathlib.Path("/var/lib/sandbox/juju-exec")  # emptied at each boot
 _POLL_S = 0.3
 
@@ -35,6 +37,16 @@ def main() -> str | int:
     while request.exists():
         time.sleep(_POLL_S)
     return 0
+
+
+def take_requests(root: pathlib.Path) -> list[str]:
+    """Remove the requests of the host whose files are in `root`; return their units. Runs beside the engine."""
+    units: list[str] = []
+    for path in (root / REQUESTS.relative_to("/")).glob("*"):
+        if found := re.fullmatch(r"[0-9a-f]{32}\.(.+)-(\d+)", path.name):
+            path.unlink(missing_ok=True)
+            units.append(f"{found[1]}/{found[2]}")
+    return units
 
 
 if __name__ == "__main__":

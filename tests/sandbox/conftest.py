@@ -8,8 +8,7 @@ from folder_hosts import Bench
 from world import World
 
 STANDINS = pathlib.Path(__file__).resolve().parents[2] / "sandbox" / "standins"
-sys.path[:0] = [str(STANDINS)]
-sys.path[:0] = [str(STANDINS / name / "src") for name in ("slurmctld", "slurmd", "sackd", "slurmdbd", "mysql")]
+sys.path[:0] = [str(STANDINS / folder) for folder in ("slurmctld/src", "slurmd/src", "")]
 
 
 @pytest.fixture

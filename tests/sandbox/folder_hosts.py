@@ -1,11 +1,11 @@
 """The engine on hosts that are folders: an agent runs as a process on this machine instead of in a container."""
 
 import collections.abc
+import concurrent.futures
 import pathlib
 import shutil
 import subprocess
 import sys
-import threading
 import time
 import types
 import typing
@@ -17,7 +17,7 @@ from sandbox import engine as engines
 from sandbox import model as rules
 from sandbox import settings
 from sandbox.engine import Engine, Progress
-from sandbox.store import Application, Model, SandboxError, Store
+from sandbox.store import Application, Model, Store
 
 CHARM = """
 import pathlib
@@ -40,12 +40,8 @@ class TheCharm(ops.CharmBase):
         super().__init__(framework)
         for event in (self.on.start, self.on.config_changed, self.on.update_status, self.on.stop, self.on.remove):
             framework.observe(event, self._on_hook)
-        if "api" in self.meta.relations:
-            framework.observe(self.on.api_relation_departed, self._on_hook)
-            framework.observe(self.on.api_relation_broken, self._on_hook)
-        if self.meta.actions:
-            framework.observe(self.on.wait_action, self._on_action)
-            framework.observe(self.on.hold_action, self._on_action)
+        framework.observe(self.on.wait_action, self._on_action)
+        framework.observe(self.on.hold_action, self._on_action)
         framework.observe(self.on.collect_unit_status, self._on_collect)
 
         self.waits = ROOM / f"waits-{{self.unit.name.replace('/', '-')}}"  # the name of a status
@@ -75,23 +71,23 @@ class TheCharm(ops.CharmBase):
 if __name__ == "__main__":
     ops.main(TheCharm)
 """
-ACTIONS = {"wait": {"parallel": True}, "hold": {}}
-CONFIG = {"options": {"slow": {"type": "boolean", "default": False}, "n": {"type": "int"}}}
-SERVER: dict[str, typing.Any] = {
-    "name": "server",
-    "type": "charm",
-    "actions": ACTIONS,
-    "provides": {"api": {"interface": "http"}},
-    "config": CONFIG,
-}
-AGENT: dict[str, typing.Any] = {
-    "name": "agent",
-    "type": "charm",
-    "subordinate": True,
-    "actions": ACTIONS,
-    "config": CONFIG,
-    "requires": {"juju-info": {"interface": "juju-info", "scope": "container"}, "api": {"interface": "http"}},
-}
+SERVER, AGENT = yaml.safe_load_all("""
+name: server
+type: charm
+actions: {wait: {parallel: true}, hold: {}}
+config: {options: {slow: {type: boolean, default: false}, n: {type: int}}}
+provides: {api: {interface: http}}
+---
+name: agent
+type: charm
+subordinate: true
+actions: {wait: {parallel: true}, hold: {}}
+config: {options: {slow: {type: boolean, default: false}, n: {type: int}}}
+requires: {juju-info: {interface: juju-info, scope: container}, api: {interface: http}}
+""")
+
+
+Command = concurrent.futures.Future[typing.Any]
 
 
 class FolderHost:
@@ -99,7 +95,7 @@ class FolderHost:
 
     def __init__(self, hosts: "FolderHosts", name: str) -> None:
         self.name = name
-        self.address = f"10.0.0.{list(hosts.made).index(name) + 2 if name in hosts.made else len(hosts.made) + 2}"
+        self.record = types.SimpleNamespace(address=f"10.0.0.{len(hosts.made) + 2}")
         self.root = hosts.folder / name
         self.agents: list[subprocess.Popen[bytes]] = []
 
@@ -114,10 +110,10 @@ class FolderHost:
         self.agents.append(process)
         return process
 
-    def reboot(self, timeout: float) -> None:
+    def reboot(self) -> None:
         for process in self.agents:
             subprocess.run(["pkill", "-KILL", "-s", str(process.pid)], check=False)
-            process.wait(timeout)
+            process.wait(30)
         self.agents.clear()
         shutil.rmtree(self.root / "var/lib/sandbox", ignore_errors=True)  # as systemd-tmpfiles does
 
@@ -132,8 +128,6 @@ class FolderHosts:
         self.made: dict[str, FolderHost] = {}
 
     def up(self, _: object) -> None: ...
-
-    def recover(self, _: object) -> None: ...
 
     def names(self) -> list[str]:
         return sorted(self.made)
@@ -157,12 +151,13 @@ class Bench:
         self.room.mkdir()
         self.store = Store("t", folder / "state")
         self.lines: list[str] = []
+        self.threads = concurrent.futures.ThreadPoolExecutor()
         hosts = FolderHosts(folder / "hosts")
         self.hosts = hosts
         monkeypatch.setattr(engines, "Hosts", lambda _: hosts)
         monkeypatch.setattr(engines, "GUEST", self.store.directory)
-        monkeypatch.setattr(engines.order, "_RETRY_S", 0.1)
-        monkeypatch.setattr(engines, "_POLL_S", 0.05)
+        for name, seconds in (("_RETRY_S", 0.1), ("_RETRY_MAX_S", 0.2), ("_POLL_S", 0.05)):
+            monkeypatch.setattr(engines, name, seconds)
         with self.engine(create=True) as engine:
             with engine.change() as model:
                 model.uuid = "5a7d8c3e-52ab-4b1c-8f6e-9d0c772586ad"
@@ -176,17 +171,15 @@ class Bench:
 
     def engine(self, *, create: bool = False) -> Engine:
         store = Store("t", self.store.directory.parent)
-        return Engine(store, Progress(self.lines.append), (lambda: Model(name="t")) if create else None)
+        return Engine(store, Progress(self.lines.append), create=create)
 
-    def add(self, model: Model, metadata: dict[str, typing.Any], name: str = "") -> None:
-        source = self.store.directory / "charms" / f"{name or metadata['name']}-0"
+    def add(self, model: Model, metadata: dict[str, typing.Any]) -> None:
+        name: str = metadata["name"]
+        source = self.store.directory / "charms" / f"{name}-0"
         (source / "src").mkdir(parents=True)
         (source / "src" / "charm.py").write_text(CHARM.format(room=str(self.room)))
-        (source / "charmcraft.yaml").write_text(yaml.safe_dump(metadata | {"name": name or metadata["name"]}))
-        charm = Application(
-            name=name or metadata["name"], charm=metadata["name"], source=str(source), metadata=metadata
-        )
-        rules.add_application(model, charm)
+        (source / "charmcraft.yaml").write_text(yaml.safe_dump(metadata))
+        rules.add_application(model, Application(name=name, charm=name, source=str(source), metadata=metadata))
 
     def hooks(self) -> list[str]:
         path = self.room / "hooks"
@@ -197,10 +190,16 @@ class Bench:
         (self.room / "began").unlink(missing_ok=True)
         self.lines.clear()
 
-    def begin(self, work: collections.abc.Callable[[Engine], object]) -> "Command":
-        return Command(self.engine(), work)
+    def begin(self, work: collections.abc.Callable[[Engine], typing.Any]) -> Command:
+        """Begin a command in a thread of its own."""
 
-    def act(self, unit: str, action: str) -> "Command":
+        def run() -> typing.Any:
+            with self.engine() as engine:
+                return work(engine)
+
+        return self.threads.submit(run)
+
+    def act(self, unit: str, action: str) -> Command:
         """Begin an action in a command of its own, and wait until it runs."""
         command = self.begin(lambda engine: engine.act(unit, action, {}))
         self.wait("began")
@@ -221,26 +220,3 @@ class Bench:
         with engine.change() as model:
             settings.set_options(model, model.applications[app], values)
         engine.settle()
-
-
-class Command:
-    """A command in a thread of its own."""
-
-    def __init__(self, engine: Engine, work: collections.abc.Callable[[Engine], object]) -> None:
-        self.result: typing.Any = None
-        self.engine = engine
-
-        def run() -> None:
-            try:
-                with engine:
-                    self.result = work(engine)
-            except SandboxError as e:
-                self.result = e
-
-        self.thread = threading.Thread(target=run)
-        self.thread.start()
-
-    def end(self) -> typing.Any:
-        self.thread.join(40)
-        assert not self.thread.is_alive()
-        return self.result

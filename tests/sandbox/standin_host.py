@@ -234,6 +234,10 @@ class Standin:
         others = {other for other in self.state.relations if other.endpoint != relation.endpoint or name != "peer"}
         self.update(relations={*others, relation})
 
+    def share(self, data: dict[str, str], **fields: typing.Any) -> None:
+        """Replace the application's data in the peer relation, and other fields of it."""
+        self.relate("peer", dataclasses.replace(self.relation("peer"), local_app_data=data, **fields))
+
     def join(self, name: str, values: dict[str, typing.Any]) -> None:
         """Relate the charm as a scenario writes it."""
         app, endpoint = values.pop("app", ""), name

@@ -16,6 +16,10 @@ from sandbox.store import Event, Secret
 CHARM = """
 import ops
 
+INSTALLS = []
+with open("imports", "a") as file:
+    file.write("x")
+
 
 class TheCharm(ops.CharmBase):
     stored = ops.StoredState()
@@ -23,20 +27,15 @@ class TheCharm(ops.CharmBase):
     def __init__(self, framework):
         super().__init__(framework)
         self.stored.set_default(count=0)
-        framework.observe(self.on.install, self._on_install)
-        framework.observe(self.on.start, self._on_start)
-        framework.observe(self.on.update_status, self._on_update_status)
-        framework.observe(self.on.config_changed, self._on_config_changed)
-        framework.observe(self.on.secret_changed, self._on_secret_changed)
-        framework.observe(self.on["server"].relation_departed, self._on_departed)
-        framework.observe(self.on["server"].relation_changed, self._on_changed)
-        framework.observe(self.on.talk_action, self._on_talk)
+        hooks = "install start update_status secret_changed server_relation_departed server_relation_changed talk_action"
+        for hook in hooks.split():
+            framework.observe(getattr(self.on, hook), getattr(self, f"_on_{hook}"))
 
     def _on_install(self, event):
         print("a stray line on standard output")
-        self.unit.status = ops.MaintenanceStatus("installing")
         self.stored.count += 1
-        self.unit.status = ops.ActiveStatus(f"count {self.stored.count}")
+        INSTALLS.append(event)
+        self.unit.status = ops.ActiveStatus(f"{len(INSTALLS)} here, imported {len(open('imports').read())} times")
 
     def _on_start(self, event):
         if self.stored.count < 2:
@@ -48,21 +47,18 @@ class TheCharm(ops.CharmBase):
     def _on_update_status(self, event):
         raise ValueError("as asked")
 
-    def _on_config_changed(self, event):
-        self.unit.reboot(now=self.config["now"])
-
     def _on_secret_changed(self, event):
         content = event.secret.get_content(refresh=True)
         event.secret.set_content(dict(content))
         self.unit.status = ops.ActiveStatus(content["key"])
 
-    def _on_departed(self, event):
+    def _on_server_relation_departed(self, event):
         self.unit.status = ops.ActiveStatus(f"{event.unit.name}: {event.departing_unit.name} leaves")
 
-    def _on_changed(self, event):
+    def _on_server_relation_changed(self, event):
         self.unit.status = ops.ActiveStatus(f"{event.unit} wrote {dict(event.relation.data[event.app])}")
 
-    def _on_talk(self, event):
+    def _on_talk_action(self, event):
         event.log("first")
         event.set_results({"text": event.params["text"], "place": str(self.model.storages["data"][0].location)})
         try:
@@ -78,7 +74,6 @@ if __name__ == "__main__":
 METADATA = """
 name: thing
 type: charm
-config: {options: {now: {type: boolean, default: false}}}
 requires: {server: {interface: http}}
 resources: {tool: {type: file}}
 storage: {data: {type: filesystem}}
@@ -91,21 +86,15 @@ class Agent:
     """The agent on a host that is a folder, and a model with two units of the charm."""
 
     def __init__(self, root: pathlib.Path) -> None:
-        self.root = root
-        self.source = self.write("source", CHARM)
+        self.source = root / "source"
+        (self.source / "src").mkdir(parents=True)
+        (self.source / "charmcraft.yaml").write_text(METADATA)
+        (self.source / "src" / "charm.py").write_text(CHARM)
         self.host = FolderHosts(root).create("host")
         self.agent = agent_process.Agent(typing.cast(typing.Any, self.host), "agent.py")
         self.world = World()
         self.world.add("thing", yaml.safe_load(METADATA), units=2)
         self.state: Json = {}  # overrides the model's
-
-    def write(self, name: str, code: str) -> pathlib.Path:
-        """Return the folder of a charm with this code."""
-        source = self.root / name
-        (source / "src").mkdir(parents=True)
-        (source / "charmcraft.yaml").write_text(METADATA)
-        (source / "src" / "charm.py").write_text(code)
-        return source
 
     def run(self, kind: str, *, unit: str = "thing/0", **event: typing.Any) -> tuple[Json, list[Json]]:
         """Return the result and the messages before it."""
@@ -137,50 +126,16 @@ def test_stored_state_and_deferred_events_come_back(agent: Agent):
     second, _ = agent.run("update-status")
     assert second["error"] == "ValueError: as asked", "the deferred start runs first, then update-status fails"
     assert "Traceback" in second["trace"]
-    agent.state["config"] = {}
     third, messages = agent.run("start")
     assert [line["message"] for line in messages if line["kind"] == "status"] == ["started", "started"]
     assert third["state"]["deferred"] == []
 
 
-COUNTING = """
-import ops
-
-EVENTS = []
-with open("imports", "a") as file:
-    file.write("x")
-
-
-class Counting(ops.CharmBase):
-    def __init__(self, framework):
-        super().__init__(framework)
-        framework.observe(self.on.install, self._on_install)
-
-    def _on_install(self, event):
-        EVENTS.append(event)
-        self.unit.status = ops.ActiveStatus(f"{len(EVENTS)} here, imported {len(open('imports').read())} times")
-
-
-if __name__ == "__main__":
-    ops.main(Counting)
-"""
-
-
 def test_events_share_the_import_of_their_unit_s_charm_and_nothing_else(agent: Agent):
-    agent.source = agent.write("counting", COUNTING)
     for _ in range(2):
         for unit in ("thing/0", "thing/1"):
             result, _ = agent.run("install", unit=unit)
             assert result["state"]["status"] == ["active", "1 here, imported 1 times"]
-
-
-def test_reboot_now_ends_the_hook_and_reboot_after_does_not(agent: Agent):
-    after, _ = agent.run("config-changed")
-    assert (after["ok"], after["reboot"]) == (True, "after")
-    assert after["state"] is not None
-    agent.state["config"] = {"now": True}
-    now, _ = agent.run("config-changed")
-    assert (now["ok"], now["reboot"], now["state"]) == (True, "now", None)
 
 
 @pytest.mark.parametrize("departing", ["thing/0", "web/1"])

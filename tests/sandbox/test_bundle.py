@@ -12,7 +12,13 @@ from sandbox.store import SandboxError
 SERVER: dict[str, typing.Any] = {
     "provides": {"api": {"interface": "http"}},
     "resources": {"tool": {"type": "file"}},
-    "config": {"options": {"port": {"type": "int", "default": 80}, "name": {"type": "string"}}},
+    "config": {
+        "options": {
+            "port": {"type": "int", "default": 80},
+            "name": {"type": "string"},
+            "color": {"type": "string", "description": bundles.NOT_PLAYED},
+        }
+    },
 }
 METADATA: dict[str, dict[str, typing.Any]] = {
     "server": SERVER,
@@ -22,37 +28,20 @@ METADATA: dict[str, dict[str, typing.Any]] = {
 BUNDLE = pathlib.Path(__file__).with_suffix(".yaml").read_text()
 
 
-def load(tmp_path: pathlib.Path, text: str, *overlays: str) -> bundles.Bundle:
-    path = tmp_path / "bundle.yaml"
-    path.write_text(text)
-    files: list[pathlib.Path] = []
-    for number, overlay in enumerate(overlays):
-        (tmp_path / f"overlay{number}").mkdir()
-        files.append(tmp_path / f"overlay{number}" / "overlay.yaml")
-        files[-1].write_text(overlay)
-    return bundles.load(path, files)
-
-
-def test_a_good_bundle_passes(tmp_path: pathlib.Path):
-    bundle = load(tmp_path, BUNDLE)
-    bundles.check(bundle, METADATA)
-    assert bundle.applications["client"].charm == str(tmp_path / "dist" / "client.charm")
-    assert not bundle.applications["server"].is_local
-
-
-def test_overlays_merge_options_and_remove_applications_with_their_relations(tmp_path: pathlib.Path):
-    overlay = "applications:\n  agent:\n  server:\n    options: {name: x}\n    num_units: 3\n"
-    bundle = load(tmp_path, BUNDLE, overlay)
-    assert bundle.applications["server"].body["options"] == {"port": 8080, "name": "x"}
-    assert bundle.applications["server"].body["num_units"] == 3
-    assert "agent" not in bundle.applications
-    assert bundle.relations == [("server:api", "client:api")]
+def load(tmp_path: pathlib.Path, text: str, overlay: str = "") -> bundles.Bundle:
+    (tmp_path / "overlays").mkdir()
+    files = tmp_path / "bundle.yaml", tmp_path / "overlays" / "overlay.yaml"
+    for file, content in zip(files, (text, overlay), strict=True):
+        file.write_text(content)
+    return bundles.load(files[0], files[1:])
 
 
 def test_paths_are_relative_to_the_file_that_names_them(tmp_path: pathlib.Path):
     (tmp_path / "tool").write_text("")
     bundle = load(tmp_path, BUNDLE, "applications:\n  server:\n    resources: {tool: ../tool}\n")
     assert bundle.applications["server"].body["resources"] == {"tool": str(tmp_path / "tool")}
+    assert bundle.applications["client"].charm == str(tmp_path / "dist" / "client.charm")
+    assert not bundle.applications["server"].is_local
     bundles.check(bundle, METADATA)
 
 
@@ -65,12 +54,6 @@ def test_a_mistake_is_named(tmp_path: pathlib.Path, mistake: dict[str, str]):
     with pytest.raises(SandboxError) as error:
         bundles.check(load(tmp_path, BUNDLE.replace(mistake["old"], mistake["new"], 1)), METADATA)
     assert str(error.value) == mistake["message"]
-
-
-def test_an_action_of_an_execution_group_is_refused(tmp_path: pathlib.Path):
-    metadata = METADATA | {"server": SERVER | {"actions": {"load": None, "dump": {"execution-group": "a"}}}}
-    with pytest.raises(SandboxError, match=r"^server: action dump: the sandbox knows no execution-group$"):
-        bundles.check(load(tmp_path, BUNDLE), metadata)
 
 
 def test_an_overlay_cannot_remove_what_is_not_there(tmp_path: pathlib.Path):

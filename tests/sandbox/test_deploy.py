@@ -6,10 +6,10 @@ import pytest
 import yaml
 
 from sandbox import bundle as bundles
+from sandbox import deploy as deployment
 from sandbox import gpus as mock_gpus
 from sandbox import settings
-from sandbox.deploy import Deployment, stage
-from sandbox.engine import Progress
+from sandbox.engine import Engine, Progress
 from sandbox.gpus import Gpu
 from sandbox.store import Model, SandboxError, Store
 
@@ -42,14 +42,12 @@ class Bench:
         (folder / "thing" / "src" / "charm.py").write_text("one")
         (folder / "tool").write_text("tool 1")
         (folder / "bundle.yaml").write_text(BUNDLE)
-        self.store = Store("t", folder / "state")
-        self.model = Model(name="t")
-        self.lines: list[str] = []
-        self.deployment = Deployment(self.store, self.model, Progress(self.lines.append))
+        self.engine = Engine(Store("t", folder / "state"), Progress(print))
+        self.engine.model = self.model = Model(name="t")
 
     def deploy(self) -> list[str]:
         """Deploy; return what is queued then, and forget it."""
-        self.deployment.apply(bundles.load(self.folder / "bundle.yaml"))
+        deployment.apply(self.engine, bundles.load(self.folder / "bundle.yaml"))
         queued = [f"{unit.name} {event.label}" for unit in self.model.units.values() for event in unit.events]
         for unit in self.model.units.values():
             unit.events.clear()
@@ -95,15 +93,6 @@ def test_a_wrong_bundle_changes_nothing(bench: Bench, old: str, new: str, messag
         bench.deploy()
     assert str(error.value).startswith(message)
     assert bench.model.applications == {}
-
-
-def test_charms_of_this_repository_are_staged_as_they_are_packed(tmp_path: pathlib.Path):
-    path = tmp_path / "bundle.yaml"
-    path.write_text("applications:\n  trainer: {charm: ./dist/ddp-trainer.charm}\n")
-    stage(bundles.load(path).applications["trainer"], tmp_path)
-    assert (tmp_path / "src" / "charm.py").is_file()
-    assert (tmp_path / "lib" / "slurm_ddp" / "run.py").is_file()
-    assert (tmp_path / "payload" / "ddptrain" / "__init__.py").is_file()
 
 
 @pytest.mark.parametrize(

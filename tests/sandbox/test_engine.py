@@ -12,7 +12,7 @@ from folder_hosts import Bench
 from sandbox import model as rules
 from sandbox import session, settings
 from sandbox.engine import Engine, Progress
-from sandbox.store import Model, SandboxError, Store
+from sandbox.store import SandboxError, Store
 
 
 def test_hosts_are_named_as_juju_names_machines(bench: Bench):
@@ -32,7 +32,7 @@ def test_a_model_that_was_not_made_leaves_nothing(tmp_path: pathlib.Path):
     store = Store("none", tmp_path / "state")
     with (
         pytest.raises(SandboxError, match=r"^wrong$"),
-        Engine(store, Progress(print), lambda: Model(name="none")) as engine,
+        Engine(store, Progress(print), create=True) as engine,
         engine.change(),
     ):
         raise SandboxError("wrong")
@@ -43,9 +43,9 @@ def test_hooks_of_other_units_run_beside_a_parallel_action(bench: Bench):
     waiting = bench.act("server/0", "wait")
     bench.config("agent", n="1")
     assert "agent/0 config_changed" in bench.hooks()
-    assert waiting.thread.is_alive()
+    assert not waiting.done()
     (bench.room / "go").write_text("")
-    assert waiting.end()["results"] == {"done": "yes"}
+    assert waiting.result(40)["results"] == {"done": "yes"}
 
 
 def test_a_units_own_hooks_and_actions_wait_for_its_action_even_a_parallel_one(bench: Bench):
@@ -55,9 +55,9 @@ def test_a_units_own_hooks_and_actions_wait_for_its_action_even_a_parallel_one(b
     assert any("config-changed waits for the unit: server/0 runs action wait" in line for line in bench.lines)
     second = bench.begin(lambda engine: engine.act("server/0", "wait", {}))
     time.sleep(0.5)
-    assert second.result is None
+    assert not second.done()
     (bench.room / "go").write_text("")
-    assert waiting.end()["results"] == second.end()["results"] == {"done": "yes"}
+    assert waiting.result(40)["results"] == second.result(40)["results"] == {"done": "yes"}
     assert bench.hooks() == ["server/0 config_changed"]
 
 
@@ -68,7 +68,7 @@ def test_a_plain_action_holds_the_machine(bench: Bench):
     wanted = "config-changed waits for the machine lock of machine 0: server/0 runs action hold"
     assert any(wanted in line and "agent/0" in line for line in bench.lines)
     (bench.room / "go").write_text("")
-    holding.end()
+    holding.result(40)
     with bench.engine() as engine:
         engine.settle()
     assert "agent/0 config_changed" in bench.hooks()
@@ -77,7 +77,7 @@ def test_a_plain_action_holds_the_machine(bench: Bench):
 def test_two_commands_share_the_work_and_each_ends_when_all_is_done(bench: Bench):
     commands = [bench.begin(lambda engine, n=n: bench.configure(engine, "server", n=str(n))) for n in range(3)]
     for command in commands:
-        command.end()
+        command.result(40)
     assert {line for line in bench.hooks() if "config_changed" in line} == {"server/0 config_changed"}
     assert all(unit.agent.name == "idle" for unit in bench.store.load().units.values())
 
@@ -114,7 +114,7 @@ def test_a_hook_killed_by_a_reboot_runs_again_from_its_start_and_then_start(benc
         engine.reboot("server/0")
         (bench.room / "go").write_text("")
         engine.settle()
-    slow.end()
+    slow.result(40)
     hooks = [line for line in bench.hooks() if line.startswith("server") and "update" not in line]
     assert hooks[:3] == ["server/0 config_changed", "server/0 config_changed", "server/0 start"]
     assert "agent/0 start" in bench.hooks()
@@ -131,7 +131,7 @@ def test_the_action_of_a_command_that_was_killed_is_dropped_and_its_hook_runs_ag
         engine.settle()
         assert [event.label for unit in engine.model.units.values() for event in unit.events] == []
     assert "agent/0 config_changed" in bench.hooks()
-    log = "\n".join(bench.store.log_lines())
+    log = bench.store.log_path.read_text()
     assert "server/0 WARNING action hold was interrupted: no command waits for it" in log
     assert "agent/0 WARNING config-changed was interrupted: it runs again" in log
 
@@ -141,7 +141,7 @@ def test_a_model_that_a_command_works_on_is_not_destroyed(bench: Bench):
     with pytest.raises(SandboxError, match=r"^another sandboxctl works on model 't': end it first$"):
         session.remove(bench.store, Progress(print))
     (bench.room / "go").write_text("")
-    assert waiting.end()["results"] == {"done": "yes"}
+    assert waiting.result(40)["results"] == {"done": "yes"}
     lock = bench.store.try_lock("session")
     assert lock is not None, "nobody works on it any more"
     lock.close()

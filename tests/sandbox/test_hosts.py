@@ -4,7 +4,6 @@ import json
 import os
 import pathlib
 import shutil
-import sys
 import unittest.mock
 
 import pytest
@@ -15,28 +14,12 @@ from scripts import uv
 from slurm_ddp.run import CommandError, Completed
 
 
-def show(text: str) -> None:
-    """Progress, for whoever watches the tests."""
-    sys.stderr.write(f"{text}\n")
-
-
-# --- names and network ------------------------------------------------------------------------------------------------
-
-
 def test_a_subnet_is_free_of_routes_and_of_other_models(monkeypatch: pytest.MonkeyPatch):
-    routes = [
-        {"dst": "default", "dev": "eth0"},
-        {"dst": "10.77.0.0/23"},
-        {"dst": "10.77.2.5"},
-        {"dst": "192.168.0.0/16"},
-    ]
+    routes = [{"dst": word} for word in ("default", "10.77.0.0/23", "10.77.2.5", "192.168.0.0/16")]
     monkeypatch.setattr(network, "run", lambda *_: Completed(0, json.dumps(routes), ""))
     first = network.free_subnet([])
     assert str(first) == "10.77.3.0/24"
     assert str(network.free_subnet([first])) == "10.77.4.0/24"
-
-
-# --- the image --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -44,8 +27,6 @@ def images(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.P
     """An empty cache, for images whose building takes no time; returns the folder of the layers."""
     for name, value in (("CACHE", tmp_path), ("PIP_CACHE", tmp_path / "pip"), ("ENVIRONMENTS", tmp_path / "env")):
         monkeypatch.setattr(image, name, value)
-    monkeypatch.setattr(image, "_KEYRING", pathlib.Path("/etc/passwd"))
-    monkeypatch.setattr(image.shutil, "which", lambda *_, **__: "/bin/true")
     monkeypatch.setattr(image, "_system_recipe", lambda: {"system": 1})
     monkeypatch.setattr(image, "_pip_conf", lambda: ("", ()))
     for step in ("_build_system", "_install_packages", "_step"):
@@ -57,13 +38,13 @@ def test_what_is_cached_is_not_built_again(images: pathlib.Path, monkeypatch: py
     built: list[pathlib.Path] = []
     monkeypatch.setattr(image, "_install_packages", lambda tree, _: built.append(tree))
     (images / ".new-killed").mkdir(parents=True)
-    python, system = image.ensure_image(show).layers
-    assert image.ensure_image(show).layers == (python, system)
+    python, system = image.ensure_image(print).layers
+    assert image.ensure_image(print).layers == (python, system)
     assert {path.name for path in images.iterdir()} == {".lock", python.parent.name, system.parent.name}
     shutil.rmtree(python.parent)
-    assert image.ensure_image(show).layers == (python, system)
+    assert image.ensure_image(print).layers == (python, system)
     monkeypatch.setattr(image, "_system_recipe", lambda: {"system": 2})
-    assert not {python, system} & set(image.ensure_image(show).layers)
+    assert not {python, system} & set(image.ensure_image(print).layers)
     assert len(built) == 3
 
 
@@ -71,7 +52,7 @@ def test_what_is_cached_is_not_built_again(images: pathlib.Path, monkeypatch: py
 def test_an_interrupted_build_never_counts(images: pathlib.Path, monkeypatch: pytest.MonkeyPatch, error: BaseException):
     monkeypatch.setattr(image, "_build_system", unittest.mock.Mock(side_effect=error))
     with pytest.raises((KeyboardInterrupt, SandboxError)):
-        image.ensure_image(show)
+        image.ensure_image(print)
     assert [path.name for path in images.iterdir()] == [".lock"]
 
 
@@ -108,21 +89,17 @@ def test_pips_configuration_reaches_guests_and_uv(tmp_path: pathlib.Path, monkey
     wheels, simple = tmp_path / "wheels", tmp_path / "index" / "simple"
     wheels.mkdir()
     simple.mkdir(parents=True)
-    listing = [
-        f"global.extra-index-url='file://{simple} https://example.org/simple'",
-        "global.cert='/somewhere/else.pem'",
-        f":env:.find-links='{wheels}'",
-        "freeze.timeout='10'",
-        "broken line",
-    ]
-    monkeypatch.setattr(uv, "_config_list", lambda: listing)
+    listing = f"""global.extra-index-url='file://{simple} https://example.org/simple'
+global.cert='/somewhere/else.pem'
+:env:.find-links='{wheels}'
+freeze.timeout='10'
+broken line"""
+    monkeypatch.setattr(uv, "_config_list", listing.splitlines)
     for name in ("UV_INDEX", "UV_FIND_LINKS", "UV_HTTP_TIMEOUT", "SSL_CERT_FILE"):
         monkeypatch.delenv(name, raising=False)
     uv.pip_settings.cache_clear()
-    image._pip_conf.cache_clear()
     (text, folders), environment = image._pip_conf(), uv.environment()
     uv.pip_settings.cache_clear()
-    image._pip_conf.cache_clear()
     assert folders == (tmp_path / "index", wheels)
     lines = [f"extra-index-url = file://{simple} https://example.org/simple", f"find-links = {wheels}"]
     assert text.splitlines()[-2:] == lines

@@ -1,76 +1,63 @@
 """juju-exec of a host: it takes the charms' own words, and a command of the sandbox carries them out."""
 
-import os
 import pathlib
-import subprocess
 import sys
+import threading
 import time
 
 import pytest
 import yaml
 from folder_hosts import Bench
 
-from sandbox import juju_exec
 from sandbox import model as rules
-from sandbox.guest import juju_exec as guest
+from sandbox.guest import juju_exec
 from slurm_ddp import wake
 
 CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
-
-HERE = pathlib.Path(__file__).resolve().parents[2]
-CODE = """
-import pathlib, sys
-from sandbox.guest import juju_exec
-juju_exec.AGENTS, juju_exec.REQUESTS = map(pathlib.Path, sys.argv[1:3])
-sys.argv[1:3] = []
-sys.exit(juju_exec.main())
-"""
+HOST = "juju-2586ad-0"
 
 
-def start(root: pathlib.Path, *words: str) -> subprocess.Popen[str]:
-    """Start juju-exec on the host whose root is this folder."""
-    agents, requests = (root / path.relative_to("/") for path in (guest.AGENTS, guest.REQUESTS))
-    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(HERE)}
-    argv = [sys.executable, "-c", CODE, str(agents), str(requests), *words]
-    return subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, env=env)
+def play(monkeypatch: pytest.MonkeyPatch, root: pathlib.Path, *words: str) -> None:
+    """Let juju_exec.main run with these words, as on the host whose root is this folder."""
+    monkeypatch.setattr(juju_exec, "AGENTS", agents(root))
+    monkeypatch.setattr(juju_exec, "REQUESTS", root / "var/lib/sandbox/juju-exec")
+    monkeypatch.setattr(sys, "argv", ["juju-exec", *words])
 
 
-def end(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """Return the exit status and what was printed."""
-    _, printed = process.communicate(timeout=60)
-    return process.returncode, printed.strip()
-
-
-@pytest.fixture(autouse=True)
-def _on_juju(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wake, "JUJU_EXEC", HERE)  # which exists
+def agents(root: pathlib.Path) -> pathlib.Path:
+    return root / "var/lib/juju/agents"
 
 
 def wake_up(bench: Bench, unit: str) -> None:
-    """Run juju-exec as a charm does."""
-    root = bench.hosts.get("juju-2586ad-0").root
-    process = start(root, *wake.command(unit, juju_exec.agent(root, unit) / "charm")[-2:])
-    requests = root / guest.REQUESTS.relative_to("/")
-    deadline = time.monotonic() + 30
-    while not list(requests.glob(f"*.{unit.replace('/', '-')}")):
-        assert time.monotonic() < deadline
-        assert process.poll() is None, end(process)
-        time.sleep(0.02)
-    process.kill()
-    end(process)
+    """Run juju-exec as a charm does, until there is a request."""
+    root = bench.hosts.get(HOST).root
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(wake, "JUJU_EXEC", root)  # which exists
+        words = wake.command(unit, agents(root) / f"unit-{unit.replace('/', '-')}" / "charm")
+        play(monkeypatch, root, *words[-2:])
+        thread = threading.Thread(target=juju_exec.main, daemon=True)
+        thread.start()
+        deadline = time.monotonic() + 30
+        while not list(juju_exec.REQUESTS.glob("*")):
+            assert time.monotonic() < deadline
+            assert thread.is_alive()
+            time.sleep(0.02)
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "message"),
-    CASES["words_other_than_the_charms_own_are_refused"],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
-)
-def test_words_other_than_the_charms_own_are_refused(tmp_path: pathlib.Path, words: list[str], code: int, message: str):
-    agents = tmp_path / guest.AGENTS.relative_to("/")
-    (agents / "unit-foo-2").mkdir(parents=True)
-    got, printed = end(start(tmp_path, *(word.replace("HERE", str(agents)) for word in words)))
-    assert (got, printed[: len(message) + 6]) == (code, f"ERROR {message}")
-    assert juju_exec.take_requests(tmp_path) == []
+@pytest.mark.parametrize("case", CASES["words_other_than_the_charms_own_are_refused"])
+def test_words_other_than_the_charms_own_are_refused(
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    case: tuple[list[str], int, str],
+):
+    words, code, message = case
+    (agents(tmp_path) / "unit-foo-2").mkdir(parents=True)
+    play(monkeypatch, tmp_path, *(word.replace("HERE", str(agents(tmp_path))) for word in words))
+    result = juju_exec.main()  # what sys.exit takes: a status, or a text to print and 1
+    printed, status = (result, 1) if isinstance(result, str) else (capsys.readouterr().err, result)
+    assert (status, printed[: len(message) + 6]) == (code, f"ERROR {message}")
+    assert not juju_exec.REQUESTS.exists()
 
 
 def test_a_reboot_forgets_what_was_asked_for(bench: Bench):
@@ -89,7 +76,7 @@ def test_a_reboot_forgets_what_was_asked_for(bench: Bench):
 
 
 def test_the_folder_of_a_removed_unit_is_removed(bench: Bench):
-    folder = juju_exec.agent(bench.hosts.get("juju-2586ad-0").root, "agent/0")
+    folder = agents(bench.hosts.get(HOST).root) / "unit-agent-0"
     assert folder.is_dir()
     with bench.engine() as engine:
         with engine.change() as model:

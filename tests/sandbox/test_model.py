@@ -5,12 +5,13 @@ import typing
 
 import pytest
 import yaml
-from world import AGENT, CLIENT, SERVER, World, app
+from world import CLIENT, SERVER, World, app
 
 from sandbox import hook, settings
 from sandbox import model as rules
-from sandbox.store import Event, SandboxError
+from sandbox.store import Event, Relation, SandboxError
 
+Json = dict[str, typing.Any]
 CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 
 
@@ -26,7 +27,7 @@ def test_only_the_first_unit_leads_and_peers_meet(world: World):
 def test_written_data_wakes_the_other_side_once_and_nobody_else(world: World):
     world.pair(servers=2)
 
-    def write(event: Event, state: dict[str, typing.Any], result: dict[str, typing.Any]) -> None:
+    def write(event: Event, state: Json, result: Json) -> None:
         for relation in state["relations"]:
             if relation["endpoint"] == "api":
                 result["relations"][str(relation["id"])]["unit"] = {"port": "80"}
@@ -44,12 +45,12 @@ def test_a_unit_is_met_between_its_install_and_relation_created_with_addresses_o
     relation = world.pair()
     seen: list[tuple[str, bool]] = []
 
-    def write(event: Event, state: dict[str, typing.Any], result: dict[str, typing.Any]) -> None:
+    def write(event: Event, state: Json, result: Json) -> None:
         assert bool(state["relations"]) == (event.kind not in ("storage-attached", "install")), event.label
         if event.kind == "relation-created":
             result["relations"][str(relation.id)]["unit"]["port"] = "80"
 
-    def read(event: Event, state: dict[str, typing.Any], result: dict[str, typing.Any]) -> None:
+    def read(event: Event, state: Json, result: Json) -> None:
         seen.append((event.label, "port" in state["relations"][0]["remote_units_data"]["1"]))
 
     server, client = rules.add_unit(world.model, world.model.applications["server"]), world.model.units["client/0"]
@@ -72,7 +73,7 @@ def test_what_an_application_wrote_comes_before_any_of_its_units(world: World):
     while late.events[0].kind != "start":
         world.step(late)
 
-    def write(event: Event, state: dict[str, typing.Any], result: dict[str, typing.Any]) -> None:
+    def write(event: Event, state: Json, result: Json) -> None:
         result["relations"][str(relation.id)]["app"] = {"port": "81"}
 
     changed, *met = [event.label for event in late.events[1:]]
@@ -86,13 +87,10 @@ def test_what_an_application_wrote_comes_before_any_of_its_units(world: World):
 
 
 def test_a_subordinate_is_born_with_its_principal_and_sees_only_that_one(world: World):
-    world.add("server", SERVER, units=2)
-    agent = app("agent", AGENT)
-    rules.add_application(world.model, agent)
-    relation = rules.relate(world.model, "agent:juju-info", "server:juju-info")
+    relation = world.agents(servers=2)
     seen: dict[str, set[str]] = {}
 
-    def look(event: Event, state: dict[str, typing.Any], result: dict[str, typing.Any]) -> None:
+    def look(event: Event, state: Json, result: Json) -> None:
         for rel in state["relations"]:
             if rel["id"] == relation.id:
                 seen.setdefault(",".join(rel["remote_units_data"]), set()).add(event.kind)
@@ -110,10 +108,8 @@ def test_a_subordinate_is_born_with_its_principal_and_sees_only_that_one(world: 
 
 
 def test_removing_a_unit_ends_its_subordinates_first_and_departs_from_the_others(world: World):
-    world.add("server", SERVER, units=2)
+    world.agents(servers=2)
     world.add("client", CLIENT)
-    rules.add_application(world.model, app("agent", AGENT))
-    rules.relate(world.model, "agent:juju-info", "server:juju-info")
     rules.relate(world.model, "server:api", "client:api")
     world.settle()
     world.ran.clear()
@@ -147,7 +143,7 @@ def test_no_event_shows_a_relation_whose_relation_broken_ran(world: World, is_co
     """As under Juju, though the other end's unit is still there: its own last hooks may come much later."""
     scope = {"scope": "container"} if is_container else {}
     world.add("server", SERVER | {"provides": {"metrics": {"interface": "http"} | scope}})
-    wants: dict[str, typing.Any] = {"name": "client", "requires": {"metrics": {"interface": "http"} | scope}}
+    wants: Json = {"name": "client", "requires": {"metrics": {"interface": "http"} | scope}}
     if is_container:
         rules.add_application(world.model, app("client", wants | {"subordinate": True}))
     else:
@@ -169,50 +165,35 @@ def test_no_event_shows_a_relation_whose_relation_broken_ran(world: World, is_co
     assert relation.id not in seen()
 
 
-def secret_world(world: World) -> typing.Any:
-    """A server whose leader grants a secret to its client on `api`; `world.content` is what it holds."""
-    world.add("server", SERVER, units=2)
-    world.add("client", CLIENT)
-    rules.add_application(world.model, app("other", CLIENT | {"name": "other"}))
-    rules.add_unit(world.model, world.model.applications["other"])
-    relation = rules.relate(world.model, "server:api", "client:api")
+def secret_world(world: World) -> tuple[Relation, dict[str, str]]:
+    """Let a server's leader grant a secret to its client; return their relation, and what the secret holds."""
+    relation = world.pair(servers=2)
+    world.add("other", CLIENT | {"name": "other"})
     content = {"password": "one"}
 
-    def serve(event: Event, state: dict[str, typing.Any], result: dict[str, typing.Any]) -> None:
+    def serve(event: Event, state: Json, result: Json) -> None:
         if not state["leader"]:
             return
-        own = [secret for secret in result["secrets"] if secret["owner"] == "app"]
+        own: list[Json] = [secret for secret in result["secrets"] if secret["owner"] == "app"]
         if not own:
-            own = [
-                {
-                    "id": "secret:" + "a" * 20,
-                    "owner": "app",
-                    "label": "l",
-                    "tracked_revision": 1,
-                    "latest_revision": 1,
-                    "grants": {},
-                }
-            ]
+            own = [{"id": "secret:" + "a" * 20, "owner": "app", "label": "l", "tracked_revision": 1}]
             result["secrets"] += own
-        own[0].update(latest_content=dict(content), grants={str(relation.id): ["client"]})
+        own[0] |= {"latest_content": dict(content), "grants": {str(relation.id): ["client"]}}
 
     world.answers["server"] = serve
+    rules.enqueue(world.model, world.model.units["server/0"], "update-status")
     world.settle()
     return relation, content
 
 
-def secrets_of(world: World, unit: str) -> list[dict[str, typing.Any]]:
-    return world.state(unit)["secrets"]
-
-
 def test_a_secret_is_seen_where_it_was_granted_and_nowhere_else(world: World):
     relation, _ = secret_world(world)
-    assert secrets_of(world, "client/0")[0]["tracked_content"] == {"password": "one"}
-    assert secrets_of(world, "other/0") == []
-    assert [secret["owner"] for secret in secrets_of(world, "server/1")] == ["app"]
+    assert world.state("client/0")["secrets"][0]["tracked_content"] == {"password": "one"}
+    assert world.state("other/0")["secrets"] == []
+    assert [secret["owner"] for secret in world.state("server/1")["secrets"]] == ["app"]
     rules.remove_relation(world.model, relation)
     world.settle()
-    assert secrets_of(world, "client/0") == []
+    assert world.state("client/0")["secrets"] == []
 
 
 def test_what_others_changed_while_a_hook_ran_is_kept(world: World):
@@ -253,12 +234,12 @@ def test_a_users_secret_reaches_the_application_it_was_granted_to(world: World):
     settings.set_options(world.model, server, {"token": "mine"})
     assert settings.options(server)["token"] == secret.id
     world.settle()
-    assert secrets_of(world, "server/0") == []
+    assert world.state("server/0")["secrets"] == []
     world.ran.clear()
     settings.grant_secret(world.model, "mine", server)
     world.settle()
     assert world.ran == ["server/0 config-changed"]
-    assert secrets_of(world, "server/0")[0]["latest_content"] == {"key": "v"}
+    assert world.state("server/0")["secrets"][0]["latest_content"] == {"key": "v"}
     world.ran.clear()
     settings.update_secret(world.model, "mine", {"key": "w"})
     settings.update_secret(world.model, "mine", {"key": "w"})
@@ -291,15 +272,7 @@ def test_an_option_is_set_back_to_its_default_or_to_none(world: World):
     assert "token" not in settings.options(server)
 
 
-@pytest.mark.parametrize(
-    ("action", "values", "message"),
-    [
-        ("dumb", {}, "server has no action 'dumb' (there are: dump)"),
-        ("dump", {"path": "/x", "line": "1"}, "dump: unknown parameter 'line' (there are: lines, path)"),
-        ("dump", {"path": "/x", "lines": "0"}, "dump: parameter 'lines': 0 is less than the minimum of 1"),
-        ("dump", {}, "dump: 'path' is a required property"),
-    ],
-)
+@pytest.mark.parametrize(("action", "values", "message"), CASES["the_controller_refuses_wrong_parameters_by_name"])
 def test_the_controller_refuses_wrong_parameters_by_name(
     world: World, action: str, values: dict[str, str], message: str
 ):

@@ -6,13 +6,11 @@ import typing
 from world import SERVER, World
 
 from sandbox import model as rules
-from sandbox import order, settings
+from sandbox import settings
 from sandbox.store import Event, Unit
 
-BOTH: dict[str, typing.Any] = {
-    "name": "both",
-    "requires": {"api": {"interface": "http"}, "spare": {"interface": "http"}},
-}
+HTTP = {"interface": "http"}
+BOTH: dict[str, typing.Any] = {"name": "both", "requires": {"api": HTTP, "spare": HTTP}}
 
 
 class Hostile(World):
@@ -28,7 +26,7 @@ class Hostile(World):
         for _ in range(1000):
             ready: list[tuple[Event, Unit]] = []
             for unit in self.model.units.values():
-                event = order.next_event(self.model, unit)
+                event = rules.next_event(self.model, unit)
                 if event is not None and event.attempts < 3:
                     ready.append((event, unit))
             if not ready:
@@ -40,7 +38,7 @@ class Hostile(World):
                 rules.failed(unit, event, "as asked", 0.0)
                 continue
             self.step(unit)
-            order.ran(self.model, unit)
+            rules.ran(self.model, unit)
         raise AssertionError("the model does not settle")
 
     def of(self, unit: str) -> list[str]:
@@ -83,7 +81,7 @@ def test_update_status_comes_between_other_hooks_with_some_seeds():
         assert "server/0 update-status" not in world.ran[: world.ran.index("server/0 start")]
         server = world.model.units["server/0"]
         for _ in range(100):
-            order.ran(world.model, server, update_status=False)
+            rules.ran(world.model, server, update_status=False)
         assert server.events == []
         return str(world.ran.count("server/0 update-status"))
 
@@ -142,7 +140,7 @@ def test_after_a_reboot_units_start_in_any_order():
         world.agents()
         world.settle()
         world.ran.clear()
-        order.rebooted(world.model, 0)
+        rules.rebooted(world.model, 0)
         world.settle()
         starts = [line for line in world.ran if line.endswith(" start")]
         assert sorted(starts) == ["agent/0 start", "server/0 start"]

@@ -1,7 +1,6 @@
 """A deployment is done when every unit is active, as an operator sees it, and abandoned ones make room."""
 
 import pathlib
-import shutil
 
 import pytest
 from folder_hosts import Bench
@@ -24,9 +23,8 @@ def bundle(bench: Bench, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 
 
 def deploy(bench: Bench, bundle: bundles.Bundle, *, once: bool = False) -> Model:
-    session = sessions.Session(Store("t", bench.store.directory.parent), Progress(bench.lines.append))
-    with session.open() as engine:
-        session.deploy(engine, bundle, once=once)
+    with bench.engine() as engine:
+        sessions.deploy(engine, bundle, once=once)
         return engine.model
 
 
@@ -58,20 +56,19 @@ def test_deploy_once_sends_no_update_status_and_does_not_judge(bench: Bench, bun
 def test_the_demo_removes_what_a_deleted_clone_left_and_nothing_else(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
-    clone, root = tmp_path / "clone", tmp_path / "models"
+    agent, root = tmp_path / "agent.py", tmp_path / "models"
     host = root / "t" / "hosts" / "one"
     host.mkdir(parents=True)
-    clone.mkdir()
-    (clone / "agent.py").touch()
-    (host / "host.json").write_text(f'{{"machine": "m", "binds": {{"/var/lib/agent.py": "{clone}/agent.py"}}}}')
+    agent.touch()
+    (host / "host.json").write_text(f'{{"machine": "m", "binds": {{"/var/lib/agent.py": "{agent}"}}}}')
     store, lines = Store("t", root), list[str]()
     store.save(Model(name="t"))
     monkeypatch.setattr(sessions, "Hosts", lambda name: Hosts(name, root))
     sessions.remove_abandoned(store, Progress(lines.append))
-    assert store.exists()
+    assert store.path.exists()
     assert lines == []
-    shutil.rmtree(clone)
+    agent.unlink()
     sessions.remove_abandoned(store, Progress(lines.append))
-    assert not store.exists()
+    assert not store.path.exists()
     assert not host.exists()
-    assert f"model t is left of a clone that was deleted ({clone}/agent.py): it is removed" in lines[0]
+    assert f"model t is left of a clone that was deleted ({agent}): it is removed" in lines[0]

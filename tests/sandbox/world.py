@@ -75,16 +75,9 @@ class World:
         """Return a hook's view of the model, and the result of a hook that changes nothing."""
         given = copy.deepcopy(self.state(unit, event))
         state = copy.deepcopy(given)
-        return given, {
-            "status": ["active", ""],
-            "app_status": ["unknown", ""],
-            "version": "",
-            "ports": [],
-            "deferred": [],
-            "stored": [],
-            "relations": {
-                str(relation["id"]): {"app": relation["local_app_data"], "unit": relation["local_unit_data"]}
-                for relation in state["relations"]
-            },
-            "secrets": state["secrets"],
+        databags = {
+            str(relation["id"]): {"app": relation["local_app_data"], "unit": relation["local_unit_data"]}
+            for relation in state["relations"]
         }
+        unchanged = {key: state[key] for key in ("app_status", "version", "ports", "deferred", "stored", "secrets")}
+        return given, unchanged | {"status": ["active", ""], "relations": databags}

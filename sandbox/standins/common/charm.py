@@ -70,25 +70,19 @@ def refreshes_on_leader(
     handler: collections.abc.Callable[[Charm, Event], None],
 ) -> collections.abc.Callable[[Charm, Event], None]:
     """Set the unit's status after `handler`; skip both on units that do not lead."""
-    refreshing = refreshes(handler)
 
     @functools.wraps(handler)
     def wrapped(charm: Charm, event: Event) -> None:
         if charm.unit.is_leader():
-            refreshing(charm, event)
+            refreshes(handler)(charm, event)
 
     return wrapped
 
 
-def block_unless(event: ops.EventBase, holds: bool, message: str) -> None:
-    """Defer the event and block if the condition does not hold. Raises `Stop`."""
+def wait_unless(
+    event: ops.EventBase, holds: bool, message: str, status: type[ops.StatusBase] = ops.WaitingStatus
+) -> None:
+    """Defer the event and wait, or get another `status`, if the condition does not hold. Raises `Stop`."""
     if not holds:
         event.defer()
-        raise Stop(ops.BlockedStatus(message))
-
-
-def wait_unless(event: ops.EventBase, holds: bool, message: str) -> None:
-    """Defer the event and wait if the condition does not hold. Raises `Stop`."""
-    if not holds:
-        event.defer()
-        raise Stop(ops.WaitingStatus(message))
+        raise Stop(status(message))

@@ -1,5 +1,7 @@
 """The common part of the charms of Slurm's daemons: installation, keys, the controller's databag, the status."""
 
+import dataclasses
+import json
 import logging
 import typing
 
@@ -68,14 +70,22 @@ class Daemon(charm.Standin):
     def read_controller(self, event: ops.RelationChangedEvent, *keys: str) -> wire.ControllerData | None:
         """Take the controller's key and return what it published, None before it published anything.
 
-        If one of `keys` is missing the event is deferred. Raises `Stop`.
+        The keys are of the secret revisions that this unit tracks. If one of `keys` is missing the event is deferred.
+        Raises `Stop`.
         """
-        if not event.relation.data[event.relation.app]:
+        bag = event.relation.data[event.relation.app]
+        if not bag:
             return None
         ready = wire.controller_ready(self.model, event.relation.name, *keys)
         charm.wait_unless(event, ready, "waiting for slurmctld")
-        data = wire.read_controller(self, event.relation)
-        self.daemon.set_auth_key(data.auth_key, data.auth_key_id)
+        names = [field.name for field in dataclasses.fields(wire.ControllerData)]
+        data = wire.ControllerData(**{name: json.loads(bag[name]) for name in names if name in bag})
+        # The labels are those by which secret-changed recognises the secrets
+        content = self.model.get_secret(id=data.auth_secret_id, label=wire.AUTH_LABEL).get_content()
+        self.daemon.set_auth_key(content["key"], content["keyid"])
+        if data.jwt_secret_id:
+            content = self.model.get_secret(id=data.jwt_secret_id, label=wire.JWT_LABEL).get_content()
+            data = dataclasses.replace(data, jwt_key=content["key"])
         return data
 
 

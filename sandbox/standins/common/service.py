@@ -115,7 +115,7 @@ class Service:
 
     def options(self) -> Options:
         """Return NAME_OPTIONS in order: a word with `-` takes the next one as its value unless that has `-` too."""
-        words = shlex.split(dotenv.get_key(self._defaults, self._variable) or "")
+        words = shlex.split(dotenv.get_key(DEFAULTS / self.name, f"{self.name.upper()}_OPTIONS") or "")
         found: Options = {}
         for word, following in zip(words, [*words[1:], "-"], strict=False):
             if word.startswith("-"):
@@ -124,20 +124,16 @@ class Service:
 
     def set_options(self, options: Options) -> None:
         """Write NAME_OPTIONS, joined as a shell would quote them and without quotes around the whole."""
-        words = [word for name, value in options.items() for word in _words(name, value)]
-        dotenv.set_key(self._defaults, self._variable, shlex.join(words), quote_mode="never")
+        words: list[str] = []
+        for name, value in options.items():
+            if value is not False:
+                words += [name] if value is True else [name, value]
+        variable = f"{self.name.upper()}_OPTIONS"
+        dotenv.set_key(DEFAULTS / self.name, variable, shlex.join(words), quote_mode="never")
 
     def set_controllers(self, controllers: list[str]) -> None:
         """Make the daemon fetch its configuration from these controllers (host:port), if there are any."""
         self.set_options(self.options() | {"--conf-server": ",".join(controllers) or False})
-
-    @property
-    def _defaults(self) -> pathlib.Path:
-        return DEFAULTS / self.name
-
-    @property
-    def _variable(self) -> str:
-        return f"{self.name.upper()}_OPTIONS"
 
     # --- its keys in /etc/slurm ---------------------------------------------------------------------------------------
 
@@ -175,12 +171,6 @@ def new_auth_key() -> dict[str, str]:
 def new_jwt_key() -> dict[str, str]:
     """Return the content of the secret with a fresh key for auth/jwt, an RSA key in PEM."""
     return {"key": run("/usr/bin/openssl", "genrsa", "-traditional", "2048").stdout}
-
-
-def _words(name: str, value: str | bool) -> list[str]:
-    if isinstance(value, bool):
-        return [name] if value else []
-    return [name, value]
 
 
 _LIMITS = "".join(

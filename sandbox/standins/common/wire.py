@@ -1,7 +1,6 @@
 """Databags and secrets between upstream's Slurm charms: application data, JSON per key, every key present."""
 
 import dataclasses
-import json
 import typing
 
 import ops
@@ -19,7 +18,7 @@ class ControllerData:
     """Data of slurmctld: controllers for sackd and slurmd, the JWT key for slurmdbd, slurmconfig for slurmrestd.
 
     Attributes:
-        auth_key: empty in the databag; filled from the secret by `read_controller`.
+        auth_key, auth_key_id, jwt_key: empty in the databag; they are in the secrets.
         controllers: host:port, the primary first.
         slurmconfig: the name of each file -> its settings as slurmutils has them.
     """
@@ -37,20 +36,3 @@ def controller_ready(model: ops.Model, endpoint: str, *keys: str) -> bool:
     """Return whether there is a relation, and every one of the endpoint's has these keys and none of them empty."""
     bags = [relation.data[relation.app] for relation in model.relations[endpoint] if relation.active]
     return bool(bags) and all(bag.get(key, '""') not in ('""', "[]") for bag in bags for key in keys)
-
-
-def read_controller(charm: ops.CharmBase, relation: ops.Relation) -> ControllerData:
-    """Return the data that slurmctld published, with the keys of the secret revisions that this unit tracks.
-
-    The secrets get their labels here, by which secret-changed recognises them.
-    """
-    bag = relation.data[relation.app]
-    names = [field.name for field in dataclasses.fields(ControllerData)]
-    data = ControllerData(**{name: json.loads(bag[name]) for name in names if name in bag})
-    if data.auth_secret_id:
-        content = charm.model.get_secret(id=data.auth_secret_id, label=AUTH_LABEL).get_content()
-        data = dataclasses.replace(data, auth_key=content["key"], auth_key_id=content["keyid"])
-    if data.jwt_secret_id:
-        content = charm.model.get_secret(id=data.jwt_secret_id, label=JWT_LABEL).get_content()
-        data = dataclasses.replace(data, jwt_key=content["key"])
-    return data

@@ -7,7 +7,6 @@ import secrets
 import socket
 import uuid
 
-import high_availability
 import ops
 import slurm_controller
 import slurmutils
@@ -37,7 +36,7 @@ class SlurmctldCharm(daemons.Daemon):
     def __init__(self, framework: ops.Framework) -> None:
         super().__init__(framework)
         try:
-            self._settings = slurm_controller.parse(self.config)
+            self._overrides = slurm_controller.parse(str(self.config["slurm-conf-parameters"]))
         except conf.OptionsRefused as e:
             self.refuse(e)
             return
@@ -61,7 +60,6 @@ class SlurmctldCharm(daemons.Daemon):
         framework.observe(self.on["slurmrestd"].relation_created, self._on_slurmrestd_created)
         for endpoint in ("slurmd", "slurmdbd"):
             framework.observe(self.on[endpoint].relation_departed, self.note_departing)
-        framework.observe(self.on.set_node_state_action, self._on_set_node_state)
 
     @charm.refreshes
     def _on_install(self, event: ops.InstallEvent) -> None:
@@ -95,7 +93,7 @@ class SlurmctldCharm(daemons.Daemon):
 
     @charm.refreshes
     def _on_start(self, event: ops.StartEvent) -> None:
-        charm.block_unless(event, self._has_state(), _NO_STATE)
+        charm.wait_unless(event, self._has_state(), _NO_STATE, ops.BlockedStatus)
         charm.wait_unless(event, bool(self._cluster_name()), "waiting for the cluster's name")
         if self.unit.is_leader():
             slurm_controller.write_once(self._cluster_name(), self._hosts)
@@ -107,13 +105,13 @@ class SlurmctldCharm(daemons.Daemon):
     @charm.refreshes
     def _on_config_changed(self, _: ops.ConfigChangedEvent) -> None:
         if self.unit.is_leader():
-            slurm_controller.write_options(self._settings)
+            slurm_controller.write_options(self._overrides)
         self._reconfigure()
 
     def _on_peer_created(self, event: ops.RelationCreatedEvent) -> None:
         event.relation.data[self.unit]["hostname"] = json.dumps(self._host)
         if self.unit.is_leader() and not self._cluster_name():
-            name = self._settings.cluster_name or f"charmed-hpc-{secrets.token_urlsafe(3)}"
+            name = self.config["cluster-name"] or f"charmed-hpc-{secrets.token_urlsafe(3)}"
             event.relation.data[self.app]["cluster_name"] = json.dumps(name)
 
     @charm.refreshes
@@ -146,9 +144,9 @@ class SlurmctldCharm(daemons.Daemon):
             return
         if self.unit.is_leader():
             self._wait_for_config(event)
-        high_availability.share_settings(is_leader=self.unit.is_leader())
+        slurm_controller.share_settings(is_leader=self.unit.is_leader())
         if self.unit.is_leader():
-            high_availability.share_state()
+            slurm_controller.share_state()
         self.on.start.emit()
 
     @charm.refreshes_on_leader
@@ -164,7 +162,7 @@ class SlurmctldCharm(daemons.Daemon):
         named = [relation for relation in partitions if "partition" in relation.data[relation.app]]
         charm.wait_unless(event, len(named) == len(partitions), "waiting for a partition")
         self._wait_for_daemon(event)
-        slurm_controller.set_partition(_partition(event.relation), self._settings.default_partition)
+        slurm_controller.set_partition(_partition(event.relation), str(self.config["default-partition"]))
         self._publish(event.relation, wire.ControllerData(controllers=self._controllers))
         self._reconfigure()
 
@@ -201,16 +199,6 @@ class SlurmctldCharm(daemons.Daemon):
         self._wait_for_database(event)
         self._wait_for_daemon(event)
         self._publish(event.relation, wire.ControllerData(slurmconfig=slurm_controller.all_settings()))
-
-    def _on_set_node_state(self, event: ops.ActionEvent) -> None:
-        nodes, state, reason = (str(event.params.get(name, "")) for name in ("nodes", "state", "reason"))
-        words = [f"nodename={nodes}", f"state={state}"]
-        if state != "idle":
-            words.append(f"reason='{reason or 'n/a'}'")  # the quotes become part of Slurm's reason
-        try:
-            service.scontrol("update", *words)
-        except service.SlurmError as e:
-            event.fail(str(e))
 
     # --- what the handlers share --------------------------------------------------------------------------------------
 

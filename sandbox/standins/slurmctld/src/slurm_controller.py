@@ -3,10 +3,9 @@
 Line numbers of upstream's are in ../../README.md.
 """
 
-import collections.abc
-import dataclasses
 import json
 import pathlib
+import time
 
 import slurmutils
 from common import conf, service
@@ -24,37 +23,15 @@ SHARED = pathlib.Path("/srv/slurmctld-statefs")  # what several controllers moun
 _CLUSTER_NAMES = tuple(folder / "checkpoint" / "clustername" for folder in (service.VAR, SHARED))
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """The options of the charm that go into Slurm's files."""
-
-    cluster_name: str
-    default_partition: str
-    overrides: slurmutils.SlurmConfig
-    cgroup: slurmutils.CGroupConfig
-
-
-def parse(options: collections.abc.Mapping[str, object]) -> Settings:
-    """Return the charm's options. Raises `conf.OptionsRefused` with every one that slurmutils refuses."""
-    reasons: dict[str, str] = {}
-    cgroup = slurmutils.CGroupConfig()
-    cgroup.constrain_cores = cgroup.constrain_devices = True
-    cgroup.constrain_ram_space = cgroup.constrain_swap_space = True
-    cgroup.signal_children_processes = True
+def parse(text: str) -> slurmutils.SlurmConfig:
+    """Return the option slurm-conf-parameters. Raises `conf.OptionsRefused` if slurmutils refuses it."""
     try:
-        cgroup.update(slurmutils.CGroupConfig.from_str(str(options["cgroup-parameters"])))
+        overrides = slurmutils.SlurmConfig.from_str(text)
     except (slurmutils.ModelError, ValueError) as e:
-        reasons["cgroup-parameters"] = str(e)
-    overrides = slurmutils.SlurmConfig()
-    try:
-        overrides = slurmutils.SlurmConfig.from_str(str(options["slurm-conf-parameters"]))
-    except (slurmutils.ModelError, ValueError) as e:
-        reasons["slurm-conf-parameters"] = str(e)
-    if reasons:
-        raise conf.OptionsRefused(reasons)
+        raise conf.OptionsRefused({"slurm-conf-parameters": str(e)}) from e
     if overrides.slurmctld_parameters:
         overrides.slurmctld_parameters["enable_configless"] = True
-    return Settings(str(options["cluster-name"]), str(options["default-partition"]), overrides, cgroup)
+    return overrides
 
 
 def slurm_conf() -> conf.ConfigFile[slurmutils.SlurmConfig]:
@@ -89,13 +66,15 @@ def write_once(cluster_name: str, hosts: list[str]) -> None:
             config.auto_detect = "nvidia"
 
 
-def write_options(settings: Settings) -> None:
+def write_options(overrides: slurmutils.SlurmConfig) -> None:
     """Write slurm.conf.overrides and cgroup.conf."""
-    slurm_conf().beside("overrides").dump(settings.overrides)
-    cgroup = conf.ConfigFile[slurmutils.CGroupConfig](
-        slurmutils.CGroupConfigEditor(), service.ETC / "cgroup.conf", "slurm"
-    )
-    cgroup.dump(settings.cgroup)
+    slurm_conf().beside("overrides").dump(overrides)
+    cgroup = slurmutils.CGroupConfig()
+    cgroup.constrain_cores = cgroup.constrain_devices = True
+    cgroup.constrain_ram_space = cgroup.constrain_swap_space = True
+    cgroup.signal_children_processes = True
+    editor, path = slurmutils.CGroupConfigEditor(), service.ETC / "cgroup.conf"
+    conf.ConfigFile[slurmutils.CGroupConfig](editor, path, "slurm").dump(cgroup)
 
 
 def set_partition(partition: slurmutils.Partition, default_partition: str) -> None:
@@ -151,6 +130,29 @@ def _include(name: str) -> None:
 def _exclude(name: str) -> None:
     with slurm_conf().edit() as config:
         config.include = [other for other in config.include or [] if other != name]
+
+
+def share_settings(*, is_leader: bool) -> None:
+    """Link /etc/slurm to the filesystem that all mount; the leader copies it there first, the old folder is kept."""
+    target = SHARED / "etc" / "slurm"
+    if service.ETC.is_symlink():
+        return
+    if is_leader and not target.exists():
+        target.parent.mkdir(parents=True)
+        service.run("/usr/bin/cp", "--archive", str(service.ETC), str(target), timeout=600)
+    service.ETC.rename(f"{service.ETC}_{time.strftime('%Y%m%d_%H%M%S')}")
+    service.ETC.symlink_to(target)
+
+
+def share_state() -> None:
+    """Move StateSaveLocation to the filesystem that all controllers mount; slurmctld must be started afterwards."""
+    with slurm_conf().edit() as config:
+        source = pathlib.Path(str(config.state_save_location))
+        target = SHARED / source.name
+        if not target.exists():
+            service.systemctl("stop", SERVICE.name)
+            service.run("/usr/bin/cp", "--archive", str(source), str(target), timeout=600)
+        config.state_save_location = str(target)
 
 
 def all_settings() -> dict[str, dict[str, object]]:

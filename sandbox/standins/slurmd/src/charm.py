@@ -40,7 +40,7 @@ class SlurmdCharm(daemons.Client):
     def _on_install(self, event: ops.InstallEvent) -> None:
         self.install(event, wire.SLURMD_PORT)
         slurmd_node.set_node(slurmd_node.describe(self.unit.name, slurmd_node.gpus()))  # upstream's driver comes later
-        slurmd_node.set_name(self.unit.name.replace("/", "-"))
+        _SERVICE.set_options(_SERVICE.options() | {"-Z": True, "-N": self.unit.name.replace("/", "-")})
 
     @charm.refreshes
     def _on_config_changed(self, _: ops.ConfigChangedEvent) -> None:

@@ -99,11 +99,6 @@ def set_node(node: slurmutils.Node) -> None:
     SERVICE.set_options(SERVICE.options() | {"--conf": str(node)})
 
 
-def set_name(name: str) -> None:
-    """Make this a dynamic node of that name."""
-    SERVICE.set_options(SERVICE.options() | {"-Z": True, "-N": name})
-
-
 def name() -> str:
     """Return the node's name in Slurm."""
     return str(SERVICE.options().get("-N", ""))

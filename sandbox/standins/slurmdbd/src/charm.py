@@ -3,15 +3,15 @@
 import json
 import socket
 
-import accounting_daemon
 import ops
 import slurmutils
 from common import charm, conf, daemons, service, wire
 
 _CONTROLLER = "slurmctld"
 _DATABASE = "database"
+_DATABASE_NAME = "slurm_acct_db"
 _KEYS = ("auth_secret_id", "jwt_secret_id")
-_SERVICE = accounting_daemon.SERVICE
+_SERVICE = service.Service("slurmdbd", owner="slurm", packages=("slurm-wlm-jwt-plugin",))
 
 
 class SlurmdbdCharm(daemons.Daemon):
@@ -22,11 +22,6 @@ class SlurmdbdCharm(daemons.Daemon):
 
     def __init__(self, framework: ops.Framework) -> None:
         super().__init__(framework)
-        try:
-            self._overrides = slurmutils.SlurmdbdConfig.from_str(str(self.config["slurmdbd-conf-parameters"]))
-        except (slurmutils.ModelError, ValueError) as e:
-            self.refuse(conf.OptionsRefused({"slurmdbd-conf-parameters": str(e)}))
-            return
         self.observe_daemon()
         self._stored.set_default(has_database=False)
         framework.observe(self.on.config_changed, self._on_config_changed)
@@ -43,7 +38,18 @@ class SlurmdbdCharm(daemons.Daemon):
 
     @charm.refreshes_on_leader
     def _on_config_changed(self, _: ops.ConfigChangedEvent) -> None:
-        accounting_daemon.write_options(socket.gethostname(), self._address, self._overrides)
+        with _slurmdbd_conf().edit() as config:
+            config.auth_alt_parameters = {"jwt_key": str(_SERVICE.jwt_key_path)}
+            config.auth_alt_types = ["auth/jwt"]
+            config.auth_type = "auth/slurm"
+            config.dbd_addr = self._address
+            config.dbd_host = socket.gethostname()
+            config.dbd_port = 6819
+            config.log_file = "/var/log/slurm/slurmdbd.log"
+            config.pid_file = "/var/run/slurmdbd/slurmdbd.pid"
+            config.plugin_dir = ["/usr/lib/x86_64-linux-gnu/slurm-wlm"]
+            config.slurm_user = "slurm"
+            config.storage_type = "accounting_storage/mysql"
         self._reconfigure()
 
     @charm.refreshes_on_leader
@@ -58,9 +64,7 @@ class SlurmdbdCharm(daemons.Daemon):
         """Ask for the database, with its credentials in a secret, as the data platform's library does."""
         if self.unit.is_leader():
             secrets = ["username", "password", "tls", "tls-ca", "uris"]
-            event.relation.data[self.app].update(
-                {"database": accounting_daemon.DATABASE, "requested-secrets": json.dumps(secrets)}
-            )
+            event.relation.data[self.app].update({"database": _DATABASE_NAME, "requested-secrets": json.dumps(secrets)})
 
     @charm.refreshes_on_leader
     def _on_database_changed(self, event: ops.RelationChangedEvent) -> None:
@@ -73,7 +77,12 @@ class SlurmdbdCharm(daemons.Daemon):
         if not endpoint:
             self.unit.status = ops.BlockedStatus("the database has no endpoints")
             raise ValueError(f"the database has no endpoints: {endpoints!r}")
-        accounting_daemon.write_storage(*credentials, endpoint)
+        host, _, port = endpoint.rpartition(":")
+        with _slurmdbd_conf().edit() as config:
+            config.storage_user, config.storage_pass = credentials
+            config.storage_loc = _DATABASE_NAME
+            config.storage_host = host.removeprefix("[").removesuffix("]")  # IPv6
+            config.storage_port = int(port)
         self._stored.has_database = True
         self._reconfigure()
 
@@ -92,7 +101,7 @@ class SlurmdbdCharm(daemons.Daemon):
         if not (wire.controller_ready(self.model, _CONTROLLER, *_KEYS) and has_database and has_keys):
             return
         try:
-            accounting_daemon.merge_and_restart()
+            _SERVICE.reconfigure()
         except service.SlurmError as e:
             raise self.failed("reconfigured", e) from e
         for relation in self.model.relations[_CONTROLLER]:
@@ -112,6 +121,11 @@ class SlurmdbdCharm(daemons.Daemon):
         binding = self.model.get_binding("slurmdbd-peer")
         assert binding is not None
         return str(binding.network.ingress_address)
+
+
+def _slurmdbd_conf() -> conf.ConfigFile[slurmutils.SlurmdbdConfig]:
+    """Return slurmdbd.conf, which only slurmdbd's account reads: it holds the database's password."""
+    return conf.ConfigFile(slurmutils.SlurmdbdConfigEditor(), service.ETC / "slurmdbd.conf", "slurm", mode=0o600)
 
 
 if __name__ == "__main__":
