@@ -73,12 +73,12 @@ def test_cards_without_a_driver(roots: gpu_detect.Roots, paths: pathlib.Path):
 
 def test_nvml_comes_first(roots: gpu_detect.Roots, paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
     add_driver(paths, [Card(H100, "0000:1b:00.0")])
-    card = {"name": H100, "minor": 3, "bus_id": "00000000:1B:00.0", "cpus": [0, 1], "links": [-1], "uuid": "GPU-a"}
+    card = {"name": H100, "minor": 3, "bus_id": "00000000:1B:00.0", "cpus": [0, 1], "uuid": "GPU-a"}
     answers(monkeypatch, {"driver": "580.1", "gpus": [card]})
     found = gpu_detect.detect(roots)
     assert (found.source, found.driver, found.problem) == ("nvml", "580.1", None)
     (gpu,) = found.gpus
-    assert (gpu.bus_id, gpu.minor, gpu.cpus, gpu.links, gpu.uuid) == ("0000:1b:00.0", 3, {0, 1}, (-1,), "GPU-a")
+    assert (gpu.bus_id, gpu.minor, gpu.cpus, gpu.uuid) == ("0000:1b:00.0", 3, {0, 1}, "GPU-a")
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ MIG_CARD = {
     "minor": 0,
     "bus_id": "00000000:1B:00.0",
     "mig": True,
-    "instances": [{"profile": "3g.20gb", "gpu_instance": 1, "compute_instance": 0, "uuid": "MIG-1"}],
+    "instances": [{"profile": "3g.20gb", "gpu_instance": 1, "compute_instance": 0}],
 }
 
 
@@ -154,7 +154,7 @@ def test_mig_instances_with_their_capability_files(paths: pathlib.Path, monkeypa
     found = mig_machine(
         paths, monkeypatch, "config 1\nmonitor 2\ngpu0/gi1/access 12\ngpu0/gi1/ci0/access 13\ngpu1/gi1/access 147\n"
     )
-    assert found.gpus[0].instances == (gpu_detect.Instance("3g.20gb", (12, 13), "MIG-1", 1),)
+    assert found.gpus[0].instances == (gpu_detect.Instance("3g.20gb", (12, 13), 1),)
     assert found.is_usable
 
 

@@ -46,7 +46,6 @@ class Instance:
 
     profile: str  # "3g.20gb"
     caps: tuple[int, int] = (0, 0)  # N of /dev/nvidia-caps/nvidia-capN: of the GPU instance, of the compute instance
-    uuid: str | None = None
     gpu_instance: int = 0  # the driver's number of it
     compute_instance: int = 0
 
@@ -60,7 +59,6 @@ class Gpu:
     minor: int | None  # N of /dev/nvidiaN
     uuid: str | None = None
     cpus: frozenset[int] | None = None  # numbers of the kernel's CPUs beside it
-    links: tuple[int, ...] | None = None  # NVLinks to each GPU of this machine in order, -1 at its own place
     mig: bool = False  # whether the card is cut into MIG instances
     instances: tuple[Instance, ...] = ()  # those that NVML reported
 

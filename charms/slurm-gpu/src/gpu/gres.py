@@ -78,13 +78,11 @@ def plan(
         _check(gpu, detection.source, shards)
     devices = [device for i, gpu in enumerate(gpus) for device in _devices(i, gpu, dev)]
     cores, notes, is_cut = _cores(gpus, settings, topology)
-    links = _links(gpus)
     lines: list[str] = []
     for device in devices:
         files = ",".join(str(file) for file in device.files)
         words = ["Name=gpu", f"Type={device.kind}", f"{'MultipleFiles' if len(device.files) > 1 else 'File'}={files}"]
         words += [f"Cores={cores[device.gpu]}"] if cores else []
-        words += [f"Links={links[device.gpu]}"] if links else []
         lines.append(" ".join((*words, f"Flags={_FLAGS}")))
     items = [f"gpu:{kind}:{count}" for kind, count in collections.Counter(device.kind for device in devices).items()]
     if shards:
@@ -208,13 +206,3 @@ def _configured_shape(settings: collections.abc.Mapping[str, str], default: list
         return [int(settings.get("corespersocket", default[0]))] * sockets
     except ValueError:
         return None
-
-
-def _links(gpus: collections.abc.Sequence[detect.Gpu]) -> list[str] | None:
-    """Return the Links of each GPU when NVML reported them for all; their number must be that of the node's GPUs.
-
-    MIG instances have none: they cannot use NVLink.
-    """
-    if any(gpu.instances for gpu in gpus) or any(gpu.links is None or len(gpu.links) != len(gpus) for gpu in gpus):
-        return None
-    return [",".join(str(count) for count in gpu.links or ()) for gpu in gpus]

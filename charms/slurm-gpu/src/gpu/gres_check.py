@@ -2,7 +2,7 @@
 
 It needs no controller and exits 0 in any case, so its output is compared. Seen on 24.11.5, 25.11.7 and 26.05.5:
 
-    slurmd-n0: Gres Name=gpu Type=h100 Count=1 Index=0 ID=7696487 File=/dev/nvidia0 Cores=0-55 CoreCnt=224 Links=-1,0
+    slurmd-n0: Gres Name=gpu Type=h100 Count=1 Index=0 ID=7696487 File=/dev/nvidia0 Cores=0-55 CoreCnt=224
 """
 
 import collections.abc
@@ -51,7 +51,7 @@ def difference(
         logger.warning("the lines of %s are not checked: slurmd -G prints no device", node)
         return None
     wanted = _records(plan.lines)
-    problem = _compare(wanted, found, optional=set() if lines else {"Cores", "Links"})
+    problem = _compare(wanted, found, optional=set() if lines else {"Cores"})
     if problem is not None:
         return f"slurmd -G: {problem}" + (f" ({failure['text'].strip()[:160]})" if failure else "")
     return f"slurmd -G: {invalid['text'].strip()[:160]}" if invalid else None
@@ -90,7 +90,7 @@ def _records(lines: collections.abc.Iterable[str]) -> _Records:
     records: _Records = {}
     for line in lines:
         fields = gres.fields(line)
-        keys = ("Type", "Cores", "Links") if fields["Name"] == "gpu" else ("Count",)
+        keys = ("Type", "Cores") if fields["Name"] == "gpu" else ("Count",)
         compared = {key: fields[key] for key in keys if fields.get(key, "(null)") != "(null)"}
         for file in gres.device_files(line):
             records.setdefault((fields["Name"], file), {}).update(compared)

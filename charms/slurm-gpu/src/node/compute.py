@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import pathlib
-import re
 
 import settings
 from gpu import detect, gres
@@ -70,7 +69,6 @@ def offer(machine: Machine) -> slurm_gres.NodeGres | None:
         wanted = lines or (machine.plan.lines if machine.plan else ())  # all: one line ends the detection
         kept = {_key(line): line for line in _with_files(before) if wanted}
         lines = tuple((kept | {_key(line): line for line in wanted}).values()) if kept else lines
-        lines = tuple(re.sub(r" Links=\S+", "", line) for line in lines)  # whose length is that of one Gres
     awaits = bool(lines or machines.pushed_lines(machine.node))
     return current.model_copy(update={"lines": lines, "awaits": awaits})
 
