@@ -74,13 +74,13 @@ def cards() -> collections.abc.Iterator[core.Metric]:
 
 def xids(option: str) -> collections.abc.Iterator[core.Metric]:
     """Count the Xids that the kernel logged since the machine's boot, by their level under the option health-xids."""
-    scope = gpu_xids.Scope()
+    levels: dict[int, str] = {}
     with contextlib.suppress(ValueError):  # the unit's status names an option that cannot be read
-        scope = gpu_xids.Scope(*gpu_xids.parse(option))
+        levels = gpu_xids.parse(option)
     found: collections.Counter[tuple[str, str]] = collections.Counter()
     for line in gpu_xids.logged("cat", timeout=_LOG_S):
         if match := gpu_xids.LINE.search(line):
-            finding = gpu_xids.judge(line, scope)
+            finding = gpu_xids.judge(line, levels)
             found[match[2], finding.level if finding else "none"] += 1
     samples = [({"xid": xid, "level": level}, float(count)) for (xid, level), count in sorted(found.items())]
     yield counter("gpu_xid_errors_total", "Xid errors since the machine's boot.", samples)

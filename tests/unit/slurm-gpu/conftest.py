@@ -68,7 +68,7 @@ def paths(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
             "LIVE": "var/slurm-gpu/live",
             "SLURM_CONF": "etc/slurm/slurm.conf",
         },
-        gpu_health: {"HOLD": "var/slurm-gpu/holds/gpu-health.json", "STATE": "var/slurm-gpu/health.json"},
+        gpu_health: {"STATE": "var/slurm-gpu/health.json"},
         health_check: {"PROGRAM": "usr/local/sbin/gpu-health", "NVIDIA_SMI": "usr/bin/nvidia-smi"},
         mig: {"PROGRAM": "usr/local/sbin/gpu-mig"},
         node_hold: {"DIRECTORY": "var/slurm-gpu/holds"},
@@ -184,15 +184,15 @@ def uptime(paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path
 
 @pytest.fixture
 def scene(paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
-    programs = {"NVIDIA_SMI": "nvidia-smi", "SYSTEMCTL": "systemctl"}
     monkeypatch.setattr(xids, "JOURNALCTL", str(paths / "bin/journalctl"))
     monkeypatch.setattr(nodes, "SCONTROL", str(paths / "bin/scontrol"))
-    for name, program in programs.items():
-        monkeypatch.setattr(gpu_health, name, str(paths / "bin" / program))
+    monkeypatch.setattr(gpu_health, "NVIDIA_SMI", str(paths / "bin/nvidia-smi"))
     for name, function in REAL.items():  # programs run here, and take their time
         monkeypatch.setattr(gpu_health.time, name, function)
     (paths / "uptime").write_text("1000.0 1.0\n")
     for name, path in {"STATE": "var/slurm-gpu/health.json", "SYS": "sys", "UPTIME": "uptime", "PROC": "proc"}.items():
         monkeypatch.setattr(gpu_health, name, paths / path)
     machines.add_pci(paths, BUS)
-    return Scene(paths)
+    found = Scene(paths)
+    monkeypatch.setattr(systemd, "start_later", found.woken.append)
+    return found

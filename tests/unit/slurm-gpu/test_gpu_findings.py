@@ -1,13 +1,11 @@
 """What gpu-health makes of a card's values and of the kernel's lines, without a machine."""
 
 import pathlib
-import typing
-import xml.etree.ElementTree as ET
 
 import hypothesis
 import hypothesis.strategies as st
 import pytest
-from smi_samples import BARE, HEALTHY, gpu
+from smi_samples import BARE, HEALTHY, answer
 
 from gpu import smi, xids
 from scripts import health as gpu_health
@@ -22,7 +20,7 @@ def uptime(paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path
 
 
 def judged(values: dict[str, str]) -> list[smi.Finding]:
-    return gpu_health.judge(ET.fromstring(gpu(0, values)))
+    return gpu_health.judge(*smi.read(answer(values)))
 
 
 @pytest.mark.parametrize("values", [HEALTHY, BARE, {}], ids=["healthy", "bare", "nothing"])
@@ -46,8 +44,7 @@ def test_every_rule(rule: smi.Rule):
 
 @hypothesis.given(st.sampled_from([r for r in smi.RULES if r.good in ("No", "Not Active")]), st.text(max_size=40))
 def test_a_value_that_is_none_of_the_rules_words_drains_nothing(rule: smi.Rule, value: str):
-    card = ET.fromstring(gpu(0, HEALTHY | {rule.path: "?"}))
-    typing.cast(ET.Element, card.find(rule.path)).text = value
+    card = smi.Card("0000:01:00.0", HEALTHY | {rule.path: value})
     hypothesis.assume(value.strip(" \t\r\n[]") not in ("Yes", "Active", "GPU is lost", "GPU requires reset"))
     assert all((one.level, one.check) == ("warn", "query") and "\n" not in one.text for one in gpu_health.judge(card))
 
