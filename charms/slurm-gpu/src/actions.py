@@ -61,7 +61,8 @@ def _show_gres(unit: Unit, _: Parameters, _log: Log) -> Results:
 
 def _health_check(unit: Unit, _: Parameters, _log: Log) -> Results:
     node, config = unit.node(), unit.machine().config
-    config.check()
+    if config.problem:
+        raise ActionError(config.problem)
     return health_check.check(node, xids=config.health_xids)
 
 

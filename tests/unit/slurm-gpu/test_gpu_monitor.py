@@ -1,15 +1,20 @@
 """The timer that checks the GPUs: where it runs, what its unit says, and what the charm makes of its answers."""
 
+import dataclasses
 import json
 import pathlib
+import typing
 
+import machines
 import pytest
 import roles
 from conftest import OPTIONS
 from slurm_double import SlurmDouble
 
-from node import health_check, slurmd_options
-from node import machine as machines
+import settings
+from gpu.detect import Gpu
+from node import compute, health_check, slurmd_options
+from node.machine import Machine, look
 from scripts import health as gpu_health
 from slurm_ddp import systemd, watchdog
 from slurm_ddp.run import CommandTimeout, Completed
@@ -39,29 +44,30 @@ def smi() -> pathlib.Path:
 
 
 def test_the_timer_is_set_up_once(orders: list[str], smi: pathlib.Path):
-    health_check.ensure("slurmd-0", "auto", has_gpus=True, xids=" +109,-74 ")
+    health_check.ensure("slurmd-0", " +109,-74 ")
     assert orders == ["daemon-reload", "daemon-reload", "enable --now gpu-health.timer"]
     unit = (systemd.UNIT_DIR / "gpu-health.service").read_text()
     assert f'ExecStart=/usr/bin/python3 -I {health_check.PROGRAM} --act --node slurmd-0 "--xids=+109 -74"\n' in unit
     assert "TimeoutStartSec=60\n" in unit
     assert health_check.PROGRAM.stat().st_mode & 0o777 == 0o755
     orders.append("again")
-    health_check.ensure("slurmd-0", "auto", has_gpus=True, xids="+109 -74")
+    health_check.ensure("slurmd-0", "+109 -74")
     assert orders[-1] == "again"
 
 
 @pytest.mark.parametrize(
-    ("node", "setting", "has_gpus", "has_smi"),
-    [(None, "auto", True, True), ("n0", "never", True, True), ("n0", "auto", False, True), ("n0", "auto", True, False)],
+    "changes",
+    [{"node": None}, {"config": settings.Config(health_check="never")}, {"detection": machines.detection()}, {}],
+    ids=["no node", "never", "no GPU", "no nvidia-smi"],
 )
-def test_where_there_is_no_timer(
-    orders: list[str], smi: pathlib.Path, node: str | None, setting: str, has_gpus: bool, has_smi: bool
-):
-    health_check.ensure("n0", "always", has_gpus=True)
-    if not has_smi:
+def test_where_there_is_no_timer(orders: list[str], smi: pathlib.Path, changes: dict[str, typing.Any]):
+    here = Machine(machines.detection(Gpu("A", "0000:01:00.0", 0)), settings.Config(), "nvidia", node="n0")
+    compute._ensure_health_check(here)
+    assert health_check.PROGRAM.exists()
+    if not changes:
         smi.unlink()
     for _ in range(2):
-        health_check.ensure(node, setting, has_gpus=has_gpus)
+        compute._ensure_health_check(dataclasses.replace(here, **changes))
     assert orders.count("disable --now gpu-health.timer") == 1
     assert list(systemd.UNIT_DIR.iterdir()) == []
     assert not health_check.PROGRAM.exists()
@@ -94,7 +100,7 @@ def test_an_unfit_node_is_the_status(slurm: SlurmDouble, mock_gpu: pathlib.Path)
     slurmd_options.PATH.write_text(OPTIONS.replace("features=slurmd", "features=slurmd gres=gpu:mock_gpu:1"))
     slurm.register()
     gpu_health.State(reason="gpu-health: Xid 79: fell off the bus: reboot 0000:01:00.0").save()
-    machine = machines.look()
+    machine = look()
     verdict = roles.status(machine, None, related=False)
     text = "slurmd-0 is unfit: gpu-health: Xid 79: fell off the bus: reboot 0000:01:00.0"
     assert (verdict.level, verdict.text) == ("blocked", text)

@@ -6,6 +6,7 @@ be interrupted: the journal of `maintenance.hold` and the state of the packages 
 
 import collections.abc
 import contextlib
+import dataclasses
 import logging
 
 import settings
@@ -93,20 +94,9 @@ def _is_given_up(held: hold.Hold) -> bool:
 
 
 def _ensure_watch(node: str | None, config: settings.Config) -> None:
-    try:
-        config.check()
-    except ValueError:
-        return  # the status shows it
-    if node is None:
+    if node is None or config.problem:  # which the status shows
         return
-    watched = node_watch.Config(
-        node=node,
-        rebooted=config.resume_after_reboot,
-        new=config.resume_when_ready,
-        checks_health=config.health_check != "never",
-        xids=config.health_xids,
-    )
     try:
-        node_watch.ensure(watched)
+        node_watch.ensure(node_watch.Config(node=node, **dataclasses.asdict(config)))
     except CommandError as e:
         logger.warning("the service %s is not set up: %s", node_watch.UNIT, e)

@@ -213,7 +213,7 @@ def status(machine: Machine, *, related: bool, progress: Progress | None) -> Sta
     if missing:
         return Status(Level.WAITING, f"waiting for the driver to make {', '.join(missing)}")
     if progress is None or progress.stage is Stage.REGISTERED:
-        progress = registration.inspect(node, machine.wanted, machine.config.policy)
+        progress = registration.inspect(node, machine.wanted, machine.config)
     stage = progress.stage
     if stage is Stage.KEPT_AWAY and node_state.read(node_state.HOLD) is not None:
         stage = Stage.REGISTERED  # `maintenance.work` reports its own hold
@@ -237,7 +237,7 @@ def _status_without_gpus(machine: Machine, progress: Progress | None) -> Status:
         return Status(Level.BLOCKED, f"{node} registers {had}, but this machine shows no NVIDIA GPU")
     has_joined = machine.options is not None and machine.options.conf_server is not None
     if (progress is None or progress.stage is Stage.REGISTERED) and node is not None and has_joined:
-        progress = registration.inspect(node, machine.configured, machine.config.policy)
+        progress = registration.inspect(node, machine.configured, machine.config)
     if progress is None or progress.stage in {Stage.REGISTERED, Stage.UNREGISTERED}:
         return Status(Level.ACTIVE, _NO_GPU)
     level, text = _TEXTS[progress.stage]
@@ -269,14 +269,11 @@ def _key(line: str) -> tuple[object, ...]:
 
 def _ensure_health_check(machine: Machine) -> None:
     config = machine.config
-    try:
-        config.check()
-    except ValueError:
+    if config.problem:
         return  # the status reports it
+    is_wanted = bool(machine.detection.gpus) and config.health_check != "never"
     try:
-        health_check.ensure(
-            machine.node, config.health_check, has_gpus=bool(machine.detection.gpus), xids=config.health_xids
-        )
+        health_check.ensure(machine.node if is_wanted else None, config.health_xids)
     except CommandError as e:  # the GPUs are registered all the same
         logger.warning("the health check is not set up: %s", e)
 

@@ -24,9 +24,9 @@ class MonitorError(Exception):
     """The health check cannot be set up or run. `str()` is one line: what failed, and what to do."""
 
 
-def ensure(node: str | None, setting: str, *, has_gpus: bool, xids: str = "") -> None:
-    """Set up the timer if the option health-check asks for it: with `auto`, if there are GPUs and nvidia-smi."""
-    if node is None or not has_gpus or setting == "never" or not can_look():
+def ensure(node: str | None, xids: str = "") -> None:
+    """Set up the timer for the node, if there is nvidia-smi; None for no timer."""
+    if node is None or not can_look():
         ensure_absent()
         return
     more = "".join(f' "{word}"' for word in _arguments(xids))
@@ -56,11 +56,6 @@ def note_reset(gpus: collections.abc.Iterable[str]) -> None:
 def can_look() -> bool:
     """Report whether the driver can be asked here."""
     return NVIDIA_SMI.exists()
-
-
-def problem(setting: str) -> str | None:
-    """Report what is wrong with the option health-check on this machine."""
-    return f"health-check=always cannot ask the driver: {NO_SMI}" if setting == "always" and not can_look() else None
 
 
 def unfit(node: str | None, *, xids: str = "") -> list[str]:

@@ -7,7 +7,7 @@ import socket
 
 import settings
 from gpu import detect, gres, gres_check, gres_conf
-from node import health_check, node_state, slurmd_options, slurmd_unit
+from node import node_state, slurmd_options, slurmd_unit
 from slurm_ddp import files
 from slurm_ddp.interfaces import slurm_gres
 from slurm_ddp.slurm import advice, nodes
@@ -66,8 +66,7 @@ def look(
     machine = Machine(detect.detect(ROOTS), config, _autodetect(answer), answer, before)
     try:
         machine = _with_node(machine)
-        config.check()
-        problem = health_check.problem(config.health_check) or machine.detection.problem
+        problem = config.problem or machine.detection.problem
         if problem or not machine.detection.gpus:
             return dataclasses.replace(machine, problem=problem)
         return _with_lines(dataclasses.replace(machine, plan=_plan(machine)))

@@ -13,6 +13,7 @@ import pathlib
 import sys
 import time
 
+import settings
 import template
 from node import health_check, node_state, resume, slurmd_options
 from node import hold as node_hold
@@ -34,12 +35,10 @@ _UNFIT_S = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(resume.Policy):
+class Config(settings.Config):
     """What the last hook left for the service."""
 
     node: str = ""
-    checks_health: bool = False
-    xids: str = ""
 
 
 def ensure(config: Config) -> None:
@@ -105,8 +104,8 @@ class Watch:
 
     def _resume(self) -> float | None:
         config = records.load(Config(), CONFIG)
-        if not config.node or not (config.rebooted or config.new):  # none before the first hook that knew the node
-            return None
+        if not config.node or not (config.resume_after_reboot or config.resume_when_ready):
+            return None  # no hook knew the node, or nothing is to be resumed
         if node_hold.held() or any((node_state.STATE_DIR / name).exists() for name in JOURNALS):
             return None  # a hook or the hold's end goes on from here
         now = time.monotonic()
@@ -123,36 +122,35 @@ class Watch:
     def _resume_node(self, config: Config) -> float | None:
         if self._missing and readiness.missing() == self._missing:
             return _LOCAL_S  # without the controller
-        if config.new and nodes.show(config.node) is None:
-            return _SLURM_S
-        checked: list[list[str]] = []
-
-        def checks() -> list[str]:
-            self._missing = readiness.missing()
-            checked.append(self._missing or self._lacks(config))
-            return checked[0]
-
-        held = resume.ensure(config.node, config, checks)
+        node = nodes.show(config.node)
+        if node is None:
+            return _SLURM_S if config.resume_when_ready else None
+        resume.note_service(node)
+        held = resume.held(node, config)
         if held is None:
             return None
-        if not checked:  # only the controller knows more
+        if held.lacks:  # only the controller knows more
             return _SLURM_S
+        self._missing = readiness.missing()
+        lacks = self._missing or self._lacks(config, node)
+        held = dataclasses.replace(held, lacks=tuple(lacks)) if lacks else resume.ensure(node.name, config, held)
+        if held is None:
+            return None
         logger.info("%s %s and waits for %s", config.node, held.why, ", ".join(held.lacks))
         if self._missing:
             return _LOCAL_S
-        return _UNFIT_S if config.checks_health else _SLURM_S
+        return _SLURM_S if config.health_check == "never" else _UNFIT_S
 
-    def _lacks(self, config: Config) -> list[str]:
+    def _lacks(self, config: Config, node: nodes.Node) -> list[str]:
         places = (PCI, PROC_GPUS)
         lacks = [f"GPU {card}" for card in sorted(node_state.cards()) if not any((at / card).exists() for at in places)]
-        node = nodes.show(config.node)
         options = slurmd_options.read()
         wanted = options.gres if options else None
-        if node is not None and not nodes.same_gres(node.gres, wanted):
+        if not nodes.same_gres(node.gres, wanted):
             lacks.append(f"Gres={wanted or '(none)'} instead of {node.gres or '(none)'}")
-        if lacks or not config.checks_health:
+        if lacks or config.health_check == "never":
             return lacks
-        return health_check.unfit(config.node, xids=config.xids)
+        return health_check.unfit(config.node, xids=config.health_xids)
 
 
 def main() -> int:
