@@ -28,11 +28,10 @@ _LOG_S = 6.0
 _REASONS = {"gpu-health": "health", hold.DRIVER: "driver", hold.MIG: "mig", hold.RESET: "reset"}
 
 
-def ensure(unit: str, topology: cos_agent.Topology, *, compute: bool, controller: bool, xids: str) -> dict[str, str]:
+def ensure(unit: str, topology: cos_agent.Topology, roles: dict[str, bool], xids: str) -> dict[str, str]:
     """Serve the metrics of the unit's roles; return its databag of the relation. Raises CommandError."""
     program = pathlib.Path(__file__).resolve()
-    settings = {"compute": compute, "controller": controller, "xids": xids}
-    port = exporter.ensure(unit, program, settings)
+    port = exporter.ensure(unit, program, {**roles, "xids": xids})
     return cos_agent.dump(topology, [cos_agent.Job("gpu", port, socket.gethostname())], program.parent / "cos")
 
 
