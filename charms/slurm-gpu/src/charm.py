@@ -71,8 +71,6 @@ class SlurmGpuCharm(ops.CharmBase):
             self._reconcile_compute()
         if self._has(CONTROLLER) and self.unit.is_leader():
             self._reconcile_controller(event)
-        if isinstance(event, ops.UpgradeCharmEvent):
-            watch.renew()
         if self._left:
             exporter.ensure_none(self.unit.name)
         else:

@@ -17,7 +17,6 @@ from driver import install as driver_install
 from driver import state as driver_state
 from gpu import detect as gpu_detect
 from gpu import gres_check, gres_conf, xids
-from gpu import pci as gpu_pci
 from maintenance import mig, reset, services, upgrade
 from node import compute, health_check, machine, node_state, resume, slurmd_options, slurmd_unit
 from node import hold as node_hold
@@ -116,8 +115,7 @@ def no_driver_tools(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*argv: object, **_: object) -> Completed:
         raise CommandError(f"{argv[0]}: No such file or directory")
 
-    for module in (driver_state, gpu_pci):
-        monkeypatch.setattr(module, "run", missing)
+    monkeypatch.setattr(driver_state, "run", missing)
 
 
 @pytest.fixture(autouse=True)
@@ -149,7 +147,7 @@ def node(paths: pathlib.Path, slurm: SlurmDouble, monkeypatch: pytest.MonkeyPatc
     (paths / "etc/os-release").write_text('NAME="Ubuntu"\nID=ubuntu\nVERSION_ID="24.04"\n')
     double = MachineDouble(paths, slurm)
     double.add_card()
-    for module in (apt, driver_install, driver_state, gpu_mig, gpu_pci, reset, systemd):
+    for module in (apt, driver_install, driver_state, gpu_mig, reset, systemd):
         monkeypatch.setattr(module, "run", double.run)
     return double
 

@@ -33,7 +33,6 @@ BOOT = pathlib.Path("/boot")
 OS_RELEASE = pathlib.Path("/etc/os-release")
 
 PROBLEMS = {  # what can be wrong, as the status reports it; formatted with the facts
-    "off-bus": "GPU {f.lost} fell off the bus: reboot this machine, and replace the card if it falls off again",
     "unfinished": "the installation of {f.unfinished} was interrupted: run upgrade-driver, or dpkg --configure -a",
     "no-driver": "{f.gpus} no driver: set driver=580 (or another branch), or install one and reboot this machine",
     "nouveau": "nouveau has the GPUs instead of the installed driver: reboot this machine, and blacklist nouveau if it "
@@ -84,11 +83,6 @@ class Facts:
     unfinished: str = ""  # packages that dpkg left half installed
 
     @property
-    def lost(self) -> str:
-        """The cards that are listed and do not respond."""
-        return ", ".join(card.bus_id for card in self.cards if card.lost)
-
-    @property
     def gpus(self) -> str:
         """How many cards have: "2 NVIDIA GPUs have"."""
         return f"{len(self.cards)} NVIDIA GPU{' has' if len(self.cards) == 1 else 's have'}"
@@ -113,7 +107,6 @@ def diagnose(facts: Facts) -> str | None:
     has_module = facts.module is not None  # else a container: the modules are the host's
     needs_fabric = loaded and facts.switches > 0
     worst_first = (
-        ("off-bus", bool(facts.lost)),
         ("unfinished", bool(facts.unfinished)),
         ("no-driver", unloaded and not facts.version),
         ("nouveau", unloaded and facts.nouveau),
@@ -134,7 +127,7 @@ def explain(facts: Facts, *, answers: bool = False) -> str | None:
     With `answers` a driver responded, so it is loaded whatever this machine shows of it, as in a container.
     """
     problem = diagnose(facts)
-    if problem is None or problem == "next-kernel" or (answers and facts.loaded is None and problem != "off-bus"):
+    if problem is None or problem == "next-kernel" or (answers and facts.loaded is None):
         return None
     return PROBLEMS[problem].format(f=facts)
 
@@ -144,7 +137,7 @@ def look(proc: pathlib.Path = pathlib.Path("/proc"), sys: pathlib.Path = pathlib
     kernel = files.read(proc / "sys/kernel/osrelease")
     fields = dict(re.findall(r'^(ID|VERSION_ID)="?([^"\n]*)"?$', files.read(OS_RELEASE), re.MULTILINE))
     next_kernel = _newest_kernel(kernel)
-    cards = tuple(dataclasses.replace(card, lost=pci.is_lost(sys, card.bus_id)) for card in pci.cards(sys))
+    cards = pci.cards(sys)
     loaded = files.read(sys / "module/nvidia/version") or None
     facts = Facts(f"{fields.get('ID', '')} {fields.get('VERSION_ID', '')}".strip(), kernel, next_kernel, cards)
     if not cards and loaded is None:

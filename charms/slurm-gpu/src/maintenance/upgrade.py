@@ -84,10 +84,10 @@ def ensure_settings(wanted: Spec) -> None:
     except (DriverError, apt.AptError, CommandError) as e:
         _refuse(key, e)
     try:
-        install.ensure_hold(on=wanted.hold)
+        install.ensure_hold(on=wanted.hold_driver)
     except CommandError as e:  # another dpkg runs, as on a fresh machine: the next hook tries again
         logger.warning("the driver's packages are not held yet: %s", e)
-    services.ensure_persistence(on=wanted.persistence)
+    services.ensure_persistence(on=wanted.persistence_mode)
 
 
 def note(wanted: Spec) -> str | None:
@@ -98,8 +98,8 @@ def note(wanted: Spec) -> str | None:
     refused = str((node_state.read(_REFUSED) or {}).get("text", ""))
     if not here.version and not wanted.keeps and refused:
         return refused
-    if here.version and not wanted.keeps and here.branch != wanted.branch:
-        return f"driver {here.version} is here, but the option is driver={wanted.branch}: run upgrade-driver"
+    if here.version and not wanted.keeps and here.branch != wanted.driver:
+        return f"driver {here.version} is here, but the option is driver={wanted.driver}: run upgrade-driver"
     problem = state.diagnose(here)
     if problem is None and here.loaded and not install.NVIDIA_SMI.exists():
         why = f" ({refused})" if refused else ""

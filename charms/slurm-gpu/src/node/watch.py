@@ -48,14 +48,6 @@ def ensure(config: Config) -> None:
         systemd.start_later(UNIT)
 
 
-def renew() -> None:
-    """Restart the service, if it runs, with this version of the charm."""
-    try:
-        systemd.try_restart(UNIT)
-    except CommandError as e:
-        logger.warning("%s goes on with the charm's previous code: %s", UNIT, e)
-
-
 def is_set_up() -> bool:
     """Whether something of this service is here, as on machines without GPUs, too."""
     return CONFIG.exists() or (systemd.UNIT_DIR / UNIT).exists()
