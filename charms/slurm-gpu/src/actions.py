@@ -18,7 +18,7 @@ from slurm_ddp.run import CommandError
 from slurm_ddp.slurm import nodes
 
 # What fails an action with one line and no traceback.
-FAILURES = (health_check.MonitorError, DriverError, hold.HoldError, nodes.NodeError, apt.AptError, CommandError)
+FAILURES = (DriverError, hold.HoldError, nodes.NodeError, apt.AptError, CommandError)
 _Wait = typing.Annotated[int, pydantic.Field(ge=0, le=3600)]  # seconds
 
 
@@ -63,6 +63,7 @@ def _health_check(unit: Unit, _: Parameters, _log: Log) -> Results:
     node, config = unit.node(), unit.machine().config
     if config.problem:
         raise ActionError(config.problem)
+    reset.check_smi()
     return health_check.check(node, xids=config.health_xids)
 
 

@@ -12,7 +12,7 @@ import metrics
 import settings
 from controller import gres_lines
 from maintenance import work
-from node import compute, hold, watch
+from node import compute, hold
 from node import machine as machines
 from node.registration import Progress
 from slurm_ddp import exporter, wake
@@ -111,8 +111,7 @@ class SlurmGpuCharm(ops.CharmBase):
         self._left = True
         try:
             exporter.ensure_none(self.unit.name)
-            if self._has(COMPUTE) or compute.OWNER.exists() or watch.is_set_up():
-                work.release()
+            work.release()
             compute.release(owner=self.unit.name, config=self.load_config(settings.Config))
             gres_lines.release(owner=self.unit.name, last=self.app.planned_units() == 0)
         except CommandError as e:  # a hook that fails keeps the unit from going, and the next one tries again

@@ -51,10 +51,8 @@ def cards() -> collections.abc.Iterator[core.Metric]:
     expected = {kind or name: count for (name, kind), count in items if name == "gpu"}
     found = detect.detect(machines.ROOTS)
     detected: collections.Counter[str] = collections.Counter()
-    profiles: collections.Counter[str] = collections.Counter()
     for gpu in found.gpus if found.is_usable else ():
         model = gpu.name or "gpu"
-        profiles.update(instance.profile for instance in gpu.instances)
         types = [gres.slurm_type(f"{model}_{instance.profile}") for instance in gpu.instances]
         detected.update(types or [gres.slurm_type(model)])
     if set(expected) == {"gpu"}:  # registered without types
@@ -63,7 +61,6 @@ def cards() -> collections.abc.Iterator[core.Metric]:
         detected[kind] += 0  # a type of which no card is left
     yield gauge("gpus_expected", "GPUs that the node registers with Slurm.", _by("type", expected))
     yield gauge("gpus_detected", "GPUs that work on the machine.", _by("type", detected))
-    yield gauge("gpu_mig_instances", "MIG instances on the machine.", _by("profile", profiles))
     if health.STATE.exists():
         state = records.read(health.State, health.STATE)
         yield gauge("gpu_health_ok", "Whether the last check found the GPUs fit for jobs.", [({}, not state.reason)])

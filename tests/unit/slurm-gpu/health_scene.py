@@ -6,7 +6,6 @@ import stat
 from smi_samples import HEALTHY, answer
 
 from node import hold as node_hold
-from node import node_state
 from scripts import health as gpu_health
 
 BUS = "0000:01:00.0"
@@ -64,5 +63,6 @@ class Scene:
         return self.orders.read_text().splitlines() if self.orders.exists() else []
 
 
-def hold() -> dict[str, str] | None:
-    return node_state.read(node_hold._record(gpu_health.KIND))
+def hold() -> tuple[str, str] | None:
+    """Return the node that is held for its health, and the reason."""
+    return next(((one.node, one.reason) for one in node_hold.held() if one.kind == "gpu-health"), None)

@@ -1,7 +1,6 @@
 """The timer that checks the GPUs: where it runs, what its unit says, and what the charm makes of its answers."""
 
 import dataclasses
-import json
 import pathlib
 import typing
 
@@ -9,15 +8,19 @@ import machines
 import pytest
 import roles
 from conftest import OPTIONS
+from health_scene import Scene
 from slurm_double import SlurmDouble
+from smi_samples import HEALTHY, answer
 
 import settings
 from gpu.detect import Gpu
 from node import compute, health_check, slurmd_options
 from node.machine import Machine, look
 from scripts import health as gpu_health
-from slurm_ddp import systemd, watchdog
-from slurm_ddp.run import CommandTimeout, Completed
+from slurm_ddp import systemd
+from slurm_ddp.run import Completed
+
+HOT = "clocks_event_reasons/clocks_event_reason_hw_thermal_slowdown"
 
 
 @pytest.fixture
@@ -73,29 +76,6 @@ def test_where_there_is_no_timer(orders: list[str], smi: pathlib.Path, changes: 
     assert not health_check.PROGRAM.exists()
 
 
-def test_an_action_looks_and_says(monkeypatch: pytest.MonkeyPatch, smi: pathlib.Path):
-    seen: list[tuple[str, ...]] = []
-    findings = [{"level": "drain", "check": "ecc", "text": "1 error", "gpu": "0000:01:00.0"}]
-    answer = {"result": "drain", "findings": findings, "did": "", "seconds": 0.4}
-
-    def run(*argv: str, **_: object) -> Completed:
-        assert pathlib.Path(argv[2]).read_bytes() == watchdog.pack(pathlib.Path(gpu_health.__file__))
-        seen.append(argv[:2] + argv[3:])
-        return Completed(1, json.dumps(answer), "")
-
-    monkeypatch.setattr(health_check, "run", run)
-    results = health_check.check("n0")
-    assert results == {"result": "drain", "findings": "drain: 1 error 0000:01:00.0", "seconds": "0.4"}
-    assert seen == [("/usr/bin/python3", "-I", "--node", "n0")]
-
-
-@pytest.mark.parametrize("printed", ["", "[]", "{}", "Traceback"])
-def test_an_action_that_gets_no_answer(monkeypatch: pytest.MonkeyPatch, smi: pathlib.Path, printed: str):
-    monkeypatch.setattr(health_check, "run", lambda *_, **__: Completed(1, printed, ""))
-    with pytest.raises(health_check.MonitorError, match=r"^gpu-health: "):
-        health_check.check("n0")
-
-
 def test_an_unfit_node_is_the_status(slurm: SlurmDouble, mock_gpu: pathlib.Path):
     slurmd_options.PATH.write_text(OPTIONS.replace("features=slurmd", "features=slurmd gres=gpu:mock_gpu:1"))
     slurm.register()
@@ -106,26 +86,15 @@ def test_an_unfit_node_is_the_status(slurm: SlurmDouble, mock_gpu: pathlib.Path)
     assert (verdict.level, verdict.text) == ("blocked", text)
 
 
-def test_a_card_that_is_unfit_is_reported_without_what_is_only_odd(monkeypatch: pytest.MonkeyPatch, smi: pathlib.Path):
-    def run(*argv: str, **_: object) -> Completed:
-        assert argv[-1] == "n0"
-        findings = [
-            {"level": "drain", "text": "recovery action Reset", "gpu": "0000:01:00.0"},
-            {"level": "warn", "text": "hot", "gpu": ""},
-        ]
-        return Completed(1, json.dumps({"result": "drain", "findings": findings, "seconds": 1}), "")
-
-    monkeypatch.setattr(health_check, "run", run)
+def test_the_action_reports_all_findings_and_the_service_those_to_drain_for(
+    scene: Scene, smi: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    scene.smi(answer(HEALTHY | {"gpu_recovery_action": "Reset", HOT: "Active"}))
+    monkeypatch.setattr(gpu_health.time, "time", lambda: 1e9)
+    results = health_check.check("n0")
+    found = "drain: recovery action Reset 0000:01:00.0\nwarn: slowed down by heat 0000:01:00.0"
+    assert results == {"result": "drain", "findings": found, "seconds": "0.0"}
     assert health_check.unfit("n0") == ["recovery action Reset 0000:01:00.0"]
-
-    def hang(*argv: str, **_: object) -> Completed:
-        raise CommandTimeout("python3: no answer within 70 s")
-
-    monkeypatch.setattr(health_check, "run", hang)
-    assert health_check.unfit("n0") == ["gpu-health: python3: no answer within 70 s"]
-    with pytest.raises(health_check.MonitorError, match="no answer within 70 s"):
-        health_check.check("n0")
+    assert (scene.commands, gpu_health.State.load()) == ([], gpu_health.State()), "it changes nothing"
     smi.unlink()
     assert health_check.unfit("n0") == []
-    with pytest.raises(health_check.MonitorError, match=r"there is no /usr/bin/nvidia-smi on this machine: install"):
-        health_check.check("n0")

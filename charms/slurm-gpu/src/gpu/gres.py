@@ -54,7 +54,6 @@ class _Device:
 
     gpu: int  # the index of its card
     kind: str  # its Type
-    detected: str  # the Type that Slurm's nvidia detection gives it; empty for an instance, which it does not see
     files: tuple[pathlib.Path, ...]
 
 
@@ -92,7 +91,7 @@ def plan(
         gres=",".join(items),
         lines=tuple(lines),
         device_files=tuple(dict.fromkeys(file for device in devices for file in device.files)),
-        is_detected=not is_cut and not shards and all(device.kind == device.detected for device in devices),
+        is_detected=not is_cut and not shards and all(map(_is_detected, gpus)),
         notes=tuple(notes),
     )
 
@@ -158,16 +157,20 @@ def _as_slurm_detects(name: str) -> str:
     return name.strip().lower().replace(" ", "_")
 
 
+def _is_detected(gpu: detect.Gpu) -> bool:
+    """Whether Slurm's nvidia detection yields the card as planned; it sees no MIG instances."""
+    return not gpu.instances and slurm_type(gpu.name or "") == _as_slurm_detects(gpu.name or "")
+
+
 def _devices(index: int, gpu: detect.Gpu, dev: pathlib.Path) -> list[_Device]:
     name, card = gpu.name or "", dev / f"nvidia{gpu.minor}"
     if not gpu.instances:
-        return [_Device(index, slurm_type(name), _as_slurm_detects(name), (card,))]
+        return [_Device(index, slurm_type(name), (card,))]
     model = _as_slurm_detects(name).partition("-")[0]  # cut as src/plugins/gpu/nvml/gpu_nvml.c does
     return [
         _Device(
             index,
             slurm_type(f"{model}_{instance.profile}"),
-            "",
             (card, *(dev / f"nvidia-caps/nvidia-cap{number}" for number in instance.caps)),
         )
         for instance in gpu.instances

@@ -41,7 +41,7 @@ def difference(
     or does not answer, is no difference.
     """
     try:
-        printed = _print_gres(node, plan.gres, lines, settings, autodetect)
+        printed = _print_gres(node, plan.gres, settings, [f"AutoDetect={autodetect}", *gres.node_lines(node, lines)])
     except CommandError as e:
         logger.warning("the lines of %s are not checked: %s", node, e)
         return None
@@ -57,14 +57,8 @@ def difference(
     return f"slurmd -G: {invalid['text'].strip()[:160]}" if invalid else None
 
 
-def _print_gres(
-    node: str,
-    gres_text: str,
-    lines: collections.abc.Sequence[str],
-    settings: collections.abc.Mapping[str, str],
-    autodetect: str,
-) -> str:
-    """Return the output of `slurmd -G`, both streams."""
+def _print_gres(node: str, gres_text: str, settings: collections.abc.Mapping[str, str], rows: list[str]) -> str:
+    """Return the output of `slurmd -G` with these rows in gres.conf, both streams."""
     with tempfile.TemporaryDirectory(prefix="slurmd-") as name:
         directory = pathlib.Path(name)
         spool = directory / "spool"  # where it makes a socket
@@ -79,7 +73,6 @@ def _print_gres(
             types=",".join(sorted({item.partition(":")[0] for item in gres_text.split(",")})),
         )
         (directory / "slurm.conf").write_text(conf)
-        rows = [f"AutoDetect={autodetect}", *gres.node_lines(node, lines)]
         (directory / "gres.conf").write_text("".join(f"{row}\n" for row in rows))
         (directory / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
         done = run(SLURMD, "-G", "-f", str(directory / "slurm.conf"), check=False, timeout=_TIMEOUT_S)

@@ -57,7 +57,7 @@ def known(gpu: str, cards: tuple[str, ...]) -> str:
 
 def check_smi() -> None:
     """Raise `ActionError` without nvidia-smi."""
-    if not install.NVIDIA_SMI.exists():
+    if not health_check.can_look():
         raise ActionError(health_check.NO_SMI)
 
 

@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import logging
 
-import settings
 from driver import plan
 from driver.state import DriverError
 from maintenance import hold, mig, services, upgrade
@@ -45,7 +44,11 @@ def prepare(options: Options) -> bool:
 
 def complete(machine: Machine, options: Options, progress: registration.Progress | None) -> None:
     """Release a held node that is registered, and keep the driver's settings."""
-    _ensure_watch(machine.node, machine.config)
+    if machine.node is not None and machine.config.problem is None:  # else the status shows it
+        try:
+            node_watch.ensure(node_watch.Config(node=machine.node, **dataclasses.asdict(machine.config)))
+        except CommandError as e:
+            logger.warning("the service %s is not set up: %s", node_watch.UNIT, e)
     if hold.Hold.load() is None:
         with contextlib.suppress(DriverError):  # the status shows an invalid option
             upgrade.ensure_settings(plan.spec(options))
@@ -91,12 +94,3 @@ def _is_given_up(held: hold.Hold) -> bool:
             hold.forget()
             return True
     return False
-
-
-def _ensure_watch(node: str | None, config: settings.Config) -> None:
-    if node is None or config.problem:  # which the status shows
-        return
-    try:
-        node_watch.ensure(node_watch.Config(node=node, **dataclasses.asdict(config)))
-    except CommandError as e:
-        logger.warning("the service %s is not set up: %s", node_watch.UNIT, e)

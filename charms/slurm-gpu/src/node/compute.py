@@ -50,27 +50,27 @@ _NO_CONTROLLER = Status(
 
 
 def offer(machine: Machine) -> slurm_gres.NodeGres | None:
-    """Compose what to publish, None for what is published already.
+    """Compose what to publish, None while nothing is certain.
 
     While the node is registered with another Gres, the lines suit that one, too: slurmd must not report less. Lines of
     lost cards are left out: slurmd does not start with a line for a missing device file.
     """
-    published = machine.before
-    before = (published.lines or ()) if published and published.node == machine.node else ()
-    if lost(machine) and machine.node is not None:
-        lines = machine.lines if machine.plan is not None and not machine.problem else before
-        names = machine.plan.gres if machine.plan else ""
-        return slurm_gres.NodeGres(node=machine.node, gres=names, lines=_with_files(lines), awaits=False)
-    current = machine.published
-    if current is None:
+    node, published, lines = machine.node, machine.before, machine.lines
+    if node is None:
         return None
-    lines = machine.lines
+    before = (published.lines or ()) if published and published.node == node else ()
+    names = machine.plan.gres if machine.plan else ""
+    if lost(machine):
+        kept = lines if machine.plan is not None and not machine.problem else before
+        return slurm_gres.NodeGres(node=node, gres=names, lines=_with_files(kept), awaits=False)
+    if machine.problem:
+        return None
     if not set(before) <= set(lines) and not _is_registered(machine):
         wanted = lines or (machine.plan.lines if machine.plan else ())  # all: one line ends the detection
-        kept = {_key(line): line for line in _with_files(before) if wanted}
-        lines = tuple((kept | {_key(line): line for line in wanted}).values()) if kept else lines
-    awaits = bool(lines or machines.pushed_lines(machine.node))
-    return current.model_copy(update={"lines": lines, "awaits": awaits})
+        both = {_key(line): line for line in _with_files(before) if wanted}
+        lines = tuple((both | {_key(line): line for line in wanted}).values()) if both else lines
+    awaits = bool(lines or machines.pushed_lines(node))
+    return slurm_gres.NodeGres(node=node, gres=names, lines=lines, awaits=awaits)
 
 
 def awaits_drain(machine: Machine, progress: Progress | None) -> bool:

@@ -64,7 +64,7 @@ def begin(kind: str, node: str, reason: str) -> None:
 def note(kind: str, node: str, reason: str) -> bool:
     """Record a hold, for `node.watch` to reserve the node; return whether anything changed."""
     with lock():
-        changed = node_state.write(_record(kind), {"node": node, "reason": reason})
+        changed = files.ensure_file(_record(kind), records.text(Hold(kind, node, reason)), mode=0o600)
     if changed:
         wake()
     return changed
@@ -91,13 +91,11 @@ def end(*kinds: str) -> None:
 
 def held() -> list[Hold]:
     """Return the holds, the latest last. A record that cannot be read holds nothing."""
-    found: list[tuple[float, str, Hold]] = []
+    found: dict[Hold, float] = {}
     for path in DIRECTORY.glob("*.json"):
-        record = node_state.read(path) or {}
-        with contextlib.suppress(OSError, KeyError):
-            hold = Hold(path.stem, str(record["node"]), str(record["reason"]))
-            found.append((path.stat().st_mtime, path.stem, hold))
-    return [hold for *_, hold in sorted(found, key=lambda one: one[:2])]
+        with contextlib.suppress(OSError, ValueError):
+            found[records.read(Hold, path)] = path.stat().st_mtime
+    return sorted(found, key=lambda hold: (found[hold], hold.kind))
 
 
 def keep() -> list[Hold]:

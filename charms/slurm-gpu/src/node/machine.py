@@ -48,13 +48,6 @@ class Machine:
         """Whether slurmd's options have GPUs."""
         return "gpu" in slurmd_options.gres_names(self.configured)
 
-    @property
-    def published(self) -> slurm_gres.NodeGres | None:
-        """What the controller should know, None while nothing is certain. `awaits` is not filled in."""
-        if self.node is None or self.problem:
-            return None
-        return slurm_gres.NodeGres(node=self.node, gres=self.plan.gres if self.plan else "", lines=self.lines)
-
 
 def look(
     config: settings.Config | None = None,

@@ -48,11 +48,6 @@ def ensure(config: Config) -> None:
         systemd.start_later(UNIT)
 
 
-def is_set_up() -> bool:
-    """Whether something of this service is here, as on machines without GPUs, too."""
-    return CONFIG.exists() or (systemd.UNIT_DIR / UNIT).exists()
-
-
 def _ensure_units() -> bool:
     """Write the units, and enable them; return whether that changed them."""
     source = pathlib.Path(__file__).resolve()

@@ -76,34 +76,46 @@ class State:
         watchdog.write(STATE, records.text(self))
 
 
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What one check found and did."""
+
+    result: str  # "ok", or the worst finding's level
+    findings: list[Finding]
+    did: str
+    seconds: float
+    slurm: str  # why the controller could not be asked
+
+
 def main(arguments: collections.abc.Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status."""
+    options, levels = _parse(sys.argv[1:] if arguments is None else list(arguments))
+    answer = check(options.node, levels, acts=options.act)
+    print(json.dumps(dataclasses.asdict(answer)))
+    return EXIT_STATUS[answer.result]
+
+
+def check(name: str | None, levels: dict[int, str], *, acts: bool = False) -> Answer:
+    """Check once, with the levels of Xids that an option sets; drain or resume the node of this name if it `acts`."""
     _Deadline.end = time.monotonic() + _WHOLE_S
     started = time.time()
-    options, levels = _parse(sys.argv[1:] if arguments is None else list(arguments))
     state = State.load()
-    node, silent = _node(options.node)
+    node, silent = _node(name)
     if state.drained and node is not None and not watchdog.is_drained_by(REASON, node):
         # An administrator ended the drain; but upstream's slurmd ends drains too, right after it restarted its daemon,
         # and then the hold is still there.
         was_ended = _began(node) == state.began or not hold.is_held(KIND)
-        if options.act and was_ended:
+        if acts and was_ended:
             hold.end(KIND)
         state = dataclasses.replace(state, since=started if was_ended else state.since, drained=False)
     findings = examine(node, levels, state)
     spared = fleet.kinds(_reason(findings)) & set(state.spared)
-    if options.act and node is not None and not node.is_drained:
+    if acts and node is not None and not node.is_drained:
         spared |= _shared(_reason(_demoted(findings, spared)), node)
     findings = _demoted(findings, spared)
-    did = ""
-    if options.act:
-        state = dataclasses.replace(state, spared=tuple(sorted(spared)))
-        did = act(options.node, node, findings, state, started)
+    did = act(name, node, findings, dataclasses.replace(state, spared=tuple(sorted(spared))), started) if acts else ""
     level = max((finding.level for finding in findings), key=LEVELS.index, default="ok")
-    listed = [dataclasses.asdict(finding) for finding in findings]
-    answer = {"result": level, "findings": listed, "did": did, "seconds": round(time.time() - started, 1)}
-    print(json.dumps(answer | ({"slurm": silent} if silent else {})))
-    return EXIT_STATUS[level]
+    return Answer(level, findings, did, round(time.time() - started, 1), silent)
 
 
 def _parse(words: list[str]) -> tuple[argparse.Namespace, dict[int, str]]:
