@@ -7,7 +7,7 @@ import typing
 import pydantic
 
 from controller import gres_lines
-from driver import plan
+from driver import plan, state
 from driver.state import DriverError
 from maintenance import hold, mig, reset, upgrade
 from node import compute, health_check, registration
@@ -78,7 +78,7 @@ def _accept_gpus(unit: Unit, _: Parameters, _log: Log) -> Results:
 
 def _upgrade_driver(unit: Unit, wanted: _UpgradeDriver, log: Log) -> Results:
     def run(node: str | None) -> Results:
-        spec = plan.narrowed(plan.spec(unit.config), wanted.branch, wanted.version, upgrade.facts().branch)
+        spec = plan.narrowed(plan.spec(unit.config), wanted.branch, wanted.version, state.look().branch)
         return upgrade.upgrade(spec, node, wanted.wait, log, drain=wanted.drain)
 
     return _on_cards(unit, run)

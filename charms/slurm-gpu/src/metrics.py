@@ -14,7 +14,6 @@ from gpu import detect, gres, gres_conf
 from gpu import xids as gpu_xids
 from maintenance import hold
 from node import hold as node_hold
-from node import machine as machines
 from node import registration, slurmd_options
 from scripts import health
 from slurm_ddp import exporter, records, systemd
@@ -49,7 +48,7 @@ def cards() -> collections.abc.Iterator[core.Metric]:
     options = slurmd_options.read()
     items = nodes.gres_items(options.gres if options else None).items()
     expected = {kind or name: count for (name, kind), count in items if name == "gpu"}
-    found = detect.detect(machines.ROOTS)
+    found = detect.detect()
     detected: collections.Counter[str] = collections.Counter()
     for gpu in found.gpus if found.is_usable else ():
         model = gpu.name or "gpu"

@@ -81,7 +81,7 @@ def test_facts_are_read_from_the_machine(paths: pathlib.Path, node: MachineDoubl
     (paths / "sys" / state._SECURE_BOOT).write_bytes(b"\6\0\0\0\1")
     node.add_kernel("6.8.0-99-generic")
     node.broken = True
-    found = upgrade.facts()
+    found = state.look()
     assert (found.release, found.kernel, found.next_kernel) == ("ubuntu 24.04", KERNEL, KERNEL)
     assert (len(found.cards), found.switches, found.secure_boot) == (2, 1, True)
     assert (found.loaded, found.library, found.module) == (
@@ -91,7 +91,7 @@ def test_facts_are_read_from_the_machine(paths: pathlib.Path, node: MachineDoubl
     )
     assert SMI_535.replace("535", "580") in found.unfinished
     node.hanging = {"modinfo"}
-    assert upgrade.facts().module is None
+    assert state.look().module is None
 
 
 def test_ubuntu_gets_signed_modules_of_exactly_the_version(node: MachineDouble):
@@ -229,7 +229,7 @@ def without_smi(node: MachineDouble) -> Facts:
     node.install_driver("535", "535.288.01")
     del node.installed[SMI_535]
     node._show_library()
-    return upgrade.facts()
+    return state.look()
 
 
 def test_nvidia_smi_of_exactly_the_drivers_version_is_added(node: MachineDouble):
@@ -290,7 +290,7 @@ def test_the_option_installs_on_a_bare_machine_and_changes_no_driver(node: Machi
 def test_nouveau_gives_way_with_a_reboot(node: MachineDouble):
     node.add_nouveau()
     upgrade.ensure_wanted(Spec(driver="580"))
-    assert diagnose(upgrade.facts()) == "nouveau"
+    assert diagnose(state.look()) == "nouveau"
     assert "reboot this machine" in PROBLEMS["nouveau"]
     node.reboot()
     assert node.loaded == "580.173.02"
@@ -427,11 +427,11 @@ def test_an_upgrade_that_dies_after_any_command_is_finished_by_the_next(in_servi
             slurm.lives = None
         else:
             break
-        works = state.explain(upgrade.facts()) is None
+        works = state.explain(state.look()) is None
         roles.maintain(registration.Stage.REGISTERED if works else registration.Stage.FAILED)
         held = hold.Hold.load() is not None
         assert works != held, "a node whose driver does not work is not given out"
-        outcomes.add(str(diagnose(upgrade.facts())))
+        outcomes.add(str(diagnose(state.look())))
         run()
         roles.maintain()
         node_hold.keep()  # as the service does within seconds

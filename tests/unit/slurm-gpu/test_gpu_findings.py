@@ -10,13 +10,7 @@ from smi_samples import BARE, HEALTHY, answer
 from gpu import smi, xids
 from scripts import health as gpu_health
 
-
-@pytest.fixture(autouse=True)
-def uptime(paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    """This machine runs for a while."""
-    monkeypatch.setattr(gpu_health, "UPTIME", paths / "uptime")
-    gpu_health.UPTIME.write_text("1000.0 1.0\n")
-    return gpu_health.UPTIME
+pytestmark = pytest.mark.usefixtures("uptime")  # this machine runs for a while
 
 
 def judged(values: dict[str, str]) -> list[smi.Finding]:
@@ -65,8 +59,8 @@ def test_a_card_that_does_not_answer_is_one_fault(path: str, value: str):
         ({"fabric/state": "In Progress", "fabric/status": "X"}, 301, ["fabric/state In Progress"]),
     ],
 )
-def test_the_fabric(values: dict[str, str], uptime_s: int, found: list[str]):
-    gpu_health.UPTIME.write_text(f"{uptime_s}.0 1.0\n")
+def test_the_fabric(uptime: pathlib.Path, values: dict[str, str], uptime_s: int, found: list[str]):
+    uptime.write_text(f"{uptime_s}.0 1.0\n")
     texts = [f"{text}: is nvidia-fabricmanager running?" for text in found]
     assert [finding.text for finding in judged(HEALTHY | values)] == texts
 

@@ -164,11 +164,11 @@ def test_a_card_without_a_model_is_refused_in_words():
 
 
 def test_reading_the_topology(paths: pathlib.Path):
-    assert gres.read_topology(paths / "sys") is None
+    assert gres.read_topology() is None
     add_topology(paths, 2, 4, 2)
     (paths / "sys/devices/system/cpu/cpufreq").mkdir()
     (paths / "sys/devices/system/cpu/cpu99").mkdir()  # offline
-    found = gres.read_topology(paths / "sys")
+    found = gres.read_topology()
     assert found == topology(2, 4, 2)
     assert found is not None
     assert sum(map(len, found)) == 8

@@ -46,7 +46,7 @@ def test_a_node_with_its_gpu(mock_gpu: pathlib.Path):
 def test_mig_instances_count_by_type(monkeypatch: pytest.MonkeyPatch):
     instances = tuple(gpu_detect.Instance(profile) for profile in ("1g.5gb", "1g.5gb", "3g.20gb"))
     card = gpu_detect.Gpu("NVIDIA A100-SXM4-40GB", "0000:01:00.0", 0, mig=True, instances=instances)
-    monkeypatch.setattr(gpu_detect, "detect", lambda roots: gpu_detect.Detection("nvml", (card,)))
+    monkeypatch.setattr(gpu_detect, "detect", lambda: gpu_detect.Detection("nvml", (card,)))
     found = samples(metrics.cards())
     assert sorted(value for name, value in found.items() if name.startswith("gpus_detected")) == [1, 2]
 

@@ -132,25 +132,25 @@ def explain(facts: Facts, *, answers: bool = False) -> str | None:
     return PROBLEMS[problem].format(f=facts)
 
 
-def look(proc: pathlib.Path = pathlib.Path("/proc"), sys: pathlib.Path = pathlib.Path("/sys")) -> Facts:
+def look() -> Facts:
     """Return the machine's state. Takes well under a second unless something hangs, and never much over a minute."""
-    kernel = files.read(proc / "sys/kernel/osrelease")
+    kernel = files.read(pci.PROC / "sys/kernel/osrelease")
     fields = dict(re.findall(r'^(ID|VERSION_ID)="?([^"\n]*)"?$', files.read(OS_RELEASE), re.MULTILINE))
     next_kernel = _newest_kernel(kernel)
-    cards = pci.cards(sys)
-    loaded = files.read(sys / "module/nvidia/version") or None
+    cards = pci.cards()
+    loaded = files.read(pci.SYS / "module/nvidia/version") or None
     facts = Facts(f"{fields.get('ID', '')} {fields.get('VERSION_ID', '')}".strip(), kernel, next_kernel, cards)
     if not cards and loaded is None:
         return facts
-    switches, has_fabric, module = len(pci.switches(sys)), FABRIC_PROGRAM.exists(), _on_disk(kernel)
+    switches, has_fabric, module = len(pci.switches()), FABRIC_PROGRAM.exists(), _on_disk(kernel)
     fabric = re.search(r"\d+(\.\d+)+", _ask(FABRIC_PROGRAM, "--version")) if has_fabric else None
     fabric_state = _ask("/usr/bin/systemctl", "is-active", FABRIC) if switches or has_fabric else ""
     packages = _ask("/usr/bin/dpkg-query", "-W", "-f", _DPKG_ROW, *(f"{name}*" for name in PACKAGES))
     return dataclasses.replace(
         facts,
         switches=switches,
-        secure_boot=_is_secure_boot(sys),
-        nouveau=(sys / "module/nouveau").exists(),
+        secure_boot=_is_secure_boot(),
+        nouveau=(pci.SYS / "module/nouveau").exists(),
         loaded=loaded,
         library=_library(),
         module=module,
@@ -180,9 +180,9 @@ def _on_disk(kernel: str) -> Module | None:
     return Module(fields["version"], fields.get("signer", "")) if fields.get("version") else None
 
 
-def _is_secure_boot(sys: pathlib.Path) -> bool:
+def _is_secure_boot() -> bool:
     try:
-        return (sys / _SECURE_BOOT).read_bytes()[-1:] == b"\x01"  # after four bytes of attributes
+        return (pci.SYS / _SECURE_BOOT).read_bytes()[-1:] == b"\x01"  # after four bytes of attributes
     except OSError:
         return False
 

@@ -9,7 +9,7 @@ import dataclasses
 import pathlib
 import re
 
-from gpu import detect
+from gpu import detect, pci
 
 SHARD = "shard"  # the Gres of a part of a card
 _FLAGS = "nvidia_gpu_env"  # a line without a flag sets the variables of all four vendors
@@ -61,7 +61,7 @@ def plan(
     detection: detect.Detection,
     settings: collections.abc.Mapping[str, str],
     topology: Topology | None,
-    dev: pathlib.Path = detect.Roots.dev,
+    dev: pathlib.Path = pci.DEV,
     *,
     shards: int = 0,
 ) -> Plan:
@@ -117,10 +117,10 @@ def slurm_type(name: str) -> str:
     return _NOT_IN_TYPES.sub("_", _as_slurm_detects(name))
 
 
-def read_topology(sys_root: pathlib.Path = detect.Roots.sys) -> Topology | None:
+def read_topology() -> Topology | None:
     """Return this machine's cores, or None where the kernel does not show them."""
     packages: dict[int, set[frozenset[int]]] = {}
-    for directory in (sys_root / "devices/system/cpu").glob("cpu[0-9]*"):
+    for directory in (pci.SYS / "devices/system/cpu").glob("cpu[0-9]*"):
         try:
             package = int((directory / "topology/physical_package_id").read_text())
             siblings = detect.parse_cpu_list((directory / "topology/thread_siblings_list").read_text().strip())

@@ -6,6 +6,7 @@ import re
 
 from slurm_ddp import files
 
+PROC, SYS, DEV = pathlib.Path("/proc"), pathlib.Path("/sys"), pathlib.Path("/dev")  # tests put others here
 DEVICES = "bus/pci/devices"  # in sysfs: a folder for each device, named by its bus id
 _NVIDIA = "0x10de"
 _GPU_CLASSES = ("0x0300", "0x0302")  # VGA and 3D controllers; 0x0403 is a card's audio
@@ -22,14 +23,14 @@ class Card:
     bound_to: str | None = None  # the kernel driver that has it
 
 
-def cards(sys: pathlib.Path) -> tuple[Card, ...]:
+def cards() -> tuple[Card, ...]:
     """List the GPUs in the order of their bus ids."""
-    return tuple(Card(path.name, _device(path), _bound_to(path)) for path in _of_class(sys, _GPU_CLASSES))
+    return tuple(Card(path.name, _device(path), _bound_to(path)) for path in _of_class(_GPU_CLASSES))
 
 
-def switches(sys: pathlib.Path) -> tuple[int, ...]:
+def switches() -> tuple[int, ...]:
     """List the PCI device ids of the NVSwitches."""
-    return tuple(_device(path) for path in _of_class(sys, (_SWITCH_CLASS,)))
+    return tuple(_device(path) for path in _of_class((_SWITCH_CLASS,)))
 
 
 def bus_id(text: str) -> str | None:
@@ -52,8 +53,8 @@ def bus_key(name: str) -> tuple[int, str]:
     return (int(match[1], 16), name.lower()) if match else (1 << 32, name)
 
 
-def _of_class(sys: pathlib.Path, classes: tuple[str, ...]) -> list[pathlib.Path]:
-    found = sorted((sys / DEVICES).glob("*"), key=lambda path: bus_key(path.name))
+def _of_class(classes: tuple[str, ...]) -> list[pathlib.Path]:
+    found = sorted((SYS / DEVICES).glob("*"), key=lambda path: bus_key(path.name))
     return [
         path
         for path in found

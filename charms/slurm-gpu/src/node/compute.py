@@ -116,7 +116,7 @@ def ensure(machine: Machine, *, owner: str) -> Progress | None:
     files.ensure_file(OWNER, owner + "\n")
     try:
         slurmd_unit.ensure_dropin(plan.device_files)
-        if detect.ensure_device_files(plan.device_files, machines.ROOTS.proc):
+        if detect.ensure_device_files(plan.device_files):
             return None
     except CommandError as e:
         return Progress(Stage.FAILED, str(e))

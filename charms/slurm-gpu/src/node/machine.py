@@ -6,7 +6,7 @@ import pathlib
 import socket
 
 import settings
-from gpu import detect, gres, gres_check, gres_conf
+from gpu import detect, gres, gres_check, gres_conf, pci
 from node import node_state, slurmd_options, slurmd_unit
 from slurm_ddp import files
 from slurm_ddp.interfaces import slurm_gres
@@ -15,7 +15,6 @@ from slurm_ddp.slurm import advice, nodes
 logger = logging.getLogger(__name__)
 
 PLUGIN_DIRS = (pathlib.Path("/usr/lib/x86_64-linux-gnu/slurm-wlm"), pathlib.Path("/usr/lib/x86_64-linux-gnu/slurm"))
-ROOTS = detect.Roots()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +55,7 @@ def look(
 ) -> Machine:
     """Return this machine under these options, under what the controller published, and what this unit did."""
     config = config or settings.Config()
-    machine = Machine(detect.detect(ROOTS), config, _autodetect(answer), answer, before)
+    machine = Machine(detect.detect(), config, _autodetect(answer), answer, before)
     try:
         machine = _with_node(machine)
         problem = config.problem or machine.detection.problem
@@ -100,7 +99,7 @@ def _plan(machine: Machine) -> gres.Plan:
     """Return the Gres and lines of this machine's GPUs. Raises `ValueError` where jobs cannot have them."""
     conf = machine.options.settings if machine.options else {}
     shards = machine.config.shards_per_gpu
-    plan = gres.plan(machine.detection, conf, gres.read_topology(ROOTS.sys), ROOTS.dev, shards=shards)
+    plan = gres.plan(machine.detection, conf, gres.read_topology(), pci.DEV, shards=shards)
     if machine.node is not None:
         _check_gres_types({"gpu": "", gres.SHARD: "shards-per-gpu: "} if shards else {"gpu": ""})
     try:

@@ -15,6 +15,7 @@ import time
 
 import settings
 import template
+from gpu import pci
 from node import health_check, node_state, resume, slurmd_options
 from node import hold as node_hold
 from slurm_ddp import files, readiness, records, systemd
@@ -26,7 +27,6 @@ logger = logging.getLogger(__name__)
 UNIT, PATH_UNIT = node_hold.WATCH, "slurm-gpu-node.path"
 CONFIG = node_state.STATE_DIR / "node.json"
 JOURNALS = (node_state.REGISTRATION, node_state.HOLD)  # of what only hooks finish
-PCI, PROC_GPUS = pathlib.Path("/sys/bus/pci/devices"), pathlib.Path("/proc/driver/nvidia/gpus")
 
 _HOLD_S = 5.0
 _LOCAL_S = 1.0  # files on this machine
@@ -129,7 +129,7 @@ class Watch:
         return _SLURM_S if config.health_check == "never" else _UNFIT_S
 
     def _lacks(self, config: Config, node: nodes.Node) -> list[str]:
-        places = (PCI, PROC_GPUS)
+        places = (pci.SYS / pci.DEVICES, pci.PROC / "driver/nvidia/gpus")
         lacks = [f"GPU {card}" for card in sorted(node_state.cards()) if not any((at / card).exists() for at in places)]
         options = slurmd_options.read()
         wanted = options.gres if options else None

@@ -30,9 +30,6 @@ from slurm_ddp.slurm import nodes
 
 NVIDIA_SMI = "/usr/bin/nvidia-smi"
 STATE = pathlib.Path("/var/lib/slurm-gpu/health.json")
-SYS = pathlib.Path("/sys")
-PROC = pathlib.Path("/proc")
-UPTIME = PROC / "uptime"
 
 KIND = "gpu-health"  # of its hold
 REASON = f"{KIND}: "
@@ -132,7 +129,7 @@ def _parse(words: list[str]) -> tuple[argparse.Namespace, dict[int, str]]:
 
 def examine(node: nodes.Node | None, levels: dict[int, str], state: State) -> list[Finding]:
     """Look at the driver's answer, the number of GPUs, each card, and the kernel's log."""
-    on_bus = [card.bus_id for card in pci.cards(SYS)]
+    on_bus = [card.bus_id for card in pci.cards()]
     num_gpus = nodes.count_gres(node.gres, "gpu") if node is not None else 0
     if not on_bus and num_gpus == 0:
         return []
@@ -282,7 +279,7 @@ def _query(*options: str, unknown: str = DRAIN) -> tuple[str, list[Finding]]:
 def _killed(name: str) -> list[str]:
     """List the processes of this name that were killed and cannot end: SIGKILL is pending (proc(5), SigPnd)."""
     found: list[str] = []
-    for path in PROC.glob("[0-9]*/status"):
+    for path in pci.PROC.glob("[0-9]*/status"):
         fields = dict(re.findall(r"^(Name|SigPnd):\s*(\S+)$", files.read(path), re.MULTILINE))
         if fields.get("Name") == name and int(fields.get("SigPnd", "0"), 16) >> 8 & 1:
             found.append(path.parent.name)
@@ -318,7 +315,7 @@ def _began(node: nodes.Node | None) -> str:
 
 def _is_settling() -> bool:
     """Report whether a fabric manager may still be at work since the boot."""
-    words = files.read(UPTIME).split()
+    words = files.read(pci.PROC / "uptime").split()
     return bool(words) and float(words[0]) <= _FABRIC_SETTLES_S
 
 
