@@ -7,7 +7,7 @@ import typing
 import pydantic
 
 from controller import gres_lines
-from driver import plan
+from driver import plan, state
 from driver.state import DriverError
 from maintenance import hold, mig, reset, upgrade
 from node import compute, health_check, registration
@@ -18,7 +18,7 @@ from slurm_ddp.run import CommandError
 from slurm_ddp.slurm import nodes
 
 # What fails an action with one line and no traceback.
-FAILURES = (health_check.MonitorError, DriverError, hold.HoldError, nodes.NodeError, apt.AptError, CommandError)
+FAILURES = (DriverError, hold.HoldError, nodes.NodeError, apt.AptError, CommandError)
 _Wait = typing.Annotated[int, pydantic.Field(ge=0, le=3600)]  # seconds
 
 
@@ -61,7 +61,9 @@ def _show_gres(unit: Unit, _: Parameters, _log: Log) -> Results:
 
 def _health_check(unit: Unit, _: Parameters, _log: Log) -> Results:
     node, config = unit.node(), unit.machine().config
-    config.check()
+    if config.problem:
+        raise ActionError(config.problem)
+    reset.check_smi()
     return health_check.check(node, xids=config.health_xids)
 
 
@@ -76,7 +78,7 @@ def _accept_gpus(unit: Unit, _: Parameters, _log: Log) -> Results:
 
 def _upgrade_driver(unit: Unit, wanted: _UpgradeDriver, log: Log) -> Results:
     def run(node: str | None) -> Results:
-        spec = plan.narrowed(plan.spec(unit.config), wanted.branch, wanted.version, upgrade.facts().branch)
+        spec = plan.narrowed(plan.spec(unit.config), wanted.branch, wanted.version, state.look().branch)
         return upgrade.upgrade(spec, node, wanted.wait, log, drain=wanted.drain)
 
     return _on_cards(unit, run)

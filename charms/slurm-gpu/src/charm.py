@@ -1,28 +1,28 @@
 #!/usr/bin/env python3
 """Registers GPUs in Slurm. One charm, two roles: on compute nodes (slurmd) and on the controller (slurmctld)."""
 
+import contextlib
 import functools
 import logging
 
 import ops
 
 import actions
+import metrics
 import settings
 from controller import gres_lines
 from maintenance import work
-from node import compute, hold, watch
+from node import compute, hold
 from node import machine as machines
 from node.registration import Progress
-from relations import collector
-from relations import gres as endpoints
-from relations.gres import COMPUTE, CONTROLLER, GRES, NODE_GRES
-from slurm_ddp import wake
+from slurm_ddp import exporter, wake
 from slurm_ddp.charm import Level, Status, action_name, is_principal, run_action
-from slurm_ddp.interfaces import slurm_gres
+from slurm_ddp.interfaces import cos_agent, slurm_gres
 from slurm_ddp.run import CommandError
 
 logger = logging.getLogger(__name__)
 
+COMPUTE, CONTROLLER, NODE_GRES, GRES = "compute", "controller", "node-gres", "gres"
 _AGAIN_S = 30  # until a unit looks again that waits for what Juju has no event for
 _NO_ROLE = Status(Level.BLOCKED, "integrate compute with slurmd:juju-info or controller with slurmctld:juju-info")
 
@@ -36,7 +36,6 @@ class SlurmGpuCharm(ops.CharmBase):
         self.progress: Progress | None = None  # how far the node came in this hook
         self._view: gres_lines.View | None = None  # of the controller, after this hook's changes
         self._left = False  # this unit may be deleted by now
-        self._collector = collector.Collector(self)
         ends = [self.on[name] for name in (COMPUTE, CONTROLLER, NODE_GRES, GRES)]
         for event in (
             self.on.install,
@@ -51,6 +50,7 @@ class SlurmGpuCharm(ops.CharmBase):
             *(end.relation_departed for end in ends),
             self.on[NODE_GRES].relation_broken,
             self.on[GRES].relation_broken,
+            *exporter.events(self.on),
         ):
             framework.observe(event, self.reconcile)
         for event in (
@@ -67,12 +67,14 @@ class SlurmGpuCharm(ops.CharmBase):
     def reconcile(self, event: ops.EventBase) -> None:
         """Move this unit to its desired state, whichever event woke it."""
         self._note_end(event)
-        if self._has(COMPUTE) and not endpoints.is_leaving(event, self.unit):
+        if self._has(COMPUTE) and not self._is_leaving(event):
             self._reconcile_compute()
         if self._has(CONTROLLER) and self.unit.is_leader():
             self._reconcile_controller(event)
-        if isinstance(event, ops.UpgradeCharmEvent):
-            watch.renew()
+        if self._left:
+            exporter.ensure_none(self.unit.name)
+        else:
+            exporter.follow(self, self._serve_metrics)
 
     def _reconcile_compute(self) -> None:
         if not work.prepare(self.config):
@@ -89,10 +91,10 @@ class SlurmGpuCharm(ops.CharmBase):
         first = event.unit.name if isinstance(event, ops.RelationEvent) and event.unit else None
         if isinstance(event, ops.UpdateStatusEvent):
             first = gres_lines.rotating(units)
-        self._view = gres_lines.sync(units, first, lambda name: endpoints.published(*units[name]), owner=self.unit.name)
+        self._view = gres_lines.sync(units, first, lambda name: _published(*units[name]), owner=self.unit.name)
         for relation in relations:
             names = {name for name, (owner, _) in units.items() if owner is relation}
-            before = endpoints.answer(relation, self.app)
+            before = _answer(relation, self.app)
             answer = gres_lines.answer(self._view, names, before)
             if answer != before:
                 relation.save(answer, self.app)
@@ -108,8 +110,8 @@ class SlurmGpuCharm(ops.CharmBase):
             return
         self._left = True
         try:
-            if self._has(COMPUTE) or compute.OWNER.exists() or watch.is_set_up():
-                work.release()
+            exporter.ensure_none(self.unit.name)
+            work.release()
             compute.release(owner=self.unit.name, config=self.load_config(settings.Config))
             gres_lines.release(owner=self.unit.name, last=self.app.planned_units() == 0)
         except CommandError as e:  # a hook that fails keeps the unit from going, and the next one tries again
@@ -122,6 +124,14 @@ class SlurmGpuCharm(ops.CharmBase):
         """
         if isinstance(event, ops.RelationDepartedEvent | ops.RelationBrokenEvent):
             self._left = not self._has(COMPUTE) and not self._has(CONTROLLER)
+
+    def _is_leaving(self, event: ops.EventBase) -> bool:
+        """Whether this unit leaves its compute node, when the controller may have dropped its lines already."""
+        if not isinstance(event, ops.RelationDepartedEvent):
+            return False
+        if event.relation.name == COMPUTE:
+            return is_principal(event.relation.app.name)
+        return event.departing_unit == self.unit
 
     def _on_collect_unit_status(self, event: ops.CollectStatusEvent) -> None:
         if self._left:  # setting the status of a deleted unit is an error
@@ -152,19 +162,9 @@ class SlurmGpuCharm(ops.CharmBase):
         unit = actions.Unit(*roles, self.config, lambda: self.machine, reconcile)
         run_action(actions.ACTIONS[action_name(event.handle.kind)], lambda: unit, event, failures=actions.FAILURES)
 
-    def answer(self) -> slurm_gres.ControllerGres | None:
-        """Read what the controller role published, None without one."""
-        relation = next(iter(self._relations(NODE_GRES)), None)
-        return endpoints.answer(relation, relation.app) if relation else None
-
-    def published(self) -> slurm_gres.NodeGres | None:
-        """Read what this unit published for the controller, None for nothing that can be read."""
-        for relation in self._relations(NODE_GRES):
-            try:
-                return endpoints.published(relation, self.unit)
-            except ValueError:
-                return None
-        return None
+    def _serve_metrics(self, unit: str, topology: cos_agent.Topology) -> dict[str, str]:
+        roles = {"compute": self._has(COMPUTE), "controller": self._has(CONTROLLER)}
+        return metrics.ensure(unit, topology, roles, str(self.config["health-xids"]))
 
     def _publish(self) -> None:
         offered = compute.offer(self.machine)
@@ -175,14 +175,34 @@ class SlurmGpuCharm(ops.CharmBase):
     def machine(self) -> machines.Machine:
         """This machine as it was when first looked at."""
         if self._machine is None:
-            self._machine = machines.look(self.load_config(settings.Config), self.answer(), self.published())
+            answer = before = None
+            for relation in self._relations(NODE_GRES):
+                answer = _answer(relation, relation.app)
+                with contextlib.suppress(ValueError):
+                    before = _published(relation, self.unit)
+            self._machine = machines.look(self.load_config(settings.Config), answer, before)
         return self._machine
 
     def _has(self, endpoint: str) -> bool:
         return bool(self._relations(endpoint))
 
     def _relations(self, endpoint: str) -> list[ops.Relation]:
-        return endpoints.relations(self.model, endpoint)
+        """Return the relations that are not being removed, without those of other machines' principals."""
+        found = [relation for relation in self.model.relations[endpoint] if relation.active]
+        return [relation for relation in found if endpoint in (NODE_GRES, GRES) or is_principal(relation.app.name)]
+
+
+def _published(relation: ops.Relation, unit: ops.Unit) -> slurm_gres.NodeGres | None:
+    """Read what a compute unit published, None for nothing yet. Raises `ValueError` for what is no such thing."""
+    return relation.load(slurm_gres.NodeGres, unit) if relation.data[unit].get("node") else None
+
+
+def _answer(relation: ops.Relation, app: ops.Application) -> slurm_gres.ControllerGres:
+    """Read what the controller published; nothing if that cannot be read."""
+    try:
+        return relation.load(slurm_gres.ControllerGres, app)
+    except ValueError:
+        return slurm_gres.ControllerGres()
 
 
 if __name__ == "__main__":  # pragma: no cover

@@ -14,7 +14,6 @@ from gpu import detect, gres, gres_conf
 from gpu import xids as gpu_xids
 from maintenance import hold
 from node import hold as node_hold
-from node import machine as machines
 from node import registration, slurmd_options
 from scripts import health
 from slurm_ddp import exporter, records, systemd
@@ -28,11 +27,10 @@ _LOG_S = 6.0
 _REASONS = {"gpu-health": "health", hold.DRIVER: "driver", hold.MIG: "mig", hold.RESET: "reset"}
 
 
-def ensure(unit: str, topology: cos_agent.Topology, *, compute: bool, controller: bool, xids: str) -> dict[str, str]:
+def ensure(unit: str, topology: cos_agent.Topology, roles: dict[str, bool], xids: str) -> dict[str, str]:
     """Serve the metrics of the unit's roles; return its databag of the relation. Raises CommandError."""
     program = pathlib.Path(__file__).resolve()
-    settings = {"compute": compute, "controller": controller, "xids": xids}
-    port = exporter.ensure(unit, program, settings)
+    port = exporter.ensure(unit, program, {**roles, "xids": xids})
     return cos_agent.dump(topology, [cos_agent.Job("gpu", port, socket.gethostname())], program.parent / "cos")
 
 
@@ -50,12 +48,10 @@ def cards() -> collections.abc.Iterator[core.Metric]:
     options = slurmd_options.read()
     items = nodes.gres_items(options.gres if options else None).items()
     expected = {kind or name: count for (name, kind), count in items if name == "gpu"}
-    found = detect.detect(machines.ROOTS)
+    found = detect.detect()
     detected: collections.Counter[str] = collections.Counter()
-    profiles: collections.Counter[str] = collections.Counter()
     for gpu in found.gpus if found.is_usable else ():
         model = gpu.name or "gpu"
-        profiles.update(instance.profile for instance in gpu.instances)
         types = [gres.slurm_type(f"{model}_{instance.profile}") for instance in gpu.instances]
         detected.update(types or [gres.slurm_type(model)])
     if set(expected) == {"gpu"}:  # registered without types
@@ -64,7 +60,6 @@ def cards() -> collections.abc.Iterator[core.Metric]:
         detected[kind] += 0  # a type of which no card is left
     yield gauge("gpus_expected", "GPUs that the node registers with Slurm.", _by("type", expected))
     yield gauge("gpus_detected", "GPUs that work on the machine.", _by("type", detected))
-    yield gauge("gpu_mig_instances", "MIG instances on the machine.", _by("profile", profiles))
     if health.STATE.exists():
         state = records.read(health.State, health.STATE)
         yield gauge("gpu_health_ok", "Whether the last check found the GPUs fit for jobs.", [({}, not state.reason)])
@@ -74,13 +69,13 @@ def cards() -> collections.abc.Iterator[core.Metric]:
 
 def xids(option: str) -> collections.abc.Iterator[core.Metric]:
     """Count the Xids that the kernel logged since the machine's boot, by their level under the option health-xids."""
-    scope = gpu_xids.Scope()
+    levels: dict[int, str] = {}
     with contextlib.suppress(ValueError):  # the unit's status names an option that cannot be read
-        scope = gpu_xids.Scope(*gpu_xids.parse(option))
+        levels = gpu_xids.parse(option)
     found: collections.Counter[tuple[str, str]] = collections.Counter()
     for line in gpu_xids.logged("cat", timeout=_LOG_S):
         if match := gpu_xids.LINE.search(line):
-            finding = gpu_xids.judge(line, scope)
+            finding = gpu_xids.judge(line, levels)
             found[match[2], finding.level if finding else "none"] += 1
     samples = [({"xid": xid, "level": level}, float(count)) for (xid, level), count in sorted(found.items())]
     yield counter("gpu_xid_errors_total", "Xid errors since the machine's boot.", samples)

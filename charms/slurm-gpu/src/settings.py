@@ -1,19 +1,18 @@
-"""The options about what a compute node registers and when it takes jobs, and which of them contradict each other.
+"""The options about what a compute node registers and when it takes jobs, for the charm and for `node.watch`.
 
-The driver's options are in `driver.plan`.
+The driver's options are in `driver.plan`. Standard library only.
 """
 
-import pydantic
+import dataclasses
 
 from gpu import xids
-from node import resume
-from slurm_ddp.charm import naming
 
-_HEALTH = ("auto", "always", "never")
+_HEALTH = ("auto", "never")
 _MOST_SHARDS = 1024
 
 
-class Config(pydantic.BaseModel, frozen=True):
+@dataclasses.dataclass(frozen=True)
+class Config:
     """The options of the compute role."""
 
     health_check: str = "auto"
@@ -23,15 +22,14 @@ class Config(pydantic.BaseModel, frozen=True):
     resume_when_ready: bool = False
 
     @property
-    def policy(self) -> resume.Policy:
-        """Which nodes are resumed."""
-        return resume.Policy(rebooted=self.resume_after_reboot, new=self.resume_when_ready)
-
-    def check(self) -> None:
-        """Raise `ValueError` for an option without a valid value: one line that begins with its name."""
+    def problem(self) -> str | None:
+        """The first option without a valid value, in one line that begins with its name; None if all are valid."""
         if self.health_check not in _HEALTH:
-            raise ValueError(f"health-check: {self.health_check!r:.60} is none of {', '.join(_HEALTH)}")
-        with naming("health-xids"):
-            xids.parse(self.health_xids)
+            return f"health-check: {self.health_check!r:.60} is none of {', '.join(_HEALTH)}"
         if not 0 <= self.shards_per_gpu <= _MOST_SHARDS:
-            raise ValueError(f"shards-per-gpu: {self.shards_per_gpu} is not between 0 and {_MOST_SHARDS}")
+            return f"shards-per-gpu: {self.shards_per_gpu} is not between 0 and {_MOST_SHARDS}"
+        try:
+            xids.parse(self.health_xids)
+        except ValueError as e:
+            return f"health-xids: {e}"
+        return None

@@ -18,7 +18,7 @@ from driver import state as driver_state
 from gpu import detect as gpu_detect
 from gpu import gres_check, gres_conf, xids
 from gpu import pci as gpu_pci
-from maintenance import mig, reset, services, upgrade
+from maintenance import mig, reset, services
 from node import compute, health_check, machine, node_state, resume, slurmd_options, slurmd_unit
 from node import hold as node_hold
 from node import watch as node_watch
@@ -51,7 +51,6 @@ def paths(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
         driver_install: {
             "NOUVEAU": "etc/modprobe.d/slurm-gpu-nouveau.conf",
             "HELD": "var/slurm-gpu/held-packages",
-            "NVIDIA_MODPROBE": "usr/bin/nvidia-modprobe",
             "NVIDIA_SMI": "usr/bin/nvidia-smi",
             "PROC_MODULES": "proc/modules",
             "UPDATE_INITRAMFS": "usr/sbin/update-initramfs",
@@ -68,15 +67,12 @@ def paths(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
             "LIVE": "var/slurm-gpu/live",
             "SLURM_CONF": "etc/slurm/slurm.conf",
         },
-        gpu_health: {"HOLD": "var/slurm-gpu/holds/gpu-health.json", "STATE": "var/slurm-gpu/health.json"},
+        gpu_health: {"STATE": "var/slurm-gpu/health.json"},
         health_check: {"PROGRAM": "usr/local/sbin/gpu-health", "NVIDIA_SMI": "usr/bin/nvidia-smi"},
         mig: {"PROGRAM": "usr/local/sbin/gpu-mig"},
         node_hold: {"DIRECTORY": "var/slurm-gpu/holds"},
-        node_watch: {
-            "CONFIG": "var/slurm-gpu/node.json",
-            "PCI": "sys/bus/pci/devices",
-            "PROC_GPUS": "proc/driver/nvidia/gpus",
-        },
+        node_watch: {"CONFIG": "var/slurm-gpu/node.json"},
+        gpu_pci: {"PROC": "proc", "SYS": "sys", "DEV": "dev"},
         gpu_mig: {"LAYOUTS": "var/slurm-gpu/mig.json"},
         gres_conf: {"PATH": "etc/slurm/gres.conf"},
         systemd: {"UNIT_DIR": "etc/systemd/system"},
@@ -88,9 +84,6 @@ def paths(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
         for name, path in names.items():
             monkeypatch.setattr(module, name, tmp_path / path)
     monkeypatch.setattr(machine, "PLUGIN_DIRS", (tmp_path / "plugins",))
-    roots = gpu_detect.Roots(proc=tmp_path / "proc", sys=tmp_path / "sys", dev=tmp_path / "dev")
-    for module in (machine, reset, upgrade):
-        monkeypatch.setattr(module, "ROOTS", roots)
     monkeypatch.setattr(driver_state, "LIBRARY_DIRS", (tmp_path / "lib",))
     owner = tmp_path.owner()
     monkeypatch.setattr(gres_conf, "_OWNER", owner)
@@ -116,8 +109,7 @@ def no_driver_tools(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*argv: object, **_: object) -> Completed:
         raise CommandError(f"{argv[0]}: No such file or directory")
 
-    for module in (driver_state, gpu_pci):
-        monkeypatch.setattr(module, "run", missing)
+    monkeypatch.setattr(driver_state, "run", missing)
 
 
 @pytest.fixture(autouse=True)
@@ -149,7 +141,7 @@ def node(paths: pathlib.Path, slurm: SlurmDouble, monkeypatch: pytest.MonkeyPatc
     (paths / "etc/os-release").write_text('NAME="Ubuntu"\nID=ubuntu\nVERSION_ID="24.04"\n')
     double = MachineDouble(paths, slurm)
     double.add_card()
-    for module in (apt, driver_install, driver_state, gpu_mig, gpu_pci, reset, systemd):
+    for module in (apt, driver_install, driver_state, gpu_mig, reset, systemd):
         monkeypatch.setattr(module, "run", double.run)
     return double
 
@@ -184,15 +176,13 @@ def uptime(paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path
 
 @pytest.fixture
 def scene(paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
-    programs = {"NVIDIA_SMI": "nvidia-smi", "SYSTEMCTL": "systemctl"}
     monkeypatch.setattr(xids, "JOURNALCTL", str(paths / "bin/journalctl"))
     monkeypatch.setattr(nodes, "SCONTROL", str(paths / "bin/scontrol"))
-    for name, program in programs.items():
-        monkeypatch.setattr(gpu_health, name, str(paths / "bin" / program))
+    monkeypatch.setattr(gpu_health, "NVIDIA_SMI", str(paths / "bin/nvidia-smi"))
     for name, function in REAL.items():  # programs run here, and take their time
         monkeypatch.setattr(gpu_health.time, name, function)
-    (paths / "uptime").write_text("1000.0 1.0\n")
-    for name, path in {"STATE": "var/slurm-gpu/health.json", "SYS": "sys", "UPTIME": "uptime", "PROC": "proc"}.items():
-        monkeypatch.setattr(gpu_health, name, paths / path)
+    (paths / "proc/uptime").write_text("1000.0 1.0\n")
     machines.add_pci(paths, BUS)
-    return Scene(paths)
+    found = Scene(paths)
+    monkeypatch.setattr(systemd, "start_later", found.woken.append)
+    return found

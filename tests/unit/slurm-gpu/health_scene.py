@@ -1,11 +1,11 @@
-"""A machine for gpu-health: programs in the places of nvidia-smi, journalctl, systemctl and scontrol."""
+"""A machine for gpu-health: programs in the places of nvidia-smi, journalctl and scontrol."""
 
-import json
 import pathlib
 import stat
 
 from smi_samples import HEALTHY, answer
 
+from node import hold as node_hold
 from scripts import health as gpu_health
 
 BUS = "0000:01:00.0"
@@ -23,7 +23,7 @@ class Scene:
         self.smi(answer(HEALTHY))
         self.log("")
         self.node()
-        self.program("systemctl", f"[ \"$*\" = 'start --no-block slurm-gpu-node.service' ] && echo x >> {root}/woken")
+        self.woken: list[str] = []  # the services that were started
 
     def program(self, name: str, text: str) -> None:
         path = self.root / "bin" / name
@@ -58,16 +58,11 @@ class Scene:
         return gpu_health.main(["--act", "--node", "n0", *arguments])
 
     @property
-    def woken(self) -> int:
-        """How often the service was started that keeps a hold up."""
-        path = self.root / "woken"
-        return len(path.read_text().splitlines()) if path.exists() else 0
-
-    @property
     def commands(self) -> list[str]:
         """The orders given to Slurm."""
         return self.orders.read_text().splitlines() if self.orders.exists() else []
 
 
-def hold() -> dict[str, str] | None:
-    return json.loads(gpu_health.HOLD.read_text()) if gpu_health.HOLD.exists() else None
+def hold() -> tuple[str, str] | None:
+    """Return the node that is held for its health, and the reason."""
+    return next(((one.node, one.reason) for one in node_hold.held() if one.kind == "gpu-health"), None)

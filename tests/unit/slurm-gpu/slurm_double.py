@@ -266,7 +266,7 @@ class SlurmDouble:
             for file in fields.get("File", fields.get("MultipleFiles", "")).split(","):
                 text += (
                     f"slurmd-{self.name}: Gres Name={fields['Name']} Type={fields['Type']} Count={fields.get('Count', '1')} "
-                    f"Index={i} ID=7696487 File={file}{cores} CoreCnt=2 Links={fields.get('Links', '(null)')}\n"
+                    f"Index={i} ID=7696487 File={file}{cores} CoreCnt=2\n"
                 )
         return text or "slurmd: warning: Ignoring file-less GPU gpu from final GRES list\n"
 

@@ -128,11 +128,11 @@ class Compute(orders.Unit):
 
     def lose_card(self) -> None:
         shutil.rmtree(self.machine.root / "proc/driver/nvidia/gpus" / CARDS[1], ignore_errors=True)
-        (self.machine.root / "sys/bus/pci/devices" / CARDS[1] / "config").write_text("lost")
+        self.machine.lost = {CARDS[1]}
         self.slurm.devices = 1
 
     def bring_back(self) -> None:
-        (self.machine.root / "sys/bus/pci/devices" / CARDS[1] / "config").write_text("config\n")
+        self.machine.lost = set()
         self.machine._load(self.machine.loaded)
         self.slurm.devices = 2
 

@@ -16,29 +16,22 @@ from slurm_ddp.run import CommandError, CommandTimeout, Completed
 H100 = "NVIDIA H100 80GB HBM3"
 
 
-@pytest.fixture
-def roots(paths: pathlib.Path) -> gpu_detect.Roots:
-    return gpu_detect.Roots(proc=paths / "proc", sys=paths / "sys", dev=paths / "dev")
-
-
 def answers(monkeypatch: pytest.MonkeyPatch, answer: dict[str, object]) -> None:
     monkeypatch.setattr(gpu_detect, "run_probe", lambda: NvmlAnswer.model_validate_json(json.dumps(answer)))
 
 
-def test_a_machine_without_cards_asks_no_driver(
-    roots: gpu_detect.Roots, paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_machine_without_cards_asks_no_driver(paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(gpu_detect, "run_probe", pytest.fail)
     add_pci(paths, "0000:00:02.0", vendor="0x8086", kind="0x030000")
-    assert gpu_detect.detect(roots) == Detection("none")
+    assert gpu_detect.detect() == Detection("none")
 
 
-def test_the_driver_lists_cards_by_bus_id(roots: gpu_detect.Roots, paths: pathlib.Path):
+def test_the_driver_lists_cards_by_bus_id(paths: pathlib.Path):
     cards = [Card(H100, "0000:9d:00.0"), Card(H100, "0000:1b:00.0"), Card("NVIDIA L40S", "10000:01:00.0")]
     add_driver(paths, cards, minors=[0, 1, 2])
     for card in cards[:2]:
         add_pci(paths, card.bus_id, cpus="0-55,112-167")
-    found = gpu_detect.detect(roots)
+    found = gpu_detect.detect()
     assert found.driver == "580.159.04"
     assert [(gpu.bus_id, gpu.minor) for gpu in found.gpus] == [
         ("0000:1b:00.0", 1),
@@ -51,18 +44,18 @@ def test_the_driver_lists_cards_by_bus_id(roots: gpu_detect.Roots, paths: pathli
     assert found.gpus[2].cpus is None
 
 
-def test_mig_instances_are_seen_without_nvml(roots: gpu_detect.Roots, paths: pathlib.Path):
+def test_mig_instances_are_seen_without_nvml(paths: pathlib.Path):
     add_driver(paths, [Card("NVIDIA A100-SXM4-40GB", "0000:1b:00.0")])
     (paths / "proc/driver/nvidia/capabilities/gpu0/mig/gi1").mkdir(parents=True)
-    assert gpu_detect.detect(roots).gpus[0].mig
+    assert gpu_detect.detect().gpus[0].mig
 
 
-def test_cards_without_a_driver(roots: gpu_detect.Roots, paths: pathlib.Path):
+def test_cards_without_a_driver(paths: pathlib.Path):
     add_pci(paths, "0000:1b:00.0", kind="0x030200")
     add_pci(paths, "0000:1c:00.0", kind="0x030000")
     add_pci(paths, "0000:1c:00.1", kind="0x040300")  # its audio
     add_pci(paths, "0000:05:00.0", kind="0x068000")  # an NVSwitch
-    found = gpu_detect.detect(roots)
+    found = gpu_detect.detect()
     assert (found.source, [gpu.bus_id for gpu in found.gpus]) == ("pci", ["0000:1b:00.0", "0000:1c:00.0"])
     assert (
         found.problem
@@ -71,14 +64,14 @@ def test_cards_without_a_driver(roots: gpu_detect.Roots, paths: pathlib.Path):
     assert not found.is_usable
 
 
-def test_nvml_comes_first(roots: gpu_detect.Roots, paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+def test_nvml_comes_first(paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
     add_driver(paths, [Card(H100, "0000:1b:00.0")])
-    card = {"name": H100, "minor": 3, "bus_id": "00000000:1B:00.0", "cpus": [0, 1], "links": [-1], "uuid": "GPU-a"}
+    card = {"name": H100, "minor": 3, "bus_id": "00000000:1B:00.0", "cpus": [0, 1], "uuid": "GPU-a"}
     answers(monkeypatch, {"driver": "580.1", "gpus": [card]})
-    found = gpu_detect.detect(roots)
+    found = gpu_detect.detect()
     assert (found.source, found.driver, found.problem) == ("nvml", "580.1", None)
     (gpu,) = found.gpus
-    assert (gpu.bus_id, gpu.minor, gpu.cpus, gpu.links, gpu.uuid) == ("0000:1b:00.0", 3, {0, 1}, (-1,), "GPU-a")
+    assert (gpu.bus_id, gpu.minor, gpu.cpus, gpu.uuid) == ("0000:1b:00.0", 3, {0, 1}, "GPU-a")
 
 
 @pytest.mark.parametrize(
@@ -138,7 +131,7 @@ MIG_CARD = {
     "minor": 0,
     "bus_id": "00000000:1B:00.0",
     "mig": True,
-    "instances": [{"profile": "3g.20gb", "gpu_instance": 1, "compute_instance": 0, "uuid": "MIG-1"}],
+    "instances": [{"profile": "3g.20gb", "gpu_instance": 1, "compute_instance": 0}],
 }
 
 
@@ -147,14 +140,14 @@ def mig_machine(paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch, minors: st
     (paths / "proc/driver/nvidia-caps").mkdir(parents=True)
     (paths / "proc/driver/nvidia-caps/mig-minors").write_text(minors)
     answers(monkeypatch, {"gpus": [MIG_CARD]})
-    return gpu_detect.detect(gpu_detect.Roots(proc=paths / "proc", sys=paths / "sys"))
+    return gpu_detect.detect()
 
 
 def test_mig_instances_with_their_capability_files(paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
     found = mig_machine(
         paths, monkeypatch, "config 1\nmonitor 2\ngpu0/gi1/access 12\ngpu0/gi1/ci0/access 13\ngpu1/gi1/access 147\n"
     )
-    assert found.gpus[0].instances == (gpu_detect.Instance("3g.20gb", (12, 13), "MIG-1", 1),)
+    assert found.gpus[0].instances == (gpu_detect.Instance("3g.20gb", (12, 13), 1),)
     assert found.is_usable
 
 
@@ -165,5 +158,5 @@ def test_capability_files_are_asked_of_the_driver_by_name(paths: pathlib.Path, m
     asked: list[tuple[object, ...]] = []
     monkeypatch.setattr(gpu_detect, "run", lambda *argv, **_: asked.append(argv[1:]))
     files = [paths / "dev" / name for name in ("nvidia0", "nvidia-caps/nvidia-cap13", "nvidia-caps/nvidia-cap99")]
-    assert gpu_detect.ensure_device_files(files, paths / "proc") == files
+    assert gpu_detect.ensure_device_files(files) == files
     assert asked == [("-u", "-c", "0"), ("-f", "/proc/driver/nvidia/capabilities/gpu0/mig/gi1/ci0/access")]

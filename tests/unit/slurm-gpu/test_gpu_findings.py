@@ -1,28 +1,20 @@
 """What gpu-health makes of a card's values and of the kernel's lines, without a machine."""
 
 import pathlib
-import typing
-import xml.etree.ElementTree as ET
 
 import hypothesis
 import hypothesis.strategies as st
 import pytest
-from smi_samples import BARE, HEALTHY, gpu
+from smi_samples import BARE, HEALTHY, answer
 
 from gpu import smi, xids
 from scripts import health as gpu_health
 
-
-@pytest.fixture(autouse=True)
-def uptime(paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    """This machine runs for a while."""
-    monkeypatch.setattr(gpu_health, "UPTIME", paths / "uptime")
-    gpu_health.UPTIME.write_text("1000.0 1.0\n")
-    return gpu_health.UPTIME
+pytestmark = pytest.mark.usefixtures("uptime")  # this machine runs for a while
 
 
 def judged(values: dict[str, str]) -> list[smi.Finding]:
-    return gpu_health.judge(ET.fromstring(gpu(0, values)))
+    return gpu_health.judge(*smi.read(answer(values)))
 
 
 @pytest.mark.parametrize("values", [HEALTHY, BARE, {}], ids=["healthy", "bare", "nothing"])
@@ -46,8 +38,7 @@ def test_every_rule(rule: smi.Rule):
 
 @hypothesis.given(st.sampled_from([r for r in smi.RULES if r.good in ("No", "Not Active")]), st.text(max_size=40))
 def test_a_value_that_is_none_of_the_rules_words_drains_nothing(rule: smi.Rule, value: str):
-    card = ET.fromstring(gpu(0, HEALTHY | {rule.path: "?"}))
-    typing.cast(ET.Element, card.find(rule.path)).text = value
+    card = smi.Card("0000:01:00.0", HEALTHY | {rule.path: value})
     hypothesis.assume(value.strip(" \t\r\n[]") not in ("Yes", "Active", "GPU is lost", "GPU requires reset"))
     assert all((one.level, one.check) == ("warn", "query") and "\n" not in one.text for one in gpu_health.judge(card))
 
@@ -68,8 +59,8 @@ def test_a_card_that_does_not_answer_is_one_fault(path: str, value: str):
         ({"fabric/state": "In Progress", "fabric/status": "X"}, 301, ["fabric/state In Progress"]),
     ],
 )
-def test_the_fabric(values: dict[str, str], uptime_s: int, found: list[str]):
-    gpu_health.UPTIME.write_text(f"{uptime_s}.0 1.0\n")
+def test_the_fabric(uptime: pathlib.Path, values: dict[str, str], uptime_s: int, found: list[str]):
+    uptime.write_text(f"{uptime_s}.0 1.0\n")
     texts = [f"{text}: is nvidia-fabricmanager running?" for text in found]
     assert [finding.text for finding in judged(HEALTHY | values)] == texts
 

@@ -1,18 +1,26 @@
 """The timer that checks the GPUs: where it runs, what its unit says, and what the charm makes of its answers."""
 
-import json
+import dataclasses
 import pathlib
+import typing
 
+import machines
 import pytest
 import roles
 from conftest import OPTIONS
+from health_scene import Scene
 from slurm_double import SlurmDouble
+from smi_samples import HEALTHY, answer
 
-from node import health_check, slurmd_options
-from node import machine as machines
+import settings
+from gpu.detect import Gpu
+from node import compute, health_check, slurmd_options
+from node.machine import Machine, look
 from scripts import health as gpu_health
-from slurm_ddp import systemd, watchdog
-from slurm_ddp.run import CommandTimeout, Completed
+from slurm_ddp import systemd
+from slurm_ddp.run import Completed
+
+HOT = "clocks_event_reasons/clocks_event_reason_hw_thermal_slowdown"
 
 
 @pytest.fixture
@@ -39,87 +47,54 @@ def smi() -> pathlib.Path:
 
 
 def test_the_timer_is_set_up_once(orders: list[str], smi: pathlib.Path):
-    health_check.ensure("slurmd-0", "auto", has_gpus=True, xids=" +109,-74 ")
+    health_check.ensure("slurmd-0", " +109,-74 ")
     assert orders == ["daemon-reload", "daemon-reload", "enable --now gpu-health.timer"]
     unit = (systemd.UNIT_DIR / "gpu-health.service").read_text()
     assert f'ExecStart=/usr/bin/python3 -I {health_check.PROGRAM} --act --node slurmd-0 "--xids=+109 -74"\n' in unit
     assert "TimeoutStartSec=60\n" in unit
     assert health_check.PROGRAM.stat().st_mode & 0o777 == 0o755
     orders.append("again")
-    health_check.ensure("slurmd-0", "auto", has_gpus=True, xids="+109 -74")
+    health_check.ensure("slurmd-0", "+109 -74")
     assert orders[-1] == "again"
 
 
 @pytest.mark.parametrize(
-    ("node", "setting", "has_gpus", "has_smi"),
-    [(None, "auto", True, True), ("n0", "never", True, True), ("n0", "auto", False, True), ("n0", "auto", True, False)],
+    "changes",
+    [{"node": None}, {"config": settings.Config(health_check="never")}, {"detection": machines.detection()}, {}],
+    ids=["no node", "never", "no GPU", "no nvidia-smi"],
 )
-def test_where_there_is_no_timer(
-    orders: list[str], smi: pathlib.Path, node: str | None, setting: str, has_gpus: bool, has_smi: bool
-):
-    health_check.ensure("n0", "always", has_gpus=True)
-    if not has_smi:
+def test_where_there_is_no_timer(orders: list[str], smi: pathlib.Path, changes: dict[str, typing.Any]):
+    here = Machine(machines.detection(Gpu("A", "0000:01:00.0", 0)), settings.Config(), "nvidia", node="n0")
+    compute._ensure_health_check(here)
+    assert health_check.PROGRAM.exists()
+    if not changes:
         smi.unlink()
     for _ in range(2):
-        health_check.ensure(node, setting, has_gpus=has_gpus)
+        compute._ensure_health_check(dataclasses.replace(here, **changes))
     assert orders.count("disable --now gpu-health.timer") == 1
     assert list(systemd.UNIT_DIR.iterdir()) == []
     assert not health_check.PROGRAM.exists()
-
-
-def test_an_action_looks_and_says(monkeypatch: pytest.MonkeyPatch, smi: pathlib.Path):
-    seen: list[tuple[str, ...]] = []
-    findings = [{"level": "drain", "check": "ecc", "text": "1 error", "gpu": "0000:01:00.0"}]
-    answer = {"result": "drain", "findings": findings, "did": "", "seconds": 0.4}
-
-    def run(*argv: str, **_: object) -> Completed:
-        assert pathlib.Path(argv[2]).read_bytes() == watchdog.pack(pathlib.Path(gpu_health.__file__))
-        seen.append(argv[:2] + argv[3:])
-        return Completed(1, json.dumps(answer), "")
-
-    monkeypatch.setattr(health_check, "run", run)
-    results = health_check.check("n0")
-    assert results == {"result": "drain", "findings": "drain: 1 error 0000:01:00.0", "seconds": "0.4"}
-    assert seen == [("/usr/bin/python3", "-I", "--node", "n0")]
-
-
-@pytest.mark.parametrize("printed", ["", "[]", "{}", "Traceback"])
-def test_an_action_that_gets_no_answer(monkeypatch: pytest.MonkeyPatch, smi: pathlib.Path, printed: str):
-    monkeypatch.setattr(health_check, "run", lambda *_, **__: Completed(1, printed, ""))
-    with pytest.raises(health_check.MonitorError, match=r"^gpu-health: "):
-        health_check.check("n0")
 
 
 def test_an_unfit_node_is_the_status(slurm: SlurmDouble, mock_gpu: pathlib.Path):
     slurmd_options.PATH.write_text(OPTIONS.replace("features=slurmd", "features=slurmd gres=gpu:mock_gpu:1"))
     slurm.register()
     gpu_health.State(reason="gpu-health: Xid 79: fell off the bus: reboot 0000:01:00.0").save()
-    machine = machines.look()
+    machine = look()
     verdict = roles.status(machine, None, related=False)
     text = "slurmd-0 is unfit: gpu-health: Xid 79: fell off the bus: reboot 0000:01:00.0"
     assert (verdict.level, verdict.text) == ("blocked", text)
 
 
-def test_a_card_that_is_unfit_is_reported_without_what_is_only_odd(monkeypatch: pytest.MonkeyPatch, smi: pathlib.Path):
-    def run(*argv: str, **_: object) -> Completed:
-        assert argv[-1] == "n0"
-        findings = [
-            {"level": "drain", "text": "recovery action Reset", "gpu": "0000:01:00.0"},
-            {"level": "warn", "text": "hot", "gpu": ""},
-        ]
-        return Completed(1, json.dumps({"result": "drain", "findings": findings, "seconds": 1}), "")
-
-    monkeypatch.setattr(health_check, "run", run)
+def test_the_action_reports_all_findings_and_the_service_those_to_drain_for(
+    scene: Scene, smi: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    scene.smi(answer(HEALTHY | {"gpu_recovery_action": "Reset", HOT: "Active"}))
+    monkeypatch.setattr(gpu_health.time, "time", lambda: 1e9)
+    results = health_check.check("n0")
+    found = "drain: recovery action Reset 0000:01:00.0\nwarn: slowed down by heat 0000:01:00.0"
+    assert results == {"result": "drain", "findings": found, "seconds": "0.0"}
     assert health_check.unfit("n0") == ["recovery action Reset 0000:01:00.0"]
-
-    def hang(*argv: str, **_: object) -> Completed:
-        raise CommandTimeout("python3: no answer within 70 s")
-
-    monkeypatch.setattr(health_check, "run", hang)
-    assert health_check.unfit("n0") == ["gpu-health: python3: no answer within 70 s"]
-    with pytest.raises(health_check.MonitorError, match="no answer within 70 s"):
-        health_check.check("n0")
+    assert (scene.commands, gpu_health.State.load()) == ([], gpu_health.State()), "it changes nothing"
     smi.unlink()
     assert health_check.unfit("n0") == []
-    with pytest.raises(health_check.MonitorError, match=r"there is no /usr/bin/nvidia-smi on this machine: install"):
-        health_check.check("n0")

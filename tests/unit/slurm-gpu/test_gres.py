@@ -15,51 +15,31 @@ H100 = "NVIDIA H100 80GB HBM3"
 NEAR = ("0-55,112-167", "56-111,168-223")  # the CPUs of the two sockets of a 2 x 56 core machine with two threads each
 
 
-def h100s(*, links: bool) -> gpu_detect.Detection:
-    return detection(
-        *(
-            Gpu(
-                H100,
-                f"0000:{i:02x}:00.0",
-                i,
-                cpus=numbers(NEAR[i // 4]),
-                links=tuple(-1 if i == j else 0 for j in range(8)) if links else None,
-            )
-            for i in range(8)
-        )
-    )
+H100S = detection(*(Gpu(H100, f"0000:{i:02x}:00.0", i, cpus=numbers(NEAR[i // 4])) for i in range(8)))
 
 
 def test_one_rtx_6000():
-    gpu = Gpu("Quadro RTX 6000", "0000:01:00.0", 0, cpus=numbers("0-1"), links=(-1,))
+    gpu = Gpu("Quadro RTX 6000", "0000:01:00.0", 0, cpus=numbers("0-1"))
     plan = gres.plan(detection(gpu), conf(1, 2, 1), topology(1, 2, 1))
     assert plan.gres == "gpu:quadro_rtx_6000:1"
-    assert plan.lines == ("Name=gpu Type=quadro_rtx_6000 File=/dev/nvidia0 Cores=0-1 Links=-1 Flags=nvidia_gpu_env",)
+    assert plan.lines == ("Name=gpu Type=quadro_rtx_6000 File=/dev/nvidia0 Cores=0-1 Flags=nvidia_gpu_env",)
     assert plan.is_detected
 
 
 def test_eight_h100_behind_switches():
-    plan = gres.plan(h100s(links=True), conf(2, 56, 2), topology(2, 56, 2))
+    plan = gres.plan(H100S, conf(2, 56, 2), topology(2, 56, 2))
     assert plan.gres == "gpu:nvidia_h100_80gb_hbm3:8"
     head = "Name=gpu Type=nvidia_h100_80gb_hbm3"
-    assert plan.lines[0] == f"{head} File=/dev/nvidia0 Cores=0-55 Links=-1,0,0,0,0,0,0,0 Flags=nvidia_gpu_env"
-    assert plan.lines[7] == f"{head} File=/dev/nvidia7 Cores=56-111 Links=0,0,0,0,0,0,0,-1 Flags=nvidia_gpu_env"
+    assert plan.lines[0] == f"{head} File=/dev/nvidia0 Cores=0-55 Flags=nvidia_gpu_env"
+    assert plan.lines[7] == f"{head} File=/dev/nvidia7 Cores=56-111 Flags=nvidia_gpu_env"
     assert plan.device_files == tuple(pathlib.Path(f"/dev/nvidia{i}") for i in range(8))
     assert slurm_gres.NodeGres(node="n", gres=plan.gres, lines=plan.lines).lines == plan.lines
 
 
-def test_four_a100_with_direct_links_keep_nvmls_order():
-    gpus = [
-        Gpu("NVIDIA A100-SXM4-40GB", f"0000:0{i}:00.0", 3 - i, links=tuple(-1 if i == j else 2 for j in range(4)))
-        for i in range(4)
-    ]
+def test_nvmls_order_is_kept():
+    gpus = [Gpu("NVIDIA A100-SXM4-40GB", f"0000:0{i}:00.0", 3 - i) for i in range(4)]
     plan = gres.plan(detection(*gpus), {}, None)
-    assert [line.split()[2:4] for line in plan.lines] == [
-        ["File=/dev/nvidia3", "Links=-1,2,2,2"],
-        ["File=/dev/nvidia2", "Links=2,-1,2,2"],
-        ["File=/dev/nvidia1", "Links=2,2,-1,2"],
-        ["File=/dev/nvidia0", "Links=2,2,2,-1"],
-    ]
+    assert [line.split()[2] for line in plan.lines] == [f"File=/dev/nvidia{minor}" for minor in (3, 2, 1, 0)]
 
 
 def test_cores_that_cut_a_socket_are_left_out_on_all_lines_and_reported():
@@ -84,7 +64,7 @@ def test_two_whole_sockets_of_four_are_no_whole_socket():
     "settings", [conf(4, 28, 2), conf(2, 28, 2), {"socketsperboard": "two"}, conf(2, 56, 2) | {"boards": "2"}]
 )
 def test_cores_are_left_out_where_the_node_is_described_otherwise(settings: dict[str, str]):
-    plan = gres.plan(h100s(links=False), settings, topology(2, 56, 2))
+    plan = gres.plan(H100S, settings, topology(2, 56, 2))
     assert not any("Cores=" in line for line in plan.lines)
     assert plan.notes == ("no Cores: the node's --conf describes other sockets and cores than this machine has",)
 
@@ -93,11 +73,6 @@ def test_cores_are_left_out_when_one_card_does_not_tell():
     gpus = [Gpu(H100, "0000:00:00.0", 0, cpus=numbers("0-1")), Gpu(H100, "0000:01:00.0", 1)]
     plan = gres.plan(detection(*gpus), conf(1, 2, 1), topology(1, 2, 1))
     assert (["Cores=" in line for line in plan.lines], plan.notes) == ([False, False], ())
-
-
-def test_links_are_left_out_when_they_do_not_cover_the_nodes_cards():
-    gpus = [Gpu(H100, "0000:00:00.0", 0, links=(-1, 4, 4)), Gpu(H100, "0000:01:00.0", 1, links=(4, -1, 4))]
-    assert not any("Links=" in line for line in gres.plan(detection(*gpus), {}, None).lines)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +104,6 @@ A100 = Gpu(
     "0000:1b:00.0",
     0,
     cpus=numbers("0-15,32-47"),
-    links=(-1,),
     mig=True,
     instances=(gpu_detect.Instance("3g.20gb", (12, 13)), gpu_detect.Instance("3g.20gb", (21, 22))),
 )
@@ -151,11 +125,9 @@ def test_mig_instances_are_devices_of_three_files():
     assert slurm_gres.NodeGres(gres=plan.gres, lines=plan.lines).lines == plan.lines
 
 
-def test_a_card_in_mig_mode_beside_a_whole_one_has_no_links():
-    whole = Gpu("NVIDIA A100-SXM4-40GB", "0000:1c:00.0", 1, links=(4, -1))
-    plan = gres.plan(detection(dataclasses.replace(A100, links=(-1, 4)), whole), {}, None)
+def test_a_card_in_mig_mode_beside_a_whole_one():
+    plan = gres.plan(detection(A100, Gpu("NVIDIA A100-SXM4-40GB", "0000:1c:00.0", 1)), {}, None)
     assert plan.gres == "gpu:nvidia_a100_3g.20gb:2,gpu:nvidia_a100-sxm4-40gb:1"
-    assert not any("Links=" in line for line in plan.lines)
     assert "File=/dev/nvidia1 " in plan.lines[2]
 
 
@@ -192,11 +164,11 @@ def test_a_card_without_a_model_is_refused_in_words():
 
 
 def test_reading_the_topology(paths: pathlib.Path):
-    assert gres.read_topology(paths / "sys") is None
+    assert gres.read_topology() is None
     add_topology(paths, 2, 4, 2)
     (paths / "sys/devices/system/cpu/cpufreq").mkdir()
     (paths / "sys/devices/system/cpu/cpu99").mkdir()  # offline
-    found = gres.read_topology(paths / "sys")
+    found = gres.read_topology()
     assert found == topology(2, 4, 2)
     assert found is not None
     assert sum(map(len, found)) == 8

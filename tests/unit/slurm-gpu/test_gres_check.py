@@ -13,12 +13,9 @@ from slurm_ddp.run import CommandTimeout
 CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 
 SETTINGS = {"cpus": "2", "boards": "1", "corespersocket": "2", "realmemory": "4000", "gres": "gpu:old:1"}
-LINES = ("Name=gpu Type=h100 File=/dev/nvidia0 Cores=0-1 Links=-1 Flags=nvidia_gpu_env",)
+LINES = ("Name=gpu Type=h100 File=/dev/nvidia0 Cores=0-1 Flags=nvidia_gpu_env",)
 RECORD = "slurmd-n0: Gres Name=gpu Type={} Count=1 Index=0 ID=7696487 File={} Cores={} CoreCnt=2 Links={}{}\n"
 MIG = ("Name=gpu Type=a100_3g.20gb MultipleFiles=/dev/nvidia0,/dev/c12,/dev/c13 Flags=nvidia_gpu_env",)
-
-
-DETECTED = RECORD.format("h100", "/dev/nvidia0", "0-1", "(null)", "")
 
 
 def ask(lines: tuple[str, ...] = LINES, *, detects: bool = False) -> str | None:

@@ -10,7 +10,7 @@ import pathlib
 import pytest
 from slurm_double import SlurmDouble
 
-from controller import failover, gres_lines
+from controller import gres_lines
 from gpu import gres_conf
 from slurm_ddp import run
 from slurm_ddp.interfaces.slurm_gres import ControllerGres, NodeGres
@@ -108,9 +108,9 @@ def test_while_another_machine_is_in_control_it_reads_the_file(
     cluster: Cluster, slurm: SlurmDouble, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
     slurm.slurmctld_active = False
-    monkeypatch.setattr(failover, "KEY", tmp_path / "jwt_hs256.key")
+    monkeypatch.setattr(gres_lines, "KEY", tmp_path / "jwt_hs256.key")
     monkeypatch.setenv("SLURM_JWT", "")
-    failover.KEY.write_text("-----BEGIN RSA PRIVATE KEY-----")
+    gres_lines.KEY.write_text("-----BEGIN RSA PRIVATE KEY-----")
     cluster.say(0, awaits=True)
     assert cluster.sync().live
     assert slurm.reconfigured == 1
@@ -118,7 +118,7 @@ def test_while_another_machine_is_in_control_it_reads_the_file(
     assert (json.loads(head)["alg"], json.loads(claims)["sun"]) == ("HS256", "root")
     assert run.clean_env()["SLURM_JWT"] == os.environ["SLURM_JWT"]
     text = os.environ["SLURM_JWT"].rpartition(".")[0].encode()
-    assert signature == hmac.digest(failover.KEY.read_bytes(), text, "sha256")
+    assert signature == hmac.digest(gres_lines.KEY.read_bytes(), text, "sha256")
     slurm.answering = False
     assert not cluster.sync().running
 

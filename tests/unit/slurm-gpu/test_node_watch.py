@@ -37,7 +37,7 @@ def node(slurm: SlurmDouble, mock_gpu: pathlib.Path, uptime: pathlib.Path) -> Sl
 
 
 def configure(**changes: object) -> None:
-    node_watch.ensure(node_watch.Config(node=NAME, **changes))  # pyright: ignore[reportArgumentType]
+    node_watch.ensure(node_watch.Config(node=NAME, **{"health_check": "never"} | changes))  # pyright: ignore[reportArgumentType]
 
 
 def passes(watch: node_watch.Watch, most: int) -> list[float | None]:
@@ -110,7 +110,7 @@ def test_a_node_that_shows_other_gpus_stays_down(node: SlurmDouble, paths: pathl
 def test_unfit_cards_keep_it_down_and_are_looked_at_again(node: SlurmDouble, monkeypatch: pytest.MonkeyPatch):
     complaints = [["fell off the bus"], []]
     monkeypatch.setattr(health_check, "unfit", lambda *_, **__: complaints.pop(0))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
-    configure(checks_health=True)
+    configure(health_check="auto")
     node.register()
     watch = node_watch.Watch()
     assert passes(watch, 2) == [60.0, None]
@@ -131,7 +131,7 @@ def test_a_silent_controller_is_asked_again(node: SlurmDouble):
 
 
 def test_a_hold_is_kept_up_for_as_long_as_it_lasts(node: SlurmDouble):
-    configure(rebooted=False)
+    configure(resume_after_reboot=False)
     gpu_hold.take(gpu_hold.RESET, NAME, "all")
     watch = node_watch.Watch()
     assert watch.step() == 5.0

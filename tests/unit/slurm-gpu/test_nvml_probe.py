@@ -13,7 +13,7 @@ from scripts import nvml
 
 Card = dict[str, typing.Any]
 Probe = collections.abc.Callable[..., dict[str, typing.Any]]
-INVALID, NOT_SUPPORTED, NOT_FOUND, LOST = 2, 3, 6, 15
+NOT_SUPPORTED, NOT_FOUND, LOST = 3, 6, 15
 
 
 def card(name: str, minor: int, bus: str, **more: typing.Any) -> Card:
@@ -48,10 +48,6 @@ class Nvml:
             mask[cpu // 64] |= 1 << cpu % 64
         return mask
 
-    def DeviceGetNvLinkState(self, device: Card, link: int) -> bool:  # noqa: N802
-        lanes = needed(device.get("lanes"))
-        return needed(lanes[link] is not None if link < len(lanes) else None, INVALID)
-
     def functions(self) -> dict[str, collections.abc.Callable[..., typing.Any]]:
         pci = types.SimpleNamespace
         plain: dict[str, collections.abc.Callable[..., typing.Any]] = {
@@ -66,9 +62,8 @@ class Nvml:
             "DeviceGetMigDeviceHandleByIndex": lambda device, i: needed(device["instances"].get(i), NOT_FOUND),
             "DeviceGetGpuInstanceId": lambda device: device["gi"],
             "DeviceGetComputeInstanceId": lambda device: 0,
-            "DeviceGetNvLinkRemotePciInfo": lambda device, link: pci(busId=device["lanes"][link].encode()),
         }
-        names = ("Init", "Shutdown", "DeviceGetHandleByIndex", "DeviceGetCpuAffinity", "DeviceGetNvLinkState")
+        names = ("Init", "Shutdown", "DeviceGetHandleByIndex", "DeviceGetCpuAffinity")
         return plain | {name: getattr(self, name) for name in names}
 
 
@@ -97,24 +92,9 @@ def test_one_card(probe: Probe):
                 "cpus": [0, 1, 64, 70],
                 "mig": False,
                 "instances": [],
-                "links": [-1],
             }
         ],
     }
-
-
-def test_links_between_cards_are_counted_lane_by_lane(probe: Probe):
-    ids = [f"00000000:0{i}:00.0" for i in range(4)]
-    lanes = [[ids[j] for j in range(4) if j != i for _ in "ab"] for i in range(4)]
-    gpus = probe(*(card("NVIDIA A100-SXM4-40GB", 3 - i, ids[i], lanes=lanes[i]) for i in range(4)))["gpus"]
-    assert [gpu["links"] for gpu in gpus] == [[-1, 2, 2, 2], [2, -1, 2, 2], [2, 2, -1, 2], [2, 2, 2, -1]]
-    assert [gpu["minor"] for gpu in gpus] == [3, 2, 1, 0]
-
-
-def test_links_to_a_switch_and_links_that_are_down_are_not_counted(probe: Probe):
-    switch = "00000000:C0:00.0"
-    cards = [card("NVIDIA H100 80GB HBM3", i, f"00000000:0{i}:00.0", lanes=(switch, None, switch)) for i in range(2)]
-    assert [gpu["links"] for gpu in probe(*cards)["gpus"]] == [[-1, 0], [0, -1]]
 
 
 def test_what_a_card_does_not_support_is_left_out(probe: Probe):
@@ -135,6 +115,6 @@ def test_mig_instances_are_listed_in_order_whatever_gaps_there_are(probe: Probe)
     instances = {i: card(f"NVIDIA H100 80GB HBM3 MIG {i}g.20gb", 7 + i, "", gi=i) for i in (1, 2)}
     (gpu,) = probe(card("NVIDIA H100 80GB HBM3", 0, "00000000:01:00.0", instances=instances))["gpus"]
     assert gpu["instances"] == [
-        {"profile": "1g.20gb", "gpu_instance": 1, "compute_instance": 0, "uuid": "GPU-8"},
-        {"profile": "2g.20gb", "gpu_instance": 2, "compute_instance": 0, "uuid": "GPU-9"},
+        {"profile": "1g.20gb", "gpu_instance": 1, "compute_instance": 0},
+        {"profile": "2g.20gb", "gpu_instance": 2, "compute_instance": 0},
     ]

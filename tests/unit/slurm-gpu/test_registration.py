@@ -10,6 +10,7 @@ from conftest import OPTIONS, WITH_GPU
 from registering import GRES, advance, assert_no_journal, drained
 from slurm_double import SHORT_OF_GPUS, Killed, Record, SlurmDouble
 
+import settings
 from node import node_state, registration, resume, slurmd_options, slurmd_unit
 from node.registration import Progress, Stage
 from slurm_ddp.slurm import nodes
@@ -341,7 +342,7 @@ def test_a_journal_of_another_node_is_dropped(slurm: SlurmDouble):
 )
 def test_inspecting_changes_nothing(slurm: SlurmDouble, record: Record | None, progress: Progress):
     slurm.record = record
-    assert registration.inspect("slurmd-0", GRES, resume.Policy()) == progress
+    assert registration.inspect("slurmd-0", GRES, settings.Config()) == progress
     slurm.slurmd_active = False
     stopped = record is not None and record.gres == GRES and progress.stage is not Stage.INVALID
     assert registration.inspect("slurmd-0", GRES) == (Progress(Stage.STOPPED) if stopped else progress)

@@ -60,6 +60,13 @@ def test_a_card_is_reset_and_the_node_put_back(node: MachineDouble, found: Recor
     assert node.slurm.record == found
 
 
+def test_without_nvidia_smi_nothing_is_done(node: MachineDouble):
+    health_check.NVIDIA_SMI.unlink()
+    with pytest.raises(ActionError, match="there is no /usr/bin/nvidia-smi on this machine: install nvidia-utils"):
+        reset()
+    assert node.slurm.log == []
+
+
 def test_its_layout_is_made_again(node: MachineDouble):
     node.smi.cards[BUS] = MigCard("NVIDIA H100 80GB HBM3", True, True, ["3g.40gb", "3g.40gb"])
     gpu_mig.LAYOUTS.parent.mkdir(parents=True, exist_ok=True)

@@ -41,7 +41,7 @@ def test_no_process_and_nothing_around_the_document_changes_a_verdict(
     cards: list[dict[str, str]], name: list[str], before: str, after: str
 ):
     read = smi.read(f"{before}{busy(answer(*cards), ''.join(name))}{after}")
-    assert [[finding.check for finding in health.judge(card)] for card in read.iter("gpu")] == [
+    assert [[finding.check for finding in health.judge(card)] for card in read] == [
         ["row-remap"] if card is BAD else [] for card in cards
     ]
 

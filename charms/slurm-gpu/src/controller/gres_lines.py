@@ -4,13 +4,16 @@ An event reads the databag of the unit that woke it, and others only as long as 
 not grow with the number of nodes, and a burst of a thousand changes is one file and one reconfigure.
 """
 
+import base64
 import collections.abc
 import dataclasses
+import hmac
+import json
 import logging
+import os
 import pathlib
 import time
 
-from controller import failover
 from gpu import gres, gres_conf
 from node import hold
 from slurm_ddp import files, systemd
@@ -25,6 +28,8 @@ SLURMCTLD = "slurmctld.service"
 SLURM_CONF = pathlib.Path("/etc/slurm/slurm.conf")
 OWNER = pathlib.Path("/var/lib/slurm-gpu/controller")  # the unit that writes gres.conf on this machine
 LIVE = pathlib.Path("/var/lib/slurm-gpu/live")  # the digest of the block that slurmctld last read
+KEY = pathlib.Path("/etc/slurm/jwt_hs256.key")  # where upstream's charm writes it; controllers share it
+_TOKEN_S = 600  # how long a token is valid
 _LOOKAHEAD = 8  # units without changes in a row before no more are read
 _ALL_AT_ONCE = 64
 _ROTATE_S = 300  # Juju's interval between two update-status
@@ -131,7 +136,7 @@ def view() -> View:
     """Return the controller's state without changing anything."""
     silent = None
     try:
-        running = systemd.is_active(SLURMCTLD) or failover.is_controlled()
+        running = systemd.is_active(SLURMCTLD) or _is_controlled()
     except CommandError as e:  # systemd does not respond
         running, silent = False, str(e)
     try:
@@ -269,6 +274,25 @@ def _reload(conf: gres_conf.GresConf) -> str | None:
 def _is_live(conf: gres_conf.GresConf) -> bool:
     last = files.read(LIVE) or gres_conf.GresConf().digest  # else no line of this charm was ever written
     return last == conf.digest
+
+
+def _is_controlled() -> bool:
+    """Check whether a slurmctld elsewhere responds; if there may be one, Slurm's commands of this process reach it.
+
+    auth/slurm has no socket here without a slurmctld, so the commands bring a token of root's (auth/jwt).
+    """
+    if not KEY.exists():
+        return False
+    now = int(time.time())
+    parts = ({"alg": "HS256", "typ": "JWT"}, {"iat": now, "exp": now + _TOKEN_S, "sun": "root"})
+    text = b".".join(_encode(json.dumps(part).encode()) for part in parts)
+    signature = hmac.digest(KEY.read_bytes(), text, "sha256")
+    os.environ["SLURM_JWT"] = (text + b"." + _encode(signature)).decode()
+    return nodes.is_controlled()
+
+
+def _encode(content: bytes) -> bytes:
+    return base64.urlsafe_b64encode(content).rstrip(b"=")
 
 
 def _count(number: int, noun: str) -> str:

@@ -12,7 +12,6 @@ from slurm_ddp.run import CommandError, run
 NOUVEAU = pathlib.Path("/etc/modprobe.d/slurm-gpu-nouveau.conf")
 HELD = pathlib.Path("/var/lib/slurm-gpu/held-packages")  # by this charm, and not before it
 NVIDIA_SMI = pathlib.Path("/usr/bin/nvidia-smi")
-NVIDIA_MODPROBE = pathlib.Path("/usr/bin/nvidia-modprobe")
 PROC_MODULES = pathlib.Path("/proc/modules")
 UPDATE_INITRAMFS = pathlib.Path("/usr/sbin/update-initramfs")
 _UNLOAD_S = 60.0
@@ -83,8 +82,6 @@ def load(version: str, facts: Facts) -> bool:
             return False
         run("/usr/sbin/modprobe", "nvidia", timeout=_UNLOAD_S)
         run("/usr/sbin/modprobe", "nvidia-uvm", timeout=_UNLOAD_S)
-        if NVIDIA_MODPROBE.exists():
-            run(NVIDIA_MODPROBE, "-u", "-c", "0", check=False)
     except CommandError:  # something has it open, or Secure Boot refuses it
         return False
     return True

@@ -32,31 +32,27 @@ _ALSO = ("linux-objects-nvidia-", "linux-signatures-nvidia-", "libcudadebugger1"
 _REMOVABLE = (*state.PACKAGES, *_ALSO)
 
 
-class Spec(pydantic.BaseModel, frozen=True, populate_by_name=True):
-    """The options, which are the aliases, checked one by one and together."""
+class Spec(pydantic.BaseModel, frozen=True):
+    """The options, checked one by one and together."""
 
-    branch: typing.Literal["keep", Branch] = pydantic.Field(default="keep", validation_alias="driver")
-    module: typing.Literal["auto", "open", "proprietary"] = pydantic.Field(
-        default="auto", validation_alias="kernel-module"
-    )
-    fabric: typing.Literal["auto", "always", "never"] = pydantic.Field(
-        default="auto", validation_alias="fabric-manager"
-    )
-    persistence: bool = pydantic.Field(default=True, validation_alias="persistence-mode")
-    hold: bool = pydantic.Field(default=True, validation_alias="hold-driver")
+    driver: typing.Literal["keep", Branch] = "keep"
+    kernel_module: typing.Literal["auto", "open", "proprietary"] = "auto"
+    fabric_manager: typing.Literal["auto", "always", "never"] = "auto"
+    persistence_mode: bool = True
+    hold_driver: bool = True
     version: str | None = None  # exactly this one: "580.173.02"
 
-    @pydantic.field_validator("module", "fabric")
+    @pydantic.field_validator("kernel_module", "fabric_manager")
     @classmethod
     def _needs_branch(cls, value: str, info: pydantic.ValidationInfo) -> str:
-        if info.data.get("branch") == "keep" and value in {"open", "proprietary", "always"}:
+        if info.data.get("driver") == "keep" and value in {"open", "proprietary", "always"}:
             raise ValueError(f"{value} contradicts driver=keep, which installs nothing: set a branch")
         return value
 
     @property
     def keeps(self) -> bool:
         """Whether the driver is left to whoever installed it."""
-        return self.branch == "keep"
+        return self.driver == "keep"
 
 
 class Plan(typing.NamedTuple):
@@ -70,19 +66,19 @@ class Plan(typing.NamedTuple):
 def spec(options: collections.abc.Mapping[str, object]) -> Spec:
     """Return the charm's options as one specification."""
     try:
-        return Spec.model_validate(dict(options))
+        return Spec.model_validate({name.replace("-", "_"): value for name, value in options.items()})
     except pydantic.ValidationError as e:
         raise DriverError(charm.problem(e)) from e
 
 
 def narrowed(wanted: Spec, branch: Branch | None, version: str | None, present: str = "") -> Spec:
     """Return the specification with the parameters of `upgrade-driver`; `present` is the branch of the driver here."""
-    if branch and not wanted.keeps and branch != wanted.branch:
-        raise DriverError(f"branch={branch} contradicts the option driver={wanted.branch}: set driver={branch} first")
+    if branch and not wanted.keeps and branch != wanted.driver:
+        raise DriverError(f"branch={branch} contradicts the option driver={wanted.driver}: set driver={branch} first")
     if version is not None and not _VERSION.fullmatch(version):
         raise DriverError(f"version: {version!r:.60} is not a driver version such as 580.173.02")
     of_version = (version or "").partition(".")[0]
-    chosen = branch or (None if wanted.keeps else wanted.branch) or of_version or present
+    chosen = branch or (None if wanted.keeps else wanted.driver) or of_version or present
     if not chosen:
         raise DriverError("branch: driver=keep names none; give branch=580 (or another), or set the option driver")
     if chosen not in BRANCHES:
@@ -90,12 +86,12 @@ def narrowed(wanted: Spec, branch: Branch | None, version: str | None, present: 
         raise DriverError(f"{source} is none of {', '.join(BRANCHES)}")
     if version and of_version != chosen:
         raise DriverError(f"version={version} is not of branch {chosen}")
-    return wanted.model_copy(update={"branch": chosen, "version": version})
+    return wanted.model_copy(update={"driver": chosen, "version": version})
 
 
 def kernel_modules(facts: Facts, wanted: Spec) -> list[str]:
     """List NVIDIA's kernel modules that drive all cards in this branch, the better one first."""
-    modules = ["open", "proprietary"] if wanted.module == "auto" else [wanted.module]
+    modules = ["open", "proprietary"] if wanted.kernel_module == "auto" else [wanted.kernel_module]
     for card in facts.cards:
         row = next((row for row in GENERATIONS if any(a <= card.device <= b for a, b in row["ids"])), None)
         if row is None:  # a newer card than the table
@@ -103,9 +99,9 @@ def kernel_modules(facts: Facts, wanted: Spec) -> list[str]:
             continue
         drives, (since, until) = row["modules"], row["branches"]
         gpu = f"GPU {card.bus_id} ({row['name']})"
-        if not since <= int(wanted.branch) <= until:
-            bound = f"{since} or later" if int(wanted.branch) < since else f"{until} or earlier"
-            raise DriverError(f"driver: {gpu} needs branch {bound}, not {wanted.branch}")
+        if not since <= int(wanted.driver) <= until:
+            bound = f"{since} or later" if int(wanted.driver) < since else f"{until} or earlier"
+            raise DriverError(f"driver: {gpu} needs branch {bound}, not {wanted.driver}")
         if not (modules := [module for module in modules if module in drives]):
             raise DriverError(
                 f"kernel-module: {gpu} needs the {drives[0]} module, the option or another card the other"
@@ -117,7 +113,7 @@ def resolve(facts: Facts, wanted: Spec) -> Plan:
     """Return the set of packages that apt would install now, after reading the archives again."""
     if facts.release not in RELEASES:
         here, known = facts.release or "an unknown system", ", ".join(RELEASES)
-        raise DriverError(f"driver={wanted.branch}: this machine has {here}, not one of {known}: use driver=keep")
+        raise DriverError(f"driver={wanted.driver}: this machine has {here}, not one of {known}: use driver=keep")
     if facts.runfile:
         raise DriverError("driver: NVIDIA's own installer put one here: run nvidia-uninstall first, or use driver=keep")
     refused: list[DriverError] = []
@@ -136,14 +132,14 @@ def resolve(facts: Facts, wanted: Spec) -> Plan:
 
 def _resolve(facts: Facts, wanted: Spec, suffix: str) -> Plan:
     """List what apt would install with the kernel modules of this suffix."""
-    option, server = f"driver={wanted.branch}", f"{wanted.branch}-server"
-    fabric = wanted.fabric == "always" or (wanted.fabric == "auto" and facts.switches > 0)
+    option, server = f"driver={wanted.driver}", f"{wanted.driver}-server"
+    fabric = wanted.fabric_manager == "always" or (wanted.fabric_manager == "auto" and facts.switches > 0)
     core = [  # of exactly the driver's version
         f"nvidia-headless-no-dkms-{server}{suffix}",
         f"nvidia-kernel-common-{server}",
         f"libnvidia-compute-{server}",
         f"nvidia-utils-{server}",
-        *((f"nvidia-fabricmanager-{wanted.branch}", f"libnvidia-nscq-{wanted.branch}") if fabric else ()),
+        *((f"nvidia-fabricmanager-{wanted.driver}", f"libnvidia-nscq-{wanted.driver}") if fabric else ()),
     ]
     version = wanted.version or apt.upstream(apt.candidates(core[:1]).get(core[0], ""))
     pins = {_PINNED: f"{version}-*"} if version else {}
@@ -151,7 +147,7 @@ def _resolve(facts: Facts, wanted: Spec, suffix: str) -> Plan:
     if missing := [name for name in (*core, _MODPROBE) if name not in offered]:
         hint = "check that restricted and multiverse are enabled (add-apt-repository restricted multiverse)"
         raise DriverError(f"{option}: {', '.join(missing)} not in this machine's archives: {hint}")
-    if not version.startswith(f"{wanted.branch}."):
+    if not version.startswith(f"{wanted.driver}."):
         other = version.partition(".")[0]
         raise DriverError(f"{option}: {core[0]} only leads on to branch {other} now: set driver={other}")
     if others := [f"{name} is {offered[name]}" for name in core if apt.upstream(offered[name]) != version]:

@@ -33,7 +33,6 @@ BOOT = pathlib.Path("/boot")
 OS_RELEASE = pathlib.Path("/etc/os-release")
 
 PROBLEMS = {  # what can be wrong, as the status reports it; formatted with the facts
-    "off-bus": "GPU {f.lost} fell off the bus: reboot this machine, and replace the card if it falls off again",
     "unfinished": "the installation of {f.unfinished} was interrupted: run upgrade-driver, or dpkg --configure -a",
     "no-driver": "{f.gpus} no driver: set driver=580 (or another branch), or install one and reboot this machine",
     "nouveau": "nouveau has the GPUs instead of the installed driver: reboot this machine, and blacklist nouveau if it "
@@ -84,11 +83,6 @@ class Facts:
     unfinished: str = ""  # packages that dpkg left half installed
 
     @property
-    def lost(self) -> str:
-        """The cards that are listed and do not respond."""
-        return ", ".join(card.bus_id for card in self.cards if card.lost)
-
-    @property
     def gpus(self) -> str:
         """How many cards have: "2 NVIDIA GPUs have"."""
         return f"{len(self.cards)} NVIDIA GPU{' has' if len(self.cards) == 1 else 's have'}"
@@ -113,7 +107,6 @@ def diagnose(facts: Facts) -> str | None:
     has_module = facts.module is not None  # else a container: the modules are the host's
     needs_fabric = loaded and facts.switches > 0
     worst_first = (
-        ("off-bus", bool(facts.lost)),
         ("unfinished", bool(facts.unfinished)),
         ("no-driver", unloaded and not facts.version),
         ("nouveau", unloaded and facts.nouveau),
@@ -134,30 +127,30 @@ def explain(facts: Facts, *, answers: bool = False) -> str | None:
     With `answers` a driver responded, so it is loaded whatever this machine shows of it, as in a container.
     """
     problem = diagnose(facts)
-    if problem is None or problem == "next-kernel" or (answers and facts.loaded is None and problem != "off-bus"):
+    if problem is None or problem == "next-kernel" or (answers and facts.loaded is None):
         return None
     return PROBLEMS[problem].format(f=facts)
 
 
-def look(proc: pathlib.Path = pathlib.Path("/proc"), sys: pathlib.Path = pathlib.Path("/sys")) -> Facts:
+def look() -> Facts:
     """Return the machine's state. Takes well under a second unless something hangs, and never much over a minute."""
-    kernel = files.read(proc / "sys/kernel/osrelease")
+    kernel = files.read(pci.PROC / "sys/kernel/osrelease")
     fields = dict(re.findall(r'^(ID|VERSION_ID)="?([^"\n]*)"?$', files.read(OS_RELEASE), re.MULTILINE))
     next_kernel = _newest_kernel(kernel)
-    cards = tuple(dataclasses.replace(card, lost=pci.is_lost(sys, card.bus_id)) for card in pci.cards(sys))
-    loaded = files.read(sys / "module/nvidia/version") or None
+    cards = pci.cards()
+    loaded = files.read(pci.SYS / "module/nvidia/version") or None
     facts = Facts(f"{fields.get('ID', '')} {fields.get('VERSION_ID', '')}".strip(), kernel, next_kernel, cards)
     if not cards and loaded is None:
         return facts
-    switches, has_fabric, module = len(pci.switches(sys)), FABRIC_PROGRAM.exists(), _on_disk(kernel)
+    switches, has_fabric, module = len(pci.switches()), FABRIC_PROGRAM.exists(), _on_disk(kernel)
     fabric = re.search(r"\d+(\.\d+)+", _ask(FABRIC_PROGRAM, "--version")) if has_fabric else None
     fabric_state = _ask("/usr/bin/systemctl", "is-active", FABRIC) if switches or has_fabric else ""
     packages = _ask("/usr/bin/dpkg-query", "-W", "-f", _DPKG_ROW, *(f"{name}*" for name in PACKAGES))
     return dataclasses.replace(
         facts,
         switches=switches,
-        secure_boot=_is_secure_boot(sys),
-        nouveau=(sys / "module/nouveau").exists(),
+        secure_boot=_is_secure_boot(),
+        nouveau=(pci.SYS / "module/nouveau").exists(),
         loaded=loaded,
         library=_library(),
         module=module,
@@ -187,9 +180,9 @@ def _on_disk(kernel: str) -> Module | None:
     return Module(fields["version"], fields.get("signer", "")) if fields.get("version") else None
 
 
-def _is_secure_boot(sys: pathlib.Path) -> bool:
+def _is_secure_boot() -> bool:
     try:
-        return (sys / _SECURE_BOOT).read_bytes()[-1:] == b"\x01"  # after four bytes of attributes
+        return (pci.SYS / _SECURE_BOOT).read_bytes()[-1:] == b"\x01"  # after four bytes of attributes
     except OSError:
         return False
 

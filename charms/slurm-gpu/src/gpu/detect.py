@@ -32,21 +32,11 @@ SOURCES = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Roots:
-    """Where the machine's trees are; tests put others here."""
-
-    proc: pathlib.Path = pathlib.Path("/proc")
-    sys: pathlib.Path = pathlib.Path("/sys")
-    dev: pathlib.Path = pathlib.Path("/dev")
-
-
-@dataclasses.dataclass(frozen=True)
 class Instance:
     """One MIG instance of a card."""
 
     profile: str  # "3g.20gb"
     caps: tuple[int, int] = (0, 0)  # N of /dev/nvidia-caps/nvidia-capN: of the GPU instance, of the compute instance
-    uuid: str | None = None
     gpu_instance: int = 0  # the driver's number of it
     compute_instance: int = 0
 
@@ -60,7 +50,6 @@ class Gpu:
     minor: int | None  # N of /dev/nvidiaN
     uuid: str | None = None
     cpus: frozenset[int] | None = None  # numbers of the kernel's CPUs beside it
-    links: tuple[int, ...] | None = None  # NVLinks to each GPU of this machine in order, -1 at its own place
     mig: bool = False  # whether the card is cut into MIG instances
     instances: tuple[Instance, ...] = ()  # those that NVML reported
 
@@ -90,25 +79,25 @@ class NvmlAnswer(pydantic.BaseModel, frozen=True):
     broken: bool = False  # a loaded driver fails
 
 
-def detect(roots: Roots) -> Detection:
+def detect() -> Detection:
     """Return the GPUs of this machine. Never hangs: NVML gets `_PROBE_TIMEOUT_S` seconds."""
-    cards = gpu_pci.cards(roots.sys)
-    on_bus = tuple(Gpu(None, card.bus_id, minor=None, cpus=_local_cpus(roots, card.bus_id)) for card in cards)
-    listed = _from_proc(roots)
+    cards = gpu_pci.cards()
+    on_bus = tuple(Gpu(None, card.bus_id, minor=None, cpus=_local_cpus(card.bus_id)) for card in cards)
+    listed = _from_proc()
     if not on_bus and not listed:
         return Detection("none")
-    found = _ask(roots, on_bus, listed)
-    driver = driver_state.look(roots.proc, roots.sys)
+    found = _ask(on_bus, listed)
+    driver = driver_state.look()
     problem = driver_state.explain(driver, answers=found.source != "pci") or found.problem
     return dataclasses.replace(found, problem=problem, driver=found.driver or driver.loaded)
 
 
-def _ask(roots: Roots, on_bus: tuple[Gpu, ...], listed: tuple[Gpu, ...]) -> Detection:
+def _ask(on_bus: tuple[Gpu, ...], listed: tuple[Gpu, ...]) -> Detection:
     answer = run_probe()
     if answer.gpus is not None:
-        minors = _mig_minors(roots.proc)
+        minors = _mig_minors()
         try:
-            return Detection("nvml", tuple(_from_nvml(gpu, roots, minors) for gpu in answer.gpus), driver=answer.driver)
+            return Detection("nvml", tuple(_from_nvml(gpu, minors) for gpu in answer.gpus), driver=answer.driver)
         except KeyError as e:
             problem = f"the driver gives no device file for MIG instance {e.args[0]}: reboot this machine"
             return Detection("nvml", problem=problem, driver=answer.driver)
@@ -132,15 +121,13 @@ def run_probe() -> NvmlAnswer:
         return NvmlAnswer(error="the driver's library returned unexpected values", broken=True)
 
 
-def ensure_device_files(
-    devices: collections.abc.Iterable[pathlib.Path], proc: pathlib.Path = pathlib.Path("/proc")
-) -> list[pathlib.Path]:
+def ensure_device_files(devices: collections.abc.Iterable[pathlib.Path]) -> list[pathlib.Path]:
     """Let the driver make its device files if its helper is installed; return those still missing."""
     devices = tuple(devices)
     if all(file.exists() for file in devices):
         return []
     if NVIDIA_MODPROBE.exists():
-        caps = {number: name for name, number in _mig_minors(proc).items()}
+        caps = {number: name for name, number in _mig_minors().items()}
         for file in devices:
             number = re.sub(r"\D", "", file.name) or "0"
             words = ("-u", "-c", number)
@@ -156,26 +143,27 @@ def ensure_device_files(
     return [file for file in devices if not file.exists()]
 
 
-def _mig_minors(proc: pathlib.Path) -> dict[str, int]:
+def _mig_minors() -> dict[str, int]:
     """Return the minors of the driver's capability files: {"gpu0/gi1/access": 12, "gpu0/gi1/ci0/access": 13}."""
-    text = files.read(proc / "driver/nvidia-caps/mig-minors")
+    text = files.read(gpu_pci.PROC / "driver/nvidia-caps/mig-minors")
     return {name: int(number) for name, number in re.findall(r"^(gpu\S+/access) (\d+)$", text, re.MULTILINE)}
 
 
-def _from_nvml(gpu: Gpu, roots: Roots, minors: collections.abc.Mapping[str, int]) -> Gpu:
+def _from_nvml(gpu: Gpu, minors: collections.abc.Mapping[str, int]) -> Gpu:
     bus_id = gpu_pci.bus_id(gpu.bus_id or "")
     instances: list[Instance] = []
     for one in gpu.instances:
         at = f"gpu{gpu.minor}/gi{one.gpu_instance}"
         caps = (minors[f"{at}/access"], minors[f"{at}/ci{one.compute_instance}/access"])
         instances.append(dataclasses.replace(one, caps=caps))
-    cpus = gpu.cpus if gpu.cpus is not None else _local_cpus(roots, bus_id)
+    cpus = gpu.cpus if gpu.cpus is not None else _local_cpus(bus_id)
     return dataclasses.replace(gpu, bus_id=bus_id, cpus=cpus, instances=tuple(instances))
 
 
-def _from_proc(roots: Roots) -> tuple[Gpu, ...]:
+def _from_proc() -> tuple[Gpu, ...]:
     found: list[Gpu] = []
-    for directory in sorted((roots.proc / "driver/nvidia/gpus").glob("*"), key=lambda path: gpu_pci.bus_key(path.name)):
+    nvidia = gpu_pci.PROC / "driver/nvidia"
+    for directory in sorted((nvidia / "gpus").glob("*"), key=lambda path: gpu_pci.bus_key(path.name)):
         try:
             text = (directory / "information").read_text(errors="replace")
         except OSError:
@@ -184,22 +172,22 @@ def _from_proc(roots: Roots) -> tuple[Gpu, ...]:
         bus_id = gpu_pci.bus_id(directory.name)
         minor = fields.get("Device Minor", "")
         number = int(minor) if minor.isdigit() else len(found)
-        instances = (roots.proc / f"driver/nvidia/capabilities/gpu{number}/mig").glob("gi*")
+        instances = (nvidia / f"capabilities/gpu{number}/mig").glob("gi*")
         found.append(
             Gpu(
                 name=fields.get("Model") or None,
                 bus_id=bus_id,
                 minor=number,
                 uuid=fields.get("GPU UUID") or None,
-                cpus=_local_cpus(roots, bus_id),
+                cpus=_local_cpus(bus_id),
                 mig=any(instances),
             )
         )
     return tuple(found)
 
 
-def _local_cpus(roots: Roots, bus_id: str | None) -> frozenset[int] | None:
-    text = files.read(roots.sys / gpu_pci.DEVICES / bus_id / "local_cpulist") if bus_id else None
+def _local_cpus(bus_id: str | None) -> frozenset[int] | None:
+    text = files.read(gpu_pci.SYS / gpu_pci.DEVICES / bus_id / "local_cpulist") if bus_id else None
     return parse_cpu_list(text) if text else None
 
 

@@ -9,7 +9,7 @@ import dataclasses
 import pathlib
 import re
 
-from gpu import detect
+from gpu import detect, pci
 
 SHARD = "shard"  # the Gres of a part of a card
 _FLAGS = "nvidia_gpu_env"  # a line without a flag sets the variables of all four vendors
@@ -54,7 +54,6 @@ class _Device:
 
     gpu: int  # the index of its card
     kind: str  # its Type
-    detected: str  # the Type that Slurm's nvidia detection gives it; empty for an instance, which it does not see
     files: tuple[pathlib.Path, ...]
 
 
@@ -62,7 +61,7 @@ def plan(
     detection: detect.Detection,
     settings: collections.abc.Mapping[str, str],
     topology: Topology | None,
-    dev: pathlib.Path = detect.Roots.dev,
+    dev: pathlib.Path = pci.DEV,
     *,
     shards: int = 0,
 ) -> Plan:
@@ -78,13 +77,11 @@ def plan(
         _check(gpu, detection.source, shards)
     devices = [device for i, gpu in enumerate(gpus) for device in _devices(i, gpu, dev)]
     cores, notes, is_cut = _cores(gpus, settings, topology)
-    links = _links(gpus)
     lines: list[str] = []
     for device in devices:
         files = ",".join(str(file) for file in device.files)
         words = ["Name=gpu", f"Type={device.kind}", f"{'MultipleFiles' if len(device.files) > 1 else 'File'}={files}"]
         words += [f"Cores={cores[device.gpu]}"] if cores else []
-        words += [f"Links={links[device.gpu]}"] if links else []
         lines.append(" ".join((*words, f"Flags={_FLAGS}")))
     items = [f"gpu:{kind}:{count}" for kind, count in collections.Counter(device.kind for device in devices).items()]
     if shards:
@@ -94,7 +91,7 @@ def plan(
         gres=",".join(items),
         lines=tuple(lines),
         device_files=tuple(dict.fromkeys(file for device in devices for file in device.files)),
-        is_detected=not is_cut and not shards and all(device.kind == device.detected for device in devices),
+        is_detected=not is_cut and not shards and all(map(_is_detected, gpus)),
         notes=tuple(notes),
     )
 
@@ -120,10 +117,10 @@ def slurm_type(name: str) -> str:
     return _NOT_IN_TYPES.sub("_", _as_slurm_detects(name))
 
 
-def read_topology(sys_root: pathlib.Path = detect.Roots.sys) -> Topology | None:
+def read_topology() -> Topology | None:
     """Return this machine's cores, or None where the kernel does not show them."""
     packages: dict[int, set[frozenset[int]]] = {}
-    for directory in (sys_root / "devices/system/cpu").glob("cpu[0-9]*"):
+    for directory in (pci.SYS / "devices/system/cpu").glob("cpu[0-9]*"):
         try:
             package = int((directory / "topology/physical_package_id").read_text())
             siblings = detect.parse_cpu_list((directory / "topology/thread_siblings_list").read_text().strip())
@@ -160,16 +157,20 @@ def _as_slurm_detects(name: str) -> str:
     return name.strip().lower().replace(" ", "_")
 
 
+def _is_detected(gpu: detect.Gpu) -> bool:
+    """Whether Slurm's nvidia detection yields the card as planned; it sees no MIG instances."""
+    return not gpu.instances and slurm_type(gpu.name or "") == _as_slurm_detects(gpu.name or "")
+
+
 def _devices(index: int, gpu: detect.Gpu, dev: pathlib.Path) -> list[_Device]:
     name, card = gpu.name or "", dev / f"nvidia{gpu.minor}"
     if not gpu.instances:
-        return [_Device(index, slurm_type(name), _as_slurm_detects(name), (card,))]
+        return [_Device(index, slurm_type(name), (card,))]
     model = _as_slurm_detects(name).partition("-")[0]  # cut as src/plugins/gpu/nvml/gpu_nvml.c does
     return [
         _Device(
             index,
             slurm_type(f"{model}_{instance.profile}"),
-            "",
             (card, *(dev / f"nvidia-caps/nvidia-cap{number}" for number in instance.caps)),
         )
         for instance in gpu.instances
@@ -208,13 +209,3 @@ def _configured_shape(settings: collections.abc.Mapping[str, str], default: list
         return [int(settings.get("corespersocket", default[0]))] * sockets
     except ValueError:
         return None
-
-
-def _links(gpus: collections.abc.Sequence[detect.Gpu]) -> list[str] | None:
-    """Return the Links of each GPU when NVML reported them for all; their number must be that of the node's GPUs.
-
-    MIG instances have none: they cannot use NVLink.
-    """
-    if any(gpu.instances for gpu in gpus) or any(gpu.links is None or len(gpu.links) != len(gpus) for gpu in gpus):
-        return None
-    return [",".join(str(count) for count in gpu.links or ()) for gpu in gpus]

@@ -2,7 +2,7 @@
 
 It needs no controller and exits 0 in any case, so its output is compared. Seen on 24.11.5, 25.11.7 and 26.05.5:
 
-    slurmd-n0: Gres Name=gpu Type=h100 Count=1 Index=0 ID=7696487 File=/dev/nvidia0 Cores=0-55 CoreCnt=224 Links=-1,0
+    slurmd-n0: Gres Name=gpu Type=h100 Count=1 Index=0 ID=7696487 File=/dev/nvidia0 Cores=0-55 CoreCnt=224
 """
 
 import collections.abc
@@ -41,7 +41,7 @@ def difference(
     or does not answer, is no difference.
     """
     try:
-        printed = _print_gres(node, plan.gres, lines, settings, autodetect)
+        printed = _print_gres(node, plan.gres, settings, [f"AutoDetect={autodetect}", *gres.node_lines(node, lines)])
     except CommandError as e:
         logger.warning("the lines of %s are not checked: %s", node, e)
         return None
@@ -51,20 +51,14 @@ def difference(
         logger.warning("the lines of %s are not checked: slurmd -G prints no device", node)
         return None
     wanted = _records(plan.lines)
-    problem = _compare(wanted, found, optional=set() if lines else {"Cores", "Links"})
+    problem = _compare(wanted, found, optional=set() if lines else {"Cores"})
     if problem is not None:
         return f"slurmd -G: {problem}" + (f" ({failure['text'].strip()[:160]})" if failure else "")
     return f"slurmd -G: {invalid['text'].strip()[:160]}" if invalid else None
 
 
-def _print_gres(
-    node: str,
-    gres_text: str,
-    lines: collections.abc.Sequence[str],
-    settings: collections.abc.Mapping[str, str],
-    autodetect: str,
-) -> str:
-    """Return the output of `slurmd -G`, both streams."""
+def _print_gres(node: str, gres_text: str, settings: collections.abc.Mapping[str, str], rows: list[str]) -> str:
+    """Return the output of `slurmd -G` with these rows in gres.conf, both streams."""
     with tempfile.TemporaryDirectory(prefix="slurmd-") as name:
         directory = pathlib.Path(name)
         spool = directory / "spool"  # where it makes a socket
@@ -79,7 +73,6 @@ def _print_gres(
             types=",".join(sorted({item.partition(":")[0] for item in gres_text.split(",")})),
         )
         (directory / "slurm.conf").write_text(conf)
-        rows = [f"AutoDetect={autodetect}", *gres.node_lines(node, lines)]
         (directory / "gres.conf").write_text("".join(f"{row}\n" for row in rows))
         (directory / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
         done = run(SLURMD, "-G", "-f", str(directory / "slurm.conf"), check=False, timeout=_TIMEOUT_S)
@@ -90,7 +83,7 @@ def _records(lines: collections.abc.Iterable[str]) -> _Records:
     records: _Records = {}
     for line in lines:
         fields = gres.fields(line)
-        keys = ("Type", "Cores", "Links") if fields["Name"] == "gpu" else ("Count",)
+        keys = ("Type", "Cores") if fields["Name"] == "gpu" else ("Count",)
         compared = {key: fields[key] for key in keys if fields.get(key, "(null)") != "(null)"}
         for file in gres.device_files(line):
             records.setdefault((fields["Name"], file), {}).update(compared)

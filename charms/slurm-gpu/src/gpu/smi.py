@@ -11,6 +11,8 @@ import re
 import typing
 import xml.etree.ElementTree as ET
 
+from gpu import pci
+
 WARN, DRAIN = LEVELS = ("warn", "drain")
 
 _DOCUMENT = re.compile(r"<nvidia_smi_log>.*</gpu>\s*</nvidia_smi_log>", re.DOTALL)
@@ -43,6 +45,14 @@ class Finding:
 
     def __str__(self) -> str:
         return f"{self.text} {self.gpu}".strip()
+
+
+class Card(typing.NamedTuple):
+    """What one card reports."""
+
+    bus_id: str  # as sysfs spells it
+    values: dict[str, str]  # by the paths of `RULES`
+    num_devices: int | None = None  # its MIG devices, 1 for a whole card; None if that is not reported
 
 
 class Rule(typing.NamedTuple):
@@ -101,8 +111,8 @@ class UnreadableError(Exception):
     """An answer cannot be read. `str()` is one line, with those of the answer that are at fault."""
 
 
-def read(printed: str) -> ET.Element:
-    """Return the document of `nvidia-smi -q -x` with those elements of each card that `RULES` and counts need.
+def read(printed: str) -> list[Card]:
+    """Return what `RULES` and counts need of the document of `nvidia-smi -q -x`.
 
     Raises:
         UnreadableError: there is no document, one of the elements is no XML, or the cards cannot be distinguished.
@@ -118,32 +128,28 @@ def read(printed: str) -> ET.Element:
         del cards[1:]  # by a process's name
     if len(cards) != num_cards or len({card[1] for card in cards}) != num_cards:
         raise UnreadableError(f"it lists {len(cards)} of {num_cards} GPUs")
-    root = ET.Element("nvidia_smi_log")
-    ET.SubElement(root, "attached_gpus").text = str(num_cards)
     ends = [card.start() for card in cards[1:]] + [len(text)]
-    for card, end in zip(cards, ends, strict=True):
-        gpu = ET.SubElement(root, "gpu", id=card[1])
-        body = _NO_XML.sub("", _PROCESSES.sub("", text[card.end() : end]))
-        gpu.extend([element for name in _READ if (element := _element(body, name)) is not None])
-    return root
+    return [_card(card[1], text[card.end() : end]) for card, end in zip(cards, ends, strict=True)]
 
 
-def read_table(printed: str) -> ET.Element:
-    """Return the document that `read` would, from the answer to `QUERY`. Raises `UnreadableError`."""
-    root = ET.Element("nvidia_smi_log")
+def read_table(printed: str) -> list[Card]:
+    """Return the cards of the answer to `QUERY`. Raises `UnreadableError`."""
+    cards: list[Card] = []
     for row in csv.reader(printed.splitlines(), skipinitialspace=True):
         if len(row) != len(FIELDS) + 1 or not re.fullmatch(r"[0-9A-Fa-f:.]+", row[0]):
             raise UnreadableError(f"nvidia-smi --query-gpu printed {_line(','.join(row), 0)}")
-        gpu = ET.SubElement(root, "gpu", id=row[0])
-        for path, value in zip(FIELDS, row[1:], strict=True):
-            element = gpu
-            for name in path.split("/"):
-                found = element.find(name)
-                element = ET.SubElement(element, name) if found is None else found
-            element.text = value
-    if not len(root):
+        cards.append(Card(pci.spell(row[0]), dict(zip(FIELDS, row[1:], strict=True))))
+    if not cards:
         raise UnreadableError("nvidia-smi --query-gpu printed nothing")
-    return root
+    return cards
+
+
+def _card(bus_id: str, text: str) -> Card:
+    body = _NO_XML.sub("", _PROCESSES.sub("", text))
+    gpu = ET.Element("gpu")
+    gpu.extend([element for name in _READ if (element := _element(body, name)) is not None])
+    values = {rule.path: gpu.findtext(rule.path) or "" for rule in RULES}
+    return Card(pci.spell(bus_id), values, len(gpu.findall("mig_devices/mig_device")) or 1)
 
 
 def _element(body: str, name: str) -> ET.Element | None:

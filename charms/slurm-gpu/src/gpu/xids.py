@@ -1,7 +1,6 @@
 """NVIDIA's Xids, the driver's errors in the kernel's log: what each asks for. Standard library only."""
 
 import collections.abc
-import dataclasses
 import re
 
 from gpu import pci, smi
@@ -46,32 +45,21 @@ _BY_TEXT: dict[int, tuple[str, str]] = {
 LINE = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+)(.*)")
 
 
-@dataclasses.dataclass(frozen=True)
-class Scope:
-    """Which Xids count: the options, and the resets that the health check's state holds."""
-
-    drain_xids: frozenset[int] = frozenset()
-    ignore_xids: frozenset[int] = frozenset()
-    since: float = 0.0
-    resets: collections.abc.Mapping[str, float] = dataclasses.field(default_factory=dict[str, float])
-
-
-def parse(text: str) -> tuple[frozenset[int], frozenset[int]]:
-    """Parse the Xids to drain for and those to ignore from a text such as "+109 -74".
+def parse(text: str) -> dict[int, str]:
+    """Parse the levels of Xids, "" for those to ignore, from a text such as "+109 -74".
 
     Raises:
         ValueError: the message names the word that is wrong.
     """
-    given: dict[str, set[int]] = {"+": set(), "-": set()}
+    levels: dict[int, str] = {}
     for word in text.replace(",", " ").split():
         match = re.fullmatch(r"([+-])([0-9]{1,3})", word)
         if match is None:
             raise ValueError(f"{word!r:.60} is neither +XID (drain for it) nor -XID (ignore it), such as +109 or -74")
-        given[match[1]].add(int(match[2]))
-    both = given["+"] & given["-"]
-    if both:
-        raise ValueError(f"Xid {min(both)} is both to drain for and to ignore")
-    return frozenset(given["+"]), frozenset(given["-"])
+        code, level = int(match[2]), DRAIN if match[1] == "+" else ""
+        if levels.setdefault(code, level) != level:
+            raise ValueError(f"Xid {code} is both to drain for and to ignore")
+    return levels
 
 
 def logged(output: str, *, timeout: float) -> list[str]:
@@ -87,16 +75,15 @@ def logged(output: str, *, timeout: float) -> list[str]:
     return done.stdout.splitlines()
 
 
-def judge(line: str, scope: Scope | None = None) -> smi.Finding | None:
-    """Judge one line of the kernel's log; None if it asks for nothing."""
-    scope = scope or Scope()
+def judge(line: str, levels: collections.abc.Mapping[int, str] | None = None) -> smi.Finding | None:
+    """Judge one line of the kernel's log, with the option's levels; None if it asks for nothing."""
     match = LINE.search(line)
-    if match is None or int(match[2]) in scope.ignore_xids:
+    if match is None:
         return None
     code = int(match[2])
     level, text = TABLE.get(code, ("", ""))
-    if code in scope.drain_xids:
-        level, text = DRAIN, text or "to drain for by option"
+    if levels and code in levels:
+        level, text = levels[code], text or "to drain for by option"
     elif code in _BY_TEXT:
         pattern, form = _BY_TEXT[code]
         found = re.search(pattern, match[3])

@@ -7,7 +7,7 @@ What cannot be done raises `ActionError`, a node that cannot be held `NodeError`
 import time
 
 from driver import install
-from gpu import detect, pci
+from gpu import pci
 from maintenance import hold, services
 from node import health_check
 from scripts import mig
@@ -15,7 +15,6 @@ from slurm_ddp.charm import ActionError, Log, Results
 from slurm_ddp.run import CommandError, run
 from slurm_ddp.slurm import nodes
 
-ROOTS = detect.Roots()
 _RESET_S = 180.0
 # NVSwitches of the first generation for which one GPU cannot be reset alone (nvidia-smi(1), "-r": GPUs connected by
 # NVLink are reset together; from the H100 on, each by itself).
@@ -25,9 +24,9 @@ _POLL_S = 10.0
 
 def reset(gpu: str, node: str | None, wait_s: float, log: Log) -> Results:
     """Reset one card, or with "all" all of them. The node is still held afterwards."""
-    cards = tuple(card.bus_id for card in pci.cards(ROOTS.sys))
+    cards = tuple(card.bus_id for card in pci.cards())
     chosen = cards if gpu == "all" else (known(gpu, cards),)
-    if gpu != "all" and _FIRST_SWITCH in pci.switches(ROOTS.sys):
+    if gpu != "all" and _FIRST_SWITCH in pci.switches():
         raise ActionError("gpu: this board's NVSwitches reset all GPUs together: gpu=all")
     check_smi()
     shown = "all GPUs" if gpu == "all" else f"GPU {chosen[0]}"
@@ -57,7 +56,7 @@ def known(gpu: str, cards: tuple[str, ...]) -> str:
 
 def check_smi() -> None:
     """Raise `ActionError` without nvidia-smi."""
-    if not install.NVIDIA_SMI.exists():
+    if not health_check.can_look():
         raise ActionError(health_check.NO_SMI)
 
 

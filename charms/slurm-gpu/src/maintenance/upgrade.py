@@ -10,7 +10,7 @@ import time
 from driver import install, plan, state
 from driver.plan import Plan, Spec
 from driver.state import DriverError
-from gpu import detect
+from gpu import pci
 from maintenance import hold, reset, services
 from node import node_state
 from slurm_ddp import apt, files
@@ -19,7 +19,6 @@ from slurm_ddp.run import CommandError
 
 logger = logging.getLogger(__name__)
 
-ROOTS = detect.Roots()
 _REFUSED = "driver-refused.json"  # what the archives refused last: `key`, `text`, and when (seconds since 1970, `at`)
 _RETRY_S = 3600.0  # after a refusal, so that not every hook asks the archives again
 
@@ -31,12 +30,12 @@ def upgrade(wanted: Spec, node: str | None, wait_s: float, log: Log, *, drain: b
         ActionError: jobs run on the node, or the new driver does not work.
         DriverError: no such driver can be installed here.
     """
-    here = facts()
+    here = state.look()
     if not here.cards:
         raise DriverError("this machine shows no NVIDIA GPU on its PCI bus, so there is no driver to install")
     apt.repair()
     packages = plan.resolve(here, wanted)
-    if install.is_installed(packages) and here.loaded == packages.version and state.diagnose(facts()) is None:
+    if install.is_installed(packages) and here.loaded == packages.version and state.diagnose(state.look()) is None:
         return {"result": "up-to-date", "driver": packages.version}
     reset.free(hold.DRIVER, node, f"driver {packages.version}", wait_s, log, drain=drain)
     log(f"installing driver {packages.version}")
@@ -49,7 +48,7 @@ def upgrade(wanted: Spec, node: str | None, wait_s: float, log: Log, *, drain: b
         hold.until_reboot(boot_id())
         detail = f"reboot this machine: driver {packages.version} is installed, and loads with the next boot"
         return {"result": "reboot", "driver": packages.version, "detail": detail}
-    if (problem := state.explain(facts())) is not None:
+    if (problem := state.explain(state.look())) is not None:
         raise ActionError(f"driver {packages.version} is installed, but {problem}")
     return {"result": "done", "driver": packages.version}
 
@@ -59,7 +58,7 @@ def ensure_wanted(wanted: Spec) -> None:
 
     A driver that is here is never changed by an option: `upgrade-driver` does that.
     """
-    here = facts()
+    here = state.look()
     key = f"{wanted} {here.kernel} {here.next_kernel}"
     if wanted.keeps or not here.cards or here.version or here.unfinished or _was_refused(key):
         return
@@ -74,7 +73,7 @@ def ensure_wanted(wanted: Spec) -> None:
 
 def ensure_settings(wanted: Spec) -> None:
     """Keep a driver that works as it is: initialised, with nvidia-smi, and held from apt and unattended-upgrades."""
-    here = facts()
+    here = state.look()
     if not here.cards or here.loaded is None or here.runfile:
         return
     key = f"utils {here.loaded}"
@@ -84,22 +83,22 @@ def ensure_settings(wanted: Spec) -> None:
     except (DriverError, apt.AptError, CommandError) as e:
         _refuse(key, e)
     try:
-        install.ensure_hold(on=wanted.hold)
+        install.ensure_hold(on=wanted.hold_driver)
     except CommandError as e:  # another dpkg runs, as on a fresh machine: the next hook tries again
         logger.warning("the driver's packages are not held yet: %s", e)
-    services.ensure_persistence(on=wanted.persistence)
+    services.ensure_persistence(on=wanted.persistence_mode)
 
 
 def note(wanted: Spec) -> str | None:
     """Report what the operator should know of a driver, though it may work; None if there is nothing."""
-    here = facts()
+    here = state.look()
     if not here.cards:
         return None
     refused = str((node_state.read(_REFUSED) or {}).get("text", ""))
     if not here.version and not wanted.keeps and refused:
         return refused
-    if here.version and not wanted.keeps and here.branch != wanted.branch:
-        return f"driver {here.version} is here, but the option is driver={wanted.branch}: run upgrade-driver"
+    if here.version and not wanted.keeps and here.branch != wanted.driver:
+        return f"driver {here.version} is here, but the option is driver={wanted.driver}: run upgrade-driver"
     problem = state.diagnose(here)
     if problem is None and here.loaded and not install.NVIDIA_SMI.exists():
         why = f" ({refused})" if refused else ""
@@ -122,21 +121,16 @@ def release() -> None:
 
 def boot_id() -> str:
     """Return the id of this boot of the machine."""
-    return (ROOTS.proc / "sys/kernel/random/boot_id").read_text().strip()
+    return (pci.PROC / "sys/kernel/random/boot_id").read_text().strip()
 
 
 def _install(packages: Plan) -> bool:
     """Install and load the driver; return False if only a reboot can load it. Raises `DriverError`, `CommandError`."""
     install.install(packages)
-    after = facts()
+    after = state.look()
     if after.next_module is None or after.next_module.version != packages.version:
         raise DriverError(f"kernel {after.next_kernel}, which boots next, has no module of it: see dkms status")
     return install.load(packages.version, after)
-
-
-def facts() -> state.Facts:
-    """Return the state of this machine's driver."""
-    return state.look(ROOTS.proc, ROOTS.sys)
 
 
 def _was_refused(key: str) -> bool:

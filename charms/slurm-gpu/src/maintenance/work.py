@@ -6,9 +6,9 @@ be interrupted: the journal of `maintenance.hold` and the state of the packages 
 
 import collections.abc
 import contextlib
+import dataclasses
 import logging
 
-import settings
 from driver import plan
 from driver.state import DriverError
 from maintenance import hold, mig, services, upgrade
@@ -44,7 +44,11 @@ def prepare(options: Options) -> bool:
 
 def complete(machine: Machine, options: Options, progress: registration.Progress | None) -> None:
     """Release a held node that is registered, and keep the driver's settings."""
-    _ensure_watch(machine.node, machine.config)
+    if machine.node is not None and machine.config.problem is None:  # else the status shows it
+        try:
+            node_watch.ensure(node_watch.Config(node=machine.node, **dataclasses.asdict(machine.config)))
+        except CommandError as e:
+            logger.warning("the service %s is not set up: %s", node_watch.UNIT, e)
     if hold.Hold.load() is None:
         with contextlib.suppress(DriverError):  # the status shows an invalid option
             upgrade.ensure_settings(plan.spec(options))
@@ -90,23 +94,3 @@ def _is_given_up(held: hold.Hold) -> bool:
             hold.forget()
             return True
     return False
-
-
-def _ensure_watch(node: str | None, config: settings.Config) -> None:
-    try:
-        config.check()
-    except ValueError:
-        return  # the status shows it
-    if node is None:
-        return
-    watched = node_watch.Config(
-        node=node,
-        rebooted=config.resume_after_reboot,
-        new=config.resume_when_ready,
-        checks_health=config.health_check != "never",
-        xids=config.health_xids,
-    )
-    try:
-        node_watch.ensure(watched)
-    except CommandError as e:
-        logger.warning("the service %s is not set up: %s", node_watch.UNIT, e)

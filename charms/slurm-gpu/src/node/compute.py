@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import pathlib
-import re
 
 import settings
 from gpu import detect, gres
@@ -51,28 +50,27 @@ _NO_CONTROLLER = Status(
 
 
 def offer(machine: Machine) -> slurm_gres.NodeGres | None:
-    """Compose what to publish, None for what is published already.
+    """Compose what to publish, None while nothing is certain.
 
     While the node is registered with another Gres, the lines suit that one, too: slurmd must not report less. Lines of
     lost cards are left out: slurmd does not start with a line for a missing device file.
     """
-    published = machine.before
-    before = (published.lines or ()) if published and published.node == machine.node else ()
-    if lost(machine) and machine.node is not None:
-        lines = machine.lines if machine.plan is not None and not machine.problem else before
-        names = machine.plan.gres if machine.plan else ""
-        return slurm_gres.NodeGres(node=machine.node, gres=names, lines=_with_files(lines), awaits=False)
-    current = machine.published
-    if current is None:
+    node, published, lines = machine.node, machine.before, machine.lines
+    if node is None:
         return None
-    lines = machine.lines
+    before = (published.lines or ()) if published and published.node == node else ()
+    names = machine.plan.gres if machine.plan else ""
+    if lost(machine):
+        kept = lines if machine.plan is not None and not machine.problem else before
+        return slurm_gres.NodeGres(node=node, gres=names, lines=_with_files(kept), awaits=False)
+    if machine.problem:
+        return None
     if not set(before) <= set(lines) and not _is_registered(machine):
         wanted = lines or (machine.plan.lines if machine.plan else ())  # all: one line ends the detection
-        kept = {_key(line): line for line in _with_files(before) if wanted}
-        lines = tuple((kept | {_key(line): line for line in wanted}).values()) if kept else lines
-        lines = tuple(re.sub(r" Links=\S+", "", line) for line in lines)  # whose length is that of one Gres
-    awaits = bool(lines or machines.pushed_lines(machine.node))
-    return current.model_copy(update={"lines": lines, "awaits": awaits})
+        both = {_key(line): line for line in _with_files(before) if wanted}
+        lines = tuple((both | {_key(line): line for line in wanted}).values()) if both else lines
+    awaits = bool(lines or machines.pushed_lines(node))
+    return slurm_gres.NodeGres(node=node, gres=names, lines=lines, awaits=awaits)
 
 
 def awaits_drain(machine: Machine, progress: Progress | None) -> bool:
@@ -118,7 +116,7 @@ def ensure(machine: Machine, *, owner: str) -> Progress | None:
     files.ensure_file(OWNER, owner + "\n")
     try:
         slurmd_unit.ensure_dropin(plan.device_files)
-        if detect.ensure_device_files(plan.device_files, machines.ROOTS.proc):
+        if detect.ensure_device_files(plan.device_files):
             return None
     except CommandError as e:
         return Progress(Stage.FAILED, str(e))
@@ -215,7 +213,7 @@ def status(machine: Machine, *, related: bool, progress: Progress | None) -> Sta
     if missing:
         return Status(Level.WAITING, f"waiting for the driver to make {', '.join(missing)}")
     if progress is None or progress.stage is Stage.REGISTERED:
-        progress = registration.inspect(node, machine.wanted, machine.config.policy)
+        progress = registration.inspect(node, machine.wanted, machine.config)
     stage = progress.stage
     if stage is Stage.KEPT_AWAY and node_state.read(node_state.HOLD) is not None:
         stage = Stage.REGISTERED  # `maintenance.work` reports its own hold
@@ -239,7 +237,7 @@ def _status_without_gpus(machine: Machine, progress: Progress | None) -> Status:
         return Status(Level.BLOCKED, f"{node} registers {had}, but this machine shows no NVIDIA GPU")
     has_joined = machine.options is not None and machine.options.conf_server is not None
     if (progress is None or progress.stage is Stage.REGISTERED) and node is not None and has_joined:
-        progress = registration.inspect(node, machine.configured, machine.config.policy)
+        progress = registration.inspect(node, machine.configured, machine.config)
     if progress is None or progress.stage in {Stage.REGISTERED, Stage.UNREGISTERED}:
         return Status(Level.ACTIVE, _NO_GPU)
     level, text = _TEXTS[progress.stage]
@@ -271,14 +269,11 @@ def _key(line: str) -> tuple[object, ...]:
 
 def _ensure_health_check(machine: Machine) -> None:
     config = machine.config
-    try:
-        config.check()
-    except ValueError:
+    if config.problem:
         return  # the status reports it
+    is_wanted = bool(machine.detection.gpus) and config.health_check != "never"
     try:
-        health_check.ensure(
-            machine.node, config.health_check, has_gpus=bool(machine.detection.gpus), xids=config.health_xids
-        )
+        health_check.ensure(machine.node if is_wanted else None, config.health_xids)
     except CommandError as e:  # the GPUs are registered all the same
         logger.warning("the health check is not set up: %s", e)
 

@@ -2,38 +2,30 @@
 
 import collections.abc
 import dataclasses
-import json
 import pathlib
-import tempfile
 import time
 
 import template
+from gpu import xids as gpu_xids
 from scripts import health
 from slurm_ddp import files, systemd, watchdog
-from slurm_ddp.run import CommandError, run
 
 PROGRAM = pathlib.Path("/usr/local/sbin/gpu-health")
 NVIDIA_SMI = pathlib.Path(health.NVIDIA_SMI)
 SERVICE, TIMER = "gpu-health.service", "gpu-health.timer"
 PYTHON = "/usr/bin/python3"
-_TIMEOUT_S = 70.0  # the program itself ends within 60 s
 NO_SMI = f"there is no {NVIDIA_SMI} on this machine: install nvidia-utils of exactly the driver's version"
 
 
-class MonitorError(Exception):
-    """The health check cannot be set up or run. `str()` is one line: what failed, and what to do."""
-
-
-def ensure(node: str | None, setting: str, *, has_gpus: bool, xids: str = "") -> None:
-    """Set up the timer if the option health-check asks for it: with `auto`, if there are GPUs and nvidia-smi."""
-    if node is None or not has_gpus or setting == "never" or not can_look():
+def ensure(node: str | None, xids: str = "") -> None:
+    """Set up the timer for the node, if there is nvidia-smi; None for no timer."""
+    if node is None or not can_look():
         ensure_absent()
         return
-    more = "".join(f' "{word}"' for word in _arguments(xids))
-    changed = _install(PROGRAM)
-    changed |= systemd.ensure_unit(
-        SERVICE, template.fill(SERVICE, python=PYTHON, program=PROGRAM, node=node, more=more)
-    )
+    words = " ".join(xids.replace(",", " ").split())  # checked, so that no quoting is needed in a unit file
+    changed = files.ensure_file(PROGRAM, watchdog.pack(pathlib.Path(health.__file__)), mode=0o755)
+    text = template.fill(SERVICE, python=PYTHON, program=PROGRAM, node=node, more=f' "--xids={words}"' if words else "")
+    changed |= systemd.ensure_unit(SERVICE, text)
     changed |= systemd.ensure_unit(TIMER, template.fill(TIMER))
     if changed or not systemd.is_active(TIMER):
         systemd.enable_now(TIMER)
@@ -58,50 +50,16 @@ def can_look() -> bool:
     return NVIDIA_SMI.exists()
 
 
-def problem(setting: str) -> str | None:
-    """Report what is wrong with the option health-check on this machine."""
-    return f"health-check=always cannot ask the driver: {NO_SMI}" if setting == "always" and not can_look() else None
-
-
 def unfit(node: str | None, *, xids: str = "") -> list[str]:
     """Check now; return the findings to drain for, none without nvidia-smi."""
     if not can_look():
         return []
-    try:
-        results = check(node, xids=xids)
-    except MonitorError as e:
-        return [str(e)]
-    prefix = f"{health.DRAIN}: "
-    return [line.removeprefix(prefix) for line in results.get("findings", "").splitlines() if line.startswith(prefix)]
+    return [str(one) for one in health.check(node, gpu_xids.parse(xids)).findings if one.level == health.DRAIN]
 
 
 def check(node: str | None, *, xids: str = "") -> dict[str, str]:
-    """Check now, with or without the timer, and change nothing in Slurm.
-
-    Raises:
-        MonitorError: the driver cannot be asked here, or the check itself failed.
-    """
-    if not can_look():
-        raise MonitorError(NO_SMI)
-    arguments = [*(("--node", node) if node else ()), *_arguments(xids)]
-    with tempfile.TemporaryDirectory() as folder:
-        program = pathlib.Path(folder, PROGRAM.name)
-        _install(program)
-        try:
-            answer = json.loads(run(PYTHON, "-I", program, *arguments, timeout=_TIMEOUT_S, check=False).stdout)
-            findings = [f"{one['level']}: {one['text']} {one['gpu']}".strip() for one in answer["findings"]]
-            results = {"result": answer["result"], "findings": "\n".join(findings), "seconds": answer["seconds"]}
-        except (CommandError, ValueError, KeyError, TypeError) as e:
-            raise MonitorError(f"gpu-health: {e}") from e
-    return {key: str(value) for key, value in results.items() if value != ""}
-
-
-def _arguments(xids: str) -> list[str]:
-    """Return the options for more checks. `xids` was checked, so that no quoting is needed in a unit file."""
-    words = " ".join(xids.replace(",", " ").split())
-    return [f"--xids={words}"] if words else []
-
-
-def _install(program: pathlib.Path) -> bool:
-    """Write the program; return whether it changed."""
-    return files.ensure_file(program, watchdog.pack(pathlib.Path(health.__file__)), mode=0o755)
+    """Check now, with or without the timer, and change nothing in Slurm."""
+    answer = health.check(node, gpu_xids.parse(xids))
+    findings = "\n".join(f"{one.level}: {one}" for one in answer.findings)
+    results = {"result": answer.result, "findings": findings, "seconds": str(answer.seconds)}
+    return {key: value for key, value in results.items() if value}

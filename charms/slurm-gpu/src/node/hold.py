@@ -52,21 +52,33 @@ class _Reservation:
 
 def begin(kind: str, node: str, reason: str) -> None:
     """Hold the node, which the caller has drained with this reason. Beginning again changes the reason."""
+    if not note(kind, node, reason):
+        return
     with lock():
-        if not node_state.write(_record(kind), {"node": node, "reason": reason}):
-            return
         try:
             _reserve(node)
         except nodes.NodeError as e:  # the node is drained, and node.watch tries again
             logger.warning("%s is not reserved yet: %s", node, e)
-    wake()
+
+
+def note(kind: str, node: str, reason: str) -> bool:
+    """Record a hold, for `node.watch` to reserve the node; return whether anything changed."""
+    with lock():
+        changed = files.ensure_file(_record(kind), records.text(Hold(kind, node, reason)), mode=0o600)
+    if changed:
+        wake()
+    return changed
+
+
+def is_held(kind: str) -> bool:
+    """Whether the node is held on this ground."""
+    return _record(kind).exists()
 
 
 def end(*kinds: str) -> None:
     """Release the node from these grounds; the drain is the caller's to end."""
-    is_held = any(_record(kind).exists() for kind in kinds)
-    if not is_held and (held() or not _reserved().is_file()):  # else a hook ended before the reservation
-        return
+    if not any(map(is_held, kinds)) and (held() or not _reserved().is_file()):
+        return  # a reservation without a hold: a hook died in between
     with lock():
         for kind in kinds:
             files.ensure_absent(_record(kind))
@@ -79,13 +91,11 @@ def end(*kinds: str) -> None:
 
 def held() -> list[Hold]:
     """Return the holds, the latest last. A record that cannot be read holds nothing."""
-    found: list[tuple[float, str, Hold]] = []
+    found: dict[Hold, float] = {}
     for path in DIRECTORY.glob("*.json"):
-        record = node_state.read(path) or {}
-        with contextlib.suppress(OSError, KeyError):
-            hold = Hold(path.stem, str(record["node"]), str(record["reason"]))
-            found.append((path.stat().st_mtime, path.stem, hold))
-    return [hold for *_, hold in sorted(found, key=lambda one: one[:2])]
+        with contextlib.suppress(OSError, ValueError):
+            found[records.read(Hold, path)] = path.stat().st_mtime
+    return sorted(found, key=lambda hold: (found[hold], hold.kind))
 
 
 def keep() -> list[Hold]:

@@ -6,8 +6,8 @@ import pathlib
 import socket
 
 import settings
-from gpu import detect, gres, gres_check, gres_conf
-from node import health_check, node_state, slurmd_options, slurmd_unit
+from gpu import detect, gres, gres_check, gres_conf, pci
+from node import node_state, slurmd_options, slurmd_unit
 from slurm_ddp import files
 from slurm_ddp.interfaces import slurm_gres
 from slurm_ddp.slurm import advice, nodes
@@ -15,7 +15,6 @@ from slurm_ddp.slurm import advice, nodes
 logger = logging.getLogger(__name__)
 
 PLUGIN_DIRS = (pathlib.Path("/usr/lib/x86_64-linux-gnu/slurm-wlm"), pathlib.Path("/usr/lib/x86_64-linux-gnu/slurm"))
-ROOTS = detect.Roots()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,13 +47,6 @@ class Machine:
         """Whether slurmd's options have GPUs."""
         return "gpu" in slurmd_options.gres_names(self.configured)
 
-    @property
-    def published(self) -> slurm_gres.NodeGres | None:
-        """What the controller should know, None while nothing is certain. `awaits` is not filled in."""
-        if self.node is None or self.problem:
-            return None
-        return slurm_gres.NodeGres(node=self.node, gres=self.plan.gres if self.plan else "", lines=self.lines)
-
 
 def look(
     config: settings.Config | None = None,
@@ -63,11 +55,10 @@ def look(
 ) -> Machine:
     """Return this machine under these options, under what the controller published, and what this unit did."""
     config = config or settings.Config()
-    machine = Machine(detect.detect(ROOTS), config, _autodetect(answer), answer, before)
+    machine = Machine(detect.detect(), config, _autodetect(answer), answer, before)
     try:
         machine = _with_node(machine)
-        config.check()
-        problem = health_check.problem(config.health_check) or machine.detection.problem
+        problem = config.problem or machine.detection.problem
         if problem or not machine.detection.gpus:
             return dataclasses.replace(machine, problem=problem)
         return _with_lines(dataclasses.replace(machine, plan=_plan(machine)))
@@ -108,7 +99,7 @@ def _plan(machine: Machine) -> gres.Plan:
     """Return the Gres and lines of this machine's GPUs. Raises `ValueError` where jobs cannot have them."""
     conf = machine.options.settings if machine.options else {}
     shards = machine.config.shards_per_gpu
-    plan = gres.plan(machine.detection, conf, gres.read_topology(ROOTS.sys), ROOTS.dev, shards=shards)
+    plan = gres.plan(machine.detection, conf, gres.read_topology(), pci.DEV, shards=shards)
     if machine.node is not None:
         _check_gres_types({"gpu": "", gres.SHARD: "shards-per-gpu: "} if shards else {"gpu": ""})
     try:

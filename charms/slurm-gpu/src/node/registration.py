@@ -12,6 +12,7 @@ import logging
 import re
 import time
 
+import settings
 from node import hold, node_state, resume, slurmd_options, slurmd_unit
 from node.node_state import NodeSnapshot
 from slurm_ddp import files, readiness, systemd
@@ -136,10 +137,10 @@ def drain_for_loss(name: str, loss: str) -> Progress:
     return Progress(Stage.LOST, loss)
 
 
-def inspect(name: str, gres: str | None, policy: resume.Policy | None = None) -> Progress:
+def inspect(name: str, gres: str | None, config: settings.Config | None = None) -> Progress:
     """Inspect how far the node is, without changing anything."""
     try:
-        return _inspect(name, gres, policy)
+        return _inspect(name, gres, config)
     except (nodes.NodeError, CommandError) as e:
         return _failure(e)
 
@@ -232,7 +233,7 @@ def _failure(error: nodes.NodeError | CommandError) -> Progress:
     return Progress(Stage.SILENT if isinstance(error, nodes.ControllerSilent) else Stage.FAILED, str(error))
 
 
-def _inspect(name: str, gres: str | None, policy: resume.Policy | None) -> Progress:
+def _inspect(name: str, gres: str | None, config: settings.Config | None) -> Progress:
     node = nodes.show(name)
     if node is None:
         return Progress(Stage.UNREGISTERED)
@@ -244,7 +245,7 @@ def _inspect(name: str, gres: str | None, policy: resume.Policy | None) -> Progr
         return Progress(Stage.INVALID, node.reason or node.state_text)
     if not systemd.is_active(slurmd_unit.SLURMD):
         return Progress(Stage.STOPPED)
-    held = resume.held(node, policy) if policy else None
+    held = resume.held(node, config) if config else None
     if held:
         lacks = (*held.lacks, *readiness.missing())
         return Progress(Stage.KEPT, str(dataclasses.replace(held, lacks=lacks)))

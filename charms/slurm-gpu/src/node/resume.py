@@ -4,12 +4,12 @@ Slurm marks a node down that was rebooted without its order, and leaves it so (R
 upstream's slurmd charm registers a new node down. Both wait for someone who knows that the machine is fit.
 """
 
-import collections.abc
 import dataclasses
 import logging
 import pathlib
 import time
 
+import settings
 from node import node_state
 from slurm_ddp.slurm import nodes
 
@@ -31,14 +31,6 @@ _TO_REGISTER = ("slurmd to register it",)
 
 
 @dataclasses.dataclass(frozen=True)
-class Policy:
-    """Which nodes to resume."""
-
-    rebooted: bool = True
-    new: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
 class Held:
     """A node that is still down."""
 
@@ -49,36 +41,26 @@ class Held:
         return f"{self.why} and takes no jobs yet{': waiting for ' * bool(self.lacks)}{', '.join(self.lacks)}"
 
 
-def held(node: nodes.Node | None, policy: Policy) -> Held | None:
-    """Find the reason for which the node is down, None unless `policy` allows to clear it."""
-    if policy.rebooted and is_stale(node):  # the controller learns of a reboot only when slurmd registers
+def held(node: nodes.Node | None, config: settings.Config) -> Held | None:
+    """Find the reason for which the node is down, None unless the options allow to clear it."""
+    if config.resume_after_reboot and is_stale(node):  # the controller learns of a reboot only when slurmd registers
         return Held("was rebooted", _TO_REGISTER)
     if node is None or not node.is_down or node.is_drained or "FAIL" in node.flags:
         return None
     lacks = ("its former jobs to end",) if node.is_busy else ()  # which may complete for minutes after a reboot
-    if policy.rebooted and _was_rebooted(node):
+    if config.resume_after_reboot and _was_rebooted(node):
         return Held("was rebooted", lacks)
-    if policy.new and node.reason == NEW and _is_new(node):
+    if config.resume_when_ready and node.reason == NEW and _is_new(node):
         return Held("is new", lacks)
     return None
 
 
-def ensure(name: str, policy: Policy, checks: collections.abc.Callable[[], list[str]]) -> Held | None:
-    """Resume the node if only its newness or its reboot keeps it down; return why it still is. Raises `NodeError`.
-
-    `checks` returns what jobs would miss; it is called only when that matters, since it may take a minute.
-    """
-    shown = nodes.show(name)
-    note_service(shown)
-    found = held(shown, policy)
-    if found is None or found.lacks:
-        return found
-    lacks = checks()
-    if lacks:
-        return dataclasses.replace(found, lacks=tuple(lacks))
+def ensure(name: str, config: settings.Config, found: Held) -> Held | None:
+    """Resume a node for which all checks passed since `found`; return why it is still down. Raises `NodeError`."""
     node = nodes.show(name)  # its state may have changed during the checks
-    if node is None or held(node, policy) != found:
-        return held(node, policy)
+    now = held(node, config)
+    if node is None or now != found:
+        return now
     if not node.is_valid or "NOT_RESPONDING" in node.flags:
         return dataclasses.replace(found, lacks=_TO_REGISTER)
     nodes.resume(name)

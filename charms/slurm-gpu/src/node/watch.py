@@ -13,7 +13,9 @@ import pathlib
 import sys
 import time
 
+import settings
 import template
+from gpu import pci
 from node import health_check, node_state, resume, slurmd_options
 from node import hold as node_hold
 from slurm_ddp import files, readiness, records, systemd
@@ -25,7 +27,6 @@ logger = logging.getLogger(__name__)
 UNIT, PATH_UNIT = node_hold.WATCH, "slurm-gpu-node.path"
 CONFIG = node_state.STATE_DIR / "node.json"
 JOURNALS = (node_state.REGISTRATION, node_state.HOLD)  # of what only hooks finish
-PCI, PROC_GPUS = pathlib.Path("/sys/bus/pci/devices"), pathlib.Path("/proc/driver/nvidia/gpus")
 
 _HOLD_S = 5.0
 _LOCAL_S = 1.0  # files on this machine
@@ -34,12 +35,10 @@ _UNFIT_S = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(resume.Policy):
+class Config(settings.Config):
     """What the last hook left for the service."""
 
     node: str = ""
-    checks_health: bool = False
-    xids: str = ""
 
 
 def ensure(config: Config) -> None:
@@ -47,19 +46,6 @@ def ensure(config: Config) -> None:
     changed = files.ensure_file(CONFIG, records.text(config), mode=0o600)
     if _ensure_units() or changed or node_hold.held():
         systemd.start_later(UNIT)
-
-
-def renew() -> None:
-    """Restart the service, if it runs, with this version of the charm."""
-    try:
-        systemd.try_restart(UNIT)
-    except CommandError as e:
-        logger.warning("%s goes on with the charm's previous code: %s", UNIT, e)
-
-
-def is_set_up() -> bool:
-    """Whether something of this service is here, as on machines without GPUs, too."""
-    return CONFIG.exists() or (systemd.UNIT_DIR / UNIT).exists()
 
 
 def _ensure_units() -> bool:
@@ -105,8 +91,8 @@ class Watch:
 
     def _resume(self) -> float | None:
         config = records.load(Config(), CONFIG)
-        if not config.node or not (config.rebooted or config.new):  # none before the first hook that knew the node
-            return None
+        if not config.node or not (config.resume_after_reboot or config.resume_when_ready):
+            return None  # no hook knew the node, or nothing is to be resumed
         if node_hold.held() or any((node_state.STATE_DIR / name).exists() for name in JOURNALS):
             return None  # a hook or the hold's end goes on from here
         now = time.monotonic()
@@ -123,36 +109,35 @@ class Watch:
     def _resume_node(self, config: Config) -> float | None:
         if self._missing and readiness.missing() == self._missing:
             return _LOCAL_S  # without the controller
-        if config.new and nodes.show(config.node) is None:
-            return _SLURM_S
-        checked: list[list[str]] = []
-
-        def checks() -> list[str]:
-            self._missing = readiness.missing()
-            checked.append(self._missing or self._lacks(config))
-            return checked[0]
-
-        held = resume.ensure(config.node, config, checks)
+        node = nodes.show(config.node)
+        if node is None:
+            return _SLURM_S if config.resume_when_ready else None
+        resume.note_service(node)
+        held = resume.held(node, config)
         if held is None:
             return None
-        if not checked:  # only the controller knows more
+        if held.lacks:  # only the controller knows more
             return _SLURM_S
+        self._missing = readiness.missing()
+        lacks = self._missing or self._lacks(config, node)
+        held = dataclasses.replace(held, lacks=tuple(lacks)) if lacks else resume.ensure(node.name, config, held)
+        if held is None:
+            return None
         logger.info("%s %s and waits for %s", config.node, held.why, ", ".join(held.lacks))
         if self._missing:
             return _LOCAL_S
-        return _UNFIT_S if config.checks_health else _SLURM_S
+        return _SLURM_S if config.health_check == "never" else _UNFIT_S
 
-    def _lacks(self, config: Config) -> list[str]:
-        places = (PCI, PROC_GPUS)
+    def _lacks(self, config: Config, node: nodes.Node) -> list[str]:
+        places = (pci.SYS / pci.DEVICES, pci.PROC / "driver/nvidia/gpus")
         lacks = [f"GPU {card}" for card in sorted(node_state.cards()) if not any((at / card).exists() for at in places)]
-        node = nodes.show(config.node)
         options = slurmd_options.read()
         wanted = options.gres if options else None
-        if node is not None and not nodes.same_gres(node.gres, wanted):
+        if not nodes.same_gres(node.gres, wanted):
             lacks.append(f"Gres={wanted or '(none)'} instead of {node.gres or '(none)'}")
-        if lacks or not config.checks_health:
+        if lacks or config.health_check == "never":
             return lacks
-        return health_check.unfit(config.node, xids=config.xids)
+        return health_check.unfit(config.node, xids=config.health_xids)
 
 
 def main() -> int:

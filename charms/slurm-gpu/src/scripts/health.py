@@ -15,42 +15,35 @@ import argparse
 import collections.abc
 import contextlib
 import dataclasses
-import fcntl
 import json
 import pathlib
 import re
 import sys
 import time
-import xml.etree.ElementTree as ET
 
 from gpu import fleet, pci, smi, xids
 from gpu.smi import Finding
+from node import hold
 from slurm_ddp import files, records, watchdog
-from slurm_ddp.run import CommandError, Completed, last_line, run
+from slurm_ddp.run import CommandError, last_line, run
 from slurm_ddp.slurm import nodes
 
 NVIDIA_SMI = "/usr/bin/nvidia-smi"
-SYSTEMCTL = "/usr/bin/systemctl"
 STATE = pathlib.Path("/var/lib/slurm-gpu/health.json")
-HOLD = pathlib.Path("/var/lib/slurm-gpu/holds/gpu-health.json")  # as node/hold.py reads it
-WATCH = "slurm-gpu-node.service"  # which keeps a hold up
-SYS = pathlib.Path("/sys")
-PROC = pathlib.Path("/proc")
-UPTIME = PROC / "uptime"
 
-REASON = "gpu-health: "
+KIND = "gpu-health"  # of its hold
+REASON = f"{KIND}: "
 _SPARED = "not drained, since it holds too many nodes: see sinfo -R"
 # The whole ends before the 60 s of its unit: each query gets at most its own limit, and no more than what is left of
 # the whole, less what the last order to Slurm takes.
 _WHOLE_S = 53.0
-_SMI_S, _LOG_S, _SYSTEMCTL_S = 30.0, 8.0, 4.0
+_SMI_S, _LOG_S = 30.0, 8.0
 _LEAST_S = 0.1
 _FABRIC_SETTLES_S = 300.0  # a fabric manager has the cards of a host ready within minutes of boot
 
 WARN, DRAIN = LEVELS = smi.LEVELS
 EXIT_STATUS = {"ok": 0, DRAIN: 1, WARN: 2}
 
-_FABRIC_MANAGER = "nvidia-fabricmanager.service"
 _UNKNOWN = frozenset(  # tables have them in brackets
     {"", "N/A", "Unknown Error", "Not Supported", "Unknown", "ERR!", "Insufficient Permissions"}
 )
@@ -80,84 +73,94 @@ class State:
         watchdog.write(STATE, records.text(self))
 
 
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What one check found and did."""
+
+    result: str  # "ok", or the worst finding's level
+    findings: list[Finding]
+    did: str
+    seconds: float
+    slurm: str  # why the controller could not be asked
+
+
 def main(arguments: collections.abc.Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status."""
+    options, levels = _parse(sys.argv[1:] if arguments is None else list(arguments))
+    answer = check(options.node, levels, acts=options.act)
+    print(json.dumps(dataclasses.asdict(answer)))
+    return EXIT_STATUS[answer.result]
+
+
+def check(name: str | None, levels: dict[int, str], *, acts: bool = False) -> Answer:
+    """Check once, with the levels of Xids that an option sets; drain or resume the node of this name if it `acts`."""
     _Deadline.end = time.monotonic() + _WHOLE_S
     started = time.time()
-    options, scope = _parse(sys.argv[1:] if arguments is None else list(arguments))
     state = State.load()
-    node, silent = _node(options.node)
+    node, silent = _node(name)
     if state.drained and node is not None and not watchdog.is_drained_by(REASON, node):
         # An administrator ended the drain; but upstream's slurmd ends drains too, right after it restarted its daemon,
         # and then the hold is still there.
-        was_ended = _began(node) == state.began or not HOLD.exists()
-        if options.act and was_ended:
-            _set_hold(None)
-            _wake()
+        was_ended = _began(node) == state.began or not hold.is_held(KIND)
+        if acts and was_ended:
+            hold.end(KIND)
         state = dataclasses.replace(state, since=started if was_ended else state.since, drained=False)
-    findings = examine(node, dataclasses.replace(scope, since=state.since, resets=state.resets))
+    findings = examine(node, levels, state)
     spared = fleet.kinds(_reason(findings)) & set(state.spared)
-    if options.act and node is not None and not node.is_drained:
+    if acts and node is not None and not node.is_drained:
         spared |= _shared(_reason(_demoted(findings, spared)), node)
     findings = _demoted(findings, spared)
-    did = ""
-    if options.act:
-        state = dataclasses.replace(state, spared=tuple(sorted(spared)))
-        did = act(options.node, node, findings, state, started)
+    did = act(name, node, findings, dataclasses.replace(state, spared=tuple(sorted(spared))), started) if acts else ""
     level = max((finding.level for finding in findings), key=LEVELS.index, default="ok")
-    listed = [dataclasses.asdict(finding) for finding in findings]
-    answer = {"result": level, "findings": listed, "did": did, "seconds": round(time.time() - started, 1)}
-    print(json.dumps(answer | ({"slurm": silent} if silent else {})))
-    return EXIT_STATUS[level]
+    return Answer(level, findings, did, round(time.time() - started, 1), silent)
 
 
-def _parse(words: list[str]) -> tuple[argparse.Namespace, xids.Scope]:
+def _parse(words: list[str]) -> tuple[argparse.Namespace, dict[int, str]]:
     parser = argparse.ArgumentParser(prog="gpu-health", description="Check this machine's NVIDIA GPUs.")
     parser.add_argument("--act", action="store_true", help="drain or resume the node")
     parser.add_argument("--node", help="this machine's node name in Slurm")
     parser.add_argument("--xids", default="", help="Xids to drain for and to ignore besides the table: '+109 -74'")
     options = parser.parse_args(words)
     try:
-        return options, xids.Scope(*xids.parse(options.xids))
+        return options, xids.parse(options.xids)
     except ValueError as e:
         parser.error(f"--xids: {e}")
 
 
-def examine(node: nodes.Node | None, scope: xids.Scope) -> list[Finding]:
+def examine(node: nodes.Node | None, levels: dict[int, str], state: State) -> list[Finding]:
     """Look at the driver's answer, the number of GPUs, each card, and the kernel's log."""
-    on_bus = [card.bus_id for card in pci.cards(SYS)]
+    on_bus = [card.bus_id for card in pci.cards()]
     num_gpus = nodes.count_gres(node.gres, "gpu") if node is not None else 0
     if not on_bus and num_gpus == 0:
         return []
     findings: list[Finding] = []
     try:
-        root, findings = _ask_driver()
+        cards, findings = _ask_driver()
     except CommandError as e:
         findings.append(Finding(DRAIN, "query", str(e)))
     else:
-        if root is not None:
-            findings += _counts(root, on_bus, num_gpus)
-            findings += [finding for gpu in root.iter("gpu") for finding in judge(gpu)]
-            findings += _fabric_manager(root)
-    return findings + _xids(scope)
+        if cards:
+            findings += _counts(cards, on_bus, num_gpus)
+            findings += [finding for card in cards for finding in judge(card)]
+    return findings + _xids(levels, state)
 
 
-def judge(gpu: ET.Element) -> list[Finding]:
+def judge(card: smi.Card) -> list[Finding]:
     """Apply the rules to one card."""
     findings: list[Finding] = []
     for rule in smi.RULES:
-        value, card = (gpu.findtext(rule.path) or "").strip(" \t\r\n[]"), pci.spell(gpu.get("id"))
+        value = card.values.get(rule.path, "").strip(" \t\r\n[]")
         if value in _NO_ANSWER:
-            return [Finding(DRAIN, "query", f"{value}: {_NO_ANSWER[value]}", card)]
+            return [Finding(DRAIN, "query", f"{value}: {_NO_ANSWER[value]}", card.bus_id)]
         is_bad = value.isdigit() and int(value) > rule.good if isinstance(rule.good, int) else value != rule.good
         if value in _UNKNOWN or not is_bad:
             continue
         if rule.check == "fabric" and (_is_settling() or "fabric" in (finding.check for finding in findings)):
             continue
         if value != _OPPOSITE.get(str(rule.good), value):  # a later driver's word
-            findings.append(Finding(WARN, "query", f"{rule.path} cannot be read: {value!r:.60}", card))
+            findings.append(Finding(WARN, "query", f"{rule.path} cannot be read: {value!r:.60}", card.bus_id))
             continue
-        findings.append(Finding(rule.level, rule.check, rule.text.format(value), card))
+        findings.append(Finding(rule.level, rule.check, rule.text.format(value), card.bus_id))
     return findings
 
 
@@ -180,17 +183,14 @@ def act(name: str | None, node: nodes.Node | None, findings: list[Finding], stat
                     watchdog.resume(name, timeout=_left(watchdog.SCONTROL_S))
                     spared = tuple(sorted({*spared, *late}))
                     return f"resumed {name}, since too many nodes were drained for {'; '.join(sorted(late))}"
-                _set_hold(name, reason)
+                hold.note(KIND, name, reason)
                 drained, did = True, f"drained {name}"
             elif not bad and is_ours and passes >= watchdog.PASSES_TO_RESUME:
-                _set_hold(None)
+                hold.end(KIND)
                 watchdog.resume(name, timeout=_left(watchdog.SCONTROL_S))
                 drained, did = False, f"resumed {name}"
-            elif bad and is_ours and not HOLD.exists():
-                _set_hold(name, node.reason or "")
-            else:
-                return did
-            _wake()
+            elif bad and is_ours and not hold.is_held(KIND):
+                hold.note(KIND, name, node.reason or "")
     except CommandError as e:
         did = str(e)
     finally:
@@ -224,42 +224,22 @@ def _shared(reason: str, node: nodes.Node) -> frozenset[str]:
     return frozenset()
 
 
-def _set_hold(node: str | None, reason: str = "") -> None:
-    """Record that the node is held, for the service that keeps the drain up and reserves the node; None: end that."""
-    HOLD.parent.mkdir(parents=True, exist_ok=True)
-    with (HOLD.parent / "lock").open("w") as lock:  # of node/hold.py
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if node is None:
-            HOLD.unlink(missing_ok=True)
-        else:
-            watchdog.write(HOLD, json.dumps({"node": node, "reason": reason}) + "\n")
-
-
-def _wake() -> None:
-    with contextlib.suppress(CommandError):
-        _run(SYSTEMCTL, "start", "--no-block", WATCH, limit=_SYSTEMCTL_S)
-
-
-def _counts(root: ET.Element, on_bus: list[str], num_gpus: int) -> list[Finding]:
+def _counts(cards: list[smi.Card], on_bus: list[str], num_gpus: int) -> list[Finding]:
     """Compare the driver's number of cards with the bus, and its number of devices with Slurm."""
-    cards = root.findall("gpu")
-    attached = (root.findtext("attached_gpus") or "").strip()
-    count = int(attached) if attached.isdigit() else len(cards)
     findings: list[Finding] = []
-    if count < len(on_bus):
-        missing = sorted(set(on_bus) - {pci.spell(card.get("id")) for card in cards})
-        without = f" without {' '.join(missing)}" if missing else ""
-        findings.append(Finding(DRAIN, "count", f"the driver has {count} of {len(on_bus)} GPUs{without}"))
-    devices = sum(len(card.findall("mig_devices/mig_device")) or 1 for card in cards)
-    if devices < num_gpus and attached:  # else NVML's table has no MIG devices
+    if len(cards) < len(on_bus):
+        missing = " ".join(sorted(set(on_bus) - {card.bus_id for card in cards}))
+        findings.append(Finding(DRAIN, "count", f"the driver has {len(cards)} of {len(on_bus)} GPUs without {missing}"))
+    devices = sum(num_gpus if card.num_devices is None else card.num_devices for card in cards)
+    if devices < num_gpus:
         findings.append(Finding(DRAIN, "count", f"the driver has {devices} of the {num_gpus} GPUs in Slurm"))
     return findings
 
 
-def _ask_driver() -> tuple[ET.Element | None, list[Finding]]:
+def _ask_driver() -> tuple[list[smi.Card], list[Finding]]:
     """Query all cards; return what the driver reports, and what the queries warn of.
 
-    What cannot be read is a warning, and asked for in another way; None if that cannot be read either.
+    What cannot be read is a warning, and asked for in another way; no card if that cannot be read either.
 
     Raises:
         CommandError: the driver, or a card, does not answer, or a killed query of before, beside which another would
@@ -276,7 +256,7 @@ def _ask_driver() -> tuple[ET.Element | None, list[Finding]]:
     try:
         return smi.read_table(printed), [*findings, *more]
     except smi.UnreadableError as e:
-        return None, [*findings, *(more or [Finding(WARN, "query", str(e))])]
+        return [], [*findings, *(more or [Finding(WARN, "query", str(e))])]
 
 
 def _query(*options: str, unknown: str = DRAIN) -> tuple[str, list[Finding]]:
@@ -285,7 +265,7 @@ def _query(*options: str, unknown: str = DRAIN) -> tuple[str, list[Finding]]:
     Raises:
         CommandError: it failed.
     """
-    done = _run(NVIDIA_SMI, *options, limit=_SMI_S)
+    done = run(NVIDIA_SMI, *options, timeout=_left(_SMI_S, spare=watchdog.SCONTROL_S), check=False)
     if done.returncode == 0:
         return done.stdout, []
     printed = last_line(done.stderr, 120) or last_line(done.stdout, 120) or "no output"
@@ -299,27 +279,15 @@ def _query(*options: str, unknown: str = DRAIN) -> tuple[str, list[Finding]]:
 def _killed(name: str) -> list[str]:
     """List the processes of this name that were killed and cannot end: SIGKILL is pending (proc(5), SigPnd)."""
     found: list[str] = []
-    for path in PROC.glob("[0-9]*/status"):
+    for path in pci.PROC.glob("[0-9]*/status"):
         fields = dict(re.findall(r"^(Name|SigPnd):\s*(\S+)$", files.read(path), re.MULTILINE))
         if fields.get("Name") == name and int(fields.get("SigPnd", "0"), 16) >> 8 & 1:
             found.append(path.parent.name)
     return found
 
 
-def _fabric_manager(root: ET.Element) -> list[Finding]:
-    """Require a fabric manager if there are NVSwitches and no card reports its fabric, as A100s do not."""
-    reported = {(gpu.findtext("fabric/state") or "").strip() for gpu in root.iter("gpu")}
-    if reported - _UNKNOWN or root.find("attached_gpus") is None or not pci.switches(SYS) or _is_settling():
-        return []
-    try:
-        done = _run(SYSTEMCTL, "is-active", "--quiet", _FABRIC_MANAGER, limit=_SYSTEMCTL_S)
-    except CommandError as e:
-        return [Finding(WARN, "fabric", str(e))]
-    return [Finding(DRAIN, "fabric", f"{_FABRIC_MANAGER} does not run")] if done.returncode else []
-
-
-def _xids(scope: xids.Scope) -> list[Finding]:
-    """Judge what the kernel logged in this boot and after `scope.since`, once for each card and Xid."""
+def _xids(levels: dict[int, str], state: State) -> list[Finding]:
+    """Judge what the kernel logged in this boot and after `state.since`, once for each card and Xid."""
     try:
         lines = xids.logged("short-unix", timeout=_left(_LOG_S, spare=watchdog.SCONTROL_S))
     except CommandError as e:
@@ -327,8 +295,8 @@ def _xids(scope: xids.Scope) -> list[Finding]:
     found: dict[Finding, None] = {}
     for line in lines:
         stamp = re.match(r"\d+(\.\d+)?(?= )", line)
-        finding = xids.judge(line, scope)
-        if stamp and finding and float(stamp[0]) > max(scope.since, scope.resets.get(finding.gpu, 0.0)):
+        finding = xids.judge(line, levels)
+        if stamp and finding and float(stamp[0]) > max(state.since, state.resets.get(finding.gpu, 0.0)):
             found[finding] = None
     return list(found)
 
@@ -347,13 +315,8 @@ def _began(node: nodes.Node | None) -> str:
 
 def _is_settling() -> bool:
     """Report whether a fabric manager may still be at work since the boot."""
-    words = files.read(UPTIME).split()
+    words = files.read(pci.PROC / "uptime").split()
     return bool(words) and float(words[0]) <= _FABRIC_SETTLES_S
-
-
-def _run(*argv: str, limit: float) -> Completed:
-    """Run a program for at most `limit` seconds. Raises `CommandError` if it cannot run, or hangs."""
-    return run(*argv, timeout=_left(limit, spare=watchdog.SCONTROL_S), check=False)
 
 
 class _Deadline:

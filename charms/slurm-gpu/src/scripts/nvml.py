@@ -6,7 +6,6 @@
 """
 
 import collections.abc
-import contextlib
 import importlib
 import json
 import sys
@@ -14,7 +13,6 @@ import typing
 
 pynvml: typing.Any = importlib.import_module("pynvml")  # it has no types
 _CPU_WORDS = 128  # of 64 CPUs each: 8192, the most that x86 kernels number (NR_CPUS), online or not
-_MAX_LINKS = 64  # NVML_NVLINK_MAX_LINKS is 18 up to 12.x and 36 in 13.x; the loop ends at the first refusal
 _NO_DRIVER = frozenset({pynvml.NVML_ERROR_DRIVER_NOT_LOADED, pynvml.NVML_ERROR_LIBRARY_NOT_FOUND})
 _ABSENT = frozenset(
     {  # the kind of card or library has no answer, which is no fault
@@ -49,21 +47,18 @@ def main() -> int:
 
 def probe() -> dict[str, typing.Any]:
     """List the driver's version and its cards in the order of their bus ids. Raises `pynvml.NVMLError`."""
-    devices = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-    gpus = [_gpu(device) for device in devices]
-    positions = {gpu["bus_id"].lower(): i for i, gpu in enumerate(gpus)}
-    for i, device in enumerate(devices):
-        gpus[i]["links"] = _links(device, i, positions)
+    gpus = [_gpu(pynvml.nvmlDeviceGetHandleByIndex(i)) for i in range(pynvml.nvmlDeviceGetCount())]
     return {"driver": _ask(pynvml.nvmlSystemGetDriverVersion), "gpus": gpus}
 
 
 def _gpu(device: object) -> dict[str, typing.Any]:
+    bus_id = pynvml.nvmlDeviceGetPciInfo(device).busId
     words = _ask(pynvml.nvmlDeviceGetCpuAffinity, device, _CPU_WORDS)
     has_mig = (_ask(pynvml.nvmlDeviceGetMigMode, device) or [0])[0] == pynvml.NVML_DEVICE_MIG_ENABLE
     return {
         "name": _ask(pynvml.nvmlDeviceGetName, device),
         "minor": pynvml.nvmlDeviceGetMinorNumber(device),
-        "bus_id": _text(pynvml.nvmlDeviceGetPciInfo(device).busId),
+        "bus_id": bus_id.decode() if isinstance(bus_id, bytes) else bus_id,
         "uuid": _ask(pynvml.nvmlDeviceGetUUID, device),
         "cpus": words and [64 * i + bit for i, word in enumerate(words) for bit in range(64) if word >> bit & 1],
         "mig": has_mig,
@@ -80,20 +75,7 @@ def _instances(device: object) -> collections.abc.Iterator[dict[str, typing.Any]
                 "profile": str(_ask(pynvml.nvmlDeviceGetName, instance)).rpartition("MIG ")[2].strip(),
                 "gpu_instance": _ask(pynvml.nvmlDeviceGetGpuInstanceId, instance),
                 "compute_instance": _ask(pynvml.nvmlDeviceGetComputeInstanceId, instance),
-                "uuid": _ask(pynvml.nvmlDeviceGetUUID, instance),
             }
-
-
-def _links(device: object, own: int, positions: dict[str, int]) -> list[int]:
-    """Count the active NVLinks to each card, -1 at the card's own position; a link to an NVSwitch leads to no card."""
-    counts = [-1 if i == own else 0 for i in range(len(positions))]
-    with contextlib.suppress(pynvml.NVMLError):  # there are no more links
-        for link in range(_MAX_LINKS):
-            if pynvml.nvmlDeviceGetNvLinkState(device, link):
-                remote = _text(pynvml.nvmlDeviceGetNvLinkRemotePciInfo(device, link).busId).lower()
-                if positions.get(remote, own) != own:
-                    counts[positions[remote]] += 1
-    return counts
 
 
 def _ask(call: _Call, *arguments: object) -> typing.Any:
@@ -104,10 +86,6 @@ def _ask(call: _Call, *arguments: object) -> typing.Any:
         if e.value not in _ABSENT:
             raise
     return None
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
 
 
 if __name__ == "__main__":

@@ -1,1 +1,0 @@
-"""What units publish to each other. Besides charm.py, only these modules import ops."""
