@@ -51,10 +51,9 @@ def test_an_idle_node(slurm: SlurmDouble, options: pathlib.Path):
 
 
 def test_lines_that_are_not_live_leave_everything_alone(slurm: SlurmDouble, options: pathlib.Path):
-    slurm.record = Record("")
-    assert advance(lines_live=False).stage is Stage.AWAITS_LINES
-    slurm.record = None
-    assert advance(lines_live=False).stage is Stage.AWAITS_LINES
+    for record in (Record(""), None):
+        slurm.record = record
+        assert advance(lines_live=False).stage is Stage.AWAITS_LINES
     slurm.answering = False
     assert advance(lines_live=False).stage is Stage.SILENT
     assert slurm.log == []
