@@ -3,7 +3,6 @@
     epoch-0003.tmp-<attempt>/        everything is written, synced and counted here ...
     epoch-0003/                      ... and appears under this name by one rename
         dcp/                         weights and moments, in the format of torch.distributed.checkpoint
-        rng.pt                       the list of all ranks' random states
         manifest.json                step, settings, and size and CRC-32 of every file
     latest -> epoch-0003   best -> epoch-0002
 
@@ -15,19 +14,17 @@ Checkpoints of slurm-ddp 0.1 before November 2026 have `rank-0000/model.pt` and 
 import collections.abc
 import contextlib
 import dataclasses
-import errno
+import functools
 import io
 import json
 import os
 import pathlib
-import random
 import shutil
 import typing
 import uuid
 import warnings
 import zlib
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -35,7 +32,7 @@ from ddptrain import errors, files, markers
 
 FORMAT = 1
 DCP = "dcp"  # the folder of weights and moments, and the name of their format
-MANIFEST, RANDOM = "manifest.json", "rng.pt"
+MANIFEST = "manifest.json"
 LATEST, BEST = "latest", "best"
 _TMP, _TRASH = ".tmp-", ".trash-"
 _PATTERNS = ("epoch-*", "checkpoint-*")  # the latter are those of transformers' Trainer, see resume.py
@@ -63,28 +60,6 @@ class Checkpoint:
 def name_of(epoch: int, step: int, *, ends_epoch: bool) -> str:
     """Return a checkpoint's folder name."""
     return f"epoch-{epoch:04d}" if ends_epoch else f"epoch-{epoch:04d}-step-{step:06d}"
-
-
-def random_states() -> State:
-    """Return the states of every random number generator of this process, as plain values and tensors."""
-    version, words, gauss = random.getstate()
-    kind, keys, *rest = np.random.get_state()
-    numpy = [kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest]
-    state: State = {"python": [version, list(words), gauss], "numpy": numpy, "torch": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state()
-    return state
-
-
-def restore_random_states(state: State) -> None:
-    """Set every random number generator of this process."""
-    version, words, gauss = state["python"]
-    random.setstate((version, tuple(words), gauss))
-    kind, keys, *rest = state["numpy"]
-    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
-    torch.set_rng_state(state["torch"])
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])
 
 
 def verify(path: pathlib.Path) -> Checkpoint:
@@ -195,21 +170,11 @@ def restore(found: Checkpoint, module: nn.Module, optimizer: torch.optim.Optimiz
         return
     groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
     for what, part in (("model", module), ("optimizer", optimizer)):
-        part.load_state_dict(files.retried(lambda what=what: _load(found.path / "rank-0000" / f"{what}.pt")))
+        path = found.path / "rank-0000" / f"{what}.pt"
+        load = functools.partial(torch.load, path, map_location="cpu", mmap=True, weights_only=True)
+        part.load_state_dict(files.retried(load))
     for group, settings in zip(optimizer.param_groups, groups, strict=True):
         group.update(settings)
-
-
-def _load(path: pathlib.Path) -> typing.Any:
-    return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-
-
-def load_random_states(path: pathlib.Path, ranks: int) -> list[State]:
-    """Return each rank's random states. The oldest checkpoints have a file for each rank."""
-    whole = path / RANDOM
-    if whole.exists():
-        return _load(whole)
-    return [_load(path / f"rank-{rank:04d}" / RANDOM) for rank in range(ranks)]
 
 
 @contextlib.contextmanager
@@ -268,30 +233,6 @@ class Draft:
 
     def __exit__(self, *_: object) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
-
-    @contextlib.contextmanager
-    def room_for(self, size_bytes: int) -> collections.abc.Iterator[None]:
-        """Raise CheckpointError if the block finds no room: it names how much was needed and how much was free."""
-        try:
-            yield
-        except OSError as e:
-            if e.errno not in files.FULL:
-                raise
-            written = sum(path.stat().st_size for path in self.path.rglob("*") if path.is_file())
-            free = f", {(files.free_bytes(self.path) + written) >> 20} MiB were free" if e.errno == errno.ENOSPC else ""
-            what = f"{self.final}: {e.strerror}: it needs {-(-size_bytes >> 20)} MiB{free}"
-            raise CheckpointError(f"{what}; {files.MAKE_ROOM}; the checkpoints before it are whole") from e
-
-    def add(self, name: str, value: object) -> None:
-        """Write one file with torch.save, durable and counted."""
-        path = self.path / name
-        with Counted(path, "wb") as file:
-            try:
-                torch.save(value, file)
-            except RuntimeError as e:
-                raise file.error or e from e
-            os.fsync(file.fileno())
-        self.listed.append({"file": name, "bytes": file.size_bytes, "crc32": file.crc32})
 
     def add_dcp(self, state: State) -> None:
         """Write tensors in host memory in torch's distributed format, durable and counted."""

@@ -25,22 +25,21 @@ _LOST = re.compile(r"[Cc]onnection (?:closed|reset|refused)|Broken pipe|remote p
 EXAMPLES = """examples:
   python -m ddptrain prepare --source python-stdlib --output data --tokenizer byte
   torchrun --nproc-per-node=2 -m ddptrain train --data data --run-dir runs/first
-  torchrun --nproc-per-node=8 -m ddptrain train --config owt.toml --lr 3e-4
+  torchrun --nproc-per-node=8 -m ddptrain train --config runs/first/config.json --run-dir runs/second --lr 3e-4
   torchrun --nproc-per-node=8 -m ddptrain train --model-local-dir m --data chat.jsonl --epochs 2 --run-dir runs/chat
   python -m ddptrain inspect runs/first/latest --json
   torchrun --nproc-per-node=2 -m ddptrain smoke
   torchrun --nproc-per-node=8 -m ddptrain collectives -b 8M -e 8G -f 2
 
-Several nodes: the same command on each, under torchrun with --nnodes and --node-rank, or under srun with one task per
-rank, MASTER_ADDR and MASTER_PORT. To stop a training early and keep it, send SIGTERM or SIGUSR1, or create the file
-that $STOP_FILE names. It saves and leaves; the same command continues from there."""
+To stop a training early and keep it, send SIGTERM or SIGUSR1, or create the file that $STOP_FILE names. It saves and
+leaves; the same command continues from there."""
 
 
 def main(argv: collections.abc.Sequence[str] | None = None) -> int:
     """Run a command and return the exit code: 0 fine, 1 failed, 2 the user can fix it (one [FATAL] line says how)."""
     markers.setup(rank=_rank())
     argv = sys.argv[1:] if argv is None else argv
-    args = argparse.Namespace(began=time.time())
+    args = argparse.Namespace()
     try:
         _parser(argv).parse_args(argv, args)
         return args.command(args)
@@ -59,7 +58,7 @@ def main(argv: collections.abc.Sequence[str] | None = None) -> int:
         code = 2
     except KeyboardInterrupt:
         code = 130
-    except Exception as e:  # a bug: the traceback is shown whole, and the run's files record it too
+    except Exception as e:  # a bug: the traceback is shown whole
         _report(args, e)
         code = 2 if isinstance(e, OSError) else 1
     if "torch" in sys.modules and _rank_count() > 1:
@@ -69,15 +68,15 @@ def main(argv: collections.abc.Sequence[str] | None = None) -> int:
     return code
 
 
-def _run_ranks(check: str, args: argparse.Namespace) -> int:
+def _run_ranks(module: str, args: argparse.Namespace) -> int:
     """Check the options, join the other ranks and run. An option that one rank rejects ends all of them."""
     from ddptrain import distributed
 
-    program = importlib.import_module(f"ddptrain.{args.name}")
+    program = _module(args.name)
     options, problem = None, None
     try:
-        options = _function(check)(args)
-        args.run_dir = options.run_dir  # of train it may come from the TOML file
+        options = _module(module).check(args)
+        args.run_dir = options.run_dir  # of train it may come from the file
     except errors.UserError as e:
         problem = str(e)
     device, minutes = (options.device, options.timeout_minutes) if options else ("cpu", config.TIMEOUT_MINUTES)
@@ -87,14 +86,13 @@ def _run_ranks(check: str, args: argparse.Namespace) -> int:
     return 0
 
 
-def _run_alone(check: str, args: argparse.Namespace) -> int:
-    module, _, _ = check.partition(".")
-    return _function(f"{module}.run")(_function(check)(args)) or 0
+def _run_alone(module: str, args: argparse.Namespace) -> int:
+    program = _module(module)
+    return program.run(program.check(args)) or 0
 
 
-def _function(path: str) -> typing.Any:
-    module, _, name = path.partition(".")
-    return getattr(importlib.import_module(f"ddptrain.{module}"), name)
+def _module(name: str) -> typing.Any:
+    return importlib.import_module(f"ddptrain.{name}")
 
 
 def _parser(argv: collections.abc.Sequence[str]) -> argparse.ArgumentParser:
@@ -106,43 +104,27 @@ def _parser(argv: collections.abc.Sequence[str]) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name, (run, module, check, text, more) in _COMMANDS.items():
-        sub = commands.add_parser(
-            name,
-            help=text,
-            description=f"{text[0].upper()}{text[1:]}. {more}",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,  # who submits a job reads the flags, too
-        )
-        sub.set_defaults(command=functools.partial(run, f"{module}.{check}"), name=name)
+    for name, (run, module, text) in _COMMANDS.items():
+        # no abbreviations: who submits a job reads the flags, too
+        sub = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.", allow_abbrev=False)
+        sub.set_defaults(command=functools.partial(run, module), name=name)
         if name in argv:  # the others' modules need not be imported
-            _function(f"{module}.add_arguments")(sub)
+            _module(module).add_arguments(sub)
     return parser
 
 
-_TRAIN = """
-
-A step takes batch x ranks x grad-accum sequences. Each epoch ends with a validation on a fixed set and a
-checkpoint. The same command again continues from the newest complete checkpoint, bit for bit the same on as many ranks,
-with the same samples on another number that divides the batch. Every setting is kept in RUN_DIR/config.json, which
---config reads as well."""
-_PREPARE = """
-
-It can be stopped and started again, and be spread over a Slurm array (--task slurm, then --finalize):
-parts that are done are kept, and the result is the same bytes. Files named val.* are the validation set; without one a
-share of the text is held out."""
-# How each command runs, the module and the function that declare and check its options, and its help.
+# How each command runs, the module that declares and checks its options, and its help.
 _COMMANDS = {
-    "train": (_run_ranks, "config", "from_arguments", "train a GPT on a dataset, or fine-tune a local model", _TRAIN),
-    "smoke": (_run_ranks, "smoke_options", "check", "prove in seconds that ranks, network and devices work", ""),
-    "prepare": (_run_alone, "prepare", "check", "turn text into a dataset of token shards", _PREPARE),
-    "collectives": (_run_ranks, "collectives", "check", "measure and check the ranks' network as nccl-tests does", ""),
-    "inspect": (_run_alone, "inspection", "check", "show a run, a checkpoint or a dataset, and verify it", ""),
+    "train": (_run_ranks, "config", "train a GPT on a dataset, or fine-tune a local model"),
+    "smoke": (_run_ranks, "smoke_options", "prove in seconds that ranks, network and devices work"),
+    "prepare": (_run_alone, "prepare", "turn text into a dataset of token shards"),
+    "collectives": (_run_ranks, "collectives", "measure and check the ranks' network as nccl-tests does"),
+    "inspect": (_run_alone, "inspection", "show a run, a checkpoint or a dataset, and verify it"),
 }
 
 
 def _report(args: argparse.Namespace, e: Exception) -> None:
-    """Report once why the command ends: in the log, to the batch script, and in the run's summary."""
+    """Report once why the command ends: in the log, and to the batch script."""
     if getattr(args, "has_reported", False):
         return
     args.has_reported = True
@@ -156,15 +138,11 @@ def _report(args: argparse.Namespace, e: Exception) -> None:
     run_dir: pathlib.Path | None = _run_dir(args)
     from ddptrain import report
 
-    if isinstance(e, errors.LostError) and run_dir is not None and report.has_failed(run_dir, since=args.began):
-        return
     try:
-        report.write_outcome(run_dir, "failed", error=text[:500], retry=retry)
-        if run_dir is not None and run_dir.is_dir() and name in {"train", "smoke"}:
-            workload = "smoke" if name == "smoke" else "finetune" if args.model_local_dir else "gpt"
-            report.write_failure(run_dir, workload, text[:500], world_size=_rank_count())
+        if not (isinstance(e, errors.LostError) and report.has_outcome(run_dir)):  # of a rank that knows the cause
+            report.write_outcome(run_dir, "failed", error=text[:500], retry=retry)
     except OSError:
-        markers.warn("ENV", "the outcome file and summary.json could not be written")
+        markers.warn("ENV", "the outcome file could not be written")
 
 
 def _write_error_file(e: Exception, text: str) -> None:
@@ -219,8 +197,8 @@ def _explain(e: Exception, name: str | None, timeout_minutes: float | None) -> s
 
 
 def _rank() -> int:
-    return int(os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or 0)
+    return int(os.environ.get("RANK") or 0)
 
 
 def _rank_count() -> int:
-    return int(os.environ.get("WORLD_SIZE") or os.environ.get("SLURM_STEP_NUM_TASKS") or 1)
+    return int(os.environ.get("WORLD_SIZE") or 1)

@@ -212,12 +212,11 @@ def run(options: Options, world: distributed.World) -> None:
     with world.together():
         if world.is_main:
             files.need_outputs(options.run_dir, {"--json": options.json})
-    ready_s = _first_all_reduce(world)
-    coder = Coder(options.datatype, world.size, world.device)
-    results = [_measure(name, options, world, coder) for name in options.collective]
+    bench = Bench(options, world)
+    results = [bench.measure(name) for name in options.collective]
     wrong = sum(result["out_of_bounds"]["count"] for result in results)
     if world.is_main and options.json is not None:
-        about = {"ranks": world.members, "iface": world.interface, "ready_s": ready_s, "collectives": results}
+        about = {"ranks": world.members, "iface": world.interface, "collectives": results}
         created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         files.write_json(options.json, {**distributed.describe(world), **about, "created": created})
     if wrong:
@@ -226,19 +225,6 @@ def run(options: Options, world: distributed.World) -> None:
     markers.emit("DONE", workload="collectives", ranks=world.size, elapsed_s=time.perf_counter() - began)
     if world.is_main:
         report.write_outcome(options.run_dir, "done", step=0)
-
-
-def _first_all_reduce(world: distributed.World) -> float | None:
-    """Return how long after the begin of the job's attempt the ranks had reduced something; None outside of a job."""
-    dist.all_reduce(torch.zeros(1, device=world.device))
-    _synchronize(world)
-    began = os.environ.get("ATTEMPT_BEGAN")
-    return time.time() - float(began) if began else None
-
-
-def _synchronize(world: distributed.World) -> None:
-    if world.device.type == "cuda":
-        torch.cuda.synchronize()
 
 
 def _completed(options: Options, device: str) -> Options:
@@ -256,122 +242,117 @@ def sizes(options: Options) -> list[int]:
     return found
 
 
-def _measure(name: str, options: Options, world: distributed.World, coder: Coder) -> dict[str, typing.Any]:
-    collective = COLLECTIVES[name]
-    _print_header(options, world)
-    rows: list[dict[str, typing.Any]] = []
-    for wanted in sizes(options):
-        part_bytes = coder.dtype.itemsize * (world.size if collective.total else 1)
-        count = max(1, wanted // part_bytes)
-        row: dict[str, typing.Any] = {
-            "size": count * part_bytes,
-            "count": count,
-            "type": options.datatype,
-            "redop": "sum" if collective.reduces else "none",
-            "root": 0 if collective.rooted else -1,
+class Bench:
+    """Measures collectives between the ranks, and prints their tables on rank 0."""
+
+    def __init__(self, options: Options, world: distributed.World) -> None:
+        self.options, self.world = options, world
+        self.coder = Coder(options.datatype, world.size, world.device)
+
+    def measure(self, name: str) -> dict[str, typing.Any]:
+        """Measure a collective in each size, and return its figures."""
+        collective, options, n = COLLECTIVES[name], self.options, self.world.size
+        self._print_header()
+        rows: list[dict[str, typing.Any]] = []
+        for wanted in sizes(options):
+            part_bytes = self.coder.dtype.itemsize * (n if collective.total else 1)
+            count = max(1, wanted // part_bytes)
+            row: dict[str, typing.Any] = {
+                "size": count * part_bytes,
+                "count": count,
+                "type": options.datatype,
+                "redop": "sum" if collective.reduces else "none",
+                "root": 0 if collective.rooted else -1,
+            }
+            with self.world.together():  # a size that does not fit is rejected by all
+                send, recv = (self._buffer(count * (parts or n)) for parts in (collective.sends, collective.receives))
+            buffers = Buffers(send, recv, count, self.world.rank, n)
+            for placement, call in (("out_of_place", collective.out_of_place), ("in_place", collective.in_place)):
+                row[placement] = None
+                if call is not None:
+                    found = self._time(call, collective, buffers, inside=placement == "in_place")
+                    found["alg_bw"] = row["size"] / found["time"] / 1e3
+                    found["bus_bw"] = found["alg_bw"] * collective.bus_factor(n)
+                    row[placement] = found
+            rows.append(row)
+            self._print(_row_text(row))
+        measured = [row[placement] for row in rows for placement in ("out_of_place", "in_place") if row[placement]]
+        wrong = sum(m["nwrong"] for m in measured)
+        average, most = sum(m["bus_bw"] for m in measured) / len(measured), max(m["bus_bw"] for m in measured)
+        self._print(f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}")
+        self._print(f"# Avg bus bandwidth    : {average:g}\n#\n# Collective test concluded: {name}_perf")
+        markers.emit("RESULT", collective=name, ranks=n, avg_busbw=average, max_busbw=most, wrong=wrong)
+        return {
+            "collective": name,
+            "config": {"iters": options.iters, "warmup_iters": options.warmup_iters},
+            "results": rows,
+            "out_of_bounds": {"count": wrong, "okay": not wrong},
+            "average_bus_bandwidth": {"bandwidth": average},
         }
-        with world.together():  # a size that does not fit is rejected by all
-            buffers = _allocate(collective, count, world, coder)
-        for placement, call in (("out_of_place", collective.out_of_place), ("in_place", collective.in_place)):
-            row[placement] = None
-            if call is not None:
-                inside = placement == "in_place"
-                found = _time(call, collective, buffers, options=options, world=world, coder=coder, inside=inside)
-                found["alg_bw"] = row["size"] / found["time"] / 1e3
-                found["bus_bw"] = found["alg_bw"] * collective.bus_factor(world.size)
-                row[placement] = found
-        rows.append(row)
-        _print(world, _row_text(row))
-    measured = [row[placement] for row in rows for placement in ("out_of_place", "in_place") if row[placement]]
-    wrong = sum(m["nwrong"] for m in measured)
-    average, most = sum(m["bus_bw"] for m in measured) / len(measured), max(m["bus_bw"] for m in measured)
-    _print(world, f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}")
-    _print(world, f"# Avg bus bandwidth    : {average:g}\n#\n# Collective test concluded: {name}_perf")
-    markers.emit("RESULT", collective=name, ranks=world.size, avg_busbw=average, max_busbw=most, wrong=wrong)
-    return {
-        "collective": name,
-        "config": {"iters": options.iters, "warmup_iters": options.warmup_iters},
-        "results": rows,
-        "out_of_bounds": {"count": wrong, "okay": not wrong},
-        "average_bus_bandwidth": {"bandwidth": average},
-    }
 
+    def _buffer(self, count: int) -> Tensor:
+        return torch.empty(count, dtype=self.coder.dtype, device=self.world.device)
 
-def _allocate(collective: Collective, count: int, world: distributed.World, coder: Coder) -> Buffers:
-    n = world.size
-    try:
-        send = torch.empty(count * (collective.sends or n), dtype=coder.dtype, device=world.device)
-        recv = torch.empty(count * (collective.receives or n), dtype=coder.dtype, device=world.device)
-    except RuntimeError as e:
-        size = count * coder.dtype.itemsize
-        raise errors.UserError(f"no memory for buffers of {size} bytes; lower --max-bytes") from e
-    return Buffers(send, recv, count, world.rank, n)
+    def _fill(self, collective: Collective, b: Buffers, *, inside: bool) -> None:
+        """Give both buffers their values before a checked call; what must be overwritten holds something else."""
+        if collective.reduces:
+            values = self.coder.reducible(b.rank, b.send.numel())
+        elif collective.sends == 0:
+            values = torch.cat([self.coder.coded(b.rank, target, b.count) for target in range(b.size)])
+        else:
+            values = self.coder.coded(b.rank, 0, b.count)
+        b.send.copy_(values)
+        b.recv.fill_(1)
+        if inside and collective.receives == 0:
+            _part(b.recv, b).copy_(values)
+        elif inside and collective.sends == 1:
+            b.recv.copy_(values)
 
-
-def _fill(collective: Collective, b: Buffers, coder: Coder, *, inside: bool) -> None:
-    """Give both buffers their values before a checked call; what must be overwritten holds something else."""
-    if collective.reduces:
-        values = coder.reducible(b.rank, b.send.numel())
-    elif collective.sends == 0:
-        values = torch.cat([coder.coded(b.rank, target, b.count) for target in range(b.size)])
-    else:
-        values = coder.coded(b.rank, 0, b.count)
-    b.send.copy_(values)
-    b.recv.fill_(1)
-    if inside and collective.receives == 0:
-        _part(b.recv, b).copy_(values)
-    elif inside and collective.sends == 1:
-        b.recv.copy_(values)
-
-
-def _time(
-    call: typing.Callable[[Buffers], object],
-    collective: Collective,
-    b: Buffers,
-    *,
-    options: Options,
-    world: distributed.World,
-    coder: Coder,
-    inside: bool,
-) -> dict[str, typing.Any]:
-    """Return the time in microseconds, and the number of wrong elements over all ranks."""
-    _fill(collective, b, coder, inside=inside)
-    call(b)
-    found = _part(b.send, b) if inside and collective.sends == 0 else b.recv
-    (wrong,) = world.sum([float((found != collective.expected(coder, b)).sum())])
-    for _ in range(options.warmup_iters):
+    def _time(
+        self, call: typing.Callable[[Buffers], object], collective: Collective, b: Buffers, *, inside: bool
+    ) -> dict[str, typing.Any]:
+        """Return the time in microseconds, and the number of wrong elements over all ranks."""
+        self._fill(collective, b, inside=inside)
         call(b)
-    _synchronize(world)
-    world.barrier()
-    began = time.perf_counter()
-    for _ in range(options.iters):
-        call(b)
-    _synchronize(world)
-    mean = (time.perf_counter() - began) * 1e6 / options.iters
-    (total_us,) = world.sum([mean])
-    return {"time": total_us / world.size, "nwrong": int(wrong)}
+        found = _part(b.send, b) if inside and collective.sends == 0 else b.recv
+        (wrong,) = self.world.sum([float((found != collective.expected(self.coder, b)).sum())])
+        for _ in range(self.options.warmup_iters):
+            call(b)
+        self._synchronize()
+        self.world.barrier()
+        began = time.perf_counter()
+        for _ in range(self.options.iters):
+            call(b)
+        self._synchronize()
+        mean = (time.perf_counter() - began) * 1e6 / self.options.iters
+        (total_us,) = self.world.sum([mean])
+        return {"time": total_us / self.world.size, "nwrong": int(wrong)}
 
+    def _synchronize(self) -> None:
+        if self.world.device.type == "cuda":
+            torch.cuda.synchronize()
 
-def _print(world: distributed.World, text: str) -> None:
-    if world.is_main:
-        print(text, flush=True)
+    def _print(self, text: str) -> None:
+        if self.world.is_main:
+            print(text, flush=True)
 
-
-def _print_header(options: Options, world: distributed.World) -> None:
-    lines = [
-        f"# nThread 1 nGpus 1 minBytes {options.min_bytes} maxBytes {options.max_bytes} "
-        f"step: {options.step_factor}(factor) warmup iters: {options.warmup_iters} iters: {options.iters} "
-        "agg iters: 1 validation: 1 graph: 0\n#\n# Using devices"
-    ]
-    places = world.collect((os.getpid(), world.device.index or 0))
-    for member, (pid, index) in zip(world.members, places, strict=True):
-        place = f"on {member['host']:>10s} device {index:2d} [0x00] {member['device']}"
-        lines.append(f"#  Rank {member['rank']:2d} Group  0 Pid {pid:6d} {place}")
-    left, half = "{:>12s}  {:>12s}  {:>8s}  {:>6s}  {:>6s}", "  {:>7s}  {:>6s}  {:>6s}  {:>6s}"
-    titles = left.format("size", "count", "type", "redop", "root") + 2 * half.format("time", "algbw", "busbw", "#wrong")
-    units = left.format("(B)", "(elements)", "", "", "") + 2 * half.format("(us)", "(GB/s)", "(GB/s)", "")
-    over = "#" + " " * 51 + "{:>31s}  {:>31s}".format("out-of-place".center(31), "in-place".center(31))
-    _print(world, "\n".join([*lines, "#", over, f"#{titles[1:]}", f"#{units[1:]}"]))
+    def _print_header(self) -> None:
+        options, world = self.options, self.world
+        lines = [
+            f"# nThread 1 nGpus 1 minBytes {options.min_bytes} maxBytes {options.max_bytes} "
+            f"step: {options.step_factor}(factor) warmup iters: {options.warmup_iters} iters: {options.iters} "
+            "agg iters: 1 validation: 1 graph: 0\n#\n# Using devices"
+        ]
+        places = world.collect((os.getpid(), world.device.index or 0))
+        for member, (pid, index) in zip(world.members, places, strict=True):
+            place = f"on {member['host']:>10s} device {index:2d} [0x00] {member['device']}"
+            lines.append(f"#  Rank {member['rank']:2d} Group  0 Pid {pid:6d} {place}")
+        left, half = "{:>12s}  {:>12s}  {:>8s}  {:>6s}  {:>6s}", "  {:>7s}  {:>6s}  {:>6s}  {:>6s}"
+        titles = left.format("size", "count", "type", "redop", "root")
+        titles += 2 * half.format("time", "algbw", "busbw", "#wrong")
+        units = left.format("(B)", "(elements)", "", "", "") + 2 * half.format("(us)", "(GB/s)", "(GB/s)", "")
+        over = "#" + " " * 51 + "{:>31s}  {:>31s}".format("out-of-place".center(31), "in-place".center(31))
+        self._print("\n".join([*lines, "#", over, f"#{titles[1:]}", f"#{units[1:]}"]))
 
 
 def _row_text(row: dict[str, typing.Any]) -> str:

@@ -1,7 +1,6 @@
 """Settings of a training: declared once, read from flags and a file, completed, printed back and kept whole.
 
-The file is TOML, or the config.json that a run keeps: given back, it is the same training. (Python reads TOML but does
-not write it, and the environment of jobs has no package for that.)
+The file is the config.json that a run keeps: given back, it is the same training.
 
 A value comes from, first that has one: the flag, the file, the checkpoint that is resumed (what makes it the same
 training), the defaults of the device.
@@ -16,14 +15,12 @@ import os
 import pathlib
 import typing
 
-from ddptrain import errors, files, markers
+from ddptrain import errors, files
 
 MODELS = ("tiny", "small", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
-MAX_PROFILED_STEPS = 1000  # a trace of more is too large to look at
 
 TIMEOUT_MINUTES = 30.0
-_TIMEOUT = "how long ranks wait for one another before a hang ends the run"
-_MUST_FIT = "; a checkpoint that waits for a slow filesystem, or a first compilation, must fit into it"
+_TIMEOUT = "how long ranks wait for one another, as for a first compilation, before a hang ends the run"
 _PRECISION = "auto: fp32 with --deterministic, otherwise bf16 if the hardware has it"
 
 
@@ -32,9 +29,9 @@ def option(default: typing.Any, text: str, kind: type | None = None, **more: typ
     return dataclasses.field(default=default, metadata={"text": text, "kind": kind or type(default), **more})
 
 
-def timeout(text: str = "") -> typing.Any:
+def timeout() -> typing.Any:
     """Make the field of `timeout_minutes`."""
-    return option(TIMEOUT_MINUTES, _TIMEOUT + text, least=0.1, most=1440.0)
+    return option(TIMEOUT_MINUTES, _TIMEOUT, least=0.1, most=1440.0)
 
 
 _Path = pathlib.Path
@@ -60,7 +57,7 @@ class Config:
     device: str = option("auto", "auto: a GPU if torch sees one, otherwise the CPU", choices=("auto", "cpu", "cuda"))
     seed: int = option(42, "seed of weights, order and dropout", least=0)
     deterministic: bool = option(False, "only operations that give the same bits every time; slower on GPUs")
-    timeout_minutes: float = timeout(_MUST_FIT)
+    timeout_minutes: float = timeout()
     report_json: _Path | None = option(None, "also write the summary to this file", _Path)
 
     model: str | None = option(None, "size (default: tiny on a CPU, gpt2 on a GPU)", str, choices=MODELS)
@@ -132,8 +129,6 @@ def profiled_steps(text: str) -> tuple[int, int]:
     first, dash, last = text.partition("-")
     if not (dash and first.isdecimal() and last.isdecimal()) or not 1 <= int(first) <= int(last):
         raise errors.UserError(f"--profile-steps {text}: first and last step, such as 10-12")
-    if int(last) - int(first) >= MAX_PROFILED_STEPS:
-        raise errors.UserError(f"--profile-steps {text}: at most {MAX_PROFILED_STEPS} steps")
     return int(first), int(last)
 
 
@@ -148,9 +143,7 @@ def profiled_ranks(text: str) -> frozenset[int]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare `--config` and a flag for every setting of a training."""
     parser.add_argument(
-        "--config",
-        type=pathlib.Path,
-        help="settings, named like the flags: a TOML file, or a run's config.json; a flag beside it wins",
+        "--config", type=pathlib.Path, help="settings, such as a run's config.json; a flag beside it wins"
     )
     declare(parser, Config, _GROUPS)
 
@@ -186,7 +179,7 @@ def given(args: argparse.Namespace, options: typing.Any) -> typing.Any:
     return options(**values)
 
 
-def from_arguments(args: argparse.Namespace) -> Config:
+def check(args: argparse.Namespace) -> Config:
     """Return the settings given by file and flags, each checked. Raises UserError naming the one that cannot be."""
     values: dict[str, typing.Any] = _from_file(args.config) if args.config else {}
     values |= {name: value for name in _FIELDS if (value := getattr(args, name)) is not None}
@@ -235,40 +228,17 @@ def as_record(config: Config) -> dict[str, typing.Any]:
     }
 
 
-def show(config: Config) -> None:
-    """Print every setting, a line per group."""
-    groups: dict[str, dict[str, typing.Any]] = {}
-    group = ""
-    for name in _FIELDS:
-        group = _GROUPS.get(name, group)
-        value = getattr(config, name)
-        groups.setdefault(group, {})[name] = "-" if value is None else value
-    for group, values in groups.items():
-        markers.emit("CONFIG", f"{group}:", **values)
-
-
 def _from_file(path: pathlib.Path) -> dict[str, typing.Any]:
-    is_json = path.suffix == ".json"
     try:
-        if is_json:
-            table = files.read_json(path)
-        else:
-            import tomllib  # since Python 3.11
-
-            table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as e:
-        raise errors.UserError(f"--config {path}: {e.strerror}") from e
-    except ImportError as e:  # Python 3.10
-        raise errors.UserError(f"--config {path}: this Python has no tomllib; write the settings as JSON") from e
-    except ValueError as e:  # tomllib's and json's, and text that is not UTF-8
-        raise errors.UserError(f"--config {path} is not {'JSON' if is_json else 'TOML'}: {e}") from e
+        table = files.read_json(path)
+    except (OSError, ValueError) as e:
+        raise errors.UserError(f"--config {path}: {e.strerror if isinstance(e, OSError) else e}") from e
     values: dict[str, typing.Any] = {}
-    for key, value in table.items():
-        name = key.replace("-", "_")
+    for name, value in table.items():
         if name in GONE or value is None:  # null in JSON: not given
             continue
         if name not in _FIELDS:
-            raise errors.UserError(f"--config {path}: unknown setting {key!r}; the settings are {', '.join(_FIELDS)}")
+            raise errors.UserError(f"--config {path}: unknown setting {name!r}; the settings are {', '.join(_FIELDS)}")
         kind = _FIELDS[name].metadata["kind"]
         if kind is pathlib.Path and isinstance(value, str):
             values[name] = pathlib.Path(value)
@@ -277,7 +247,7 @@ def _from_file(path: pathlib.Path) -> dict[str, typing.Any]:
         elif type(value) is kind:
             values[name] = value
         else:
-            raise errors.UserError(f"--config {path}: {key} must be of type {kind.__name__}, not {value!r}")
+            raise errors.UserError(f"--config {path}: {name} must be of type {kind.__name__}, not {value!r}")
     return values
 
 

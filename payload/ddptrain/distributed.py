@@ -1,4 +1,4 @@
-"""One world of ranks: started by torchrun, by srun or alone, ended together.
+"""One world of ranks: started by torchrun or alone, ended together.
 
 Two process groups: the default one moves gradients (NCCL on GPUs, gloo on CPUs), `control` (always gloo) moves
 objects and flags, along a tree, so nothing small ever waits behind a GPU. A watch thread on each rank reads one key of
@@ -10,7 +10,6 @@ others learn of it: what they meet then is only a consequence.
 # pyright: basic, reportPrivateImportUsage=false
 import collections.abc
 import contextlib
-import dataclasses
 import datetime
 import math
 import os
@@ -65,8 +64,8 @@ class World(tree.Tree):
         """Return the network interface that the environment sets for the backend."""
         return os.environ.get(f"{self.backend.upper()}_SOCKET_IFNAME")
 
-    def leave_control(self) -> None:
-        """Wait for all ranks and take down the group that `adopted` made.
+    def leave(self, *, with_script: bool) -> None:
+        """Wait for all ranks and take down the group that `adopted` made, and on request those of the script.
 
         A group's threads end with the last reference to it. One that still releases the tensors of its last collective
         when the interpreter ends takes the whole process down with SIGABRT (torch 2.13; pytorch issue 190489).
@@ -75,11 +74,7 @@ class World(tree.Tree):
         if self.control is not None:
             dist.destroy_process_group(self.control)
             self.control = None
-
-    def leave_groups(self) -> None:
-        """Wait for all ranks and take the process groups down, those of a script too."""
-        self.leave_control()
-        if dist.is_initialized():
+        if with_script and dist.is_initialized():
             dist.destroy_process_group()
 
     @contextlib.contextmanager
@@ -94,7 +89,8 @@ class World(tree.Tree):
         if not failed:
             return
         report = None if own is None else (self.rank, self.host, *files.describe(own))
-        rank, host, text, retry = self.first(report)
+        reports = [one for one in self.collect(report) if one]
+        rank, host, text, retry = self.broadcast(reports[0] if reports else None)
         if own is not None and not isinstance(own, (errors.UserError, OSError)):
             raise own
         if failed < self.size:
@@ -112,15 +108,13 @@ def joined(
 ) -> collections.abc.Iterator[World]:
     """Yield the world, and take it down at the end. If a rank has a `problem`, all learn of it and none enters.
 
-    Inside, SIGTERM, SIGINT, SIGUSR1 and SIGUSR2 set `stop_requested`. When the block raises on some ranks, the first of
-    them calls `report` with its exception, which goes on; then the others leave, with PeerError if they can.
+    From then on SIGTERM, SIGINT, SIGUSR1 and SIGUSR2 set `stop_requested`. When the block raises on some ranks, the
+    first of them calls `report` with its exception, which goes on; then the others leave, with PeerError if they can.
     """
     world, store = _join(device, problem, report)
-    before: dict[signal.Signals, typing.Any] = {}
-    arrived = -1
     try:
         _connect(world, store, datetime.timedelta(minutes=timeout_minutes))
-        before, arrived = _listen(world)
+        _listen(world)
         yield world
         world.barrier()
     except errors.SharedError:
@@ -141,10 +135,6 @@ def joined(
     finally:
         if world.size == 1 and dist.is_initialized():  # after a failure too: there is no peer that could hold it up
             dist.destroy_process_group()
-        if before:
-            signal.set_wakeup_fd(arrived)
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def adopted() -> World:
@@ -152,10 +142,9 @@ def adopted() -> World:
 
     From now on SIGTERM, SIGINT, SIGUSR1 and SIGUSR2 set `stop_requested`. All ranks call it.
     """
-    here = rendezvous.place()
     if dist.is_initialized():
-        here = dataclasses.replace(here, rank=dist.get_rank(), size=dist.get_world_size())
-    elif here.size > 1:
+        here = rendezvous.Place(dist.get_rank(), dist.get_world_size(), 0, 1)
+    elif (here := rendezvous.place()).size > 1:
         raise errors.UserError(f"{here.size} ranks are not connected; call torch.distributed.init_process_group before")
     _connect_lazily()
     control = dist.new_group(backend="gloo") if here.size > 1 else None
@@ -163,8 +152,7 @@ def adopted() -> World:
     world.control = control
     world.members = world.collect({"rank": here.rank, "host": world.host})
     _listen(world)
-    world._watch = threading.Thread(target=_leave_when_stuck, args=(world,), name="watch", daemon=True)
-    world._watch.start()
+    _start_watch(world)
     return world
 
 
@@ -175,25 +163,12 @@ def leave(code: int) -> typing.NoReturn:
     os._exit(code)
 
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
-
-
-def _listen(world: World) -> tuple[dict[signal.Signals, typing.Any], int]:
-    """Let signals ask to stop; return the handlers and the descriptor that were there before."""
-    if threading.current_thread() is not threading.main_thread():
-        return {}, -1
-    before = {s: signal.signal(s, lambda *_: world.stop_requested.set()) for s in _SIGNALS}
-    return before, signal.set_wakeup_fd(world.arrivals[1], warn_on_full_buffer=False)
-
-
-def _leave_when_stuck(world: World) -> None:
-    """End this process when it does not react to a signal that asks for its end: it waits for a rank that has ended."""
-    ends_at: float | None = None
-    while not world._watch_over.wait(WATCH_S):
-        ends_at = ends_at or _end_asked(world)
-        if ends_at and time.monotonic() > ends_at and not world.stop_requested.is_set():
-            print(f"rank {world.rank} leaves: asked to end while it waits for a rank that is lost or stuck", flush=True)
-            leave(EXIT_FAILED)
+def _listen(world: World) -> None:
+    """Let signals ask to stop, from now to the end of the process."""
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, lambda *_: world.stop_requested.set())
+        signal.set_wakeup_fd(world.arrivals[1], warn_on_full_buffer=False)
 
 
 def _join(wanted: str, problem: str | None, report: Report) -> tuple[World, typing.Any]:
@@ -210,7 +185,11 @@ def _join(wanted: str, problem: str | None, report: Report) -> tuple[World, typi
     own = {"rank": here.rank, "host": world.host, "device": name}
     if here.size > 1:
         store: typing.Any = rendezvous.connect(here)
-        world.members = rendezvous.meet(store, here, own, problem, hardware.gpu_id(device))
+        world.members = rendezvous.meet(store, here, own, problem)
+        timeout = datetime.timedelta(seconds=30)
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        client = dist.TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timeout)
+        world.store = dist.PrefixStore(f"attempt{rendezvous.restarts()}", client)
         _start_watch(world)
     elif problem is not None:
         raise errors.UserError(problem)
@@ -237,34 +216,31 @@ def _connect_lazily() -> None:
 
 
 def _start_watch(world: World) -> None:
-    """Start the thread that leaves when another rank gives up or the store's host is lost."""
-    timeout = datetime.timedelta(seconds=30)
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    client = dist.TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timeout)
-    world.store = dist.PrefixStore(f"attempt{rendezvous.restarts()}", client)
+    """Start the thread that leaves when another rank gives up, the store's host is lost, or an end is overdue."""
+    world._watch = threading.Thread(target=_keep_watch, args=(world,), name="watch", daemon=True)
+    world._watch.start()
 
-    def watch() -> None:
-        ends_at: float | None = None
-        while not world._watch_over.wait(WATCH_S):
-            lost = False
-            ends_at = ends_at or _end_asked(world)
-            if ends_at and time.monotonic() > ends_at and not world.stop_requested.is_set():
-                # Python's own handler has not run: the main thread stands in a collective, and SIGKILL comes next.
-                words = f"rank {world.rank} leaves: ended from outside, waiting for a rank that is lost or stuck"
-                world.report(errors.LostError(words, retry=True))
-                ends_at = math.inf
+
+def _keep_watch(world: World) -> None:
+    ends_at: float | None = None
+    while not world._watch_over.wait(WATCH_S):
+        reported, is_lost = "", False
+        ends_at = ends_at or _end_asked(world)
+        if ends_at and time.monotonic() > ends_at and not world.stop_requested.is_set():
+            # Python's own handler has not run: the main thread stands in a collective, and SIGKILL comes next.
+            ends_at, words = math.inf, "ended from outside, waiting for a rank that is lost or stuck"
+            world.report(errors.LostError(f"rank {world.rank} leaves: {words}", retry=True))
+            reported = words if world.store is None else ""
+        elif world.store is not None:
             try:
                 reported = world.store.check([_ABORT]) and world.store.get(_ABORT).decode()
             except (RuntimeError, dist.DistError):
-                reported, lost = "connection closed by the rendezvous store", True
-            if reported and not world._watch_over.is_set():
-                print(f"rank {world.rank} leaves: {reported}", file=sys.stderr, flush=True)
-                if lost:  # the store's host is lost, and with it every rank that could have reported why
-                    world.report(errors.LostError(f"a rank was lost, killed or with its host: {reported}", retry=True))
-                leave(EXIT_FAILED)
-
-    world._watch = threading.Thread(target=watch, name="watch", daemon=True)
-    world._watch.start()
+                reported, is_lost = "connection closed by the rendezvous store", True
+        if reported and not world._watch_over.is_set():
+            print(f"rank {world.rank} leaves: {reported}", file=sys.stderr, flush=True)
+            if is_lost:  # the store's host is lost, and with it every rank that could have reported why
+                world.report(errors.LostError(f"a rank was lost, killed or with its host: {reported}", retry=True))
+            leave(EXIT_FAILED)
 
 
 def _end_asked(world: World) -> float | None:
@@ -323,7 +299,7 @@ def describe(world: World) -> dict[str, object]:
 def report_world(world: World) -> None:
     """Print `[DDP]`, `[ENV]` and one `[RANK]` line per rank."""
     meeting = f"{os.environ.get('MASTER_ADDR', '-')}:{os.environ.get('MASTER_PORT', '-')}"
-    where = {"launcher": world.place.launcher, "master": meeting, "iface": world.interface}
+    where = {"master": meeting, "iface": world.interface}
     markers.emit("DDP", world_size=world.size, nodes=world.num_nodes, backend=world.backend, **where)
     versions = {"python": sys.version.split()[0], "torch": torch.__version__, "cuda": torch.version.cuda or "none"}
     job = {"job": os.environ.get("SLURM_JOB_ID"), "attempt": os.environ.get("RUN_ATTEMPT_ID")}

@@ -7,15 +7,15 @@ import typing
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import parallel
 
 from ddptrain import config, distributed, hardware, markers
 
 
-def seed_all(seed: int, rank: int) -> None:
-    """Seed every random number generator of this process."""
-    mixed = (seed * 1_000_003 + rank) % 2**32
+def seed_all(*parts: int) -> None:
+    """Seed every random number generator of this process by some numbers: a seed, and the rank, the step."""
+    mixed = int(np.random.SeedSequence(parts).generate_state(1)[0])
     random.seed(mixed)
     np.random.seed(mixed)
     torch.manual_seed(mixed)
@@ -38,7 +38,6 @@ def wrap(module: nn.Module, settings: config.Config, world: distributed.World) -
 
     Compiling what DDP wraps, not wrapping what was compiled, keeps gradients moving while the backward pass runs.
     """
-    seed_all(settings.seed, world.rank)
     wrapped = module
     if world.size > 1:
         ids = [world.device.index] if world.device.type == "cuda" else None
@@ -64,14 +63,3 @@ def fill_optimizer(optimizer: torch.optim.Optimizer) -> None:
     optimizer.zero_grad(set_to_none=True)
     for group, (lr, decay) in zip(optimizer.param_groups, rates, strict=True):
         group["lr"], group["weight_decay"] = lr, decay
-
-
-def broadcast_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Send rank 0's weights and optimiser state to the other ranks."""
-    tensors = [t.detach() for t in (*module.parameters(), *module.buffers())]
-    for group in optimizer.param_groups:
-        for p in group["params"]:
-            state = optimizer.state[p]
-            tensors += [state[key] for key in sorted(state) if isinstance(state[key], Tensor)]
-    for tensor in tensors:
-        torch.distributed.broadcast(tensor, src=0)

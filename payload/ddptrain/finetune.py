@@ -9,7 +9,7 @@ import typing
 import torch
 from torch import Tensor, nn
 
-from ddptrain import config, crossentropy, errors, files, markers, model, prepare, shards, tokenizers
+from ddptrain import config, errors, files, markers, model, prepare, shards, tokenizers
 
 _PROBE = "Hello world"
 _PROBE_IDS = {"byte": list(_PROBE.encode()), "gpt2": [15496, 995]}  # as tokenizers.py's two give them
@@ -25,7 +25,7 @@ class Wrapped(nn.Module):
     def forward(self, tokens_BT: Tensor, targets_BT: Tensor | None = None) -> Tensor:
         """Return the mean cross-entropy in nats, shape (), or without targets the logits, shape (B, T, V)."""
         logits_BTV = self.core(input_ids=tokens_BT, use_cache=False).logits
-        return logits_BTV if targets_BT is None else crossentropy.token_loss(logits_BTV, targets_BT)
+        return logits_BTV if targets_BT is None else model.token_loss(logits_BTV, targets_BT)
 
 
 def prepare_data(settings: config.Config) -> pathlib.Path:
@@ -36,7 +36,9 @@ def prepare_data(settings: config.Config) -> pathlib.Path:
     assert settings.data is not None
     assert settings.run_dir is not None
     assert settings.model_local_dir is not None
-    _need_model(settings.model_local_dir)
+    if not (settings.model_local_dir / "config.json").is_file():
+        what = f"--model-local-dir {settings.model_local_dir} holds no model"
+        raise errors.UserError(f"{what}: it has no config.json")
     tokenizer_dir = settings.tokenizer_local_dir or settings.model_local_dir
     if (settings.data / shards.MANIFEST).exists():
         _check_tokenizer(shards.open_dataset(settings.data), tokenizer_dir)
@@ -50,13 +52,11 @@ def prepare_data(settings: config.Config) -> pathlib.Path:
 
 
 def _with_learned_tokens(root: pathlib.Path) -> pathlib.Path:
-    """Report how many tokens of a dataset are learned, and return its folder. Raises UserError where none is."""
+    """Report how many tokens of a dataset are learned, and return its folder."""
     dataset = shards.open_dataset(root)
     end, masked = dataset.tokenizer["eot_id"], dataset.masked
     learned = sum(shards.num_learned(shard, end, masked=masked) for shard in dataset.splits["train"])
     markers.emit("DATA", learned_tokens=learned, train_tokens=dataset.tokens("train"), dataset=root)
-    if not learned:
-        raise errors.UserError(f"--data {root}: no token would be learned; prepare it again")
     return root
 
 
@@ -74,15 +74,9 @@ def _check_tokenizer(dataset: shards.Dataset, folder: pathlib.Path) -> None:
         markers.warn("DATA", f"the tokenizer in {folder} has other files than the one that made {dataset.root}")
 
 
-def _need_model(folder: pathlib.Path) -> None:
-    if not (folder / "config.json").is_file():
-        raise errors.UserError(f"--model-local-dir {folder} holds no model: it has no config.json")
-
-
 def model_kind(folder: pathlib.Path, dataset: shards.Dataset, settings: config.Config) -> model.Kind:
     """Return the model in a folder, to be loaded later. Raises UserError when folder and data do not fit."""
     transformers = tokenizers.need_transformers("--model-local-dir")
-    _need_model(folder)
     try:
         described = transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True)
     except (OSError, ValueError, KeyError) as e:

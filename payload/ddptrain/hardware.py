@@ -1,4 +1,4 @@
-"""What the machine can do: memory, bf16, a compiler, and the peak that MFU is measured against."""
+"""What the machine can do: disk, bf16, a compiler."""
 
 # pyright: basic, reportPrivateImportUsage=false
 import contextlib
@@ -10,41 +10,11 @@ import sysconfig
 
 import torch
 
-from ddptrain import errors, files, shapes
+from ddptrain import errors, files
 
 GIB = 1 << 30
-GPUS = "ask for as many GPUs per node as ranks"
 CPUINFO = pathlib.Path("/proc/cpuinfo")
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
-
-
-def peak_flops(device: torch.device) -> float | None:
-    """Return the device's dense bf16 peak in FLOP/s, or None when it is not known (every CPU)."""
-    if device.type != "cuda":
-        return None
-    return shapes.peak_flops(torch.cuda.get_device_name(device))
-
-
-def available_bytes(device: torch.device, sharers: int) -> int:
-    """Return the memory that a rank, one of `sharers` on this host, may still take: the GPU's or the job's."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    left = cgroup_left(pathlib.Path("/proc/self/cgroup"), pathlib.Path("/sys/fs/cgroup"))
-    return max(0, min([_meminfo("MemAvailable"), *left])) // max(1, sharers)
-
-
-def need_memory(parameters: int, device: torch.device, *, sharers: int, extra_bytes: int) -> None:
-    """Raise UserError when weights, gradients and AdamW's two moments in fp32 cannot fit, activations not counted."""
-    on_cpu = device.type == "cpu"
-    need, have = 16 * parameters + on_cpu * extra_bytes, available_bytes(device, sharers if on_cpu else 1)
-    if need > have:
-        what = (
-            f"{parameters / 1e6:.0f} M parameters need {need / GIB:.1f} GiB on each rank, {have / GIB:.1f} GiB is free"
-        )
-        raise errors.UserError(f"too little memory: {what}; lower --model or the ranks per node, or raise --mem")
-    if not on_cpu and extra_bytes > (have := available_bytes(torch.device("cpu"), 1)):
-        what = f"the buffers for checkpoints need {extra_bytes / GIB:.1f} GiB, {have / GIB:.1f} GiB is free"
-        raise errors.UserError(f"too little memory beside the GPU: {what}; raise --mem")
 
 
 def need_disk(folder: pathlib.Path, parameters: int) -> None:
@@ -86,45 +56,6 @@ def has_bf16(device: torch.device) -> bool:
     return False
 
 
-def _meminfo(name: str) -> int:
-    for line in pathlib.Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) * 1024
-    return 1 << 62
-
-
-def cgroup_left(own: pathlib.Path, mounted: pathlib.Path) -> list[int]:
-    """Read the memory, in bytes, that each control group around this process, from its own to the root, has left.
-
-    `own` is /proc/self/cgroup, `mounted` where the groups are. Version 2 has one tree, version 1 one for memory; Slurm
-    nests job, step and task, and any of them may have the limit. What files were read through counts as used but is
-    given back on demand.
-    """
-    left: list[int] = []
-    with contextlib.suppress(OSError):
-        for line in own.read_text(encoding="utf-8", errors="replace").splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers == "":
-                roots, names = [mounted, mounted / "unified"], ("memory.max", "memory.current", "", "memory.stat")
-            elif "memory" in controllers.split(","):
-                roots = [mounted / "memory", mounted / controllers]
-                names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_", "memory.stat")
-            else:
-                continue
-            for root in roots:
-                folder = root / path.lstrip("/")
-                for group in (folder, *(parent for parent in folder.parents if root in (parent, *parent.parents))):
-                    with contextlib.suppress(OSError, ValueError):  # no such group here, or it has no limit ("max")
-                        left.append(_left(group, *names))
-    return left
-
-
-def _left(group: pathlib.Path, limit: str, used: str, prefix: str, stat: str) -> int:
-    free = int((group / limit).read_text()) - int((group / used).read_text())
-    cached = dict(line.split(maxsplit=1) for line in (group / stat).read_text().splitlines())
-    return free + sum(int(cached.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
-
-
 def choose_device(wanted: str, local_rank: int) -> torch.device:
     """Return the device of a rank: `auto` is a GPU where torch sees one, else the CPU."""
     if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
@@ -134,14 +65,7 @@ def choose_device(wanted: str, local_rank: int) -> torch.device:
         text = f"--device cuda: torch {torch.__version__} sees no GPU ({built}); use --device cpu or a GPU node"
         raise errors.UserError(text)
     visible = torch.cuda.device_count()
-    if visible == 1:  # srun's --gpus-per-task and --gpu-bind show each task its own one alone
-        return torch.device("cuda", 0)
     if local_rank >= visible:
-        raise errors.UserError(f"local rank {local_rank} has no GPU: {visible} visible; {GPUS}")
+        what = f"local rank {local_rank} has no GPU: {visible} visible"
+        raise errors.UserError(f"{what}; ask for as many GPUs per node as ranks")
     return torch.device("cuda", local_rank)
-
-
-def gpu_id(device: torch.device) -> str | None:
-    """Return the GPU's UUID; None for a CPU, and if torch, which an image brings, is too old to know it."""
-    found = getattr(torch.cuda.get_device_properties(device), "uuid", None) if device.type == "cuda" else None
-    return None if found is None else str(found)

@@ -1,6 +1,7 @@
 """A GPT: decoder-only transformer with learned positions, pre-norm blocks and tied embeddings.
 
-Shapes are part of the names: B sequences, T tokens, C model width, E = 3 C, H heads, D width of a head, V vocabulary.
+Shapes are part of the names: B sequences, T tokens, C model width, E = 3 C, H heads, D width of a head, V vocabulary,
+N = B T.
 """
 
 # pyright: basic, reportPrivateImportUsage=false
@@ -13,12 +14,13 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from ddptrain import crossentropy, shapes
+from ddptrain import shapes
 
 # torch's blockwise attention on a CPU costs more than its products on short sequences: in bf16 some 18 ms a backward
 # pass whatever the size (torch 2.13, AMX), in fp32 through oneDNN 7 ms for 64 tokens of 48 heads. Below so many tokens
 # all scores are computed at once, in fp32.
 _WHOLE_BELOW = 512
+IGNORED = -100  # a target that counts for nothing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +112,14 @@ class GPT(nn.Module):
         for block in self.blocks:
             x_BTC = block(x_BTC)
         logits_BTV = self.head(self.norm(x_BTC))
-        return logits_BTV if targets_BT is None else crossentropy.token_loss(logits_BTV, targets_BT)
+        return logits_BTV if targets_BT is None else token_loss(logits_BTV, targets_BT)
+
+
+def token_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
+    """Return the mean cross-entropy in nats over the targets that are not ignored, shape (); 0 where all are."""
+    logits_NV, targets_N = logits_BTV.flatten(0, 1).float(), targets_BT.flatten()
+    total = F.cross_entropy(logits_NV, targets_N, ignore_index=IGNORED, reduction="sum")
+    return total / (targets_N != IGNORED).sum().clamp(min=1)
 
 
 def num_parameters(model: nn.Module) -> int:

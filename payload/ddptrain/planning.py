@@ -22,7 +22,6 @@ from ddptrain import (
     markers,
     model,
     sampler,
-    saver,
     shapes,
     shards,
 )
@@ -103,15 +102,12 @@ def decide(asked: config.Config, world: distributed.World) -> Decided:
         kind = _model_kind(settings, dataset)
         if found:
             _same_training(found, kind.identity, dataset, plan)
-        extra = saver.NUM_BUFFERS * 12 * kind.parameters if world.is_main else 0
-        hardware.need_memory(kind.parameters, world.device, sharers=world.place.local_size, extra_bytes=extra)
         if world.is_main:
             hardware.need_disk(run_dir, kind.parameters)
     if world.device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32
     hardware.keep_memory(world.device)
     settings = _choose_precision(settings, world)
-    config.show(settings)
     text = {"dataset": dataset.root, "tokenizer": dataset.tokenizer["kind"], "vocab": dataset.vocab}
     tokens = {f"{split}_tokens": dataset.tokens(split) for split in shards.SPLITS}
     order = {"steps_per_pass": index.steps_per_pass, "lanes": plan.lanes, "window_rows": plan.window_rows}

@@ -9,10 +9,7 @@ import sys
 
 from ddptrain import config, errors, smoke_options
 
-_COMMANDS = {
-    "train": (config.add_arguments, config.from_arguments),
-    "smoke": (smoke_options.add_arguments, smoke_options.check),
-}
+_COMMANDS = {"train": (config.add_arguments, config.check), "smoke": (smoke_options.add_arguments, smoke_options.check)}
 
 
 def parser_of(command: str, prog: str) -> config.Parser:

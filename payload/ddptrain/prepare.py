@@ -9,6 +9,7 @@ last.
 # ruff: noqa: RUF009 - config.option returns a dataclasses.field
 import collections
 import concurrent.futures
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -17,8 +18,6 @@ import multiprocessing
 import multiprocessing.process
 import os
 import pathlib
-import re
-import shutil
 import threading
 import time
 import typing
@@ -29,7 +28,6 @@ import numpy as np
 from ddptrain import config, errors, files, markers, reading, records, shards, sources, tokenizers
 
 CODE_VERSION = 2  # raise it when the same text would become other tokens
-MASK_NOTE = "top bit set: read, not learned"
 _SOURCES = f"{sources.STDLIB} (Python's own source code: needs no network), folders or files: {sources.READS}"
 _PART_BYTES = 64 << 20
 _SMALL_BYTES = 1 << 30
@@ -161,7 +159,8 @@ def finalize(options: Options, plan: Plan) -> shards.Dataset:
         markers.warn("DATA", f"not read: {unread}")
     if plan.masked:
         _check_learned(options, plan, done, splits["train"])
-    _remove_strays(options.output, {entry["file"] for entry in entries}, len(plan.parts))
+    wanted = {_note_path(options.output, part) for part in plan.parts}
+    _remove_strays(options.output, wanted | {options.output / entry["file"] for entry in entries})
     keys = ("tokens", "docs")
     totals = {split: {key: sum(entry[key] for entry in found) for key in keys} for split, found in splits.items()}
     manifest = {
@@ -170,7 +169,6 @@ def finalize(options: Options, plan: Plan) -> shards.Dataset:
         "tokenizer": plan.identity.as_record(),
         "dtype": plan.dtype,
         "masked": plan.masked,
-        "mask": MASK_NOTE if plan.masked else None,
         "val_share": plan.val_share,
         "source": list(options.source),
         "not_read": unread,  # by suffix: files, bytes
@@ -213,7 +211,6 @@ def tokenize_part(output: pathlib.Path, plan: Plan, part: Part, tokenizer: token
     docs = dict.fromkeys(shards.SPLITS, 0)
     chats: collections.Counter[str] = collections.Counter()  # by their roles
     unread = sources.Unread()
-    digest = hashlib.sha256()
     end = np.array([plan.identity.eot_id], dtype=plan.dtype)
     for item in part.items:
         for document in reading.documents(item, unread):
@@ -222,7 +219,6 @@ def tokenize_part(output: pathlib.Path, plan: Plan, part: Part, tokenizer: token
             fresh: set[str] = set()
             for piece in reading.pieces(document):
                 text = "".join(segment.text for segment in piece).encode()
-                digest.update(text)
                 held_out = item.validation or (not plan.has_val_files and _held_out(text, plan.val_share))
                 split = "val" if held_out else "train"
                 if split not in fresh:
@@ -236,13 +232,7 @@ def tokenize_part(output: pathlib.Path, plan: Plan, part: Part, tokenizer: token
         if tokens[split]:
             facts = shards.write(output / name, tokens[split], plan.dtype)
             entries.append({"split": split, "file": name, "docs": docs[split], **facts})
-    note = {
-        "wanted": _wanted(plan, part),
-        "text_sha256": digest.hexdigest(),
-        "shards": entries,
-        "unread": unread,
-        "chats": chats,
-    }
+    note = {"wanted": _wanted(plan, part), "shards": entries, "unread": unread, "chats": chats}
     files.write_json(_note_path(output, part), note)
     return note
 
@@ -379,15 +369,11 @@ def _check_output(output: pathlib.Path) -> None:
         raise errors.UserError(f"--output {output} holds other files; give an empty folder or an earlier dataset")
 
 
-def _remove_strays(output: pathlib.Path, wanted: set[str], parts: int) -> None:
+def _remove_strays(output: pathlib.Path, wanted: set[pathlib.Path]) -> None:
     """Remove shards and notes of an earlier plan with more parts, and what killed workers left."""
     for folder in (*shards.SPLITS, "parts"):
-        for path in (output / folder).glob("*") if (output / folder).is_dir() else ():
-            name = f"{folder}/{path.name}"
-            number = re.fullmatch(r"part-(\d+)\.json", path.name)
-            stale_note = folder == "parts" and number is not None and int(number[1]) >= parts
-            old_tmp = path.match(".*.tmp") and time.time() - path.stat().st_mtime > 86400
-            if stale_note or old_tmp or (folder != "parts" and path.suffix == ".bin" and name not in wanted):
+        for path in (output / folder).glob("*"):
+            if path not in wanted:
                 path.unlink(missing_ok=True)
-        if (output / folder).is_dir() and not any((output / folder).iterdir()):
-            shutil.rmtree(output / folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # not there, or not empty
+            (output / folder).rmdir()

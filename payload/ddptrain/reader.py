@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ddptrain import crossentropy, errors, sampler, shards
+from ddptrain import errors, model, sampler, shards
 
 _BLOCK_STEPS, _BLOCK_BYTES = 32, 8 << 20  # gathered at once: the cost of a step by itself is then small
 _BLOCKS_AHEAD = 2
@@ -78,7 +78,7 @@ def split_batch(rows_BT1: Tensor, mask_bit: int | None) -> tuple[Tensor, Tensor]
     if mask_bit is None:
         return rows_BT1[:, :-1], rows_BT1[:, 1:]
     ids = rows_BT1 & ((1 << mask_bit) - 1)
-    return ids[:, :-1], ids[:, 1:].masked_fill(rows_BT1[:, 1:] >> mask_bit == 1, crossentropy.IGNORED)
+    return ids[:, :-1], ids[:, 1:].masked_fill(rows_BT1[:, 1:] >> mask_bit == 1, model.IGNORED)
 
 
 def num_learned(rows_BT1: Tensor, mask_bit: int) -> Tensor:

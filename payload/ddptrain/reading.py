@@ -1,8 +1,7 @@
-"""Documents out of a file: text in its encoding, JSON lines and arrays, tables, archives of these, databases."""
+"""Documents out of a file: text in its encoding, JSON lines and arrays, tables, archives of these."""
 
 import collections.abc
 import io
-import itertools
 import pathlib
 import tarfile
 import typing
@@ -27,9 +26,7 @@ def documents(item: sources.Item, unread: sources.Unread) -> Documents:
 
 
 def _documents(item: sources.Item, unread: sources.Unread) -> Documents:
-    if item.kind == "lmdb":
-        yield from _database(item, unread)
-    elif item.kind in ("parquet", "arrow"):
+    if item.kind in ("parquet", "arrow"):
         yield from records.from_table(item.path, item.kind, item.share, item.errors)
     else:
         with archives.opened(item.path) as file:
@@ -98,23 +95,16 @@ def _json(file: io.BufferedReader, where: object, how: str, item: sources.Item |
             continue
         place = f"{where} at byte {offset}" if begin else f"{where} line {number}"
         is_list = is_first and line.lstrip(b"\xef\xbb\xbf \t\r").startswith(b"[")
-        if is_list or (is_first and end is None and not is_json(line, how)):
+        try:
+            value = records.parse(line, place, how)
+        except errors.UserError:
+            if not is_list and not (is_first and end is None):
+                raise
             value = records.parse(line + b"".join(more for _, more in lines), place, how)
-            found = typing.cast(list[object], value) if isinstance(value, list) else [value]
-        else:
-            found = [records.parse(line, place, how)]
+        found = typing.cast(list[object], value) if is_list else [value]
         for count, value in enumerate(found, start=1):
             yield records.from_object(value, f"{where} record {count}" if is_list else place)
         is_first = False
-
-
-def is_json(line: bytes, how: str) -> bool:
-    """Return whether a line is JSON by itself."""
-    try:
-        records.parse(line, "", how)
-    except errors.UserError:
-        return False
-    return True
 
 
 def _inside(
@@ -162,31 +152,3 @@ def _member(member: archives.Member, where: str, how: str, unread: sources.Unrea
         yield from _inside(archives.tar_members(file), where, how, unread, is_named=False)
     else:
         unread.add("link" if contents is None else sources.suffix_of(name), size)
-
-
-def _database(item: sources.Item, unread: sources.Unread) -> Documents:
-    """Yield the documents of an LMDB database, or of the share of its entries that the item's bytes stand for."""
-    lmdb = errors.need("lmdb", item.path)
-    try:
-        with (
-            lmdb.open(str(item.path), subdir=False, readonly=True, lock=False, create=False) as database,
-            database.begin(buffers=True) as reading,
-        ):
-            first, last = item.share(int(reading.stat()["entries"]))
-            for key, value in itertools.islice(reading.cursor(), first, last):
-                name = bytes(key).decode("utf-8", errors="replace")
-                yield from _entry(name, bytes(value), f"{item.path} key {name!r}", item.errors, unread)
-    except lmdb.Error as e:
-        raise errors.UserError(f"{item.path} cannot be read: {e}; repair or remove the file") from e
-
-
-def _entry(name: str, data: bytes, where: str, how: str, unread: sources.Unread) -> Documents:
-    if name.startswith("__"):  # __len__, __keys__: what common writers of such databases note about them
-        return
-    _, suffix, packing = archives.split_name(name)
-    if packing or sources.KINDS.get(suffix) in ("text", "lines", "json"):
-        yield from _member((name, len(data), io.BufferedReader(io.BytesIO(data))), where, how, unread)
-    elif data.startswith(b"{") and is_json(data, how):
-        yield records.from_object(records.parse(data, where, how), where)
-    else:
-        yield from _texts(archives.decoded(data, where, how))

@@ -2,7 +2,6 @@
 
 import collections.abc
 import dataclasses
-import itertools
 import json
 import pathlib
 import re
@@ -76,34 +75,20 @@ def _chat(record: Record, messages: list[object], where: str) -> Document:
     return tuple(segment for message in messages for segment in _message(message, where))
 
 
-def _message(message: object, where: str) -> Document:
+def _message(message: object, where: str) -> tuple[Segment, Segment]:
     match message:
         case {"role": str(role), "content": object() as content} | {"from": str(role), "value": object() as content}:
             role, given = _ROLES.get(role, role), typing.cast(Record, message)
         case _:
             raise errors.UserError(f'{where}: each message needs "role" and "content", or "from" and "value"')
-    weight, train, detail = (given.get(name) for name in ("weight", "train", "train_detail"))
-    if weight not in (None, 0, 1) or not isinstance(train, bool | None) or not isinstance(detail, list | None):
-        rule = '"weight" is 0 or 1, "train" is true or false, and "train_detail" is a list'
-        raise errors.UserError(f"{where}: of a message {rule}, not {weight!r}, {train!r}, {detail!r:.60}")
-    learned = weight != 0 and (train if train is not None else role == ASSISTANT or detail not in (None, []))
+    weight, train = given.get("weight"), given.get("train")
+    if weight not in (None, 0, 1) or not isinstance(train, bool | None) or given.get("train_detail"):
+        rule = '"weight" is 0 or 1, and "train" is true or false'
+        raise errors.UserError(f'{where}: of a message {rule}, not {weight!r}, {train!r}; "train_detail" is not read')
+    learned = weight != 0 and (role == ASSISTANT if train is None else train)
     text = "".join(_parts(content, where)) + "\n"
     learned = learned and not text.isspace()  # an empty answer teaches nothing
-    spans = _spans(text, typing.cast(list[object], detail), where) if learned and detail else [(text, learned)]
-    return Segment(f"<{role}>\n", learned=False), *(Segment(*span, role) for span in spans)
-
-
-def _spans(text: str, detail: list[object], where: str) -> collections.abc.Iterator[tuple[str, bool]]:
-    """Yield the spans of a text, and whether each is learned: Axolotl's `train_detail`, with inclusive offsets."""
-    learned = [False] * len(text)
-    for one in detail:
-        match one:
-            case {"begin_offset": int(begin), "end_offset": int(end), "train": bool(train)} if 0 <= begin <= end:
-                learned[begin : end + 1] = [train] * len(learned[begin : end + 1])
-            case _:
-                raise errors.UserError(f'{where}: "train_detail" needs "begin_offset", "end_offset" and "train"')
-    for is_learned, span in itertools.groupby(zip(text, learned, strict=True), lambda one: one[1]):
-        yield "".join(character for character, _ in span), is_learned
+    return Segment(f"<{role}>\n", learned=False), Segment(text, learned, role)
 
 
 def _parts(content: object, where: str) -> collections.abc.Iterator[str]:

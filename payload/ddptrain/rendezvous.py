@@ -1,4 +1,4 @@
-"""Where this process stands among the ranks that torchrun or srun started, and how they meet.
+"""Where this process stands among the ranks that torchrun started, and how they meet.
 
 They meet at a store of torch.distributed, before anything that could hang is started.
 """
@@ -14,10 +14,10 @@ import typing
 
 import torch.distributed as dist
 
-from ddptrain import errors, hardware
+from ddptrain import errors
 
 INIT_TIMEOUT_S = 120
-_LAUNCH = "start me with torchrun or srun"
+_LAUNCH = "start me with torchrun"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,47 +28,33 @@ class Place:
     size: int
     local_rank: int
     local_size: int
-    launcher: str  # torchrun, srun or alone
 
 
 def place() -> Place:
-    """Return this process's place from torchrun's or srun's environment. Raises UserError when it is contradictory."""
+    """Return this process's place from torchrun's environment. Raises UserError when it is contradictory."""
     env = os.environ
+    if "RANK" not in env or "WORLD_SIZE" not in env:
+        if "SLURM_STEP_ID" in env and env.get("SLURM_STEP_NUM_TASKS", "1") != "1":
+            raise errors.UserError(f"srun's tasks would each train alone; {_LAUNCH}, one for each node")
+        return Place(0, 1, 0, 1)
     try:
-        if "RANK" in env and "WORLD_SIZE" in env:
-            local = int(env.get("LOCAL_RANK", "0")), int(env.get("LOCAL_WORLD_SIZE", "1"))
-            found = Place(int(env["RANK"]), int(env["WORLD_SIZE"]), *local, "torchrun")
-        elif "SLURM_STEP_ID" in env and int(env.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
-            local_size = int(env.get("SLURM_STEP_TASKS_PER_NODE", "1").split("(")[0].split(",")[0])
-            local = int(env["SLURM_LOCALID"]), local_size
-            found = Place(int(env["SLURM_PROCID"]), int(env["SLURM_STEP_NUM_TASKS"]), *local, "srun")
-        else:
-            return Place(0, 1, 0, 1, "alone")
-    except (KeyError, ValueError) as e:
-        raise errors.UserError(f"the launcher's environment is incomplete ({e}); {_LAUNCH}") from e
+        local = int(env.get("LOCAL_RANK", "0")), int(env.get("LOCAL_WORLD_SIZE", "1"))
+        found = Place(int(env["RANK"]), int(env["WORLD_SIZE"]), *local)
+    except ValueError as e:
+        raise errors.UserError(f"the launcher's environment is no number ({e}); {_LAUNCH}") from e
     if not 0 <= found.rank < found.size:
         raise errors.UserError(f"RANK={found.rank} is not below WORLD_SIZE={found.size}; {_LAUNCH}")
     return found
 
 
 def connect(here: Place) -> typing.Any:
-    """Return the store where the ranks meet. In a job of ours all ranks know its address, under srun, too."""
+    """Return the store where the ranks meet."""
     env, timeout = os.environ, datetime.timedelta(seconds=INIT_TIMEOUT_S)
-    if here.launcher == "srun":
-        for name in ("ADDR", "PORT"):
-            known = env.get({"ADDR": "HEAD_IP", "PORT": "HEAD_PORT"}[name]) or env.get(f"MASTER_{name}")
-            if not known:
-                text = f"under srun without torchrun the ranks need MASTER_ADDR and MASTER_PORT; set MASTER_{name}"
-                raise errors.UserError(text)
-            env[f"MASTER_{name}"] = known
     try:
-        if here.launcher == "torchrun":
-            store, _, _ = next(iter(dist.rendezvous("env://", here.rank, here.size, timeout=timeout)))
-            # A static rendezvous keeps its store when the ranks are started again (torch 2.13), and with it the
-            # addresses of ranks that have ended: who reads one before its successor has written waits for ever.
-            return dist.PrefixStore(f"attempt/{restarts()}", store)
-        own = {"is_master": here.rank == 0, "timeout": timeout, "wait_for_workers": False}
-        return dist.TCPStore(env["MASTER_ADDR"], int(env["MASTER_PORT"]), here.size, **own)
+        store, _, _ = next(iter(dist.rendezvous("env://", here.rank, here.size, timeout=timeout)))
+        # A static rendezvous keeps its store when the ranks are started again (torch 2.13), and with it the
+        # addresses of ranks that have ended: who reads one before its successor has written waits for ever.
+        return dist.PrefixStore(f"attempt/{restarts()}", store)
     except (dist.DistNetworkError, dist.DistStoreError, ValueError) as e:
         where = f"{env.get('MASTER_ADDR')}:{env.get('MASTER_PORT')}"
         if head := env.get("HEAD_NODE"):
@@ -82,16 +68,14 @@ def host() -> str:
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
-def meet(
-    store: typing.Any, here: Place, own: dict[str, object], problem: str | None, gpu: str | None
-) -> list[dict[str, object]]:
+def meet(store: typing.Any, here: Place, own: dict[str, object], problem: str | None) -> list[dict[str, object]]:
     """Wait until every rank has joined, and collect their places; nothing that could hang was started yet.
 
     Rank 0 returns the places, the others none: to send all of them to all would take the square of the ranks' number.
     Raises SharedError naming the absent ranks, or the first one's problem.
     """
     prefix = f"ddptrain/{restarts()}"
-    store.set(f"{prefix}/rank/{here.rank}", json.dumps({**own, "problem": problem, "gpu": gpu}))
+    store.set(f"{prefix}/rank/{here.rank}", json.dumps({**own, "problem": problem}))
     store.add(f"{prefix}/joined", 1)
     members: list[dict[str, object]] = []
     if here.rank == 0:
@@ -121,11 +105,6 @@ def _collect(store: typing.Any, prefix: str, size: int) -> tuple[list[dict[str, 
     if bad := [member for member in members if member["problem"]]:
         where = f"rank {bad[0]['rank']} on {bad[0]['host']}: " if len(bad) < size else ""
         return public, f"{where}{bad[0]['problem']}"
-    holders: dict[str, int] = {}
-    for member in members:
-        if member["gpu"] is not None and (first := holders.setdefault(member["gpu"], member["rank"])) != member["rank"]:
-            pair = f"ranks {first} and {member['rank']} on {member['host']}"
-            return public, f"{pair} have one GPU between them; {hardware.GPUS}"
     return public, ""
 
 

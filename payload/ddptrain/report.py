@@ -1,7 +1,6 @@
 """The files of a run: metrics.jsonl, summary.json, loss.png, and the outcome for the batch script."""
 
 import collections.abc
-import dataclasses
 import itertools
 import json
 import os
@@ -13,40 +12,14 @@ import typing
 
 from ddptrain import files, tracking
 
+if typing.TYPE_CHECKING:
+    from ddptrain import distributed
+
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
 CURVE = "loss.png"
 
 Record = dict[str, typing.Any]
-
-
-@dataclasses.dataclass
-class Summary:
-    """summary.json. Losses are in nats, times in seconds; rates are over all ranks."""
-
-    workload: str  # gpt, finetune or smoke
-    state: str  # done, preempted or failed
-    nodes: int
-    world_size: int
-    ranks: list[dict[str, object]]  # rank, host, device
-    steps: int
-    first_loss: float | None = None
-    last_loss: float | None = None
-    best_loss: float | None = None  # the lowest validation loss; of smoke: the lowest of an epoch
-    tokens: int | None = None
-    tokens_per_second: float | None = None  # of training alone: no evaluation, no stall, not the first step
-    samples: int | None = None
-    samples_per_second: float | None = None
-    elapsed_s: float = 0.0  # of this attempt
-    checkpoint: str | None = None
-    loss_png: str | None = None
-    extra: Record = dataclasses.field(default_factory=dict[str, typing.Any])  # merged in: mfu, precision, ...
-
-    def as_record(self) -> Record:
-        """Return the JSON object."""
-        record = dataclasses.asdict(self)
-        extra = record.pop("extra")
-        return {**record, **extra}
 
 
 class Metrics:
@@ -121,56 +94,28 @@ def draw_curve(records: collections.abc.Sequence[Record], path: pathlib.Path, ti
         drawing.savefig(file, format="png")
 
 
-def write_report(path: pathlib.Path, summary: Summary) -> None:
-    """Write the file of --report-json: the figures of the Kubernetes guide's trainer, and the summary."""
-    rate = summary.tokens_per_second or summary.samples_per_second
-    figures = {"world_size": summary.world_size, "tokens": summary.tokens or summary.samples, "tokens/s": rate}
-    files.write_json(path, {**figures, "elapsed": summary.elapsed_s, **summary.as_record()})
+def write_summary(
+    world: "distributed.World", run_dir: pathlib.Path | None, report_json: pathlib.Path | None, **figures: typing.Any
+) -> Record:
+    """Write the summary of a run that has ended well, on rank 0, and return it.
 
-
-def write_failure(run_dir: pathlib.Path, workload: str, error: str, *, world_size: int) -> None:
-    """Record in summary.json that the run failed, why, and how far it had come. A finished run stays finished.
-
-    Whatever rank fails may call it: the facts come from the run's files, the last attempt's summary among them.
+    It is summary.json, as docs/reference/run-directory.md describes it, and behind the figures of the Kubernetes
+    guide's trainer the file of --report-json. Losses are in nats, times in seconds; rates are over all ranks.
     """
-    path = run_dir / SUMMARY
-    try:
-        before = files.read_json(path)
-    except (OSError, ValueError):
-        before = {}
-    records = files.read_records(run_dir / METRICS)
-    steps: list[Record] = [r for r in records if r.get("kind") == "step"]
-    evals = [float(r["val_loss"]) for r in records if r.get("kind") == "eval" and r.get("val_loss") is not None]
-    first, last = (steps[0], steps[-1]) if steps else ({}, {})
-    reached = int(last.get("step") or 0)
-    if before.get("state") == "done" and reached <= int(before.get("steps") or 0):
-        return  # it was done, and nothing came after: a mistake on the command line does not change that
-    latest = run_dir / "latest"
-    summary = Summary(
-        workload=workload,
-        state="failed",
-        nodes=int(before.get("nodes") or 1),
-        world_size=world_size,
-        ranks=[],
-        steps=reached,
-        first_loss=first.get("loss"),
-        last_loss=last.get("loss"),
-        best_loss=min(evals, default=None),
-        tokens=last.get("tokens"),
-        tokens_per_second=last.get("tokens_per_second"),
-        checkpoint=str(run_dir / latest.readlink()) if latest.is_symlink() else None,
-        extra={"error": error, "run_dir": str(run_dir)},
-    )
-    files.write_json(path, summary.as_record())
+    summary = {"nodes": world.num_nodes, "world_size": world.size, "ranks": world.members, **figures}
+    if run_dir is not None:
+        files.write_json(run_dir / SUMMARY, summary)
+    if report_json is not None:
+        tokens, rate = (summary.get(f"tokens{per}") or summary.get(f"samples{per}") for per in ("", "_per_second"))
+        guide = {"world_size": world.size, "tokens": tokens, "tokens/s": rate, "elapsed": summary["elapsed_s"]}
+        files.write_json(report_json, {**guide, **summary})
+    return summary
 
 
-def has_failed(run_dir: pathlib.Path, *, since: float) -> bool:
-    """Return whether a rank has recorded since a time why the run failed."""
-    path = run_dir / SUMMARY
-    try:
-        return path.stat().st_mtime >= since and files.read_json(path).get("state") == "failed"
-    except (OSError, ValueError):
-        return False
+def has_outcome(run_dir: pathlib.Path | None) -> bool:
+    """Return whether a rank of this attempt has reported how it ended."""
+    path = _outcome(run_dir)
+    return path is not None and path.exists()
 
 
 def write_outcome(run_dir: pathlib.Path | None, outcome: str, **facts: object) -> None:
@@ -178,10 +123,13 @@ def write_outcome(run_dir: pathlib.Path | None, outcome: str, **facts: object) -
 
     The exit code cannot: torchrun turns every worker's code into 1.
     """
+    if path := _outcome(run_dir):
+        files.write_json(path, {"outcome": outcome, **facts}, indent=None)
+
+
+def _outcome(run_dir: pathlib.Path | None) -> pathlib.Path | None:
     attempt = os.environ.get("RUN_ATTEMPT_ID")
-    if run_dir is None or not attempt:
-        return
-    files.write_json(run_dir / "control" / f"{attempt}.outcome", {"outcome": outcome, **facts}, indent=None)
+    return run_dir / "control" / f"{attempt}.outcome" if run_dir and attempt else None
 
 
 def _running_mean(values: collections.abc.Sequence[float], window: int) -> list[float]:

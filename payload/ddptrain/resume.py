@@ -186,13 +186,13 @@ class Run:
         """
         self._report(PREEMPTED, step, loss)
         markers.emit("PREEMPT", "asked to stop: saved", step=step, loss=loss, checkpoint=self._saved)
-        self._world.leave_groups()
+        self._world.leave(with_script=True)
         sys.exit(0)
 
     def done(self, *, step: int, loss: float | None = None) -> None:
         """Report the outcome `done`. Every rank calls it, at the very end."""
         self._report(DONE, step, loss)
-        self._world.leave_control()
+        self._world.leave(with_script=False)
         markers.emit("DONE", step=step, loss=loss, checkpoint=self._saved)
 
     def _report(self, outcome: str, step: int, loss: float | None) -> None:

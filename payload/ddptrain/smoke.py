@@ -7,6 +7,7 @@ labels are the argmax of a random linear map, the model is a perceptron with one
 # pyright: basic, reportPrivateImportUsage=false
 import math
 import time
+import typing
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -120,27 +121,24 @@ def _conclude(
         metrics.close()
         curve = options.run_dir / report.CURVE
         report.draw_curve(files.read_records(metrics.path), curve, f"smoke test on {world.size} ranks")
-    summary = report.Summary(
+    rate = samples / seconds["training"]
+    figures: dict[str, typing.Any] = {"first_loss": losses[0], "last_loss": losses[-1]}
+    report.write_summary(
+        world,
+        options.run_dir,
+        options.report_json,
         workload="smoke",
         state="done",
-        nodes=world.num_nodes,
-        world_size=world.size,
-        ranks=world.members,
         steps=len(losses),
-        first_loss=losses[0],
-        last_loss=losses[-1],
+        **figures,
         best_loss=min(_means(losses, len(losses) // options.epochs)),
         samples=samples,
-        samples_per_second=samples / seconds["training"],
+        samples_per_second=rate,
         elapsed_s=seconds["elapsed"],
         loss_png=str(curve) if curve else None,
-        extra={"improved": improved},
+        improved=improved,
     )
-    if options.run_dir is not None:
-        files.write_json(options.run_dir / report.SUMMARY, summary.as_record())
-    if options.report_json is not None:
-        report.write_report(options.report_json, summary)
-    figures = {"first_loss": losses[0], "last_loss": losses[-1], "rule": f"last<{IMPROVED_BELOW}*first"}
-    markers.emit("RESULT", improved=improved, **figures, samples_per_second=summary.samples_per_second)
-    markers.emit("DONE", workload="smoke", ranks=world.size, nodes=world.num_nodes, elapsed_s=summary.elapsed_s)
+    rule = f"last<{IMPROVED_BELOW}*first"
+    markers.emit("RESULT", improved=improved, **figures, rule=rule, samples_per_second=rate)
+    markers.emit("DONE", workload="smoke", ranks=world.size, nodes=world.num_nodes, elapsed_s=seconds["elapsed"])
     report.write_outcome(options.run_dir, "done", step=len(losses))

@@ -1,6 +1,6 @@
 """Where text comes from: files and folders to items, in an order that depends on the files only.
 
-Big uncompressed files are cut into ranges: of bytes at line ends, of a database's entries, of row groups.
+Big uncompressed files are cut into ranges: of bytes at line ends, or of row groups.
 """
 
 import collections.abc
@@ -18,14 +18,13 @@ from ddptrain import archives, errors, records
 _TEXT = ".txt .text .md .rst .py .tex .c .h .html"
 KINDS = {
     **{**dict.fromkeys(_TEXT.split(), "text"), ".jsonl": "lines", ".ndjson": "lines", ".json": "json", ".tar": "tar"},
-    **{".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow", ".zip": "zip", ".mdb": "lmdb", ".lmdb": "lmdb"},
+    **{".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow", ".zip": "zip"},
 }
-_UNPACKED = {"lmdb", "parquet", "arrow", "zip"}  # they are not read when something compressed them
+_UNPACKED = {"parquet", "arrow", "zip"}  # they are not read when something compressed them
 _RECORDS = {"lines", "json", "parquet", "arrow"}
-_PLAIN = {".txt", ".text", ".tar", ".zip", "", ".mdb", ".lmdb"}  # of these any word of a name may name a split
-READS = "text files, .jsonl, .json and .tar, each also with .gz, .xz, .bz2 or .zst, .parquet, .arrow, .zip and LMDB"
+_PLAIN = {".txt", ".text", ".tar", ".zip", ""}  # of these any word of a name may name a split
+READS = "text files, .jsonl, .json and .tar, each also with .gz, .xz, .bz2 or .zst, .parquet, .arrow and .zip"
 STDLIB = "python-stdlib"
-_DATABASE = "data.mdb"  # in its folder
 _FIELDS = {"messages", "conversations", "prompt", "instruction", "text"}
 _SPLITS = {
     **dict.fromkeys("val valid validation dev eval evaluation".split(), "val"),
@@ -104,7 +103,6 @@ def find(
     unread = Unread()
     for spec in specs:
         path, left = pathlib.Path(spec), Unread()
-        path = path / _DATABASE if (path / _DATABASE).is_file() else path
         if spec == STDLIB:  # some of its tests are deliberately in no encoding
             root = pathlib.Path(sysconfig.get_paths()["stdlib"])
             skip = {"site-packages", "dist-packages", "__pycache__", "lib-dynload"}
@@ -135,8 +133,7 @@ def _named(path: pathlib.Path) -> ReadFile:
     if kind is None and archives.split_name(path.name)[1]:
         what = f"{path}: {suffix_of(path.name)} is not read"
         raise errors.UserError(f"{what}; convert it, or name it .txt if it is plain text; I read {READS}")
-    named = path.parent if path.name == _DATABASE else path
-    return path, kind or "text", split_of(pathlib.PurePath(named.name), kind)
+    return path, kind or "text", split_of(pathlib.PurePath(path.name), kind)
 
 
 def _below(root: pathlib.Path, unread: Unread, output: pathlib.Path) -> list[ReadFile]:
@@ -147,7 +144,7 @@ def _below(root: pathlib.Path, unread: Unread, output: pathlib.Path) -> list[Rea
     for path in sorted(files, key=lambda path: _is_card(path, root)):  # these last
         relative, kind = path.relative_to(root), kind_of(path.name)
         is_file = path.is_file()
-        split = split_of(relative.parent if path.name == _DATABASE else relative, kind)
+        split = split_of(relative, kind)
         why = hidden(relative) or (OTHER_SPLIT if split == "test" else "")
         if not why and _is_card(path, root) and any(kind in _RECORDS for _, kind, _ in found):
             why = _CARD
@@ -222,11 +219,11 @@ def suffix_of(name: str) -> str:
 
 
 def hidden(path: pathlib.PurePath) -> str:
-    """Return how a file is hidden, itself (macOS's `._name`, LMDB's lock) or by a folder, or nothing."""
+    """Return how a file is hidden, itself (macOS's `._name`) or by a folder, or nothing."""
     folders = [part for part in path.parts[:-1] if part.startswith(".") and part != ".."]
     if folders:
         return _GIT if _GIT in folders else "hidden folder"
-    return _HIDDEN_FILE if path.name.startswith(".") or path.name == "lock.mdb" else ""
+    return _HIDDEN_FILE if path.name.startswith(".") else ""
 
 
 def split_of(path: pathlib.PurePath, kind: str | None) -> str:

@@ -238,9 +238,8 @@ class TensorBoard:
                 self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
-    def close(self, summary: Record) -> None:
+    def close(self, _: Record) -> None:
         """End the file."""
-        del summary
         self._writer.close()
 
 

@@ -22,13 +22,11 @@ from torch import Tensor, nn
 from ddptrain import (
     checkpoint,
     config,
-    crossentropy,
     distributed,
     engine,
     errors,
     files,
     finetune,
-    hardware,
     markers,
     model,
     pace,
@@ -110,27 +108,23 @@ class Training:
         """Continue from a checkpoint: rank 0 reads it, the others receive it."""
         world = self.world
         engine.fill_optimizer(self.optimizer)
-        is_exact = found.meta["world_size"] == world.size
-        rngs: list[checkpoint.State] = []
         with world.together():
             if world.is_main:
                 checkpoint.restore(found, self.core, self.optimizer)
-                rngs = checkpoint.load_random_states(found.path, world.size) if is_exact else []
         if world.size > 1:
-            engine.broadcast_state(self.core, self.optimizer)
-        if is_exact:
-            checkpoint.restore_random_states(world.scatter(rngs))
-        else:
-            engine.seed_all(self.settings.seed + found.step, world.rank)
+            for tensor in saver.tensors(checkpoint.state_of(self.core, self.optimizer)):
+                torch.distributed.broadcast(tensor, src=0)
         self.progress = Progress(**found.meta["progress"])
         self.resumed_from = str(found.path)
-        ranks = {"saved_by_ranks": found.meta["world_size"], "ranks": world.size, "exact": is_exact}
+        saved_by = found.meta["world_size"]
+        ranks = {"saved_by_ranks": saved_by, "ranks": world.size, "exact": saved_by == world.size}
         markers.emit("CKPT", resumed=found.path, step=found.step, **ranks)
 
     def run(self, began: float) -> str:
         """Run the steps that are left; write the files that people and the batch script read."""
         world, schedule = self.world, self.schedule
         if world.is_main:
+            (self.run_dir / report.SUMMARY).unlink(missing_ok=True)  # of an earlier attempt
             files.write_json(self.run_dir / "config.json", config.as_record(self.settings))
             start = {"step": self.progress.step, "total_steps": schedule.steps, **distributed.describe(world)}
             sinks = [tracking.Background(target) for target in tracking.targets(self.run_dir, os.environ)]
@@ -156,13 +150,15 @@ class Training:
         span = {"rank": world.rank, "size": world.size, "start": first, "stop": schedule.steps}
         data = reader.Reader(self.dataset, self.plan, **span, device=world.device)
         self.core.train()
-        with data, self._recorder() as recorder:
+        trace = self.run_dir / "profile" / f"{resume.attempt_id()}.rank-{world.rank}.json.gz"
+        with data, profiling.recording(self.settings, world.rank, first + 1, trace) as recorder:
             for step in range(first + 1, schedule.steps + 1):
-                recorder.before(step)
                 with self.pace.own():
                     rows_BT1 = data.next()
+                engine.seed_all(self.settings.seed, world.rank, step)  # dropout has no state that a resume would need
                 pending.append(self._step(rows_BT1, lr=schedule.lr(step - 1)))
-                recorder.after(step)
+                if recorder:
+                    recorder.step()
                 if step == first + 1 and self.saver is not None:
                     self.saver.prepare(checkpoint.state_of(self.core, self.optimizer))
                 at_end = schedule.ends_epoch(step)
@@ -197,12 +193,6 @@ class Training:
                 if stop and step < schedule.steps:
                     return resume.PREEMPTED
         return resume.DONE
-
-    def _recorder(self) -> profiling.Recorder:
-        settings, rank = self.settings, self.world.rank
-        is_wanted = settings.profile and rank in config.profiled_ranks(settings.profile_ranks)
-        path = self.run_dir / "profile" / f"{resume.attempt_id()}.rank-{rank}.json.gz"
-        return profiling.Recorder(is_wanted, config.profiled_steps(settings.profile_steps), path, self.world.device)
 
     def _step(self, rows_BT1: Tensor, *, lr: float) -> tuple[Tensor, Tensor, bool]:
         """Do one optimiser step.
@@ -320,7 +310,7 @@ class Training:
         for at in range(first, last, self.batching.micro_batch):
             rows = self.take_val(at, min(last, at + self.batching.micro_batch))
             tokens_BT, targets_BT = reader.split_batch(torch.from_numpy(rows.astype(np.int64)), self.mask_bit)
-            learned = int((targets_BT != crossentropy.IGNORED).sum())
+            learned = int((targets_BT != model.IGNORED).sum())
             if learned:
                 with torch.autocast(world.device.type, dtype=torch.bfloat16, enabled=self.autocast):
                     loss = self.core(tokens_BT.to(world.device), targets_BT.to(world.device))
@@ -331,10 +321,9 @@ class Training:
 
     def _save(self, step: int, *, ends_epoch: bool, is_best: bool = False) -> None:
         name = checkpoint.name_of(self.schedule.epoch(step), step, ends_epoch=ends_epoch)
-        rngs = self.world.collect(checkpoint.random_states())
         if self.saver is not None:
             state = checkpoint.state_of(self.core, self.optimizer)
-            self.saver.save(name, state, self._meta(), rngs, is_best=is_best)
+            self.saver.save(name, state, self._meta(), is_best=is_best)
 
     def _meta(self) -> dict[str, typing.Any]:
         data = self.dataset
@@ -366,42 +355,34 @@ class Training:
         if state == resume.DONE and isinstance(self.core, finetune.Wrapped):
             finetune.export(self.core, self.settings, self.run_dir / "model")
         losses: dict[str, typing.Any] = {"first_loss": p.first_loss, "last_loss": p.last_loss, "best_loss": p.best_loss}
-        summary = report.Summary(
+        figures = {"tokens": p.tokens, "tokens_per_second": rate, "mfu": self._mfu(rate) if rate else None}
+        summary = report.write_summary(
+            self.world,
+            self.run_dir,
+            self.settings.report_json,
             workload=self.identity["kind"],
             state=state,
-            nodes=self.world.num_nodes,
-            world_size=self.world.size,
-            ranks=self.world.members,
             steps=p.step,
             **losses,
-            tokens=p.tokens,
-            tokens_per_second=rate,
+            **figures,
             elapsed_s=time.perf_counter() - began,
             checkpoint=facts["checkpoint"],
             loss_png=str(curve) if curve else None,
-            extra={
-                "val_loss": p.val_loss,
-                "best_step": p.best_step,
-                "parameters": self.parameters,
-                "precision": self.settings.precision,
-                "mfu": self._mfu(rate) if rate else None,
-                "flops_per_token": self._flops_per_token(),
-                "resumed_from": self.resumed_from,
-                "checkpoint_stall_s": max(saved.stall_s, default=None),
-                "run_dir": str(self.run_dir),
-                "data": str(self.dataset.root),
-            },
+            val_loss=p.val_loss,
+            best_step=p.best_step,
+            parameters=self.parameters,
+            precision=self.settings.precision,
+            flops_per_token=self._flops_per_token(),
+            resumed_from=self.resumed_from,
+            checkpoint_stall_s=max(saved.stall_s, default=None),
+            data=str(self.dataset.root),
         )
-        files.write_json(self.run_dir / report.SUMMARY, summary.as_record())
         for sink in self.metrics.sinks:
             with contextlib.suppress(Exception):  # the run is over, and its own files are written
-                sink.close(summary.as_record())
-        if self.settings.report_json is not None:
-            report.write_report(self.settings.report_json, summary)
+                sink.close(summary)
         if state == resume.DONE:
-            figures = {"val_loss": p.val_loss, "tokens": p.tokens, "tokens_per_second": rate}
-            markers.emit("RESULT", **losses, **figures, mfu=summary.extra["mfu"], curve=curve)
-            end = {"steps": p.step, "checkpoint": facts["checkpoint"], "elapsed_s": summary.elapsed_s}
+            markers.emit("RESULT", **losses, val_loss=p.val_loss, **figures, curve=curve)
+            end = {"steps": p.step, "checkpoint": facts["checkpoint"], "elapsed_s": summary["elapsed_s"]}
             markers.emit("DONE", workload=self.identity["kind"], **end)
             report.write_outcome(self.run_dir, state, **facts)
 
@@ -421,8 +402,7 @@ class Training:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
             torch.backends.cudnn.benchmark = False
-        # The weights are the same on every rank; engine.wrap seeds again, so that each rank's dropout is its own.
-        engine.seed_all(self.settings.seed, 0)
+        engine.seed_all(self.settings.seed)  # of the weights, the same on every rank
 
     def _flops_per_token(self) -> float:
         if isinstance(self.core, model.GPT):
@@ -431,7 +411,8 @@ class Training:
 
     def _mfu(self, tokens_per_second: float) -> float | None:
         """Return model FLOP/s (see shapes.flops_per_token) over the sum of the devices' dense bf16 peaks."""
-        peak = hardware.peak_flops(self.world.device)
+        device = self.world.device
+        peak = shapes.peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
         return tokens_per_second * self._flops_per_token() / (peak * self.world.size) if peak else None
 
     def _memory_mib(self) -> float:

@@ -67,15 +67,6 @@ class Tree:
         self._send(found, parent(self.rank))
         return []
 
-    def first(self, value: object) -> typing.Any:
-        """Return the value of the lowest rank that has one, on every rank; None if no rank has."""
-        for below in self._children:
-            other = self._receive(below[0])
-            value = other if value is None else value
-        if self.rank:
-            self._send(value, parent(self.rank))
-        return self.broadcast(value)
-
     def broadcast(self, value: object) -> typing.Any:
         """Return rank 0's value on every rank."""
         if self.rank:
@@ -83,14 +74,6 @@ class Tree:
         for below in reversed(self._children):
             self._send(value, below[0])
         return value
-
-    def scatter(self, values: collections.abc.Sequence[object]) -> typing.Any:
-        """Return to each rank its own of rank 0's values."""
-        if self.rank:
-            values = self._receive(parent(self.rank))
-        for below in reversed(self._children):
-            self._send(values[below.start - self.rank : below.stop - self.rank], below[0])
-        return values[0]
 
     def _send(self, value: object, to: int) -> None:
         data = pickle.dumps(value)

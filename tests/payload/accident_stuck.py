@@ -1,6 +1,6 @@
 """An accident: rank 1 stands still before step $STUCK_AT; rank 0, waiting for it, gets SIGTERM, then both SIGKILL.
 
-SIGKILL comes when rank 0 has written its summary, or after a minute.
+SIGKILL comes when rank 0 has written its outcome, or after a minute.
 """
 
 # pyright: basic, reportPrivateImportUsage=false
@@ -30,9 +30,9 @@ def step(self, *args, **kwargs):
         if self.world.rank == 1:
             await_sleep(peers[0])
             os.kill(peers[0], signal.SIGTERM)
-            summary = pathlib.Path(self.run_dir, "summary.json")
+            outcome = pathlib.Path(self.run_dir, "control", f"{os.environ['RUN_ATTEMPT_ID']}.outcome")
             deadline = time.monotonic() + 60
-            while not summary.exists() and time.monotonic() < deadline:
+            while not outcome.exists() and time.monotonic() < deadline:
                 time.sleep(0.05)
             for peer in peers:
                 os.kill(peer, signal.SIGKILL)

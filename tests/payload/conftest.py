@@ -1,10 +1,12 @@
 """What the payload's tests share: text, datasets, and runs of the real command."""
 
 # pyright: basic, reportPrivateImportUsage=false
+import collections.abc
 import contextlib
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 
@@ -25,6 +27,15 @@ WORDS = (
     "you were her all she there would their we him been has when who will more no if out so said what up its about into "
     "than them can only other new some could time these two may then do first any my now such like our over man me even"
 ).split()
+
+
+@pytest.fixture(autouse=True)
+def signals() -> collections.abc.Iterator[None]:
+    """Take back what a training in this process does with signals."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def torchrun(

@@ -30,7 +30,7 @@ def meta(step: int) -> dict[str, object]:
 
 def save(writer: saver.Saver, step: int, *, is_best: bool = False) -> None:
     name = checkpoint.name_of(step, step, ends_epoch=True)
-    writer.save(name, state(step), meta(step), [checkpoint.random_states()] * 2, is_best=is_best)
+    writer.save(name, state(step), meta(step), is_best=is_best)
 
 
 def save_forever(run_dir: pathlib.Path, first: int, acknowledge: int) -> None:

@@ -2,7 +2,6 @@
 
 # pyright: basic, reportPrivateImportUsage=false
 import json
-import time
 
 import pytest
 import ranks
@@ -16,8 +15,7 @@ QUICK = ("-b", "1K", "-e", "64K", "-f", "8", "-n", "2", "-w", "1")
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[ranks.Result, dict]:
     path = tmp_path_factory.mktemp("bench") / "bench.json"
-    began = str(time.time() - 1000)  # as the job's script tells it
-    result = ranks.succeed(2, "collectives --collective all", *QUICK, "-J", path, ATTEMPT_BEGAN=began)
+    result = ranks.succeed(2, "collectives --collective all", *QUICK, "-J", path)
     return result, json.loads(path.read_text())
 
 
@@ -55,7 +53,6 @@ def test_the_table_has_nccl_tests_columns(measured: tuple[ranks.Result, dict]):
 def test_the_json_says_the_same(measured: tuple[ranks.Result, dict]):
     report = measured[1]
     assert report["world_size"] == 2
-    assert 1000 < report["ready_s"] < 2000, "seconds since the job's attempt began"
     assert [c["collective"] for c in report["collectives"]] == list(collectives.COLLECTIVES)
     for entry in report["collectives"]:
         factor = collectives.COLLECTIVES[entry["collective"]].bus_factor(2)

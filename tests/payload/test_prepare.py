@@ -236,6 +236,7 @@ def test_the_three_shapes_of_json_lines_and_their_masks(tmp_path: pathlib.Path):
         ('{"prompt": "x"}', "expected an object"),
         ('{"text": 3}', "expected an object"),
         ('{"messages": ["x"]}', '"role" and "content"'),
+        ('{"messages": [{"role": "user", "content": "x", "train_detail": [{}]}]}', '"train_detail" is not read'),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: pathlib.Path, line: str, words: str):
@@ -257,45 +258,6 @@ def test_webdataset_archives(tmp_path: pathlib.Path):
     assert decoded(dataset) == [
         f"{kind} {n}{s}".encode() for n in range(2) for s in range(3) for kind in ("text", "json")
     ]
-
-
-def database(path: pathlib.Path, values: dict[str, bytes]) -> pathlib.Path:
-    lmdb = pytest.importorskip("lmdb", reason="lmdb of payload/requirements.txt is not installed here")
-    with lmdb.open(str(path), map_size=64 << 20) as made, made.begin(write=True) as writing:
-        for key, value in values.items():
-            writing.put(key.encode(), value)
-    return path
-
-
-def test_lmdb_databases(tmp_path: pathlib.Path):
-    values = {
-        "0": b"plain text",
-        "1": b'{"prompt": "2+2=", "completion": "4"}',
-        "2": b"{not JSON}",
-        "3.json": b'{"text": "by its name"}',
-        "4.jpg": b"{",
-        "__len__": b"\x80\x04K\x05.",
-    }
-    held = database(tmp_path / "val.lmdb", {"0": b"held out"})
-    dataset = run(database(tmp_path / "set.lmdb", values), held, output=tmp_path / "d")
-    assert decoded(dataset) == [b"plain text", b"2+2=4", b"{not JSON}", b"by its name", b"{"]
-    assert decoded(dataset, "val") == [b"held out"]
-
-
-def test_a_big_lmdb_database_is_cut_and_nothing_is_lost_or_doubled(tmp_path: pathlib.Path):
-    values = {f"{n:05d}": f"text {n} {'x' * (n % 200)}".encode() for n in range(3000)}
-    dataset = run(database(tmp_path / "set", values), output=tmp_path / "d", part_mib=0.05, val_share=0.0)
-    assert len(dataset.splits["train"]) > 5
-    assert decoded(dataset) == list(values.values())
-
-
-def test_an_lmdb_value_that_is_no_text_is_named(tmp_path: pathlib.Path):
-    folder = database(tmp_path / "set", {"a": b"fine", "b": b"\x80\x04\x95pickle"})
-    with pytest.raises(errors.UserError, match=r"data\.mdb key 'b' is no text in utf-8 at byte 0"):
-        run(folder, output=tmp_path / "d")
-    (folder / "data.mdb").write_bytes(b"no database" * 1000)
-    with pytest.raises(errors.UserError, match=r"data\.mdb cannot be read"):
-        run(folder, output=tmp_path / "d")
 
 
 def test_openwebtexts_archives_of_archives(tmp_path: pathlib.Path):

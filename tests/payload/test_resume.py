@@ -25,7 +25,7 @@ def arguments(data: pathlib.Path, run_dir: pathlib.Path, *more: object) -> tuple
 
 
 def ending(run_dir: pathlib.Path) -> list[dict]:
-    """Return names, sizes and CRC-32s of weights, moments and random states of the last checkpoint."""
+    """Return names, sizes and CRC-32s of weights and moments of the last checkpoint."""
     found = checkpoint.verify(run_dir / "epoch-0004")
     assert found.step == 20
     listed = json.loads((found.path / "manifest.json").read_text())["files"]

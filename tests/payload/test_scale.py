@@ -9,7 +9,7 @@ import pytest
 import ranks
 import torch.distributed as dist
 
-from ddptrain import checkpoint, tree
+from ddptrain import tree
 
 TINY = (
     "--layers 1 --heads 2 --width 32 --seq-len 32 --batch 1 --precision fp32 --eval-rows 8 --steps 4 --epoch-steps 2"
@@ -46,8 +46,7 @@ def test_a_rank_but_the_first_opens_nothing_but_its_own_share_of_the_data(
 def test_a_checkpoint_has_as_many_files_on_any_number_of_ranks(opened: tuple[pathlib.Path, list[list[str]]]):
     last = opened[0] / "latest"
     found = sorted(str(path.relative_to(last)) for path in last.rglob("*") if path.is_file())
-    assert found == ["dcp/.metadata", "dcp/__0_0.distcp", "manifest.json", "rng.pt"]
-    assert len(checkpoint.load_random_states(last, SIZE)) == SIZE
+    assert found == ["dcp/.metadata", "dcp/__0_0.distcp", "manifest.json"]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 8, 100, 8000])
@@ -64,14 +63,7 @@ def _agree(rank: int, size: int, folder: str) -> None:
     store = dist.FileStore(f"{folder}/store", size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
     one = tree.Tree(rank, size, dist.group.WORLD)
-    found = [
-        one.sum([rank, 0.5]),
-        one.collect(f"rank {rank}"),
-        one.broadcast(rank + 7),
-        one.scatter(list(range(10, 10 + size))),
-        one.first(f"of {rank}" if rank in (2, 3) else None),
-        one.first(None),
-    ]
+    found = [one.sum([rank, 0.5]), one.collect(f"rank {rank}"), one.broadcast(rank + 7)]
     pathlib.Path(folder, str(rank)).write_text(json.dumps(found))
     dist.barrier()
 
@@ -86,5 +78,4 @@ def test_ranks_agree_along_the_tree(size: int, tmp_path: pathlib.Path):
     for rank in range(size):
         total = [sum(range(size)), 0.5 * size]
         gathered = [f"rank {one}" for one in range(size)] if rank == 0 else []
-        first = "of 2" if size > 2 else None
-        assert json.loads((tmp_path / str(rank)).read_text()) == [total, gathered, 7, 10 + rank, first, None]
+        assert json.loads((tmp_path / str(rank)).read_text()) == [total, gathered, 7]

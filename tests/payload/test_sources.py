@@ -152,21 +152,14 @@ def test_any_bytes_are_the_right_text_or_refused_with_file_and_offset(data: byte
 
 WORDS = st.text(st.characters(codec="utf-8"), max_size=8)
 ROLES = {"user": False, "human": False, "system": False, "assistant": True, "gpt": True}
-SPAN = {"begin_offset": 1, "end_offset": 2}
-DETAIL = [{"begin_offset": 0, "end_offset": 9, "train": False}, SPAN | {"train": True}]
 MARKS = [{}, {"weight": 0}, {"weight": 1}, {"train": False}, {"train": True}, {"weight": 0, "train": True}]
-MARKS += [{"train_detail": DETAIL}, {"train_detail": DETAIL, "train": False}]
 TURNS = st.lists(st.tuples(st.sampled_from(sorted(ROLES)), WORDS, st.sampled_from(MARKS)), max_size=4)
 
 
 def chat(key: str, turns: list[tuple[str, str, dict[str, typing.Any]]]) -> tuple[dict[str, typing.Any], int]:
     """Return a conversation and the number of the bytes that are learned of it."""
     role, content = ("role", "content") if key == "messages" else ("from", "value")
-    learned = [
-        f"{c}\n"[1:3] if "train_detail" in mark else f"{c}\n" * mark.get("train", ROLES[r])
-        for r, c, mark in turns
-        if c.strip() and mark.get("weight") != 0 and mark.get("train") is not False
-    ]
+    learned = [f"{c}\n" * mark.get("train", ROLES[r]) for r, c, mark in turns if c.strip() and mark.get("weight") != 0]
     return {key: [{role: r, content: c} | mark for r, c, mark in turns]}, len("".join(learned).encode())
 
 
