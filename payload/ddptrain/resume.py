@@ -10,7 +10,6 @@ import collections.abc
 import contextlib
 import os
 import pathlib
-import re
 import sys
 import time
 import typing
@@ -40,12 +39,6 @@ def folder() -> pathlib.Path:
 def attempt_id() -> str:
     """Return the name of this attempt at the run, `local` outside of a job."""
     return os.environ.get(ATTEMPT) or "local"
-
-
-def restarts() -> int:
-    """Return how many times Slurm has queued the job again before this attempt."""
-    found = re.fullmatch(r"\d+\.r(\d+)(?:t\d+)?", attempt_id())
-    return int(found[1] if found else os.environ.get("SLURM_RESTART_COUNT") or 0)
 
 
 class Agreement:
@@ -91,7 +84,7 @@ class Run:
     def __init__(self, *, keep: int = 2) -> None:
         from ddptrain import checkpoint, distributed
 
-        self.folder, self.attempt, self.restarts = folder(), attempt_id(), restarts()
+        self.folder, self.attempt = folder(), attempt_id()
         self._keep, self._world = keep, distributed.adopted()
         self.rank, self.size = self._world.rank, self._world.size
         markers.setup(rank=self.rank)

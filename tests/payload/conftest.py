@@ -9,6 +9,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import typing
 
 import pytest
 
@@ -74,6 +75,11 @@ def losses(run_dir: pathlib.Path) -> dict[int, float]:
 def val_losses(run_dir: pathlib.Path) -> dict[int, float]:
     """Return the validation loss of each evaluation."""
     return figures(run_dir, "val_loss", "eval")
+
+
+def outcome(run_dir: pathlib.Path, attempt: str) -> dict[str, typing.Any]:
+    """Return the outcome of an attempt, as the batch script reads it."""
+    return json.loads((run_dir / "control" / f"{attempt}.outcome").read_text())
 
 
 def prose(paragraphs: int, seed: int = 1) -> str:

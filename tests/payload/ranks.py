@@ -104,13 +104,9 @@ def run(ranks: int, *args: object, timeout: float = _LIMIT_S, accident: str | No
 @functools.cache
 def _await_server() -> None:
     """Let the server import everything, once: on a busy machine that takes longer than a run may."""
-    process = CONTEXT.Process(target=_nothing)
+    process = CONTEXT.Process(target=os.getpid)
     process.start()
     process.join()
-
-
-def _nothing() -> None:
-    pass
 
 
 def succeed(ranks: int, *args: object, accident: str | None = None, **env: str) -> Result:

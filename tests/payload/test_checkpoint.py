@@ -17,10 +17,46 @@ import typing
 
 import pytest
 import ranks
-import savers
 import torch
 
 from ddptrain import checkpoint, errors, files, saver
+
+SHAPES = ((64, 256), (256,), (512, 64))
+
+
+def state(step: int) -> dict[str, dict]:
+    """Return a model and moments that hold their step's number in every element."""
+    weights, moments = ({f"weight{i}": torch.full(shape, float(step)) for i, shape in enumerate(SHAPES)} for _ in "wm")
+    return {"model": weights, "optimizer": {"moments": moments}}
+
+
+def holds(path: pathlib.Path, step: int) -> bool:
+    """Return whether the tensors of a checkpoint are all those of a step."""
+    found = state(0)
+    checkpoint.read_into(path, found)
+    return all(bool((tensor == step).all()) for tensor in saver.tensors(found))
+
+
+def meta(step: int) -> dict[str, object]:
+    return {"step": step, "epoch": step, "format": checkpoint.DCP, "world_size": 1}
+
+
+def save_step(writer: saver.Saver, step: int, *, is_best: bool = False) -> None:
+    name = checkpoint.name_of(step, step, ends_epoch=True)
+    writer.save(name, state(step), meta(step), is_best=is_best)
+
+
+def save_forever(run_dir: pathlib.Path, first: int, acknowledge: int) -> None:
+    """Save step after step, reporting each that is on disk through the pipe."""
+    torch.set_num_threads(1)
+    writer = saver.Saver(run_dir, keep=2, attempt="test")
+    os.write(acknowledge, b"0\n")
+    step = first
+    while True:
+        save_step(writer, step, is_best=step % 7 == 0)
+        writer.wait()
+        os.write(acknowledge, f"{step}\n".encode())
+        step += 1
 
 
 def save(run_dir: pathlib.Path, *steps: int, keep: int = 5, best: tuple[int, ...] = ()) -> list[dict]:
@@ -28,7 +64,7 @@ def save(run_dir: pathlib.Path, *steps: int, keep: int = 5, best: tuple[int, ...
     records: list[dict] = []
     writer = saver.Saver(run_dir, keep=keep, attempt="test", on_saved=records.append)
     for step in steps:
-        savers.save(writer, step, is_best=step in best)
+        save_step(writer, step, is_best=step in best)
         writer.wait()
     writer.close()
     return records
@@ -58,7 +94,7 @@ def test_a_save_is_a_folder_with_a_manifest_and_two_links(tmp_path: pathlib.Path
     assert listed == {"dcp/.metadata", "dcp/__0_0.distcp"}
     found = checkpoint.verify(tmp_path / "epoch-0002")
     assert found.step == 2
-    assert savers.holds(found.path, 2)
+    assert holds(found.path, 2)
 
 
 def test_sigkill_at_100_random_moments_loses_at_most_the_last_save(tmp_path: pathlib.Path):
@@ -91,7 +127,7 @@ def _kill_100_times(run_dir: pathlib.Path, report: pathlib.Path) -> None:
         victim = os.fork()
         if not victim:
             os.close(read)
-            savers.save_forever(run_dir, known + 1, write)
+            save_forever(run_dir, known + 1, write)
         os.close(write)
         assert os.read(read, 2) == b"0\n"  # it is ready
         printed, saves = b"", chance.choice((0, 1, 1, 2))  # however long they take on a machine with much else to do
@@ -114,7 +150,7 @@ def _kill_100_times(run_dir: pathlib.Path, report: pathlib.Path) -> None:
         for path in checkpoint.candidates(run_dir):
             step = checkpoint.verify(path).step  # nothing half-written under a final name
             assert path.name == f"epoch-{step:04d}"
-            assert savers.holds(path, step)
+            assert holds(path, step)
         known = max(known, found.step if found else 0)
     report.write_text(json.dumps({"kills": kills, "saved": known, "amid": amid}))
 
@@ -183,10 +219,10 @@ def test_the_next_save_raises_the_error_of_the_one_before(tmp_path: pathlib.Path
 
     monkeypatch.setattr(checkpoint.Draft, "add_dcp", broken)
     writer = saver.Saver(tmp_path, keep=2, attempt="test")
-    savers.save(writer, 1)
+    save_step(writer, 1)
     assert writer._idle.wait(120)
     with pytest.raises(checkpoint.CheckpointError, match="Input/output error"):
-        savers.save(writer, 2)
+        save_step(writer, 2)
     writer.close()
 
 
@@ -208,6 +244,9 @@ def test_what_a_network_filesystem_gets_over_is_tried_again(number: int, fails: 
 
 
 def test_when_none_is_whole_it_says_so_instead_of_starting_over(tmp_path: pathlib.Path):
+    assert checkpoint.choose(tmp_path, "auto") is None, "there is none yet"
+    with pytest.raises(errors.UserError, match="no such folder"):
+        checkpoint.choose(tmp_path, str(tmp_path / "elsewhere"))
     save(tmp_path, 1)
     (tmp_path / "epoch-0001" / "dcp" / "__0_0.distcp").unlink()
     with pytest.raises(
@@ -215,12 +254,6 @@ def test_when_none_is_whole_it_says_so_instead_of_starting_over(tmp_path: pathli
     ):
         checkpoint.choose(tmp_path, "auto")
     assert checkpoint.choose(tmp_path, "never") is None
-
-
-def test_without_checkpoints_auto_starts_again_and_a_wrong_path_is_an_error(tmp_path: pathlib.Path):
-    assert checkpoint.choose(tmp_path, "auto") is None
-    with pytest.raises(errors.UserError, match="no such folder"):
-        checkpoint.choose(tmp_path, str(tmp_path / "elsewhere"))
 
 
 def test_the_link_latest_is_a_hint_only(tmp_path: pathlib.Path):
@@ -236,21 +269,16 @@ def test_it_keeps_the_last_ones_and_the_best(tmp_path: pathlib.Path):
     assert names(tmp_path) == ["best", "epoch-0002", "epoch-0004", "epoch-0005", "latest"]
 
 
-def test_the_same_step_again_replaces_it_whole(tmp_path: pathlib.Path):
-    save(tmp_path, 1, 2)
-    (tmp_path / "epoch-0002" / "stray").touch()
-    save(tmp_path, 2)
-    assert names(tmp_path) == ["epoch-0001", "epoch-0002", "latest"]
-    assert not (tmp_path / "epoch-0002" / "stray").exists()
-
-
 def test_leftovers_of_a_killed_attempt_go_away(tmp_path: pathlib.Path):
     save(tmp_path, 1)
     shutil.copytree(tmp_path / "epoch-0001", tmp_path / "epoch-0002.tmp-4.r0")
     shutil.copytree(tmp_path / "epoch-0001", tmp_path / "epoch-0000.trash-ab")
     assert newest(tmp_path).path.name == "epoch-0001"
     save(tmp_path, 3)
+    (tmp_path / "epoch-0003" / "stray").touch()
+    save(tmp_path, 3)
     assert names(tmp_path) == ["epoch-0001", "epoch-0003", "latest"]
+    assert not (tmp_path / "epoch-0003" / "stray").exists(), "the same step again replaces it whole"
 
 
 def test_the_copy_is_of_the_moment_of_the_call(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
@@ -258,18 +286,18 @@ def test_the_copy_is_of_the_moment_of_the_call(tmp_path: pathlib.Path, monkeypat
     write, gate = saver.Saver._write, threading.Event()
     monkeypatch.setattr(saver.Saver, "_write", lambda self, job: gate.wait(120) and write(self, job))
     writer = saver.Saver(tmp_path, keep=5, attempt="test")
-    live = savers.state(0)
+    live = state(0)
 
-    def save_step(step: int) -> None:
+    def change_and_save(step: int) -> None:
         for tensor in saver.tensors(live):
             tensor.fill_(step)
-        writer.save(f"epoch-{step:04d}", live, savers.meta(step))
+        writer.save(f"epoch-{step:04d}", live, meta(step))
         writer.before_update()
 
-    save_step(1)  # which comes back although nothing can be written yet
+    change_and_save(1)  # which comes back although nothing can be written yet
     for tensor in saver.tensors(live):
         tensor.fill_(99.0)
-    second = threading.Thread(target=save_step, args=(2,))
+    second = threading.Thread(target=change_and_save, args=(2,))
     second.start()
     second.join(1)
     assert second.is_alive()
@@ -277,7 +305,7 @@ def test_the_copy_is_of_the_moment_of_the_call(tmp_path: pathlib.Path, monkeypat
     second.join(120)
     writer.wait()
     writer.close()
-    assert all(savers.holds(tmp_path / f"epoch-{step:04d}", step) for step in (1, 2))
+    assert all(holds(tmp_path / f"epoch-{step:04d}", step) for step in (1, 2))
 
 
 def test_an_update_waits_for_the_copy(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
@@ -289,7 +317,7 @@ def test_an_update_waits_for_the_copy(tmp_path: pathlib.Path, monkeypatch: pytes
 
     monkeypatch.setattr(saver.Saver, "_copy", gated)
     writer = saver.Saver(tmp_path, keep=2, attempt="test")
-    savers.save(writer, 1)
+    save_step(writer, 1)
     update = threading.Thread(target=writer.before_update)
     update.start()
     update.join(0.5)
@@ -335,7 +363,7 @@ def test_a_model_and_its_optimiser_come_back_and_tied_weights_are_kept_once(
     state = checkpoint.state_of(*trained)
     assert "2.weight" not in state["model"]
     writer = saver.Saver(tmp_path, keep=2, attempt="test")
-    writer.save("epoch-0001", state, savers.meta(1))
+    writer.save("epoch-0001", state, meta(1))
     writer.wait()
     writer.close()
     restored(newest(tmp_path), trained)
@@ -348,5 +376,5 @@ def test_a_checkpoint_of_the_old_format_is_read(
     (folder / "rank-0000").mkdir(parents=True)
     for name, part in zip(("model", "optimizer"), trained, strict=True):
         torch.save(part.state_dict(), folder / "rank-0000" / f"{name}.pt")
-    checkpoint.seal(folder, {**savers.meta(1), "format": "torch"})
+    checkpoint.seal(folder, {**meta(1), "format": "torch"})
     restored(newest(tmp_path), trained)

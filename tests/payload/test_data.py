@@ -109,11 +109,6 @@ def test_a_manifest_that_is_wrong_is_named(tmp_path: pathlib.Path, old: str, new
         shards.open_dataset(tmp_path)
 
 
-def test_a_folder_without_a_manifest_is_no_dataset(tmp_path: pathlib.Path):
-    with pytest.raises(shards.ShardError, match="has no dataset"):
-        shards.open_dataset(tmp_path)
-
-
 @pytest.fixture
 def dataset(tmp_path: pathlib.Path) -> shards.Dataset:
     return make_dataset(tmp_path, [5003, 4001, 7999, 10, 6000])
@@ -154,34 +149,10 @@ def test_a_step_takes_the_next_rows_of_each_lane_from_the_first_on(dataset: shar
     assert [[row[0] for row in step] for step in steps] == expected
 
 
-def test_the_second_pass_has_another_order_of_the_same_rows(dataset: shards.Dataset):
+@pytest.mark.parametrize(("size", "start"), [(1, 29), (2, 0), (2, 1), (3, 117), (4, 0), (6, 250), (12, 0)])
+def test_any_number_of_ranks_sees_the_same_samples_wherever_it_starts(dataset: shards.Dataset, size: int, start: int):
     plan = small_plan()
-    n = sampler.Sampler(plan, dataset.splits["train"]).steps_per_pass
-    first, second = read_all(dataset, plan, 1, 0, n), read_all(dataset, plan, 1, n, 2 * n)
-    assert first != second
-    overlap = {tuple(r) for s in first for r in s} & {tuple(r) for s in second for r in s}
-    assert len(overlap) > 0.97 * n * 12
-
-
-@pytest.mark.parametrize("size", [2, 3, 4, 6, 12])
-def test_any_number_of_ranks_sees_the_same_samples_in_the_same_steps(dataset: shards.Dataset, size: int):
-    plan = small_plan()
-    assert read_all(dataset, plan, size, 0, 30) == read_all(dataset, plan, 1, 0, 30)
-
-
-@pytest.mark.parametrize("start", [1, 29, 117, 250])
-def test_starting_in_the_middle_is_the_same_as_reading_up_to_there(dataset: shards.Dataset, start: int):
-    plan = small_plan()
-    whole = read_all(dataset, plan, 2, 0, start + 3)
-    assert read_all(dataset, plan, 2, start, start + 3) == whole[start:]
-
-
-def test_resuming_at_step_ten_million_costs_no_more_than_at_step_ten(dataset: shards.Dataset):
-    plan = small_plan()
-    index = sampler.Sampler(plan, dataset.splits["train"])
-    assert (
-        sum(len(p.rows) for strip in index.block(10_000_000, 1, 0, 12) for p in strip.pieces) == 12
-    )  # a loop over steps would take minutes
+    assert read_all(dataset, plan, size, start, start + 30) == read_all(dataset, plan, 1, 0, start + 30)[start:]
 
 
 @pytest.mark.parametrize(

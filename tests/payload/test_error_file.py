@@ -4,7 +4,6 @@ import json
 import pathlib
 
 import pytest
-import torch
 
 from ddptrain import cli
 
@@ -25,10 +24,3 @@ def test_a_mistake_and_a_bug_are_left_for_the_launcher(
     stack = json.loads(path.read_text())["message"]["extraInfo"]["py_callstack"]
     assert stack.startswith("Traceback (most recent call last):\n")
     assert stack.endswith("[FATAL] KeyError: 'bug'\n")
-
-
-def test_a_failure_leaves_no_process_group_behind(tmp_path: pathlib.Path):
-    """Of a world of one, that is: a notebook or a test goes on in the same process."""
-    for _ in range(2):
-        assert cli.main(["train", "--data", str(tmp_path / "none"), "--run-dir", str(tmp_path / "run")]) == 2
-        assert not torch.distributed.is_initialized()

@@ -100,7 +100,7 @@ def test_it_resumes(
 ):
     run_dir = tmp_path / "run"
     arguments = (2, conversations, run_dir, "--model-local-dir", model_dir, *FLAGS, "--steps 30")
-    ranks.train(*arguments, accident="accident_kill DIE_AT=13 DIE_RANK=1")
+    ranks.train(*arguments, accident="accident_step DO=kill AT=13")
     ranks.trained(*arguments)
     assert conftest.losses(run_dir) == conftest.losses(tuned[0])
 
@@ -173,14 +173,6 @@ def test_what_tokenizers_alone_saved_is_read(end: str, text_dir: pathlib.Path, t
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(errors.UserError, match="holds no tokenizer"):
         payload_tokenizers.HfTokenizer(tmp_path)
-
-
-def test_a_set_without_the_assistants_role_is_refused_before_training(model_dir: pathlib.Path, tmp_path: pathlib.Path):
-    messages = [{"role": "user", "content": "a"}, {"role": "bot", "content": "b"}]
-    (tmp_path / "chat.jsonl").write_text(f"{json.dumps({'messages': messages})}\n" * 20)
-    asked = config.Config(data=tmp_path / "chat.jsonl", run_dir=tmp_path / "run", model_local_dir=model_dir)
-    with pytest.raises(errors.UserError, match=r"20 of 20 conversations have no message .* roles found: bot, user"):
-        finetune.prepare_data(asked)
 
 
 def test_bytes_that_are_no_text_are_refused_or_replaced(model_dir: pathlib.Path, tmp_path: pathlib.Path):

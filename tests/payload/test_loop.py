@@ -146,8 +146,6 @@ def test_clipping_bounds_what_the_optimiser_gets(
 def test_the_rate_of_the_step_is_the_schedules(build: collections.abc.Callable[..., train.Training]):
     training = build()
     before = [p.detach().clone() for p in training.core.parameters()]
-    training._step(rows(training), lr=0.0)
-    assert all(torch.equal(a, b) for a, b in zip(before, training.core.parameters(), strict=True))
     training._step(rows(training), lr=0.5)
     moved = max((a - b).abs().max().item() for a, b in zip(before, training.core.parameters(), strict=True))
     assert 0.4 < moved < 0.7  # AdamW moves by about the rate

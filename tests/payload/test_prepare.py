@@ -16,7 +16,6 @@ import typing
 import conftest
 import hypothesis
 import hypothesis.strategies
-import numpy as np
 import pytest
 import ranks
 from builders import add, decoded, run
@@ -31,7 +30,7 @@ def contents(root: pathlib.Path) -> dict[str, bytes]:
 
 
 def test_every_document_arrives_whole(tmp_path: pathlib.Path, text_dir: pathlib.Path):
-    dataset = run(text_dir, output=tmp_path / "d")
+    dataset = run(text_dir, output=tmp_path / "d", val_share=0.5)
     texts = [p.read_bytes() for p in sorted(text_dir.iterdir())]
     assert decoded(dataset) == texts[:-1]
     assert decoded(dataset, "val") == texts[-1:]  # val.txt is the validation set, and nothing else is held out
@@ -176,14 +175,10 @@ def test_fewer_sources_leave_no_stray_shards(tmp_path: pathlib.Path, text_dir: p
 
 
 def test_a_big_file_is_cut_at_line_ends_and_nothing_is_lost_or_doubled(tmp_path: pathlib.Path):
-    lines = [json.dumps({"text": f"{n} " + "x" * (n % 300)}) for n in range(3000)]
-    (tmp_path / "big.jsonl").write_text("\n".join(lines) + "\n")
-    dataset = run(tmp_path / "big.jsonl", output=tmp_path / "d", part_mib=0.05, val_share=0.0)
-    assert len(dataset.splits["train"]) > 5
-    assert decoded(dataset) == [json.loads(line)["text"].encode() for line in lines]
     text = "".join(f"line {n}\n" for n in range(40000))
     (tmp_path / "book.txt").write_text(text)
-    dataset = run(tmp_path / "book.txt", output=tmp_path / "e", part_mib=0.05, val_share=0.0)
+    dataset = run(tmp_path / "book.txt", output=tmp_path / "d", part_mib=0.05, val_share=0.0)
+    assert len(dataset.splits["train"]) > 5
     assert b"".join(decoded(dataset)) == text.encode()
 
 
@@ -204,28 +199,6 @@ def test_a_long_text_is_not_wholly_training_or_validation(tmp_path: pathlib.Path
     dataset = run(tmp_path / "book.txt", output=tmp_path / "d", val_share=0.1)
     assert 0.02 < dataset.tokens("val") / dataset.tokens("train") < 0.4
     assert [len(decoded(dataset, split)) for split in shards.SPLITS] == [1, 1], "it is one document of each still"
-
-
-def test_nothing_is_held_out_beside_a_validation_file(tmp_path: pathlib.Path):
-    for name in ("train", "val"):
-        (tmp_path / f"{name}.txt").write_text(f"{name} " + conftest.prose(3000))
-    dataset = run(tmp_path / "train.txt", tmp_path / "val.txt", output=tmp_path / "d", val_share=0.5)
-    assert [text[:5] for split in shards.SPLITS for text in decoded(dataset, split)] == [b"train", b"val t"]
-    assert dataset.tokens("train") == 1 + (tmp_path / "train.txt").stat().st_size
-
-
-def test_the_three_shapes_of_json_lines_and_their_masks(tmp_path: pathlib.Path):
-    chat = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}
-    records = [{"text": "plain"}, {"prompt": "2+2=", "completion": "4"}, chat]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
-    dataset = run(tmp_path / "a.jsonl", output=tmp_path / "d", val_share=0.0, mask_prompts=True)
-    assert decoded(dataset) == [b"plain", b"2+2=4", b"<user>\nhi\n<assistant>\nhello\n"]
-    (shard,) = dataset.splits["train"]
-    tokens = np.fromfile(shard.path, dtype="<u2", offset=1024)
-    learned = bytes(t & 0xFF if t != 256 else 0x7C for t in tokens.tolist() if not t >> 15)
-    assert learned == b"|plain|4|hello\n"
-    assert dataset.masked
-    assert not run(tmp_path / "a.jsonl", output=tmp_path / "e", val_share=0.0).masked
 
 
 @pytest.mark.parametrize(
@@ -268,12 +241,8 @@ def test_openwebtexts_archives_of_archives(tmp_path: pathlib.Path):
                 for n in range(2):
                     add(archive, f"{block}{n}.txt", f"page {block}{n}".encode())
             add(outer, f"openwebtext/urlsf_subset00-{block}_data.xz", lzma.compress(inner.getvalue()))
-    assert decoded(run(tmp_path, output=tmp_path / "d", val_share=0.0)) == [
-        b"page 00",
-        b"page 01",
-        b"page 10",
-        b"page 11",
-    ]
+    found = decoded(run(tmp_path, output=tmp_path / "d", val_share=0.0))
+    assert found == [f"page {page}".encode() for page in ("00", "01", "10", "11")]
 
 
 def test_gpt2_tokens_are_the_published_ones():

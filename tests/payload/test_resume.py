@@ -17,7 +17,7 @@ TINY = (
     "--layers 2 --heads 2 --width 32 --seq-len 32 --batch 4 --epoch-steps 5 --warmup 3 --precision fp32 "
     "--eval-rows 16 --log-every 1 --dropout 0.1 --deterministic"
 ).split()
-KILLED = "accident_kill DIE_AT=13 DIE_RANK=1"
+KILLED = "accident_step DO=kill AT=13"
 
 
 def arguments(data: pathlib.Path, run_dir: pathlib.Path, *more: object) -> tuple[object, ...]:
@@ -45,7 +45,7 @@ def test_twenty_steps_equal_ten_a_kill_and_ten_bit_for_bit(
     rank: int, whole: pathlib.Path, dataset: pathlib.Path, tmp_path: pathlib.Path
 ):
     run_dir = tmp_path / "run"
-    died = ranks.run(2, *arguments(dataset, run_dir), accident=f"accident_kill DIE_AT=13 DIE_RANK={rank}")
+    died = ranks.run(2, *arguments(dataset, run_dir), accident=f"accident_step DO=kill AT=13 OF={rank}")
     assert died.returncode != 0
     path = run_dir / "metrics.jsonl"
     path.write_bytes(path.read_bytes() + b'{"kind": "step", "step": 13, "lo')
@@ -82,7 +82,7 @@ def test_asked_to_stop_it_saves_and_the_rest_is_the_same_bit_for_bit(
     stop.touch()
     attempt = {"STOP_FILE": str(stop), "RUN_ATTEMPT_ID": "7.r0"}
     ranks.succeed(2, *arguments(dataset, run_dir), **attempt)
-    outcome = json.loads((run_dir / "control" / "7.r0.outcome").read_text())
+    outcome = conftest.outcome(run_dir, "7.r0")
     summary = json.loads((run_dir / "summary.json").read_text())
     assert outcome["outcome"] == summary["state"] == "preempted"
     assert 0 < outcome["step"] < 20
@@ -91,7 +91,7 @@ def test_asked_to_stop_it_saves_and_the_rest_is_the_same_bit_for_bit(
     stop.unlink()
     ranks.succeed(2, *arguments(dataset, run_dir), **{**attempt, "RUN_ATTEMPT_ID": "7.r1"})
 
-    assert json.loads((run_dir / "control" / "7.r1.outcome").read_text())["outcome"] == "done"
+    assert conftest.outcome(run_dir, "7.r1")["outcome"] == "done"
     assert conftest.losses(run_dir) == conftest.losses(whole)
     assert ending(run_dir) == ending(whole)
 
@@ -107,7 +107,7 @@ def test_torchrun_starts_the_ranks_again_and_they_go_on_bit_for_bit(
     assert result.returncode == 0, result.output
     resumed = next(line for line in result.marked("CKPT") if "resumed" in line)
     assert (resumed["step"], resumed["exact"]) == ("10", "yes")
-    assert json.loads((run_dir / "control" / "9.r0.outcome").read_text())["outcome"] == "done"
+    assert conftest.outcome(run_dir, "9.r0")["outcome"] == "done"
     assert json.loads((run_dir / "summary.json").read_text())["state"] == "done"
     assert conftest.losses(run_dir) == conftest.losses(whole)
     assert ending(run_dir) == ending(whole)
@@ -115,10 +115,10 @@ def test_torchrun_starts_the_ranks_again_and_they_go_on_bit_for_bit(
 
 def test_a_signal_to_any_rank_stops_all(dataset: pathlib.Path, tmp_path: pathlib.Path):
     run_dir = tmp_path / "run"
-    accident = "accident_kill DIE_BY=SIGUSR1 DIE_AT=8 DIE_RANK=1 RUN_ATTEMPT_ID=8.r0"
+    accident = "accident_step DO=kill BY=SIGUSR1 AT=8 RUN_ATTEMPT_ID=8.r0"
     result = ranks.succeed(2, *arguments(dataset, run_dir), "--steps 5000", accident=accident)
     assert "[PREEMPT]" in result.output
-    outcome = json.loads((run_dir / "control" / "8.r0.outcome").read_text())
+    outcome = conftest.outcome(run_dir, "8.r0")
     assert outcome["outcome"] == "preempted"
     assert 8 <= outcome["step"] < 5000
 

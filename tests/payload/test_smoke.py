@@ -44,7 +44,7 @@ def test_it_learns_and_says_so(smoke: tuple[pathlib.Path, ranks.Result]):
     assert (smoke[0] / "loss.png").read_bytes().startswith(b"\x89PNG")
     report = json.loads((smoke[0] / "report.json").read_text())
     assert {"world_size", "tokens", "elapsed", "tokens/s"} <= report.keys()
-    assert json.loads((smoke[0] / "control" / "1.r0.outcome").read_text())["outcome"] == "done"
+    assert conftest.outcome(smoke[0], "1.r0")["outcome"] == "done"
 
 
 def test_two_ranks_get_the_message_that_one_alone_gets_by_torchrun_too():

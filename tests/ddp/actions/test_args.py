@@ -68,9 +68,9 @@ def test_nothing_is_asked_where_nothing_is_given(settings: Settings, monkeypatch
 
 def test_a_settings_file_is_read_where_the_ranks_would(settings: Settings):
     (settings.runs / "night").mkdir()
-    (settings.runs / "night" / "mine.toml").write_text("steps = 'many'\n")
-    assert "steps must be of type int" in refused(settings, "--config mine.toml")
-    assert "No such file" in refused(settings, "--config other.toml")
+    (settings.runs / "night" / "mine.json").write_text('{"steps": "many"}')
+    assert "steps must be of type int" in refused(settings, "--config mine.json")
+    assert "No such file" in refused(settings, "--config other.json")
 
 
 def test_a_file_that_hangs_is_reported(settings: Settings, monkeypatch: pytest.MonkeyPatch):
