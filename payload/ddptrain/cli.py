@@ -23,6 +23,19 @@ _LATE = re.compile(r"Timed out waiting|[Oo]peration timed out|collective operati
 _LOST = re.compile(r"[Cc]onnection (?:closed|reset|refused)|Broken pipe|remote process exited").search
 
 
+EXAMPLES = """examples:
+  python -m ddptrain prepare --source python-stdlib --output data --tokenizer byte
+  torchrun --nproc-per-node=2 -m ddptrain train --data data --run-dir runs/first
+  torchrun --nproc-per-node=8 -m ddptrain train --config runs/first/config.json --run-dir runs/second --lr 3e-4
+  torchrun --nproc-per-node=8 -m ddptrain train --model-local-dir m --data chat.jsonl --epochs 2 --run-dir runs/chat
+  python -m ddptrain inspect runs/first/latest --json
+  torchrun --nproc-per-node=2 -m ddptrain smoke
+  torchrun --nproc-per-node=8 -m ddptrain collectives -b 8M -e 8G -f 2
+
+To stop a training early and keep it, send SIGTERM or SIGUSR1, or create the file that $STOP_FILE names. It saves and
+leaves; the same command continues from there."""
+
+
 def main(argv: collections.abc.Sequence[str] | None = None) -> int:
     """Run a command and return the exit code: 0 fine, 1 failed, 2 the user can fix it (one [FATAL] line says how)."""
     markers.setup(rank=_rank())
@@ -87,6 +100,7 @@ def _parser(argv: collections.abc.Sequence[str]) -> argparse.ArgumentParser:
     parser = config.Parser(
         prog="python -m ddptrain",
         description=__import__("ddptrain").__doc__,
+        epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=__version__)

@@ -137,7 +137,7 @@ def test_a_run_goes_on_by_itself_when_a_node_that_lost_power_is_there_again(dril
     storage_faults.until_right(drills, other, since=time.time())
     drills.ok("update-status", "--once")  # which Juju sends after its start hook, too; slurm-gpu checks the node
     assert "DOWN" not in node(drills, name)["State"], "it takes jobs again, though ReturnToService is 0"
-    until(drills, job, ".r1 host=", limit_s=75)  # cred_expire, 30 s, a pass over the queue, and the start
+    until(drills, job, ".r1 host=", limit_s=30 + PATIENCE_S)  # cred_expire, a pass over the queue, and the start
     until_state(drills, job, "COMPLETED", limit_s=900)
     done = [(step, attempt) for step, attempt in steps_done(drills, job) if attempt.endswith(".r1")]
     assert done, log_of(drills, job)

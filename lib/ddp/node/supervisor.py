@@ -184,7 +184,7 @@ class Supervisor:
         self.attempt_id = f"{self.job_id}.r{self.restarts}" + (f"t{self.again}" if self.again else "")
         outcome, stop = (f"{self.control}/{self.attempt_id}.{name}" for name in ("outcome", "stop"))
         env = self.env
-        env |= {"RUN_ATTEMPT_ID": self.attempt_id, "ATTEMPT_BEGAN": f"{time.time():.6f}", "STOP_FILE": stop}
+        env |= {"RUN_ATTEMPT_ID": self.attempt_id, "STOP_FILE": stop}
         env["TORCH_FR_DUMP_TEMP_FILE"] = f"{self.run_dir}/logs/{self.attempt_id}.flight-"
         resumes = self.storage.do(lambda: _begin(outcome, stop, f"{self.run_dir}/latest"))
         self._stop_file = stop
