@@ -69,13 +69,6 @@ def run_compute(
     return ctx.run(happened, testing.State(relations=[COMPUTE, relation], **state))
 
 
-@pytest.fixture
-def registered(slurm: SlurmDouble, mock_gpu: pathlib.Path) -> SlurmDouble:
-    slurmd_options.PATH.write_text(OPTIONS)
-    slurm.register()
-    return slurm
-
-
 def applied(mock_gpu: pathlib.Path) -> dict[str, typing.Any]:
     line = f"Name=gpu Type=mock_gpu File={mock_gpu} Flags=nvidia_gpu_env"
     return {"autodetect": "off", "applied": [NodeGres(node="slurmd-0", lines=(line,)).digest]}

@@ -23,14 +23,6 @@ BY_DETECTION = ACTIVE.format("found by AutoDetect=nvidia")
 AWAITS = Status(Level.WAITING, "waiting for slurm-gpu on slurmctld to hand out this node's lines")
 
 
-@pytest.fixture
-def registered(slurm: SlurmDouble, mock_gpu: pathlib.Path) -> SlurmDouble:
-    """A node with a GPU that slurmd registered without it."""
-    slurmd_options.PATH.write_text(OPTIONS)
-    slurm.register()
-    return slurm
-
-
 def test_a_machine_without_gpus(slurm: SlurmDouble):
     slurmd_options.PATH.write_text(OPTIONS)
     hook()
