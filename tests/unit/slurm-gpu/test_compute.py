@@ -3,7 +3,6 @@
 import pathlib
 
 import pytest
-import roles
 from conftest import OPTIONS, WITH_GPU
 from roles import OFF, UPSTREAM, hook, live, offer
 from slurm_double import Record, SlurmDouble
@@ -210,7 +209,7 @@ def test_leaving_a_node_that_needs_the_controllers_lines(registered: SlurmDouble
 
 def test_the_summary(registered: SlurmDouble, mock_gpu: pathlib.Path):
     hook(live())
-    summary = roles.summary(machines.look(answer=OFF), live())
+    summary = compute.summary(machines.look(answer=live()))
     assert summary == {
         "node": "slurmd-0",
         "wanted": "gpu:mock_gpu:1",
