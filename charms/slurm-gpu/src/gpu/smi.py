@@ -112,7 +112,7 @@ class UnreadableError(Exception):
 
 
 def read(printed: str) -> list[Card]:
-    """Return what `RULES` and counts need of the document of `nvidia-smi -q -x`.
+    """Return the cards in the document of `nvidia-smi -q -x`.
 
     Raises:
         UnreadableError: there is no document, one of the elements is no XML, or the cards cannot be distinguished.
