@@ -136,6 +136,21 @@ def mock_gpu(paths: pathlib.Path) -> pathlib.Path:
 
 
 @pytest.fixture
+def options(paths: pathlib.Path) -> pathlib.Path:
+    """Return the file of slurmd's options, as upstream writes it for a node without GPUs."""
+    slurmd_options.PATH.write_text(OPTIONS)
+    return slurmd_options.PATH
+
+
+@pytest.fixture
+def registered(slurm: SlurmDouble, mock_gpu: pathlib.Path) -> SlurmDouble:
+    """Return the Slurm of a node with a GPU that slurmd registered without it."""
+    slurmd_options.PATH.write_text(OPTIONS)
+    slurm.register()
+    return slurm
+
+
+@pytest.fixture
 def node(paths: pathlib.Path, slurm: SlurmDouble, monkeypatch: pytest.MonkeyPatch) -> MachineDouble:
     """Return the machine under this test's commands: Ubuntu 24.04 with one H100 and no driver."""
     (paths / "etc/os-release").write_text('NAME="Ubuntu"\nID=ubuntu\nVERSION_ID="24.04"\n')

@@ -13,7 +13,7 @@ import shlex
 import shutil
 
 import real_apt
-from slurm_double import Killed, SlurmDouble
+from slurm_double import Killed, SlurmDouble, checked
 
 from driver import state as driver_state
 from slurm_ddp import apt
@@ -160,15 +160,7 @@ class MachineDouble:
         if pathlib.Path(words[0]).name in self.hanging:
             raise CommandError(f"{words[0]}: no answer within {timeout:g} s")
         answer = self._answer(shlex.join(words), words)
-        if check and answer.returncode:
-            message = answer.stderr.strip() or answer.stdout.strip()
-            raise CommandError(
-                f"{words[0]} exited {answer.returncode}: {message}",
-                returncode=answer.returncode,
-                stdout=answer.stdout,
-                stderr=answer.stderr,
-            )
-        return answer
+        return checked(words[0], answer) if check else answer
 
     def _answer(self, command: str, words: list[str]) -> Completed:
         if command.startswith(_APT):
@@ -205,8 +197,6 @@ class MachineDouble:
             case [program, *order] if program.endswith("nvidia-smi"):
                 code, message = self.smi.answer(order)
                 return Completed(code, message, "")
-            case [program, *_] if program.endswith("nvidia-modprobe"):
-                return Completed(0, "", "")
             case ["/usr/bin/systemctl", *order]:
                 return self._systemctl(order)
             case _:
@@ -284,8 +274,6 @@ class MachineDouble:
                 self.active.discard(unit)
                 self.enabled.discard(unit)
             case ["daemon-reload"] | ["reset-failed", _] | ["start", "--no-block", _]:
-                pass
-            case ["try-restart", "--no-block", _]:
                 pass
             case _:
                 raise AssertionError(f"nobody expected systemctl {order}")

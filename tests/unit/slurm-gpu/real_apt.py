@@ -54,20 +54,15 @@ def _run(
             fields = stanzas.get((name, number), f"Package: {name}\nVersion: {number}\nArchitecture: amd64\n").strip()
             there += f"{fields}\nStatus: {'hold' if name in held else 'install'} ok installed\n\n"
         (root / "var/lib/dpkg/status").write_text(there)
-        options = (
-            f"--with-source={root}/Packages",
-            "-o",
-            f"Dir={root}",
-            "-o",
-            f"Dir::State::status={root}/var/lib/dpkg/status",
-            "-o",
-            "APT::Architecture=amd64",
-            "-o",
-            "APT::Architectures=amd64",
-        )
+        status = f"-oDir::State::status={root}/var/lib/dpkg/status"
+        options = (f"--with-source={root}/Packages", f"-oDir={root}", status, "-oAPT::Architecture=amd64")
         words = [f"{word}{root}/pins" if word == "Dir::Etc::Preferences=" else word for word in command[1:]]
         done = subprocess.run(
-            [command[0], *options, *words], capture_output=True, text=True, env={"LANG": "C.UTF-8"}, check=False
+            [command[0], *options, "-oAPT::Architectures=amd64", *words],
+            capture_output=True,
+            text=True,
+            env={"LANG": "C.UTF-8"},
+            check=False,
         )
         return done.returncode, done.stdout, done.stderr
 

@@ -1,6 +1,5 @@
 """What one hook of the compute role runs, without Juju."""
 
-import dataclasses
 import time
 
 import settings
@@ -14,13 +13,6 @@ UPSTREAM = ControllerGres(autodetect="nvidia", applied=())  # its gres.conf, wit
 OFF = ControllerGres(autodetect="off", applied=())
 
 
-def ensure(
-    machine: machines.Machine, answer: ControllerGres | None = UPSTREAM, published: NodeGres | None = None
-) -> registration.Progress | None:
-    """Register the GPUs of the machine."""
-    return compute.ensure(dataclasses.replace(machine, answer=answer, before=published), owner="slurm-gpu/0")
-
-
 def hook(
     answer: ControllerGres | None = UPSTREAM,
     config: settings.Config | None = None,
@@ -29,20 +21,9 @@ def hook(
     published: NodeGres | None = None,
 ) -> Status:
     """Register the GPUs, and return the status."""
-    machine = machines.look(config, answer)
-    progress = ensure(machine, answer, published)
-    return status(machine, answer, related=related, progress=progress)
-
-
-def status(
-    machine: machines.Machine,
-    answer: ControllerGres | None = UPSTREAM,
-    *,
-    related: bool = True,
-    progress: registration.Progress | None = None,
-) -> Status:
-    """Return the status of the node."""
-    return compute.status(dataclasses.replace(machine, answer=answer), related=related, progress=progress)
+    machine = machines.look(config, answer, published)
+    progress = compute.ensure(machine, owner="slurm-gpu/0")
+    return compute.status(machine, related=related, progress=progress)
 
 
 def offer(
@@ -57,11 +38,6 @@ def live(answer: ControllerGres = OFF, config: settings.Config | None = None) ->
     answered = offer(answer, config)
     assert answered is not None
     return answer.model_copy(update={"applied": ("0" * 12, answered.digest)})
-
-
-def summary(machine: machines.Machine, answer: ControllerGres | None = UPSTREAM) -> dict[str, str]:
-    """Run the action show-gres: its results."""
-    return compute.summary(dataclasses.replace(machine, answer=answer))
 
 
 def maintain(stage: registration.Stage = registration.Stage.REGISTERED) -> bool:

@@ -35,6 +35,14 @@ class Record:
     author: str = "root@2026-11-20T18:51:55"
 
 
+def checked(program: object, answer: Completed) -> Completed:
+    """Return the answer, or raise what `slurm_ddp.run` does for a command that failed."""
+    if answer.returncode:
+        text = f"{program} exited {answer.returncode}: {answer.stderr.strip() or answer.stdout.strip()}"
+        raise CommandError(text, returncode=answer.returncode, stdout=answer.stdout, stderr=answer.stderr)
+    return answer
+
+
 class SlurmDouble:
     """One controller, one node called slurmd-0."""
 
@@ -74,15 +82,7 @@ class SlurmDouble:
                 raise Killed
             self.lives -= 1
         answer = self._answer(shlex.join(str(word) for word in argv))
-        if check and answer.returncode:
-            message = answer.stderr.strip() or answer.stdout.strip()
-            raise CommandError(
-                f"{argv[0]} exited {answer.returncode}: {message}",
-                returncode=answer.returncode,
-                stdout=answer.stdout,
-                stderr=answer.stderr,
-            )
-        return answer
+        return checked(argv[0], answer) if check else answer
 
     def register(self) -> None:
         """slurmd starts and tells the controller about the node."""
@@ -130,12 +130,8 @@ class SlurmDouble:
     def schedule(self) -> None:
         """Start waiting jobs where that is possible."""
         record = self.record
-        if (
-            record
-            and record.base == "IDLE"
-            and not self.maintained
-            and not record.flags & {"DRAIN", "FAIL", "INVALID_REG"}
-        ):
+        is_kept = record is None or record.base != "IDLE" or record.flags & {"DRAIN", "FAIL", "INVALID_REG"}
+        if not is_kept and not self.maintained:
             self.jobs += self.waiting
             self.waiting = []
 
@@ -148,19 +144,9 @@ class SlurmDouble:
         """The node's state as the controller would print it."""
         assert self.record is not None
         base = "MIXED" if self.jobs and self.record.base == "IDLE" else self.record.base
-        order = (
-            "COMPLETING",
-            "DRAIN",
-            "DYNAMIC_NORM",
-            "FAIL",
-            "INVALID_REG",
-            "MAINTENANCE",
-            "NOT_RESPONDING",
-            "RESERVED",
-        )
         flags = self.record.flags | ({"RESERVED"} if self.reservations else set())
         flags |= {"MAINTENANCE", "RESERVED"} if self.maintained else set()
-        return "+".join([base, *(flag for flag in order if flag in flags)])
+        return "+".join([base, *sorted(flags)])
 
     def _answer(self, command: str) -> Completed:
         if command.startswith("/usr/sbin/slurmd -G -f "):
@@ -177,11 +163,7 @@ class SlurmDouble:
             return self._show()
         if command.startswith("/usr/bin/scontrol show node "):
             return Completed(1, f"Node {command.split()[3]} not found\n", "")
-        if command.startswith("/usr/bin/scontrol show ") and command.split()[2] in {
-            "reservations",
-            "hostnames",
-            "hostlist",
-        }:
+        if re.match(r"/usr/bin/scontrol show (reservations|hostnames|hostlist) ", command):
             return self._reservations(command)
         if command == "/usr/bin/scontrol -a show nodes -o":
             return self._show() if self.record else Completed(0, "No nodes in the system\n", "")
@@ -252,22 +234,13 @@ class SlurmDouble:
         lines = [dict(word.split("=", 1) for word in row.split()) for row in rows if row.startswith(prefix)]
         if not lines and rows[0] != "AutoDetect=off":
             return ""
-        found: dict[str, dict[str, str]] = {}
-        shares: list[dict[str, str]] = []
-        for line in lines:
+        text, types = "", dict[str, str]()
+        for i, line in enumerate(lines):
             files = line.get("File", line.get("MultipleFiles", ""))
-            if line["Name"] == "gpu":
-                found[files] = line
-            else:
-                shares.append(line | {"Type": found[files]["Type"]})
-        text = ""
-        for i, fields in enumerate([*found.values(), *shares]):
-            cores = f" Cores={fields['Cores']}" if "Cores" in fields else ""
-            for file in fields.get("File", fields.get("MultipleFiles", "")).split(","):
-                text += (
-                    f"slurmd-{self.name}: Gres Name={fields['Name']} Type={fields['Type']} Count={fields.get('Count', '1')} "
-                    f"Index={i} ID=7696487 File={file}{cores} CoreCnt=2\n"
-                )
+            kind = types.setdefault(files, line.get("Type", ""))  # shares have their card's, whose line comes first
+            head = f"slurmd-{self.name}: Gres Name={line['Name']} Type={kind} Count={line.get('Count', '1')} Index={i}"
+            cores = f" Cores={line['Cores']}" if "Cores" in line else ""
+            text += "".join(f"{head} ID=7696487 File={file}{cores} CoreCnt=2\n" for file in files.split(","))
         return text or "slurmd: warning: Ignoring file-less GPU gpu from final GRES list\n"
 
     def _systemctl(self, command: str) -> Completed:
@@ -329,12 +302,10 @@ class SlurmDouble:
             self.jobs = []
         elif state == "undrain":
             record.flags -= {"DRAIN", "FAIL"}
-        elif state == "idle":
-            if self.jobs:
-                return Completed(1, "", "slurm_update error: Invalid node state specified\n")
-            record.flags -= {"DRAIN", "FAIL"}
-            record.base = "IDLE"
-        elif state == "resume":
+        elif state == "idle" and self.jobs:
+            return Completed(1, "", "slurm_update error: Invalid node state specified\n")
+        else:
+            assert state in {"idle", "resume"}
             record.flags -= {"DRAIN", "FAIL"}
             record.base = "IDLE"
         if record.base == "IDLE" and not record.flags & {"DRAIN", "FAIL"}:

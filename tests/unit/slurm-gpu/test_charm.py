@@ -69,13 +69,6 @@ def run_compute(
     return ctx.run(happened, testing.State(relations=[COMPUTE, relation], **state))
 
 
-@pytest.fixture
-def registered(slurm: SlurmDouble, mock_gpu: pathlib.Path) -> SlurmDouble:
-    slurmd_options.PATH.write_text(OPTIONS)
-    slurm.register()
-    return slurm
-
-
 def applied(mock_gpu: pathlib.Path) -> dict[str, typing.Any]:
     line = f"Name=gpu Type=mock_gpu File={mock_gpu} Flags=nvidia_gpu_env"
     return {"autodetect": "off", "applied": [NodeGres(node="slurmd-0", lines=(line,)).digest]}
@@ -111,6 +104,11 @@ def test_a_compute_node_reaches_the_same_state_on_every_event(
     assert again.unit_status == ACTIVE
 
 
+def leave(ctx: testing.Context[charm.SlurmGpuCharm], event: str) -> testing.State:
+    happened = {"broken": ctx.on.relation_broken(COMPUTE), "stop": ctx.on.stop(), "remove": ctx.on.remove()}
+    return ctx.run(happened[event], testing.State(relations=[COMPUTE] if event != "remove" else []))
+
+
 @pytest.mark.parametrize("event", ["broken", "stop", "remove"])
 def test_the_unit_lets_go_with_whatever_hook_comes(
     ctx: testing.Context[charm.SlurmGpuCharm], registered: SlurmDouble, mock_gpu: pathlib.Path, event: str
@@ -119,9 +117,7 @@ def test_the_unit_lets_go_with_whatever_hook_comes(
     slurmd_unit.PUSHED.write_text("AutoDetect=off\n")
     run_compute(ctx, "start", node_gres(applied(mock_gpu)))
     assert registered.record == Record("gpu:mock_gpu:1")
-    happened = {"broken": ctx.on.relation_broken(COMPUTE), "stop": ctx.on.stop(), "remove": ctx.on.remove()}
-    relations = [COMPUTE] if event != "remove" else []
-    out = ctx.run(happened[event], testing.State(relations=relations))
+    out = leave(ctx, event)
     assert registered.record == Record("")
     assert slurmd_options.PATH.read_text() == OPTIONS
     assert out.unit_status == testing.UnknownStatus(), "no status is set"
@@ -143,8 +139,7 @@ def test_the_unit_ends_its_holds_first_so_that_upstream_can_delete_the_node(
     delete = ("/usr/bin/scontrol", "delete", "nodename=slurmd-0")
     assert "are busy" in registered.run(*delete, check=False).stderr
     registered.log.clear()
-    happened = {"broken": ctx.on.relation_broken(COMPUTE), "stop": ctx.on.stop(), "remove": ctx.on.remove()}
-    ctx.run(happened[event], testing.State(relations=[COMPUTE] if event != "remove" else []))
+    leave(ctx, event)
     orders = [order for order in registered.log if "scontrol" in order]
     assert orders[0] == "/usr/bin/scontrol delete reservationname=slurm-gpu-slurmd-0"
     assert "DRAIN" in registered.state(), "nobody looked at the card"

@@ -3,7 +3,6 @@
 import pathlib
 
 import pytest
-import roles
 from conftest import OPTIONS, WITH_GPU
 from roles import OFF, UPSTREAM, hook, live, offer
 from slurm_double import Record, SlurmDouble
@@ -21,14 +20,6 @@ ACTIVE = "gpu:mock_gpu:1 on slurmd-0 (from /proc/driver/nvidia; {})"
 BY_LINES = ACTIVE.format("lines in the controller's gres.conf")
 BY_DETECTION = ACTIVE.format("found by AutoDetect=nvidia")
 AWAITS = Status(Level.WAITING, "waiting for slurm-gpu on slurmctld to hand out this node's lines")
-
-
-@pytest.fixture
-def registered(slurm: SlurmDouble, mock_gpu: pathlib.Path) -> SlurmDouble:
-    """A node with a GPU that slurmd registered without it."""
-    slurmd_options.PATH.write_text(OPTIONS)
-    slurm.register()
-    return slurm
 
 
 def test_a_machine_without_gpus(slurm: SlurmDouble):
@@ -218,7 +209,7 @@ def test_leaving_a_node_that_needs_the_controllers_lines(registered: SlurmDouble
 
 def test_the_summary(registered: SlurmDouble, mock_gpu: pathlib.Path):
     hook(live())
-    summary = roles.summary(machines.look(answer=OFF), live())
+    summary = compute.summary(machines.look(answer=live()))
     assert summary == {
         "node": "slurmd-0",
         "wanted": "gpu:mock_gpu:1",

@@ -6,7 +6,6 @@ import typing
 
 import machines
 import pytest
-import roles
 from conftest import OPTIONS
 from health_scene import Scene
 from slurm_double import SlurmDouble
@@ -81,7 +80,7 @@ def test_an_unfit_node_is_the_status(slurm: SlurmDouble, mock_gpu: pathlib.Path)
     slurm.register()
     gpu_health.State(reason="gpu-health: Xid 79: fell off the bus: reboot 0000:01:00.0").save()
     machine = look()
-    verdict = roles.status(machine, None, related=False)
+    verdict = compute.status(machine, related=False, progress=None)
     text = "slurmd-0 is unfit: gpu-health: Xid 79: fell off the bus: reboot 0000:01:00.0"
     assert (verdict.level, verdict.text) == ("blocked", text)
 

@@ -44,9 +44,7 @@ def settled(ctx: testing.Context[charm.SlurmGpuCharm], machine: MachineDouble) -
 
 
 def tree(root: pathlib.Path) -> dict[str, bytes]:
-    """Return all files, but for what `slurmd -G` agreed to last."""
-    files = (path for path in root.rglob("*") if path.is_file() and path.name != "accepted")
-    return {str(path.relative_to(root)): path.read_bytes() for path in files}
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
 def is_one_line_of(name: str, text: str) -> bool:
@@ -133,16 +131,13 @@ def test_a_node_whose_name_is_none(ctx: testing.Context[charm.SlurmGpuCharm], se
 BROKEN = {
     "registration.json": ("[1]", '{"node": 5}', "\xff"),
     "hold.json": ("[]", '{"kind": "gpu-mig"}', '{"kind": 5, "node": 5, "states": [], "reason": null, "boot_id": ""}'),
-    "upgrade.json": ("{", '{"step": "install"}', "null"),
     "cards.json": ("5", '{"a": 1}', "\xff"),
     "health.json": ("[]", '{"since": "x"}', '{"resets": [1]}'),
     "mig.json": ("5", '{"x": 5}'),
     "driver-refused.json": ("[]", '{"key": 1}'),
-    "shared": ("\x00\x01",),
     "stopped-units": ("../../x\n",),
     "held-packages": ("\x00",),
     "held-options": ("SLURMD_OPTIONS=\n",),
-    "accepted": ("", "x" * 5000),
 }
 
 

@@ -26,56 +26,51 @@ DRAIN = f"/usr/bin/scontrol update nodename=slurmd-0 state=drain 'reason=slurm-g
 RESUME = "/usr/bin/scontrol update nodename=slurmd-0 state=resume"
 
 
-@pytest.fixture
-def node(two_cards: SlurmDouble) -> SlurmDouble:
-    return two_cards
-
-
-def orders(node: SlurmDouble) -> list[str]:
+def orders(two_cards: SlurmDouble) -> list[str]:
     """Record the commands about the node; slurmd's drop-in, which names the cards that it waits for, follows them."""
-    return [order for order in node.log if order != "daemon-reload" and "reservation" not in order]
+    return [order for order in two_cards.log if order != "daemon-reload" and "reservation" not in order]
 
 
-def test_a_lost_card_drains_the_node_and_its_return_resumes_it(node: SlurmDouble, paths: pathlib.Path):
-    node.jobs = ["7"]
+def test_a_lost_card_drains_the_node_and_its_return_resumes_it(two_cards: SlurmDouble, paths: pathlib.Path):
+    two_cards.jobs = ["7"]
     before = slurmd_options.PATH.read_text()
     lose(paths, 1)
     assert hook() == STATUS
-    assert orders(node) == [DRAIN]
+    assert orders(two_cards) == [DRAIN]
     assert hook() == STATUS  # reported once
-    assert orders(node) == [DRAIN]
+    assert orders(two_cards) == [DRAIN]
     assert offer() == NodeGres(node="slurmd-0", gres="gpu:nvidia_h200:1", lines=(), awaits=False)
     assert slurmd_options.PATH.read_text() == before
-    assert (node.jobs, node.ended) == (["7"], [])
+    assert (two_cards.jobs, two_cards.ended) == (["7"], [])
     bring_back(paths)
     assert hook().level == Level.ACTIVE
-    assert orders(node) == [DRAIN, RESUME]
-    assert (node.jobs, node.ended, node.state()) == (["7"], [], "MIXED+DYNAMIC_NORM")
+    assert orders(two_cards) == [DRAIN, RESUME]
+    assert (two_cards.jobs, two_cards.ended, two_cards.state()) == (["7"], [], "MIXED+DYNAMIC_NORM")
 
 
-def test_a_driver_that_broke(node: SlurmDouble, monkeypatch: pytest.MonkeyPatch):
+def test_a_driver_that_broke(two_cards: SlurmDouble, monkeypatch: pytest.MonkeyPatch):
     broken = NvmlAnswer(error="Driver/library version mismatch", broken=True)
     monkeypatch.setattr(gpu_detect, "run_probe", lambda: broken)
     loss = "NVML: Driver/library version mismatch; reboot this machine"
     assert hook() == Status(Level.BLOCKED, loss)
-    assert orders(node) == [f"/usr/bin/scontrol update nodename=slurmd-0 state=drain 'reason=slurm-gpu: {loss}'"]
+    assert orders(two_cards) == [f"/usr/bin/scontrol update nodename=slurmd-0 state=drain 'reason=slurm-gpu: {loss}'"]
     monkeypatch.setattr(gpu_detect, "run_probe", lambda: NvmlAnswer(error="NVML Shared Library Not Found"))
     assert hook().level == Level.ACTIVE
-    assert orders(node)[1:] == [RESUME]
+    assert orders(two_cards)[1:] == [RESUME]
 
 
-def test_a_card_that_moved_or_was_added_is_not_lost(node: SlurmDouble, paths: pathlib.Path):
+def test_a_card_that_moved_or_was_added_is_not_lost(two_cards: SlurmDouble, paths: pathlib.Path):
     shutil.rmtree(paths / "proc/driver/nvidia/gpus")
     add_driver(paths, [H200S[0], Card("NVIDIA H200", "0000:c1:00.0")])
     assert hook().level == Level.ACTIVE
-    assert orders(node) == []
+    assert orders(two_cards) == []
     shutil.rmtree(paths / "proc/driver/nvidia/gpus")
-    node.devices = 3
+    two_cards.devices = 3
     (paths / "dev/nvidia2").touch()
     add_driver(paths, [H200S[0], Card("NVIDIA H200", "0000:c1:00.0"), Card("NVIDIA H200", "0000:c2:00.0")])
     assert hook().level == Level.ACTIVE
-    assert node.record is not None
-    assert node.record.gres == "gpu:nvidia_h200:3"
+    assert two_cards.record is not None
+    assert two_cards.record.gres == "gpu:nvidia_h200:3"
 
 
 def accept(ctx: testing.Context[charm.SlurmGpuCharm]) -> object:
@@ -83,18 +78,18 @@ def accept(ctx: testing.Context[charm.SlurmGpuCharm]) -> object:
 
 
 def test_a_card_taken_out_for_good_is_accepted(
-    ctx: testing.Context[charm.SlurmGpuCharm], node: SlurmDouble, paths: pathlib.Path
+    ctx: testing.Context[charm.SlurmGpuCharm], two_cards: SlurmDouble, paths: pathlib.Path
 ):
     lose(paths, 1)
     assert hook() == STATUS
     assert isinstance(accept(ctx), ops.ActiveStatus)
-    assert node.record is not None
-    assert (node.record.gres, node.state()) == ("gpu:nvidia_h200:1", "IDLE+DYNAMIC_NORM")
+    assert two_cards.record is not None
+    assert (two_cards.record.gres, two_cards.state()) == ("gpu:nvidia_h200:1", "IDLE+DYNAMIC_NORM")
     assert hook().level == Level.ACTIVE
 
 
 def test_accepting_nothing_is_refused(
-    ctx: testing.Context[charm.SlurmGpuCharm], node: SlurmDouble, paths: pathlib.Path
+    ctx: testing.Context[charm.SlurmGpuCharm], two_cards: SlurmDouble, paths: pathlib.Path
 ):
     lose(paths, 0, 1)
     with pytest.raises(testing.ActionFailed, match=r"^no NVIDIA GPU on this machine$"):

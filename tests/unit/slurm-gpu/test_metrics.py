@@ -7,7 +7,7 @@ import pathlib
 import typing
 
 import pytest
-from conftest import COMPUTE, CONTROLLER, OPTIONS, ROOT, WITH_GPU
+from conftest import COMPUTE, CONTROLLER, ROOT, WITH_GPU
 from ops import testing
 from slurm_double import SlurmDouble
 
@@ -77,13 +77,6 @@ def test_xids_count_by_number_and_what_the_check_makes_of_them(
     monkeypatch.setattr(gpu_xids, "run", lambda *_, **__: Completed(0, text, ""))
     wanted = {f"gpu_xid_errors_total[{xid},{level}]": 2 if xid == "79" else 1 for xid, level in levels.items()}
     assert samples(metrics.xids(option)) == wanted
-
-
-@pytest.fixture
-def registered(slurm: SlurmDouble) -> SlurmDouble:
-    slurmd_options.PATH.write_text(OPTIONS)
-    slurm.register()
-    return slurm
 
 
 def held() -> set[str]:

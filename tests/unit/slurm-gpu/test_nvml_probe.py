@@ -26,55 +26,42 @@ def needed(value: typing.Any, code: int = NOT_SUPPORTED) -> typing.Any:
     return value
 
 
-class Nvml:
-    """nvidia-ml-py's functions, without their prefix. A device is its card."""
+def affinity(device: Card, words: int) -> typing.Any:
+    mask = (ctypes.c_ulonglong * words)()
+    for cpu in needed(device.get("cpus", (0, 1))):
+        mask[cpu // 64] |= 1 << cpu % 64
+    return mask
 
-    def __init__(self, cards: collections.abc.Sequence[Card], init: int = 0) -> None:
-        self.cards, self.init, self.is_shut = cards, init, False
 
-    def Init(self) -> None:  # noqa: N802 - NVML's names, here and below
-        if self.init:
-            raise pynvml.NVMLError(self.init)
-
-    def Shutdown(self) -> None:  # noqa: N802
-        self.is_shut = True
-
-    def DeviceGetHandleByIndex(self, i: int) -> Card:  # noqa: N802
-        return needed(self.cards[i] if "lost" not in self.cards[i] else None, LOST)
-
-    def DeviceGetCpuAffinity(self, device: Card, words: int) -> typing.Any:  # noqa: N802
-        mask = (ctypes.c_ulonglong * words)()
-        for cpu in needed(device.get("cpus", (0, 1))):
-            mask[cpu // 64] |= 1 << cpu % 64
-        return mask
-
-    def functions(self) -> dict[str, collections.abc.Callable[..., typing.Any]]:
-        pci = types.SimpleNamespace
-        plain: dict[str, collections.abc.Callable[..., typing.Any]] = {
-            "DeviceGetCount": lambda: len(self.cards),
-            "SystemGetDriverVersion": lambda: "580.159.04",
-            "DeviceGetName": lambda device: device["name"],
-            "DeviceGetMinorNumber": lambda device: device["minor"],
-            "DeviceGetUUID": lambda device: f"GPU-{device['minor']}",
-            "DeviceGetPciInfo": lambda device: pci(busId=device["bus"].encode()),
-            "DeviceGetMigMode": lambda device: needed([1, 1] if "instances" in device else None),
-            "DeviceGetMaxMigDeviceCount": lambda device: 7,
-            "DeviceGetMigDeviceHandleByIndex": lambda device, i: needed(device["instances"].get(i), NOT_FOUND),
-            "DeviceGetGpuInstanceId": lambda device: device["gi"],
-            "DeviceGetComputeInstanceId": lambda device: 0,
-        }
-        names = ("Init", "Shutdown", "DeviceGetHandleByIndex", "DeviceGetCpuAffinity")
-        return plain | {name: getattr(self, name) for name in names}
+DEVICES: dict[str, collections.abc.Callable[..., typing.Any]] = {  # nvidia-ml-py's functions; a device is its card
+    "SystemGetDriverVersion": lambda: "580.159.04",
+    "DeviceGetCpuAffinity": affinity,
+    "DeviceGetName": lambda device: device["name"],
+    "DeviceGetMinorNumber": lambda device: device["minor"],
+    "DeviceGetUUID": lambda device: f"GPU-{device['minor']}",
+    "DeviceGetPciInfo": lambda device: types.SimpleNamespace(busId=device["bus"].encode()),
+    "DeviceGetMigMode": lambda device: needed([1, 1] if "instances" in device else None),
+    "DeviceGetMaxMigDeviceCount": lambda device: 7,
+    "DeviceGetMigDeviceHandleByIndex": lambda device, i: needed(device["instances"].get(i), NOT_FOUND),
+    "DeviceGetGpuInstanceId": lambda device: device["gi"],
+    "DeviceGetComputeInstanceId": lambda device: 0,
+}
 
 
 @pytest.fixture
 def probe(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Probe:
     def run(*cards: Card, init: int = 0) -> dict[str, typing.Any]:
-        library = Nvml(cards, init)
-        for name, function in library.functions().items():
+        ended: list[bool] = []
+        machine = {
+            "Init": lambda: needed(None if init else True, init),
+            "Shutdown": lambda: ended.append(True),
+            "DeviceGetCount": lambda: len(cards),
+            "DeviceGetHandleByIndex": lambda i: needed(cards[i] if "lost" not in cards[i] else None, LOST),
+        }
+        for name, function in (DEVICES | machine).items():
             monkeypatch.setattr(pynvml, f"nvml{name}", function)
         assert nvml.main() == 0
-        assert library.is_shut == (not init)
+        assert bool(ended) == (not init)
         return json.loads(capsys.readouterr().out)
 
     return run

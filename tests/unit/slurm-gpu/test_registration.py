@@ -18,10 +18,7 @@ from slurm_ddp.slurm import nodes
 INVALID = "IDLE+DRAIN+DYNAMIC_NORM+INVALID_REG"
 
 
-@pytest.fixture(autouse=True)
-def options() -> pathlib.Path:
-    slurmd_options.PATH.write_text(OPTIONS)
-    return slurmd_options.PATH
+pytestmark = pytest.mark.usefixtures("options")
 
 
 def test_a_node_that_is_not_registered_yet_is_not_restarted_for_nothing(slurm: SlurmDouble, options: pathlib.Path):
@@ -175,32 +172,25 @@ def test_options_that_are_held_follow_those_of_slurmds_charm(slurm: SlurmDouble,
     assert not slurmd_unit.DRAINED_ENV.exists()
 
 
-@pytest.mark.parametrize(
-    "reason",
-    [
-        "gres/gpu count reported lower than configured (0 < 1)",
-        "gres/gpu:h100 count too low (1 < 2)",
-        "gres/gpu type (x) reported but not configured",
-        "gres/gpu count changed and jobs are using them (1 != 2)",
-        "gres/gpu GRES core specification 0 for node n0 doesn't match socket boundaries. (Socket 0 is cores 0-1)",
-        "gres/gpu GRES autodetected core affinity 0-1 on node n0 doesn't match socket boundaries. (Socket 0 is cores 0-3)",
-        "Invalid GRES Links value (0,-1) on node n0: i=1 >= link_len=1.",
-        "slurm-gpu: registering GPUs",
-    ],
+LEFT_BEHIND = (
+    "gres/gpu count reported lower than configured (0 < 1)",
+    "gres/gpu:h100 count too low (1 < 2)",
+    "gres/gpu type (x) reported but not configured",
+    "gres/gpu count changed and jobs are using them (1 != 2)",
+    "gres/gpu GRES core specification 0 for node n0 doesn't match socket boundaries. (Socket 0 is cores 0-1)",
+    "gres/gpu GRES autodetected core affinity 0-1 on node n0 doesn't match socket boundaries. (Socket 0 is cores 0-3)",
+    "Invalid GRES Links value (0,-1) on node n0: i=1 >= link_len=1.",
+    "slurm-gpu: registering GPUs",
 )
-def test_a_drain_that_slurm_or_we_left_behind_ends(slurm: SlurmDouble, reason: str):
-    slurm.record = drained(reason)
-    assert advance() == Progress(Stage.REGISTERED)
-    assert slurm.record == Record(GRES)
+OTHERS = ("bad fan", "gres/gpu card 3 is broken, ticket 7", "please look at slurm-gpu: odd", "")
 
 
-@pytest.mark.parametrize(
-    "reason", ["bad fan", "gres/gpu card 3 is broken, ticket 7", "please look at slurm-gpu: odd", ""]
-)
-def test_a_drain_of_another_stays(slurm: SlurmDouble, reason: str):
+@pytest.mark.parametrize("reason", LEFT_BEHIND + OTHERS)
+def test_just_a_drain_that_slurm_or_we_left_behind_ends(slurm: SlurmDouble, reason: str):
     slurm.record = drained(reason)
     assert advance() == Progress(Stage.REGISTERED)
-    assert (slurm.record, "update" in "".join(slurm.log)) == (drained(reason), False)
+    assert slurm.record == (drained(reason) if reason in OTHERS else Record(GRES))
+    assert ("update" in "".join(slurm.log)) == (reason in LEFT_BEHIND)
 
 
 @pytest.fixture

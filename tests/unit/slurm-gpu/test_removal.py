@@ -23,11 +23,6 @@ XID = "gpu-health: Xid 79: fell off the bus: reboot 0000:9d:00.0"
 NAME = "slurmd-0"
 
 
-@pytest.fixture
-def node(two_cards: SlurmDouble) -> SlurmDouble:
-    return two_cards
-
-
 def remove() -> None:
     """Remove the charm, and check that none of its files is left."""
     work.release()
@@ -39,25 +34,25 @@ def drained(reason: str) -> Record:
     return registering.drained(reason, GRES)
 
 
-def test_cards_that_came_back_since(node: SlurmDouble, paths: pathlib.Path):
+def test_cards_that_came_back_since(two_cards: SlurmDouble, paths: pathlib.Path):
     lose(paths, 1)
     hook()
-    assert node.record == drained(LOST)
-    node.waiting = ["7"]
+    assert two_cards.record == drained(LOST)
+    two_cards.waiting = ["7"]
     bring_back(paths)
     remove()
-    assert (node.record, node.jobs) == (Record(GRES), ["7"])
+    assert (two_cards.record, two_cards.jobs) == (Record(GRES), ["7"])
 
 
-def test_cards_that_are_still_lost(node: SlurmDouble, paths: pathlib.Path, caplog: pytest.LogCaptureFixture):
+def test_cards_that_are_still_lost(two_cards: SlurmDouble, paths: pathlib.Path, caplog: pytest.LogCaptureFixture):
     lose(paths, 1)
     hook()
-    node.waiting = ["7"]
+    two_cards.waiting = ["7"]
     remove()
-    assert (node.record, node.waiting) == (drained(LOST), ["7"])
+    assert (two_cards.record, two_cards.waiting) == (drained(LOST), ["7"])
     bring_back(paths)
     hook()  # the charm is back, and knows its own reason
-    assert node.record == Record(GRES)
+    assert two_cards.record == Record(GRES)
 
 
 def test_a_slurm_that_needed_the_lines_goes_on_without_gpus(slurm: SlurmDouble, paths: pathlib.Path):
@@ -84,64 +79,64 @@ def test_a_slurm_that_needed_the_lines_goes_on_without_gpus(slurm: SlurmDouble, 
         assert slurmd_options.PATH.read_text() == OPTIONS
 
 
-def test_an_unfit_node_stays_drained(node: SlurmDouble):
+def test_an_unfit_node_stays_drained(two_cards: SlurmDouble):
     """Nobody looks at its cards any more."""
-    node.record = drained(XID)
+    two_cards.record = drained(XID)
     remove()
-    assert node.record == drained(XID)
+    assert two_cards.record == drained(XID)
 
 
 @pytest.mark.parametrize("reason", ["bad fan", "replaced by ops, see slurm-gpu: 1", ""])
 @pytest.mark.parametrize("flag", ["DRAIN", "FAIL"])
-def test_what_others_ordered_stays(node: SlurmDouble, paths: pathlib.Path, reason: str, flag: str):
-    node.record = Record(GRES, flags={"DYNAMIC_NORM", flag}, reason=reason)
+def test_what_others_ordered_stays(two_cards: SlurmDouble, paths: pathlib.Path, reason: str, flag: str):
+    two_cards.record = Record(GRES, flags={"DYNAMIC_NORM", flag}, reason=reason)
     remove()
-    assert node.record == Record(GRES, flags={"DYNAMIC_NORM", flag}, reason=reason)
+    assert two_cards.record == Record(GRES, flags={"DYNAMIC_NORM", flag}, reason=reason)
 
 
-def test_a_node_that_waits_for_its_jobs_is_put_back(node: SlurmDouble, paths: pathlib.Path):
+def test_a_node_that_waits_for_its_jobs_is_put_back(two_cards: SlurmDouble, paths: pathlib.Path):
     """A card was put in; the node is drained until its jobs have ended, which this charm will not see."""
     add_driver(paths, [Card("NVIDIA H200", "0000:c1:00.0")], minors=[2])
     (paths / "dev/nvidia2").touch()
-    node.jobs = ["7"]
+    two_cards.jobs = ["7"]
     hook()
-    assert node.record == drained(registration.REASON)
+    assert two_cards.record == drained(registration.REASON)
     remove()
-    assert node.record == Record(GRES)
-    assert (node.jobs, node.ended) == (["7"], [])
+    assert two_cards.record == Record(GRES)
+    assert (two_cards.jobs, two_cards.ended) == (["7"], [])
     assert_no_journal()
 
 
-def test_a_driver_that_is_left_broken(node: SlurmDouble, paths: pathlib.Path, caplog: pytest.LogCaptureFixture):
+def test_a_driver_that_is_left_broken(two_cards: SlurmDouble, paths: pathlib.Path, caplog: pytest.LogCaptureFixture):
     """An upgrade failed and holds the node: the hold goes with the charm, and what is wrong keeps jobs away."""
     gpu_hold.take(gpu_hold.DRIVER, NAME, "failed: no reboot")
     lose(paths, 0, 1)
     remove()
-    assert node.record is not None
-    assert "DRAIN" in node.record.flags
-    assert node.record.reason == "slurm-gpu: 0 of 2 GPUs found, 0000:1b:00.0, 0000:9d:00.0 missing"
+    assert two_cards.record is not None
+    assert "DRAIN" in two_cards.record.flags
+    assert two_cards.record.reason == "slurm-gpu: 0 of 2 GPUs found, 0000:1b:00.0, 0000:9d:00.0 missing"
     assert gpu_hold.Hold.load() is None
 
 
-def test_a_refused_registration_stays_out(node: SlurmDouble, paths: pathlib.Path):
-    node.devices = 1  # slurmd finds fewer than the driver
-    node.register()
+def test_a_refused_registration_stays_out(two_cards: SlurmDouble, paths: pathlib.Path):
+    two_cards.devices = 1  # slurmd finds fewer than the driver
+    two_cards.register()
     reason = "gres/gpu count reported lower than configured (1 < 2)"
     shown = GRES.replace(":2", ":1")  # what slurmd reported
-    assert node.record == Record(shown, flags={"DYNAMIC_NORM", "DRAIN", "INVALID_REG"}, reason=reason)
+    assert two_cards.record == Record(shown, flags={"DYNAMIC_NORM", "DRAIN", "INVALID_REG"}, reason=reason)
     remove()
-    assert node.record is not None
-    assert node.record.reason == reason
-    assert "DRAIN" in node.record.flags
+    assert two_cards.record is not None
+    assert two_cards.record.reason == reason
+    assert "DRAIN" in two_cards.record.flags
 
 
 def test_a_controller_that_is_silent_is_reported(
-    node: SlurmDouble, paths: pathlib.Path, caplog: pytest.LogCaptureFixture
+    two_cards: SlurmDouble, paths: pathlib.Path, caplog: pytest.LogCaptureFixture
 ):
     lose(paths, 1)
     hook()
     gpu_hold.Hold(NAME, kind=gpu_hold.RESET).save()
-    node.answering = False
+    two_cards.answering = False
     remove()
     assert "slurmd-0 may stay drained, see sinfo -R" in caplog.text
     assert "this node stays drained, see sinfo -R" in caplog.text

@@ -8,16 +8,10 @@ from conftest import OPTIONS, WITH_GPU
 from registering import GRES, advance, drained, leave
 from slurm_double import Record, SlurmDouble
 
-from node import node_state, registration, slurmd_options, slurmd_unit
+from node import node_state, registration, slurmd_unit
 from node.registration import Progress, Stage
 
-
-@pytest.fixture(autouse=True)
-def options() -> pathlib.Path:
-    slurmd_options.PATH.write_text(OPTIONS)
-    return slurmd_options.PATH
-
-
+pytestmark = pytest.mark.usefixtures("options")
 RESERVED = "reservation maint: wait for its end, or scontrol update reservationname=maint nodes=slurmd-1"
 
 

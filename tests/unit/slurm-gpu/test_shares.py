@@ -1,8 +1,5 @@
 """Cards that are shared, by option: lines, registration, what Slurm must know first, and what contradicts."""
 
-import pathlib
-import typing
-
 import pytest
 import roles
 from conftest import OPTIONS
@@ -13,29 +10,12 @@ from gpu import detect as gpu_detect
 from gpu import gres
 from node import slurmd_options
 from slurm_ddp.charm import Level, Status
-from slurm_ddp.interfaces.slurm_gres import ControllerGres, NodeGres
+from slurm_ddp.interfaces.slurm_gres import NodeGres
 from slurm_ddp.slurm import advice as slurm_advice
 
 CARDS = gpu_detect.Detection(
     "proc", (gpu_detect.Gpu("Mock GPU", "0000:01:00.0", 0), gpu_detect.Gpu("Mock GPU", "0000:02:00.0", 1))
 )
-SHARDED = "gpu:mock_gpu:1,shard:4"
-
-
-@pytest.fixture
-def node(slurm: SlurmDouble, mock_gpu: pathlib.Path) -> SlurmDouble:
-    slurmd_options.PATH.write_text(OPTIONS)
-    slurm.types = "gpu,shard"
-    slurm.register()
-    return slurm
-
-
-def hook(answer: ControllerGres | None, **options: typing.Any) -> Status:
-    return roles.hook(answer, settings.Config(**options))
-
-
-def live(**options: typing.Any) -> ControllerGres:
-    return roles.live(roles.UPSTREAM, settings.Config(**options))
 
 
 def test_a_line_for_the_shares_of_each_card():
@@ -52,17 +32,14 @@ def test_mig_instances_have_no_shares():
         gres.plan(gpu_detect.Detection("nvml", (card,)), {}, None, shards=4)
 
 
-def test_nothing_is_touched_before_slurm_knows_the_name(node: SlurmDouble):
-    node.types = "gpu"
-    assert hook(live(), shards_per_gpu=4) == Status(
-        Level.BLOCKED,
-        "shards-per-gpu: slurm.conf has no shard among its GresTypes: "
-        + slurm_advice.slurm_conf({"GresTypes": "gpu,shard"}),
-    )
-    answer = live()
-    node.types = ""
-    assert hook(answer) == Status(
-        Level.BLOCKED, "slurm.conf has no gpu among its GresTypes: " + slurm_advice.slurm_conf({"GresTypes": "gpu"})
-    )
+@pytest.mark.parametrize(
+    ("types", "shards", "text"),
+    [("gpu", 4, "shards-per-gpu: slurm.conf has no shard among"), ("", 0, "slurm.conf has no gpu among")],
+)
+def test_nothing_is_touched_before_slurm_knows_the_name(registered: SlurmDouble, types: str, shards: int, text: str):
+    registered.types = types
+    typed = slurm_advice.slurm_conf({"GresTypes": "gpu,shard" if shards else "gpu"})
+    verdict = roles.hook(config=settings.Config(shards_per_gpu=shards))
+    assert verdict == Status(Level.BLOCKED, f"{text} its GresTypes: {typed}")
     assert slurmd_options.PATH.read_text() == OPTIONS
-    assert node.log == []
+    assert registered.log == []

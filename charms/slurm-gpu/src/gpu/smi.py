@@ -112,7 +112,7 @@ class UnreadableError(Exception):
 
 
 def read(printed: str) -> list[Card]:
-    """Return the parts of `nvidia-smi -q -x` that `RULES` and the counts need.
+    """Return the cards in the document of `nvidia-smi -q -x`.
 
     Raises:
         UnreadableError: there is no document, one of the elements is no XML, or the cards cannot be distinguished.
