@@ -201,7 +201,7 @@ def test_every_order_of_a_compute_node_ends_in_the_same_state(
 ):
     clock = orders.Clock(monkeypatch)
     monkeypatch.setattr(bring_up, "UPTIME", paths / "proc/uptime")
-    monkeypatch.setattr(health_check, "check", lambda *_, **__: {"result": "ok"})  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    monkeypatch.setattr(health_check.health, "check", lambda *_: health_check.health.Answer("ok", [], "", 0.0, ""))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     slurmd_options.PATH.write_text(OPTIONS)
     node.add_card(CARDS[1])
     node.install_driver("535", "535.288.01")
