@@ -185,7 +185,10 @@ def first_failure(folder: pathlib.Path, job_id: int, lines: int) -> Failure:
     others = [line for line in text if not _OURS.match(line)]
     for end in () if is_clear else left:
         if end.rank not in failed_ranks:
-            return found(end.rank, end.node, quiet.get(end.rank, [])[-lines:] or [end.words])
+            tag = f"[rank{end.rank}]: "
+            printed = [line.removeprefix(tag) for line in text if line.startswith(tag)]  # its own file may lack the end
+            last = _gist(printed, lines) if any(map(TELLING.search, printed)) else quiet.get(end.rank, [])[-lines:]
+            return found(end.rank, end.node, last or [end.words])
     if suspects and not own and (early := next((match for line in log if (match := _LEFT_EARLY.match(line))), None)):
         words = "exited with code 0 while others went on; do all ranks get the same number of batches?"
         return found(int(early[1]) * _per_node(folder), int(early[1]), [words])
