@@ -303,7 +303,7 @@ class Engine:
             for task in list(self._running.values()):
                 self.progress(task.key, f"{task.what} ... {time.monotonic() - task.since:.0f} s")
 
-    # --- tasks, each in a thread of its own -------------------------------------------------------------------------
+    # --- tasks, each in its own thread -------------------------------------------------------------------------------
 
     def _execute(self, task: _Task) -> None:
         error: BaseException | None = None

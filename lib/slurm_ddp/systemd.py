@@ -73,11 +73,6 @@ def restart(name: str, *, timeout: float = 120) -> None:
     _systemctl("restart", name, timeout=timeout)
 
 
-def try_restart(name: str) -> None:
-    """Have systemd restart `name` if it runs, without waiting for it; ignore a unit that does not exist."""
-    _systemctl("try-restart", "--no-block", name, check=False)
-
-
 def stop(name: str, *, timeout: float = 120) -> None:
     """Stop `name`; a unit that does not exist counts as stopped."""
     _systemctl("stop", name, timeout=timeout, check=False)

@@ -291,7 +291,11 @@ class Bench:
         }
 
     def _buffer(self, count: int) -> Tensor:
-        return torch.empty(count, dtype=self.coder.dtype, device=self.world.device)
+        try:
+            return torch.empty(count, dtype=self.coder.dtype, device=self.world.device)
+        except RuntimeError as e:
+            size = count * self.coder.dtype.itemsize
+            raise errors.UserError(f"no memory for a buffer of {size} bytes; lower --max-bytes") from e
 
     def _fill(self, collective: Collective, b: Buffers, *, inside: bool) -> None:
         """Give both buffers their values before a checked call; what must be overwritten holds something else."""

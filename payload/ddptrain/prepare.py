@@ -373,7 +373,7 @@ def _remove_strays(output: pathlib.Path, wanted: set[pathlib.Path]) -> None:
     """Remove shards and notes of an earlier plan with more parts, and what killed workers left."""
     for folder in (*shards.SPLITS, "parts"):
         for path in (output / folder).glob("*"):
-            if path not in wanted:
+            if path not in wanted and path.suffix in (".bin", ".json", ".tmp"):  # nobody else's
                 path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # not there, or not empty
             (output / folder).rmdir()

@@ -15,7 +15,7 @@ from functional.conftest import REPOSITORY, Cluster, Json
 pytestmark = [
     pytest.mark.trains,
     pytest.mark.timeout(1500),
-]  # the first test of a run deploys; each command has a limit of its own
+]  # the first test of a run deploys; each command has its own limit
 
 # Of the others, the one beside slurmd/0
 UNITS = {"ddp-trainer": "trainer/0", "juicefs-server-proxy": "juicefs-server-proxy/0"}

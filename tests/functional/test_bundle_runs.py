@@ -12,7 +12,7 @@ import pytest
 
 from functional.conftest import Cluster, eventually, footprint
 
-pytestmark = pytest.mark.timeout(1500)  # the first test of a run deploys; each command has a limit of its own
+pytestmark = pytest.mark.timeout(1500)  # the first test of a run deploys; each command has its own limit
 
 HOSTS = ("sackd/0", "slurmd/0", "slurmd/1")
 NODES = ("slurmd-0", "slurmd-1")

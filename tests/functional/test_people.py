@@ -15,7 +15,7 @@ from functional.storage_faults import MP
 pytestmark = [
     pytest.mark.trains,
     pytest.mark.timeout(1500),
-]  # the first test of a run deploys; each command has a limit of its own
+]  # the first test of a run deploys; each command has its own limit
 
 LOGIN = "sackd/0"
 HOSTS = (LOGIN, "slurmd/0", "slurmd/1", "slurmctld/0")  # where a user of the cluster has an account

@@ -29,7 +29,7 @@ from functional.storage_faults import (
 )
 from storage import leaks
 
-pytestmark = pytest.mark.timeout(1500)  # the first test of a run deploys; each command has a limit of its own
+pytestmark = pytest.mark.timeout(1500)  # the first test of a run deploys; each command has its own limit
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from functional.training_jobs import (
 pytestmark = [
     pytest.mark.trains,
     pytest.mark.timeout(1500),
-]  # the first test of a run deploys; each command has a limit of its own
+]  # the first test of a run deploys; each command has its own limit
 
 
 def test_a_rank_that_takes_more_memory_than_the_job_has_is_reported(drills: Cluster):

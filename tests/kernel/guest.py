@@ -42,7 +42,7 @@ _DISK_MIB = 3072
 _GUEST = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 _PACKAGES, _NEWER_PACKAGES, _MASKED = (tuple(_GUEST[name].split()) for name in ("packages", "newer", "masked"))
 _NEWER_SUITE = "trixie"
-# Reads one JSON object a line, runs it, answers with one line; each connection in a thread of its own
+# Reads one JSON object a line, runs it, answers with one line; each connection in its own thread
 _AGENT = """\
 import base64, io, json, socketserver, subprocess, tarfile, threading
 

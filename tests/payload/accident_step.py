@@ -3,7 +3,7 @@
 kill: it gets SIGKILL, or $BY; what was to be saved before is on disk. stuck: rank 1 stands still; rank 0, which waits for
 it, gets SIGTERM, then both SIGKILL, when rank 0 has written its outcome, or after a minute. slow: it waits 0.1 s for the
 data of each step. joining, missing: it fails before the first step; where the data is missing, that rank is the first one
-of a node of its own. Once torchrun has started the ranks again, nothing happens but that rank 1 comes late, so that what
+of another node. Once torchrun has started the ranks again, nothing happens but that rank 1 comes late, so that what
 the first attempt left in the store would be taken for it.
 """
 

@@ -66,6 +66,13 @@ def test_bus_factors_are_nccl_tests():
     assert {name: c.bus_factor(16) for name, c in collectives.COLLECTIVES.items()} == expected
 
 
+def test_a_size_that_does_not_fit_is_one_line():
+    result = ranks.run(2, "collectives -b 1048576G -e 1048576G")
+    (line,) = result.fatal()
+    assert "no memory for a buffer of 1125899906842624 bytes; lower --max-bytes" in line
+    assert "Traceback" not in result.output
+
+
 @pytest.mark.parametrize("name", list(collectives.COLLECTIVES))
 def test_a_corrupted_buffer_is_counted_and_fails_on_every_rank(name: str):
     result = ranks.run(2, "collectives --collective", name, *QUICK, accident="accident_corrupt", CORRUPT=name)

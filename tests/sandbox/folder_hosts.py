@@ -191,7 +191,7 @@ class Bench:
         self.lines.clear()
 
     def begin(self, work: collections.abc.Callable[[Engine], typing.Any]) -> Command:
-        """Begin a command in a thread of its own."""
+        """Begin a command in its own thread."""
 
         def run() -> typing.Any:
             with self.engine() as engine:

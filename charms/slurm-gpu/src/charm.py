@@ -15,14 +15,15 @@ from maintenance import work
 from node import compute, hold
 from node import machine as machines
 from node.registration import Progress
+from relations import gres as endpoints
+from relations.gres import COMPUTE, CONTROLLER, GRES, NODE_GRES
 from slurm_ddp import exporter, wake
 from slurm_ddp.charm import Level, Status, action_name, is_principal, run_action
-from slurm_ddp.interfaces import cos_agent, slurm_gres
+from slurm_ddp.interfaces import cos_agent
 from slurm_ddp.run import CommandError
 
 logger = logging.getLogger(__name__)
 
-COMPUTE, CONTROLLER, NODE_GRES, GRES = "compute", "controller", "node-gres", "gres"
 _AGAIN_S = 30  # until a unit looks again that waits for what Juju has no event for
 _NO_ROLE = Status(Level.BLOCKED, "integrate compute with slurmd:juju-info or controller with slurmctld:juju-info")
 
@@ -44,12 +45,9 @@ class SlurmGpuCharm(ops.CharmBase):
             self.on.upgrade_charm,
             self.on.leader_elected,
             self.on.update_status,
-            *(end.relation_created for end in ends),
-            *(end.relation_joined for end in ends),
-            *(end.relation_changed for end in ends),
-            *(end.relation_departed for end in ends),
-            self.on[NODE_GRES].relation_broken,
-            self.on[GRES].relation_broken,
+            *(event for end in ends for event in (end.relation_created, end.relation_joined)),
+            *(event for end in ends for event in (end.relation_changed, end.relation_departed)),
+            *(self.on[name].relation_broken for name in (NODE_GRES, GRES)),
             *exporter.events(self.on),
         ):
             framework.observe(event, self.reconcile)
@@ -67,7 +65,7 @@ class SlurmGpuCharm(ops.CharmBase):
     def reconcile(self, event: ops.EventBase) -> None:
         """Move this unit to its desired state, whichever event woke it."""
         self._note_end(event)
-        if self._has(COMPUTE) and not self._is_leaving(event):
+        if self._has(COMPUTE) and not endpoints.is_leaving(event, self.unit):
             self._reconcile_compute()
         if self._has(CONTROLLER) and self.unit.is_leader():
             self._reconcile_controller(event)
@@ -86,15 +84,15 @@ class SlurmGpuCharm(ops.CharmBase):
 
     def _reconcile_controller(self, event: ops.EventBase) -> None:
         departing = event.departing_unit if isinstance(event, ops.RelationDepartedEvent) else None
-        relations = self._relations(GRES)
+        relations = endpoints.relations(self.model, GRES)
         units = {unit.name: (relation, unit) for relation in relations for unit in relation.units if unit != departing}
         first = event.unit.name if isinstance(event, ops.RelationEvent) and event.unit else None
         if isinstance(event, ops.UpdateStatusEvent):
             first = gres_lines.rotating(units)
-        self._view = gres_lines.sync(units, first, lambda name: _published(*units[name]), owner=self.unit.name)
+        self._view = gres_lines.sync(units, first, lambda name: endpoints.published(*units[name]), owner=self.unit.name)
         for relation in relations:
             names = {name for name, (owner, _) in units.items() if owner is relation}
-            before = _answer(relation, self.app)
+            before = endpoints.answer(relation, self.app)
             answer = gres_lines.answer(self._view, names, before)
             if answer != before:
                 relation.save(answer, self.app)
@@ -124,14 +122,6 @@ class SlurmGpuCharm(ops.CharmBase):
         """
         if isinstance(event, ops.RelationDepartedEvent | ops.RelationBrokenEvent):
             self._left = not self._has(COMPUTE) and not self._has(CONTROLLER)
-
-    def _is_leaving(self, event: ops.EventBase) -> bool:
-        """Whether this unit leaves its compute node, when the controller may have dropped its lines already."""
-        if not isinstance(event, ops.RelationDepartedEvent):
-            return False
-        if event.relation.name == COMPUTE:
-            return is_principal(event.relation.app.name)
-        return event.departing_unit == self.unit
 
     def _on_collect_unit_status(self, event: ops.CollectStatusEvent) -> None:
         if self._left:  # setting the status of a deleted unit is an error
@@ -168,7 +158,7 @@ class SlurmGpuCharm(ops.CharmBase):
 
     def _publish(self) -> None:
         offered = compute.offer(self.machine)
-        for relation in self._relations(NODE_GRES) if offered else ():
+        for relation in endpoints.relations(self.model, NODE_GRES) if offered else ():
             relation.save(offered, self.unit)
 
     @property
@@ -176,33 +166,15 @@ class SlurmGpuCharm(ops.CharmBase):
         """This machine as it was when first looked at."""
         if self._machine is None:
             answer = before = None
-            for relation in self._relations(NODE_GRES):
-                answer = _answer(relation, relation.app)
+            for relation in endpoints.relations(self.model, NODE_GRES):
+                answer = endpoints.answer(relation, relation.app)
                 with contextlib.suppress(ValueError):
-                    before = _published(relation, self.unit)
+                    before = endpoints.published(relation, self.unit)
             self._machine = machines.look(self.load_config(settings.Config), answer, before)
         return self._machine
 
     def _has(self, endpoint: str) -> bool:
-        return bool(self._relations(endpoint))
-
-    def _relations(self, endpoint: str) -> list[ops.Relation]:
-        """Return the relations that are not being removed, without those of other machines' principals."""
-        found = [relation for relation in self.model.relations[endpoint] if relation.active]
-        return [relation for relation in found if endpoint in (NODE_GRES, GRES) or is_principal(relation.app.name)]
-
-
-def _published(relation: ops.Relation, unit: ops.Unit) -> slurm_gres.NodeGres | None:
-    """Read what a compute unit published, None for nothing yet. Raises `ValueError` for what is no such thing."""
-    return relation.load(slurm_gres.NodeGres, unit) if relation.data[unit].get("node") else None
-
-
-def _answer(relation: ops.Relation, app: ops.Application) -> slurm_gres.ControllerGres:
-    """Read what the controller published; nothing if that cannot be read."""
-    try:
-        return relation.load(slurm_gres.ControllerGres, app)
-    except ValueError:
-        return slurm_gres.ControllerGres()
+        return bool(endpoints.relations(self.model, endpoint))
 
 
 if __name__ == "__main__":  # pragma: no cover

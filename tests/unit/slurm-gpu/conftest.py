@@ -76,7 +76,7 @@ def paths(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
         gpu_mig: {"LAYOUTS": "var/slurm-gpu/mig.json"},
         gres_conf: {"PATH": "etc/slurm/gres.conf"},
         systemd: {"UNIT_DIR": "etc/systemd/system"},
-        readiness: {"DIRECTORY": "var/needs"},
+        readiness: {"DIRECTORY": "var/needs", "BOOT_ID": "proc/sys/kernel/random/boot_id"},
         wake: {"JUJU_EXEC": "usr/bin/juju-exec"},
         gpu_detect: {"NVIDIA_MODPROBE": "usr/bin/nvidia-modprobe"},
     }
@@ -85,6 +85,7 @@ def paths(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
             monkeypatch.setattr(module, name, tmp_path / path)
     monkeypatch.setattr(machine, "PLUGIN_DIRS", (tmp_path / "plugins",))
     monkeypatch.setattr(driver_state, "LIBRARY_DIRS", (tmp_path / "lib",))
+    files.ensure_file(readiness.BOOT_ID, "boot-0\n")
     owner = tmp_path.owner()
     monkeypatch.setattr(gres_conf, "_OWNER", owner)
     return tmp_path

@@ -8,6 +8,7 @@ import dataclasses
 
 from node import hold as node_hold
 from node import node_state, registration
+from slurm_ddp import readiness
 from slurm_ddp.slurm import nodes
 
 DRIVER, RESET, MIG = "gpu-driver", "gpu-reset", "gpu-mig"
@@ -82,11 +83,11 @@ def release() -> None:
     forget()
 
 
-def until_reboot(boot_id: str) -> None:
+def until_reboot() -> None:
     """Keep the hold until the machine was rebooted."""
     hold = Hold.load()
     if hold is not None:
-        dataclasses.replace(hold, boot_id=boot_id).save()
+        dataclasses.replace(hold, boot_id=readiness.boot_id()).save()
 
 
 def forget() -> None:

@@ -5,7 +5,7 @@ import json
 import pathlib
 
 import template
-from maintenance import hold, reset, services, upgrade
+from maintenance import hold, reset, services
 from scripts import mig
 from slurm_ddp import files, systemd, watchdog
 from slurm_ddp.charm import ActionError, Log, Results
@@ -42,7 +42,7 @@ def set_layout(gpu: str, profiles: str, node: str | None, wait_s: float, log: Lo
             done.append(bus_id)
             mig.apply(cards[bus_id], layout)
     except mig.RebootNeeded as e:
-        hold.until_reboot(upgrade.boot_id())
+        hold.until_reboot()
         return {"result": "reboot", "detail": f"{e}: reboot this machine"}
     except mig.MigError as e:
         _ensure_layouts(before)

@@ -10,7 +10,6 @@ import time
 from driver import install, plan, state
 from driver.plan import Plan, Spec
 from driver.state import DriverError
-from gpu import pci
 from maintenance import hold, reset, services
 from node import node_state
 from slurm_ddp import apt, files
@@ -45,7 +44,7 @@ def upgrade(wanted: Spec, node: str | None, wait_s: float, log: Log, *, drain: b
     finally:
         services.ensure_running()
     if not is_loaded:
-        hold.until_reboot(boot_id())
+        hold.until_reboot()
         detail = f"reboot this machine: driver {packages.version} is installed, and loads with the next boot"
         return {"result": "reboot", "driver": packages.version, "detail": detail}
     if (problem := state.explain(state.look())) is not None:
@@ -117,11 +116,6 @@ def release() -> None:
     services.ensure_persistence(on=False)
     files.ensure_absent(install.NOUVEAU)
     node_state.clear(_REFUSED)
-
-
-def boot_id() -> str:
-    """Return the id of this boot of the machine."""
-    return (pci.PROC / "sys/kernel/random/boot_id").read_text().strip()
 
 
 def _install(packages: Plan) -> bool:

@@ -16,6 +16,7 @@ from node import registration
 from node import watch as node_watch
 from node.machine import Machine
 from scripts import mig as layouts
+from slurm_ddp import readiness
 from slurm_ddp.charm import Level, Status
 from slurm_ddp.run import CommandError
 from slurm_ddp.slurm import nodes
@@ -34,7 +35,7 @@ def prepare(options: Options) -> bool:
         with contextlib.suppress(DriverError):  # the status shows an invalid option
             upgrade.ensure_wanted(plan.spec(options))
         return True
-    if held.boot_id == upgrade.boot_id():
+    if held.boot_id == readiness.boot_id():
         return _is_given_up(held)
     with contextlib.suppress(layouts.MigError):  # what an interrupted one left; the registration sees the rest
         layouts.apply_all()
@@ -72,7 +73,7 @@ def release() -> None:
 def verdict(options: Options, otherwise: collections.abc.Callable[[], Status]) -> Status:
     """Return the status of the node: what the operator must do, what is under way, else what `otherwise` returns."""
     held = hold.Hold.load()
-    if held is not None and held.boot_id == upgrade.boot_id():
+    if held is not None and held.boot_id == readiness.boot_id():
         return Status(Level.BLOCKED, f"{held.node} is drained for {held.kind}: reboot this machine")
     try:
         text = upgrade.note(plan.spec(options))
