@@ -168,7 +168,7 @@ def test_want_of_room_is_reported_before_anything_is_touched(
 
 def test_fewer_sources_leave_no_stray_shards(tmp_path: pathlib.Path, text_dir: pathlib.Path):
     run(text_dir, output=tmp_path / "d", part_mib=0.03)
-    (tmp_path / "d" / "train" / "notes.txt").write_text("somebody else's")
+    (tmp_path / "d" / "train" / "notes.txt").write_text("another program's")
     dataset = run(text_dir / "00.txt", output=tmp_path / "d", part_mib=0.03, val_share=0.0)
     assert set(contents(tmp_path / "d")) == {"train/shard-00000.bin"}
     assert (tmp_path / "d" / "train" / "notes.txt").exists()

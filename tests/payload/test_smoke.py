@@ -4,6 +4,8 @@
 import json
 import pathlib
 import re
+import threading
+import time
 
 import conftest
 import pytest
@@ -73,3 +75,30 @@ def test_a_rendezvous_that_fails_names_both_nodes_by_what_slurm_calls_them(monke
         rendezvous.connect(rendezvous.Place(1, 2, 0, 1))
     where = "the rendezvous at 127.0.0.1:9 (slurmd-0) failed on slurmd-1"
     assert str(caught.value).startswith(f"{where}: The client socket has timed out after 120000ms; is the port")
+
+
+def test_rank_0_keeps_the_store_until_all_have_read_why_none_enters():
+    store, read = dist.HashStore(), threading.Event()
+
+    class SlowReader:
+        def __getattr__(self, name: str):
+            return getattr(store, name)
+
+        def get(self, key: str) -> bytes:
+            time.sleep(0.5)
+            read.set()
+            return store.get(key)
+
+    failures: list[str] = []
+
+    def join(rank: int, view: object) -> None:
+        with pytest.raises(errors.SharedError) as caught:
+            rendezvous.meet(view, rendezvous.Place(rank, 2, rank, 2), {"rank": rank, "host": "a", "device": ""}, "bad")
+        failures.append(str(caught.value))
+
+    other = threading.Thread(target=join, args=(1, SlowReader()))
+    other.start()
+    join(0, store)
+    assert read.is_set()
+    other.join()
+    assert failures == ["bad", "bad"]
