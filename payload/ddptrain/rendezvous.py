@@ -17,7 +17,7 @@ import torch.distributed as dist
 from ddptrain import errors
 
 INIT_TIMEOUT_S = 120
-READ_S = 10  # for the others to read why none enters, before the process that holds the store ends
+READ_S = 10  # for the others to read why none enters: without torchrun, the store ends with rank 0's process
 _LAUNCH = "start me with torchrun"
 
 
@@ -83,8 +83,9 @@ def meet(store: typing.Any, here: Place, own: dict[str, object], problem: str | 
         members, verdict = _collect(store, prefix, here.size)
         may_retry = not members  # a rank that never joined may join the next attempt
         store.set(f"{prefix}/all", json.dumps([verdict, may_retry]))
-        if verdict:
-            _await_readers(store, prefix)
+        deadline = time.monotonic() + (READ_S if verdict else 0)
+        while time.monotonic() < deadline and store.add(f"{prefix}/read", 0) < store.add(f"{prefix}/joined", 0) - 1:
+            time.sleep(0.05)
     else:
         store.wait([f"{prefix}/all"], datetime.timedelta(seconds=INIT_TIMEOUT_S + 30))
         verdict, may_retry = json.loads(store.get(f"{prefix}/all"))
@@ -92,13 +93,6 @@ def meet(store: typing.Any, here: Place, own: dict[str, object], problem: str | 
     if verdict:
         raise errors.SharedError(verdict, retry=may_retry)
     return members
-
-
-def _await_readers(store: typing.Any, prefix: str) -> None:
-    """Wait until all who joined have read the verdict: without torchrun, the store ends with rank 0's process."""
-    deadline = time.monotonic() + READ_S
-    while store.add(f"{prefix}/read", 0) < store.add(f"{prefix}/joined", 0) - 1 and time.monotonic() < deadline:
-        time.sleep(0.05)
 
 
 def _collect(store: typing.Any, prefix: str, size: int) -> tuple[list[dict[str, object]], str]:
