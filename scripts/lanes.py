@@ -38,7 +38,7 @@ UNIT = (  # the longest first
 FUNCTIONAL = ("functional-jobs", "functional-nodes")  # a deployment each
 FUNCTIONAL_ALL = tuple(f"{name}-all" for name in FUNCTIONAL)
 ORDERS = tuple(name.replace("unit-", "orders-") for name in UNIT if name.startswith("unit-"))
-LONG = (*FUNCTIONAL_ALL, "docs-walk", "mutants", "kernel", "tracking", *ORDERS)
+LONG = (*FUNCTIONAL_ALL, "docs-walk", "mutants", "kernel", "tracking", "payload-long", "ddp-long", "pack-long", *ORDERS)
 GROUPS = {"unit": UNIT, "functional": FUNCTIONAL, "long": LONG, "orders": ORDERS}
 ALL = (*FUNCTIONAL, "lint", "docs", "pack", "storage", *UNIT)
 WAITING = frozenset(FUNCTIONAL + FUNCTIONAL_ALL)  # they use a fraction of a core
@@ -46,7 +46,7 @@ ALONE = frozenset({"functional", "docs-walk", "integration", "bench"})  # they m
 NICE = "10"  # of what runs beside lanes that wait
 # Groups of scripts/setup.sh
 PACKAGES = {
-    "pack": "pack",
+    **dict.fromkeys(("pack", "pack-long"), "pack"),
     "sandbox": "demo",
     **dict.fromkeys(("functional", *FUNCTIONAL, *FUNCTIONAL_ALL, "docs-walk"), "demo"),
     "bench": "demo",

@@ -2,6 +2,7 @@
 
     python scripts/pack.py                         everything whose sources changed
     python scripts/pack.py slurm-gpu --force       one charm, whatever is in dist/
+    python scripts/pack.py --base 24.04            what bundle.yaml deploys
 
 A charm carries packages for one Python, so there is one file for each base: dist/<charm>.charm for Ubuntu 24.04, which
 bundle.yaml deploys, and dist/26.04/<charm>.charm for Ubuntu 26.04, which overlays/2604.yaml deploys.
@@ -300,6 +301,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("names", nargs="*", help=f"charms, or `{BUNDLE}`; without one: everything")
     parser.add_argument("--force", action="store_true", help="pack even what is unchanged")
+    versions = [base.version for base in BASES]
+    parser.add_argument("--base", choices=versions, help="pack for one release of Ubuntu; without it: for each")
     arguments = parser.parse_args()
     known = [*charm_names(), BUNDLE]
     if unknown := set(arguments.names) - set(known):
@@ -307,8 +310,8 @@ def main() -> int:
     names: list[str] = arguments.names or known
     for name in names:
         _stage_bundle(BUILD / name) if name == BUNDLE else stage(name, BUILD / name)
-    modes = {base: choose_mode(base) for base in BASES}
-    wanted = [(name, base) for name in names for base in (BASES[:1] if name == BUNDLE else BASES)]
+    modes = {base: choose_mode(base) for base in BASES if arguments.base in (None, base.version)}
+    wanted = [(name, base) for name in names for base in modes if name != BUNDLE or base == BASES[0]]
     stamps = {(name, base): BUILD / "pack" / f"{name}-{base.version}.sha256" for name, base in wanted}
     prints = {(name, base): _fingerprint(BUILD / name, base, modes[base]) for name, base in wanted}
 

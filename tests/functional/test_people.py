@@ -194,6 +194,7 @@ def test_she_sees_her_own_runs_and_ends_nobody_elses_job(alice: Person, trained:
         alice.cluster.on(LOGIN, "scancel", theirs)
 
 
+@pytest.mark.long
 def test_her_requirements_are_a_layer_that_is_made_once_and_her_project_comes_from_the_copy(alice: Person):
     alice.does("mkdir -p own/src/mine && touch own/src/mine/__init__.py && echo boto3 >own/requirements.txt")
     alice.writes("own/pyproject.toml", '[project]\nname = "mine"\nversion = "1"\ndependencies = ["boto3"]\n')

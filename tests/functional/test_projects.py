@@ -135,7 +135,7 @@ def test_relative_files_are_read_and_written_and_found_again(someone: Person):
 @pytest.mark.parametrize(
     "words",
     [
-        "-m train.main",
+        pytest.param("-m train.main", marks=pytest.mark.long),
         "--env PYTHONPATH=. train/main.py",
         pytest.param("torchrun --nproc-per-node 1 -m train.main", marks=pytest.mark.long),
         pytest.param("python -m train.main", marks=pytest.mark.long),
@@ -175,6 +175,7 @@ def test_what_is_no_program_is_refused_with_what_to_type(someone: Person):
         assert text in answer.err.splitlines()[-1]
 
 
+@pytest.mark.long
 def test_a_missing_module_of_the_project_is_named_with_its_path(someone: Person):
     bring(someone, PACKAGE, "package")
     answer = someone.tries(f"cd package && ddp submit --wait {SMALL} train/main.py x")
@@ -201,6 +202,7 @@ def test_nanogpt_s_own_checkout_trains_and_continues(cluster: Cluster, someone: 
     assert "Resuming training from out-shakespeare-char" in again
 
 
+@pytest.mark.long
 def test_a_package_in_src_is_imported_from_the_copy(someone: Person):
     bring(someone, SRC, "layout")
     log = log_of(someone, "layout", "--run layout scripts/fit.py")

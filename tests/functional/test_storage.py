@@ -95,6 +95,7 @@ rm {MP}/.big /tmp/first"""
     assert int(healthy.on(host, "bash", "-c", script)) == 0
 
 
+@pytest.mark.long
 def test_a_root_that_was_opened_by_hand_is_repaired_and_a_stricter_one_stays(cluster: Cluster):
     output = "the root had mode 0777, so others could replace what is in it: it has 1777 now"
     since = time.strftime("@%s")

@@ -119,6 +119,7 @@ def test_slurmctld_is_restarted_in_the_middle(drills: Cluster):
     drills.action("cancel-run", f"run={job['run']}")
 
 
+@pytest.mark.long
 def test_a_sweep_runs_each_element_with_its_own_options(drills: Cluster):
     small = ("nodes=1", "gpus-per-node=0", "cpus-per-task=1", "memory=1G", "name=drill")
     done = drills.action("submit-sweep", f"workload={CODE}/options.py", "grid=lr=0.1,0.2", *small, "wait=true")

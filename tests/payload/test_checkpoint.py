@@ -97,24 +97,25 @@ def test_a_save_is_a_folder_with_a_manifest_and_two_links(tmp_path: pathlib.Path
     assert holds(found.path, 2)
 
 
-def test_sigkill_at_100_random_moments_loses_at_most_the_last_save(tmp_path: pathlib.Path):
+@pytest.mark.parametrize("kills", [20, pytest.param(100, marks=pytest.mark.long)])
+def test_sigkill_at_random_moments_loses_at_most_the_last_save(tmp_path: pathlib.Path, kills: int):
     """A process of the fork server plays it through: it forks the victims cheaply."""
     report = tmp_path / "report.json"
     memory = pathlib.Path("/dev/shm")  # SIGKILL leaves the page cache alone: a disk would only make the test slow
     with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else tmp_path) as folder:
-        process = ranks.CONTEXT.Process(target=_kill_100_times, args=(pathlib.Path(folder) / "run", report))
+        process = ranks.CONTEXT.Process(target=_kill_often, args=(kills, pathlib.Path(folder) / "run", report))
         process.start()
         process.join(280)
         process.kill()
         process.join()
     assert process.exitcode == 0
     result = json.loads(report.read_text())
-    assert result["kills"] == 100
-    assert result["saved"] > 50
-    assert result["amid"] >= 20, "too few kills came in the middle of a save: the test is too tame"
+    assert result["kills"] == kills
+    assert result["saved"] > kills // 2
+    assert result["amid"] >= kills // 5, "too few kills came in the middle of a save: the test is too tame"
 
 
-def _kill_100_times(run_dir: pathlib.Path, report: pathlib.Path) -> None:
+def _kill_often(times: int, run_dir: pathlib.Path, report: pathlib.Path) -> None:
     torch.set_num_threads(1)
     run_dir.mkdir()
     chance = random.Random(20260101)
@@ -122,7 +123,7 @@ def _kill_100_times(run_dir: pathlib.Path, report: pathlib.Path) -> None:
     save(run_dir, 1, 2, 3)
     a_save_s = (time.monotonic() - began) / 3  # on this machine, now
     known, amid, kills = 3, 0, 0
-    for _ in range(100):
+    for _ in range(times):
         read, write = os.pipe()
         victim = os.fork()
         if not victim:

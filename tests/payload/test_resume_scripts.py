@@ -82,7 +82,12 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> collections.abc.Callable[
 
 @pytest.mark.parametrize(
     ("kind", "do", "rank"),
-    [("plain", "stop", "0"), ("plain", "USR1", "1"), ("plain", "TERM", "0"), ("trainer", "stop", "0")],
+    [
+        ("plain", "stop", "0"),
+        pytest.param("plain", "USR1", "1", marks=pytest.mark.long),
+        ("plain", "TERM", "0"),
+        ("trainer", "stop", "0"),
+    ],
 )
 def test_asked_to_stop_it_saves_and_the_rest_is_the_same_bit_for_bit(
     kind: str, do: str, rank: str, whole: collections.abc.Callable[[str], Job], tmp_path: pathlib.Path

@@ -49,6 +49,7 @@ def test_it_learns_and_says_so(smoke: tuple[pathlib.Path, ranks.Result]):
     assert conftest.outcome(smoke[0], "1.r0")["outcome"] == "done"
 
 
+@pytest.mark.long
 def test_two_ranks_get_the_message_that_one_alone_gets_by_torchrun_too():
     result = conftest.torchrun(2, "smoke --classes 1")
     assert result.returncode != 0

@@ -130,7 +130,7 @@ def read_wandb(run_dir: pathlib.Path) -> list[int]:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("read", [read_mlflow, read_wandb])
+@pytest.mark.parametrize("read", [pytest.param(read_mlflow, marks=pytest.mark.long), read_wandb])
 def test_a_resumed_run_is_one_run_with_every_step(
     read: typing.Callable[[pathlib.Path], list[int]], tmp_path: pathlib.Path
 ):

@@ -190,7 +190,9 @@ def make(settings: Settings, request: builder.Request) -> folders.Manifest:
     return builder.make(settings, request, "0" * 16, lambda _: None)
 
 
-@pytest.mark.parametrize(("version", "torch"), [(CPU, CPU), (DEFAULT, f"{DEFAULT}+cu130")])
+@pytest.mark.parametrize(
+    ("version", "torch"), [(CPU, CPU), pytest.param(DEFAULT, f"{DEFAULT}+cu130", marks=pytest.mark.long)]
+)
 def test_a_layer_has_what_a_users_requirements_need_beyond_the_environment(
     version: str,
     torch: str,
