@@ -134,10 +134,10 @@ def is_installed() -> bool:
     return all(os.access(commands.find(name), os.X_OK) for name in ("sbatch", "squeue", "scontrol", "scancel", "srun"))
 
 
-def ping(*, timeout_s: float = 10) -> None:
+def ping() -> None:
     """Return when the controller answers. Raises NotAnsweringError."""
     try:
-        answer = run(commands.find("scontrol"), "ping", timeout=timeout_s, check=False)
+        answer = run(commands.find("scontrol"), "ping", timeout=10, check=False)
     except CommandError as e:
         raise NotAnsweringError(f"Slurm: {e}") from e
     if answer.returncode != 0 or " UP" not in answer.stdout:
