@@ -1,6 +1,5 @@
 """What the standard library has since Python 3.11, for 3.10, too."""
 
-import hashlib
 import importlib
 import pathlib
 import sys
@@ -17,11 +16,3 @@ def parse_toml(text: str) -> dict[str, typing.Any]:
 def read_toml(path: pathlib.Path) -> dict[str, typing.Any]:
     """Read a TOML file of this program."""
     return parse_toml(path.read_text())
-
-
-def sha256(file: typing.IO[bytes]) -> str:
-    """Return the hash of what is left in an open file."""
-    digest = hashlib.sha256()
-    while block := file.read(1 << 20):
-        digest.update(block)
-    return digest.hexdigest()

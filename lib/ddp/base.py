@@ -119,9 +119,7 @@ def shown(value: object, limit: int = 60) -> str:
     return text if len(text) <= limit else f"{text[: limit - 8]}...{text[-5:]}"
 
 
-def with_progress(
-    log: Log, text: str, work: collections.abc.Callable[[], T], detail: collections.abc.Callable[[], str] = lambda: ""
-) -> T:
+def with_progress(log: Log, text: str, work: collections.abc.Callable[[], T]) -> T:
     """Return `work()`, done in a thread, and log every few seconds that it goes on."""
     log(tables.Step(text, text))
     began = time.monotonic()
@@ -133,6 +131,4 @@ def with_progress(
             except concurrent.futures.TimeoutError:
                 if future.done():
                     raise
-                words = detail()
-                line = f"{text}: {time.monotonic() - began:.0f} s" + (f", {words}" if words else "")
-                log(tables.Step(line, text))
+                log(tables.Step(f"{text}: {time.monotonic() - began:.0f} s", text))

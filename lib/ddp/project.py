@@ -25,6 +25,8 @@ import subprocess
 
 from ddp.base import ParameterError
 
+Paths = collections.abc.Collection[pathlib.Path]
+Verdict = collections.abc.Callable[[str], bool | None]  # of .ddpignore on a path, see _spec
 LIMIT_BYTES = 256 * 2**20
 LIMIT_FILES = 10_000
 _IGNORED_BYTES = 64 * 2**20  # of files that git ignores, beside kept ones
@@ -90,12 +92,7 @@ def mode_of(about: os.stat_result) -> int:
     return about.st_mode & 0o777 | 0o400
 
 
-def find(
-    script: pathlib.Path | None,
-    *,
-    own: collections.abc.Collection[pathlib.Path] = (),
-    typed_in: pathlib.Path | None = None,
-) -> Project:
+def find(script: pathlib.Path | None, *, own: Paths = (), typed_in: pathlib.Path | None = None) -> Project:
     """Find the project of a script, or with None of a module, and its files. Raises ParameterError.
 
     A link to a script is followed, as Python does. `own` are folders of the workspace, which are no projects;
@@ -125,7 +122,7 @@ def find(
     return _measured(Project(root, name, (name, *files) if name else tuple(files), is_alone=is_alone))
 
 
-def _is_never(path: pathlib.Path, own: collections.abc.Collection[pathlib.Path]) -> bool:
+def _is_never(path: pathlib.Path, own: Paths) -> bool:
     """Return whether a folder is never copied as a whole: homes are in it, others write to it, or all runs are."""
     homes = (pathlib.Path.home(), pathlib.Path(pwd.getpwuid(os.getuid()).pw_dir))
     if path in own or any(home.resolve().is_relative_to(path) for home in homes):
@@ -209,9 +206,7 @@ def _small(top: pathlib.Path, names: collections.abc.Collection[str]) -> list[st
     return [name for name, total in zip(smallest, sums, strict=True) if total <= _IGNORED_BYTES]
 
 
-def _walk(
-    folder: pathlib.Path, spec: collections.abc.Callable[[str], bool | None], below: str = ""
-) -> collections.abc.Iterator[str]:
+def _walk(folder: pathlib.Path, spec: Verdict, below: str = "") -> collections.abc.Iterator[str]:
     """Yield the files in a folder that are neither generated nor left out. Raises ParameterError."""
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
@@ -226,7 +221,7 @@ def _walk(
             yield from _walk(path, spec, f"{name}/")
 
 
-def _spec(root: pathlib.Path) -> collections.abc.Callable[[str], bool | None]:
+def _spec(root: pathlib.Path) -> Verdict:
     """Return a function of a path: False if .ddpignore leaves it out, True if it takes it in, else None."""
     try:
         lines = (root / _IGNORE).read_text(errors="surrogateescape").splitlines()

@@ -33,6 +33,7 @@ _TEXT = re.compile(
     re.ASCII,
 )
 _YAML_WORDS = ("y", "n", "yes", "no", "on", "off", "true", "false", "null")
+_STEPS: dict[str, str] = backports.read_toml(pathlib.Path(__file__).with_suffix(".toml"))
 _QUIET_S = 5.0  # an action that takes longer gets a note on how to end it
 
 
@@ -133,11 +134,6 @@ def _render_step(unit: str, step: problem.Step) -> str:
             return advice.slurm_conf({name: value})
         if step.name == "partition-conf":
             return advice.partition_config(step.values["partition"], name, value)
-    known = _steps().get(step.name)
+    known = _STEPS.get(step.name)
     app = unit.partition("/")[0]
     return step.text if known is None else known.format_map({"unit": unit, "app": app, **step.values})
-
-
-@functools.cache
-def _steps() -> dict[str, str]:
-    return backports.read_toml(pathlib.Path(__file__).with_suffix(".toml"))

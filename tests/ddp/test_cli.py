@@ -110,7 +110,7 @@ def test_without_flags_the_models_defaults_count(asked: Asked, verb: verbs.Verb)
 def test_there_is_a_command_for_each_verb_and_all_its_texts_are_used():
     assert set(COMMANDS) == {tuple(verb.name.split()) for verb in verbs.ALL.values()}
     texts = {option.text for verb in verbs.ALL.values() for option in declared.options(verb.options)}
-    known = [e for entry in declared._texts().values() for e in ([entry] if "help" in entry else entry.values())]
+    known = [e for entry in declared.TEXTS.values() for e in ([entry] if "help" in entry else entry.values())]
     assert {text.help for text in texts} == {entry["help"] for entry in known}
 
 

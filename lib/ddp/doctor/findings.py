@@ -2,7 +2,6 @@
 
 import collections.abc
 import dataclasses
-import functools
 import pathlib
 import typing
 
@@ -12,6 +11,7 @@ from ddp.problem import Command, Step
 
 Level = typing.Literal["error", "warning", "note"]
 ORDER: tuple[Level, ...] = ("error", "warning", "note")
+RULES: dict[str, dict[str, str]] = backports.read_toml(pathlib.Path(__file__).with_name("rules.toml"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Findings:
 
     def add(self, rule: str, where: str, level: Level | None = None, **values: object) -> None:
         """Add a finding. Raises KeyError: a text has a value that is not given."""
-        about = rules()[rule]
+        about = RULES[rule]
         known = {**self._values, "where": where, **values}
         known["line"] = about.get("line", "")
         text, remedy = (about[name].format_map(known) for name in ("text", "remedy"))
@@ -71,12 +71,6 @@ class Findings:
         groups = grouped({name: str(value) for name, value in values.items() if value not in (None, "")})
         if len(groups) > 1:
             self.add(rule, "nodes", groups=spelled(groups))
-
-
-@functools.cache
-def rules() -> dict[str, dict[str, str]]:
-    """Read rules.toml."""
-    return backports.read_toml(pathlib.Path(__file__).with_name("rules.toml"))
 
 
 def grouped(values: collections.abc.Mapping[str, str]) -> dict[str, list[str]]:

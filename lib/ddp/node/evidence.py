@@ -54,59 +54,40 @@ _SHM = "shared memory is full: use fewer workers, or a larger /dev/shm"
 # Python's errors begin with the number, torch's, h5py's and safetensors' have strerror(3)'s words; `>: ` is torch's shm
 _OF_SYSTEM = rf"{_MODULES}(?:\w+Error: \[Errno %s\]|(?:OS|IO|Runtime|Safetensor)Error: .*%s)"
 # Faults of a filesystem (errno.h): its client died or was restarted, or its server is not available
-_FILESYSTEM = re.compile(
-    "|".join(
-        _OF_SYSTEM % one
-        for one in ((5, "Input/output error"), (107, "Transport endpoint is not connected"), (116, "Stale file handle"))
-    )
-)
+_GONE = ((5, "Input/output error"), (107, "Transport endpoint is not connected"), (116, "Stale file handle"))
+_FILESYSTEM = re.compile("|".join(_OF_SYSTEM % one for one in _GONE))
 _QUOTA = "quota -s, lfs quota or juicefs quota"
-# Faults of the program with a known remedy: the exception (errno.h's numbers), whether it would come again, the remedy
-_KNOWN = tuple(
+# Faults of the program by their exceptions (errno.h's numbers), each with its remedy: those that another attempt may
+# not meet, then those that would come again
+_PASSING = {
+    rf"{_MODULES}OSError: \[Errno 28\] .*'/dev/shm/|RuntimeError: unable to .*</torch_.*>: No space left": _SHM,
+    r"(torch\.(cuda\.)?)?OutOfMemoryError: |[\w.]+Error: CUDA (error: )?out of memory": "use a smaller batch",
+    r"([\w.]+_Array)?MemoryError\b|RuntimeError: .*DefaultCPUAllocator: |"
+    + _OF_SYSTEM % (12, "Cannot allocate memory"): "use a smaller batch, or more memory",
+    r"(its torchrun was )?killed by signal 7 ": "a mapped file was cut, or /dev/shm is full",
+    r"RuntimeError: DataLoader worker .* Bus error|ERROR: Unexpected bus error encountered in w": _SHM,
+    rf"{_MODULES}(?:Runtime|Accelerator)Error: (?:CUDA error: CUDA driver version is |The NVIDIA driver on)": (
+        "torch needs a newer driver (nvidia-smi shows it), or an environment with an older CUDA"
+    ),
+    r"(requests|urllib3|httpx|httpcore|aiohttp|botocore)\.[\w.]*(Connect|Timeout|ChunkedEncoding)"
+    r"|urllib\.error\.URLError|socket\.gaierror|huggingface_hub\.[\w.]*LocalEntryNotFound": (
+        "a download failed: do the nodes reach its host?"
+    ),
+}
+_LASTING = {
+    _OF_SYSTEM % (122, "Disk quota exceeded"): f"the quota is used up: {_QUOTA} show it",
+    _OF_SYSTEM % (28, "(?<!>: )No space left on device"): f"remove files; {_QUOTA} show your limits",
+    _OF_SYSTEM % (24, "Too many open files"): "see ulimit -n; use fewer workers, or close files",
+    r"FileNotFoundError\b": "does the file exist on the nodes?",
+    f"(DataLoader worker )?{re.escape(ends.NO_MEMORY)}": "or use a smaller batch",
+    r"RuntimeError: \[enforce fail at inline_container\.cc:": f"was the disk full? {_QUOTA} show your limits",
+    r"RuntimeError: Parent directory .* does not exist": "does the folder exist on the nodes?",
+}
+_KNOWN = [
     (re.compile(pattern), comes_again, remedy)
-    for pattern, comes_again, remedy in (
-        (
-            rf"{_MODULES}OSError: \[Errno 28\] .*'/dev/shm/|RuntimeError: unable to .*</torch_.*>: No space left",
-            False,
-            _SHM,
-        ),
-        (_OF_SYSTEM % (122, "Disk quota exceeded"), True, f"the quota is used up: {_QUOTA} show it"),
-        (_OF_SYSTEM % (28, "(?<!>: )No space left on device"), True, f"remove files; {_QUOTA} show your limits"),
-        (_OF_SYSTEM % (24, "Too many open files"), True, "see ulimit -n; use fewer workers, or close files"),
-        (r"FileNotFoundError\b", True, "does the file exist on the nodes?"),
-        (f"(DataLoader worker )?{re.escape(ends.NO_MEMORY)}", True, "or use a smaller batch"),
-        (
-            r"RuntimeError: \[enforce fail at inline_container\.cc:",
-            True,
-            f"was the disk full? {_QUOTA} show your limits",
-        ),
-        (r"RuntimeError: Parent directory .* does not exist", True, "does the folder exist on the nodes?"),
-        (
-            r"(torch\.(cuda\.)?)?OutOfMemoryError: |[\w.]+Error: CUDA (error: )?out of memory",
-            False,
-            "use a smaller batch",
-        ),
-        (
-            r"([\w.]+_Array)?MemoryError\b|RuntimeError: .*DefaultCPUAllocator: |"
-            + _OF_SYSTEM % (12, "Cannot allocate memory"),
-            False,
-            "use a smaller batch, or more memory",
-        ),
-        (r"(its torchrun was )?killed by signal 7 ", False, "a mapped file was cut, or /dev/shm is full"),
-        (r"RuntimeError: DataLoader worker .* Bus error|ERROR: Unexpected bus error encountered in w", False, _SHM),
-        (
-            rf"{_MODULES}(?:Runtime|Accelerator)Error: (?:CUDA error: CUDA driver version is |The NVIDIA driver on)",
-            False,
-            "torch needs a newer driver (nvidia-smi shows it), or an environment with an older CUDA",
-        ),
-        (
-            r"(requests|urllib3|httpx|httpcore|aiohttp|botocore)\.[\w.]*(Connect|Timeout|ChunkedEncoding)"
-            r"|urllib\.error\.URLError|socket\.gaierror|huggingface_hub\.[\w.]*LocalEntryNotFound",
-            False,
-            "a download failed: do the nodes reach its host?",
-        ),
-    )
-)
+    for comes_again, faults in ((False, _PASSING), (True, _LASTING))
+    for pattern, remedy in faults.items()
+]
 # A worker that was killed, by torch/csrc/DataLoader.cpp and torch/utils/data/dataloader.py
 LOST_WORKER = re.compile(
     rf"(?:{RANK.pattern})?RuntimeError: DataLoader worker \(pid(?:\(s\))? [\d, ]+\) "

@@ -40,14 +40,9 @@ LOST = "Slurm lost the node"
 # What the launchers print
 _COMPLAINT = re.compile(r"(?:\d+: )?\[FATAL\] (\S+): (.*)")  # of node.py and what it starts, before any rank
 _LEFT_EARLY = re.compile(r"(\d+): .*Error waiting on exit barrier")  # an agent whose ranks all exited with 0
-_OF_LAUNCHER = (
-    b"[ENV] job=",
-    b"[ENV] node=",
-    b"[FATAL] ",
-    b"srun: error: ",
-    b"failed (exitcode: ",
-    b"Error waiting on exit ",
-    ends.SHORTAGE.encode(),
+_OF_LAUNCHER = re.compile(
+    rb"\[ENV\] (job|node)=|\[FATAL\] |srun: error: |failed \(exitcode: |Error waiting on exit |"
+    + re.escape(ends.SHORTAGE.encode())
 )
 _NEVER_JOINED = re.compile(
     r"(?:.*(?:\[FATAL\]|SharedError:|leaves:) )?(?:\d+ of \d+ ranks never joined within \d+ s: ([\d, ]*\d)"
@@ -169,9 +164,8 @@ def first_failure(folder: pathlib.Path, job_id: int, lines: int) -> Failure:
     ended = ends.parse(log, _per_node(folder))
     left = [end for end in ended if end.code >= 0]
     is_clear = any(end.rank in own for end in left)
-    aborted = [
-        end for end in ended if end.code == -signal.SIGABRT and evidence.was_not_destroyed(quiet.get(end.rank, []))
-    ]
+    aborted = [end for end in ended if end.code == -signal.SIGABRT]
+    aborted = [end for end in aborted if evidence.was_not_destroyed(quiet.get(end.rank, []))]
     if aborted and not is_clear:
         return found(aborted[0].rank, aborted[0].node, [evidence.NOT_DESTROYED])
     # The agent ends the others by TERM; a rank that aborts has printed the reason before, if any.
@@ -280,8 +274,7 @@ def _log(folder: pathlib.Path, job_id: int) -> list[str]:
             size = os.fstat(file.fileno()).st_size
             begin = file.seek(max(0, size - MAX_SEARCHED_BYTES))
             data = file.read(max(0, size - begin - MAX_TAIL_BYTES))
-        of_launcher = (line for line in data.splitlines() if any(word in line for word in _OF_LAUNCHER))
-        early = itertools.islice(of_launcher, MAX_LAUNCHER_LINES)
+        early = itertools.islice(filter(_OF_LAUNCHER.search, data.splitlines()), MAX_LAUNCHER_LINES)
         lines = [*(line[:4000].decode(errors="replace") for line in early), *last]
     begins = [index for index, line in enumerate(lines) if line.startswith("[ENV] job=")]
     return lines[begins[-1] :] if begins else lines

@@ -15,22 +15,25 @@ MIB = 1 << 20
 
 
 def shortage(host: str, proc: pathlib.Path = pathlib.Path("/proc/self")) -> str:
-    """Describe the memory that a process of this task was killed for; "" where the cgroup counts no such kill."""
+    """Report the memory that a process of this task was killed for; "" where the cgroup counts no such kill."""
     try:
         groups = _groups(proc)
         counted = [found for group in groups[:-1] for name in _EVENTS if (found := _kills(group / name)) is not None]
-        if not any(counted[:1]):  # the job's own counts earlier attempts, too
-            return ""
-        limited = [(group, limit) for group in groups if (limit := _number(group, _LIMITS)) and limit < _UNLIMITED]
-        if not limited:
-            return f"{host}{ends.OF_NODE}, and the job had no limit"
-        group, limit = min(limited, key=lambda one: one[1])
-        had, peak = f"had {limit // MIB} MiB", _number(group, _PEAKS)
-        if peak is not None and peak < _NEARLY * limit:
-            return f"{host}{ends.OF_NODE}; the job {had}, reached {peak // MIB} MiB"
-        return f"{had}, reached it on {host}: --memory {math.ceil(2 * limit / (1 << 30))}G"
+        is_counted = any(counted[:1])  # the job's own counts earlier attempts, too
+        return f"{host}{ends.SHORTAGE}{_details(host, groups)}" if is_counted else ""
     except (OSError, ValueError):
         return ""
+
+
+def _details(host: str, groups: list[pathlib.Path]) -> str:
+    limited = [(group, limit) for group in groups if (limit := _number(group, _LIMITS)) and limit < _UNLIMITED]
+    if not limited:
+        return f"{host}{ends.OF_NODE}, and the job had no limit"
+    group, limit = min(limited, key=lambda one: one[1])
+    had, peak = f"had {limit // MIB} MiB", _number(group, _PEAKS)
+    if peak is not None and peak < _NEARLY * limit:
+        return f"{host}{ends.OF_NODE}; the job {had}, reached {peak // MIB} MiB"
+    return f"{had}, reached it on {host}: --memory {math.ceil(2 * limit / (1 << 30))}G"
 
 
 def _groups(proc: pathlib.Path) -> list[pathlib.Path]:

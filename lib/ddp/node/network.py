@@ -60,9 +60,8 @@ def head_address(here: str, hosts: list[str], shown: str) -> str:
     try:
         address = str(socket.getaddrinfo(given, None, socket.AF_INET)[0][4][0])
     except OSError as e:
-        raise ending.FatalError(
-            f"{about}, which is no IPv4 address and does not resolve ({e.strerror}); {change}"
-        ) from e
+        why = f"which is no IPv4 address and does not resolve ({e.strerror})"
+        raise ending.FatalError(f"{about}, {why}; {change}") from e
     if address.startswith("127."):
         raise ending.FatalError(f"{about}, a loopback address; {change}")
     return _route(address, peer)
@@ -121,10 +120,8 @@ def use(fabric: spec.Fabric, job: spec.JobSpec, env: dict[str, str], num_nodes: 
     kept = {name: env[name] for name in ("CUDA_VISIBLE_DEVICES", *(name for name, _ in job.variables)) if name in env}
     for path in fabric.needs:
         if not os.path.exists(path):
-            where = " or not in the container" if job.container else ""
-            raise ending.FatalError(
-                f"fabric={fabric.name} needs {path}, which is not on this node{where}; {fabric.hint}"
-            )
+            why = f"which is not on this node{' or not in the container' if job.container else ''}"
+            raise ending.FatalError(f"fabric={fabric.name} needs {path}, {why}; {fabric.hint}")
     for name, value in fabric.variables:
         env.setdefault(name, value)
     if fabric.library_path:

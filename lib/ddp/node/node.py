@@ -14,20 +14,7 @@ import subprocess
 import threading
 import time
 
-from ddp.node import (
-    caches,
-    ending,
-    ends,
-    environment,
-    lifelines,
-    memory,
-    network,
-    quantities,
-    slurm,
-    spec,
-    spool,
-    storage,
-)
+from ddp.node import caches, ending, environment, lifelines, memory, network, quantities, slurm, spec, spool, storage
 
 _SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"  # torchrun forwards them, so that the ranks save
 _NOT_OURS = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -103,7 +90,7 @@ class Node:
         self._child = None
         if code:
             if shortage := memory.shortage(self.host):
-                spool.write(f"[ENV] {self.host}{ends.SHORTAGE}{shortage}")
+                spool.write(f"[ENV] {shortage}")
             with contextlib.suppress(OSError):  # the file at which the other tasks exit without saving
                 storage.within(lambda: open(self._failed, "w", encoding="ascii").close(), storage.CALL_S)
         if scanner is not None:
@@ -162,17 +149,14 @@ class Node:
 
     def _logs(self) -> str:
         """Return the folder for this node's logs: on its own disk, else in the run's folder."""
-        job_id = self.env["SLURM_JOB_ID"]
-        below = f"node-{self.number}"
+        below, note = f"node-{self.number}", spool.note(self.host)
         shared = f"{self.run_dir}/logs/{self.attempt}/{below}"
         try:
-            logs = spool.folder(self.job.cache, job_id, "logs", self.attempt, below)
+            logs = spool.folder(self.job.cache, self.env["SLURM_JOB_ID"], "logs", self.attempt, below)
         except OSError as e:
-            spool.note(self.host)(
-                f"logs cannot be written to {self.job.cache} ({e.strerror}); they are written to {shared}"
-            )
+            note(f"logs cannot be written to {self.job.cache} ({e.strerror}); they are written to {shared}")
             return shared
-        self.forwarder = spool.Forwarder(spool.note(self.host))
+        self.forwarder = spool.Forwarder(note)
         self.forwarder.add_tree(logs, shared, below=f"{self.run_dir}/logs")
         return logs
 

@@ -68,16 +68,13 @@ def _check(path: str, about: os.stat_result, trusted_uids: frozenset[int]) -> No
     mode = stat.S_IMODE(about.st_mode)
     if about.st_uid not in trusted_uids:
         known = ", ".join(map(str, sorted(trusted_uids)))
-        raise UntrustedError(
-            f"{path} belongs to uid {about.st_uid} (mode {mode:04o}), which is none of the trusted {known}: "
-            f"chown root {path}, or remove it"
-        )
+        why = f"(mode {mode:04o}), which is none of the trusted {known}: chown root {path}, or remove it"
+        raise UntrustedError(f"{path} belongs to uid {about.st_uid} {why}")
     if not mode & _WRITABLE_BY_OTHERS:
         return
     if not stat.S_ISDIR(about.st_mode):
         raise UntrustedError(f"{path} has mode {mode:04o}, so others can write it: chmod go-w {path}")
     if not mode & stat.S_ISVTX:
         whom = "any account" if mode & stat.S_IWOTH else f"group {about.st_gid}"
-        raise UntrustedError(
-            f"{path} has mode {mode:04o} without the sticky bit, so {whom} can replace what is in it: chmod +t {path}"
-        )
+        why = f"without the sticky bit, so {whom} can replace what is in it: chmod +t {path}"
+        raise UntrustedError(f"{path} has mode {mode:04o} {why}")

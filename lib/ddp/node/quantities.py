@@ -61,9 +61,8 @@ class Lines:
         for name in {"loss", "val_loss"} & found.keys():
             if found[name] < self.best.get(name, (0, math.inf))[1]:
                 self.best[name] = (self.step, found[name])
-        return (
-            {"kind": "step", "step": self.step, **found, **({"best": self.best} if self.best else {})} if found else {}
-        )
+        best = {"best": self.best} if self.best else {}
+        return {"kind": "step", "step": self.step, **found, **best} if found else {}
 
     def resume(self, tail: str) -> None:
         """Go on with the count and the lowest losses of earlier attempts, from the end of their metrics.jsonl."""

@@ -1,6 +1,5 @@
 """Slurm's commands, as a job calls them on its own behalf; they are repeated while the controller restarts."""
 
-import collections.abc
 import re
 import subprocess
 import time
@@ -10,11 +9,8 @@ from ddp.node import ending, spool, storage
 ASKING_S = (1, 2, 4, 8, 15, 30, 60, 0)  # pauses while the controller restarts
 REQUEUEING_S = (1, 2, 4, 8, 15, 15, 30, 30, 60)
 NODE_BACK_S = 600.0
-# Slurm keeps a begin time that is later than the end on the nodes; else it adds cred_expire (batch_requeue_fini()).
 # Later than the end of the last attempt, 6 s if it lost a node; else cred_expire is added (batch_requeue_fini()).
 RELEASING_S = 10
-
-Claim = collections.abc.Callable[[], bool]
 
 
 def pause(seconds: float) -> None:
@@ -24,10 +20,9 @@ def pause(seconds: float) -> None:
 
 def call(*argv: str) -> subprocess.CompletedProcess[str]:
     """Run a Slurm command; one that is missing or hangs has failed with 127."""
+    nothing = subprocess.DEVNULL
     try:
-        return subprocess.run(
-            argv, capture_output=True, text=True, check=False, cwd="/", timeout=120, stdin=subprocess.DEVNULL
-        )
+        return subprocess.run(argv, capture_output=True, text=True, check=False, cwd="/", timeout=120, stdin=nothing)
     except (OSError, subprocess.TimeoutExpired) as e:
         return subprocess.CompletedProcess(argv, 127, "", f"{argv[0]}: {e}")
 
@@ -72,7 +67,7 @@ def usable_nodes(partition: str, reservation: str) -> set[str]:
     return nodes if among is None else nodes & among
 
 
-def await_node(node: str, is_stopping: Claim, *, is_silent: bool) -> bool:
+def await_node(node: str, is_stopping: storage.Claim, *, is_silent: bool) -> bool:
     """Wait until Slurm can use a node again; return whether it can. After a longer time Slurm requeues the job.
 
     Slurm may not know yet that a silent node is lost: a task must start there.
@@ -95,7 +90,7 @@ def await_node(node: str, is_stopping: Claim, *, is_silent: bool) -> bool:
     return True
 
 
-def requeue(job_id: str, is_cancelled: Claim) -> bool:
+def requeue(job_id: str, is_cancelled: storage.Claim) -> bool:
     """Requeue a job, once; return whether that succeeded.
 
     Only while it is RUNNING: a cancelled job would return, and Slurm requeues a preempted job by itself. The state

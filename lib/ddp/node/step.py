@@ -1,6 +1,5 @@
 """The command that starts a task on each node: srun, then the program, in a container if the job has one."""
 
-import collections.abc
 import contextlib
 import os
 import signal
@@ -38,7 +37,7 @@ def command(
     program: list[str],
     *,
     env: dict[str, str],
-    mounts: collections.abc.Iterable[str] = (),
+    mounts: tuple[str, ...] = (),
 ) -> list[str]:
     """Return the command that runs `program`, a file, a part and its arguments, on each host. Raises FatalError."""
     argv = [srun, f"--nodes={len(hosts)}", f"--ntasks={len(hosts)}", "--ntasks-per-node=1"]

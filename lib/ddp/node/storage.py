@@ -7,13 +7,14 @@ import threading
 import time
 import typing
 
-from ddp.node import ending
+from ddp.node import ending, spool
 
 CALL_S = 30.0  # for one call on a working filesystem, however busy
 PATIENCE_S = 900.0  # a mount is remounted in seconds; a server that is restarted may take minutes
 REPORT_S = 30.0
 
 T = typing.TypeVar("T")
+Claim = collections.abc.Callable[[], bool]
 
 
 def within(action: collections.abc.Callable[[], T], timeout_s: float) -> T:
@@ -45,13 +46,7 @@ def reason(e: OSError) -> str:
 class Storage:
     """A folder on the shared filesystem."""
 
-    def __init__(
-        self,
-        folder: str,
-        note: collections.abc.Callable[[str], None],
-        *,
-        is_cancelled: collections.abc.Callable[[], bool] = lambda: False,
-    ) -> None:
+    def __init__(self, folder: str, note: spool.Note, *, is_cancelled: Claim = lambda: False) -> None:
         self.folder = folder
         self._note, self._is_cancelled = note, is_cancelled
 

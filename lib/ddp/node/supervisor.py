@@ -199,10 +199,8 @@ class Supervisor:
         env["LIFELINE"] = lines.place
         self.code = 0
         if self.job.container and self.job.environment:  # slurmstepd reads the bundle before the step begins
-            prepare = [self.program, "image", self.spec_path]
-            self.code = subprocess.call(
-                step.command(self.srun, self.job, self.hosts, prepare, env=env), env=env, cwd="/"
-            )
+            prepare = step.command(self.srun, self.job, self.hosts, [self.program, "image", self.spec_path], env=env)
+            self.code = subprocess.call(prepare, env=env, cwd="/")
         for offset in range(0 if self.code else 3):
             self.code = 1
             number = int(self.job_id) * 8 + offset + 3 * (self.restarts + self.again)

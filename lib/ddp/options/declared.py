@@ -1,7 +1,6 @@
 """Options as data: all that a flag, an action's parameter and the reference need of each."""
 
 import dataclasses
-import functools
 import pathlib
 import typing
 
@@ -13,6 +12,7 @@ from ddp.node import spec
 from ddp.options import fields
 
 Kind = typing.Literal["string", "integer", "boolean"]
+TEXTS = backports.read_toml(pathlib.Path(__file__).with_name("options.toml"))
 _KINDS: dict[type, Kind] = {str: "string", int: "integer", bool: "boolean"}
 
 
@@ -96,15 +96,9 @@ def directives(params: fields.Parsed) -> list[tuple[str, str]]:
     return [*found, *((name, value) for name, _, value in words)]
 
 
-@functools.cache
-def _texts() -> dict[str, typing.Any]:
-    return backports.read_toml(pathlib.Path(__file__).with_name("options.toml"))
-
-
 def _text(model: type[fields.Parsed], name: str) -> Text:
-    known = _texts()
-    entry = next((known[c.__name__][name] for c in model.__mro__ if name in known.get(c.__name__, {})), None)
-    return spec.build(Text, known[name] if entry is None else entry)
+    entry = next((TEXTS[c.__name__][name] for c in model.__mro__ if name in TEXTS.get(c.__name__, {})), None)
+    return spec.build(Text, TEXTS[name] if entry is None else entry)
 
 
 def _option(model: type[fields.Parsed], name: str, field: pydantic.fields.FieldInfo) -> Option:

@@ -33,6 +33,7 @@ RESERVED = frozenset(
     TORCHELASTIC_RESTART_COUNT TORCHELASTIC_RUN_ID TORCHELASTIC_USE_AGENT_STORE WORLD_SIZE
     """.split()
 )
+Check = collections.abc.Callable[[str], str]  # of a text, which it returns. Raises ValueError
 # Names of variables with secrets, by their ends
 _SECRET = re.compile(r".*(KEY|TOKEN|SECRET|PASSWORD|PASSPHRASE)", re.ASCII | re.IGNORECASE)
 _SLURMS = re.compile(r"SLURMD?_.*")  # sbatch(1), output environment variables: Slurm sets them in every job
@@ -65,15 +66,15 @@ class Directive:
     is_computed: bool = False  # `ddp.submit.resources` computes the value, also for an option that is not given
 
 
-def matches(pattern: str, limit: int, allowed: str) -> pydantic.AfterValidator:
-    """Hold a text to at most `limit` characters and to a pattern; `allowed` is the error's text."""
+def matches(pattern: str, limit: int, allowed: str, also: Check = str) -> pydantic.AfterValidator:
+    """Hold a text to at most `limit` characters, a pattern and another check; `allowed` is the error's text."""
 
     def check(value: str) -> str:
         if len(value) > limit:
             raise ValueError(f"{len(value)} characters; at most {limit} are allowed")
         if not re.fullmatch(pattern, value, re.ASCII):  # compiled on use: no command needs them all
             raise ValueError(f"{shown(value)} is not allowed; {allowed}")
-        return value
+        return also(value)
 
     return pydantic.AfterValidator(check)
 
@@ -134,9 +135,8 @@ def _check_words(value: str) -> str:
     try:
         shlex.split(value)
     except ValueError as e:
-        raise ValueError(
-            f"{shown(value)} is not allowed; {str(e).lower()}: write \\ before a quote or a backslash"
-        ) from e
+        why = f"{str(e).lower()}: write \\ before a quote or a backslash"
+        raise ValueError(f"{shown(value)} is not allowed; {why}") from e
     return value
 
 
@@ -152,10 +152,8 @@ def _check_env(value: str) -> str:
             how = "use env-file with a file of mode 0600, or in a terminal export it and give env its name alone"
             raise ValueError(f"{name} would be in the job's script for others to read; {how}")
         if not equals:
-            how = (
-                f"export {name}, or use env-file with a file of mode 0600" if is_secret(name) else f"write {name}=value"
-            )
-            raise ValueError(f"{name} has no value; {how}")
+            secretly = f"export {name}, or use env-file with a file of mode 0600"
+            raise ValueError(f"{name} has no value; {secretly if is_secret(name) else f'write {name}=value'}")
     return value
 
 
@@ -194,9 +192,8 @@ def _check_metric(value: str) -> str:
         except (re.error, OverflowError, RecursionError) as e:
             raise ValueError(f"{name}: {shown(pattern)} is no regular expression: {e}") from None
         if groups != 1:
-            raise ValueError(
-                f"{name}: {shown(pattern)} has {groups} groups; put (...) around the number, (?:...) elsewhere"
-            )
+            how = "put (...) around the number, (?:...) elsewhere"
+            raise ValueError(f"{name}: {shown(pattern)} has {groups} groups; {how}")
     return value
 
 
@@ -205,43 +202,34 @@ _PATH = r"/[A-Za-z0-9._/+@=-]*"
 _PATH_RULE = "an absolute path of letters, digits and . _ / + @ = -"
 _NAME_RULE = "only letters, digits and . _ -, beginning with a letter or digit"
 _TIME = "minutes, MM:SS, H:MM:SS, D-H, D-H:MM or D-HH:MM:SS, from 1 minute to 365 days, or UNLIMITED"
-_checked_path = pydantic.AfterValidator(_check_path)
 
 
 def _path(*words: str) -> pydantic.AfterValidator:
     """Hold a text to an absolute path, or to one of some words."""
     also = f"{', '.join(words)} or " if words else ""
-    return matches("|".join((*words, _PATH)), 1024, f"{also}{_PATH_RULE}")
+    return matches("|".join((*words, _PATH)), 1024, f"{also}{_PATH_RULE}", _check_path)
 
 
 Name = typing.Annotated[str, matches(_WORD, 64, _NAME_RULE)]
 ShortName = typing.Annotated[str, matches(_WORD, 56, _NAME_RULE)]  # something is put before or behind it
 Names = typing.Annotated[str, matches(f"{_WORD}([, ] ?{_WORD})*", 600, "names, separated by commas or blanks")]
-Path = typing.Annotated[str, _path(), _checked_path]
+Path = typing.Annotated[str, _path()]
 _MODULE = r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*"  # gpt and smoke among them
-Workload = typing.Annotated[str, matches(f"{_MODULE}|{_PATH}", 1024, f"gpt, smoke or {_PATH_RULE}"), _checked_path]
-Python = typing.Annotated[str, _path("auto", "none"), _checked_path]
-Source = typing.Annotated[str, _path("python-stdlib"), _checked_path]
-Tokenizer = typing.Annotated[str, _path("auto", "byte", "gpt2"), _checked_path]
+Workload = typing.Annotated[str, matches(f"{_MODULE}|{_PATH}", 1024, f"gpt, smoke or {_PATH_RULE}", _check_path)]
+Python = typing.Annotated[str, _path("auto", "none")]
+Source = typing.Annotated[str, _path("python-stdlib")]
+Tokenizer = typing.Annotated[str, _path("auto", "byte", "gpt2")]
 Dataset = typing.Annotated[
-    str,
-    matches(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,63}}|{_PATH}", 1024, f"a dataset's name or {_PATH_RULE}"),
-    _checked_path,
+    str, matches(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,63}}|{_PATH}", 1024, f"a dataset's name or {_PATH_RULE}", _check_path)
 ]
-Words = typing.Annotated[
-    str, matches(r"[^\0]*", MAX_WORDS, "words without NUL, quoted as in a shell"), pydantic.AfterValidator(_check_words)
-]
-Metrics = typing.Annotated[
-    str, matches(r"[ -~\n]*", 2000, "NAME=PATTERN with printable ASCII"), pydantic.AfterValidator(_check_metric)
-]
+Words = typing.Annotated[str, matches(r"[^\0]*", MAX_WORDS, "words without NUL, quoted as in a shell", _check_words)]
+Metrics = typing.Annotated[str, matches(r"[ -~\n]*", 2000, "NAME=PATTERN with printable ASCII", _check_metric)]
 Env = typing.Annotated[Words, pydantic.AfterValidator(_check_env)]
 _AXIS = r"[a-z][A-Za-z0-9_.-]*=[A-Za-z0-9._+/:@%^-]+(,[A-Za-z0-9._+/:@%^-]+)*"
 _GRID_RULE = "options with their values, such as: lr=0.001,0.003 batch=8,16"
-Grid = typing.Annotated[str, matches(rf"( *{_AXIS} *)*", 4096, _GRID_RULE), pydantic.AfterValidator(_check_grid)]
+Grid = typing.Annotated[str, matches(rf"( *{_AXIS} *)*", 4096, _GRID_RULE, _check_grid)]
 Constraint = typing.Annotated[str, matches(f"{_WORD}([&|]{_WORD})*", 256, "names of features joined by & or |")]
-Time = typing.Annotated[
-    str, matches(rf"[0-9:-]+|{'|'.join(jobs.NO_LIMIT)}", 24, _TIME), pydantic.AfterValidator(_check_time)
-]
+Time = typing.Annotated[str, matches(rf"[0-9:-]+|{'|'.join(jobs.NO_LIMIT)}", 24, _TIME, _check_time)]
 _MEMORY, _MEMORY_RULE = r"[1-9][0-9]{0,8}[MGT]?", "a whole number with M, G or T, such as 8G"
 SITE = "site"
 Memory = typing.Annotated[str, matches(f"{_MEMORY}|{SITE}", 10, f"{_MEMORY_RULE}, or {SITE}")]
@@ -250,7 +238,7 @@ _IMAGE = rf"[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]+)?([#/]{_WORD})*(:[A-Za-z0-9_][A-Za
 _IMAGE_RULE = (
     "an imported image's name, an image with its tag, such as nvcr.io#nvidia/pytorch:25.01-py3, or a file's path"
 )
-Image = typing.Annotated[str, matches(rf"{_WORD}|{_IMAGE}|{_PATH}", 512, _IMAGE_RULE), _checked_path]
+Image = typing.Annotated[str, matches(rf"{_WORD}|{_IMAGE}|{_PATH}", 512, _IMAGE_RULE, _check_path)]
 _SOURCE_RULE = "docker://IMAGE:TAG, docker-archive:FILE or oci-archive:FILE, as skopeo takes them"
 ImageSource = typing.Annotated[str, matches(r"(docker:/|(docker|oci)-archive:)[\w./:@+=-]+", 512, _SOURCE_RULE)]
 Ranks = typing.Annotated[str, matches(r"[0-9]{1,6}(,[0-9]{1,6})*", 256, "ranks such as 0 or 0,8")]
@@ -262,18 +250,14 @@ Dependency = typing.Annotated[str, matches(rf"{_BEFORE}((,{_BEFORE})*|(\?{_BEFOR
 _SBATCH_WORD = r"--[a-z][a-z0-9-]{1,40}(=[A-Za-z0-9._:,@%/+-]{1,200})?"
 _SBATCH_RULE = "sbatch's own long options, separated by blanks, such as --nice=100 --switches=1"
 Sbatch = typing.Annotated[str, matches(rf"({_SBATCH_WORD}( {_SBATCH_WORD})*)?", 1024, _SBATCH_RULE)]
-Steps = typing.Annotated[
-    str,
-    matches(r"[0-9]{1,9}-[0-9]{1,9}", 20, "first and last step, such as 10-12"),
-    pydantic.AfterValidator(_check_steps),
-]
+Steps = typing.Annotated[str, matches(r"[0-9]{1,9}-[0-9]{1,9}", 20, "first and last step, such as 10-12", _check_steps)]
 Size = typing.Annotated[str, matches(r"[1-9][0-9]{0,11}[KMG]?", 13, "a number of bytes with K, M or G, such as 64M")]
 States = typing.Annotated[str, matches(r"[A-Za-z_]+(,[A-Za-z_]+)*", 200, "Slurm's states, such as RUNNING,PENDING")]
 Glob = typing.Annotated[str, matches(r"[A-Za-z0-9][A-Za-z0-9._*-]*", 80, "a name in which * is any text, such as lrs*")]
 _SINCE_RULE = "a time ago such as 90m, 12h or 2d, or a date such as 2026-11-20"
 Since = typing.Annotated[str, matches(r"[1-9][0-9]{0,4}[mhdw]|[12][0-9]{3}[0-9T:Z.+-]{0,36}", 40, _SINCE_RULE)]
 Folder = typing.Annotated[
-    str, matches(r"/[A-Za-z0-9._/-]+", 200, "an absolute path of letters, digits and . _ / -"), _checked_path
+    str, matches(r"/[A-Za-z0-9._/-]+", 200, "an absolute path of letters, digits and . _ / -", _check_path)
 ]
 Account = typing.Annotated[str, matches(r"([a-z_][a-z0-9_-]*)?", 32, "the name of an account")]
 _URL = r"https?://[A-Za-z0-9._:/+-]+"
@@ -290,12 +274,9 @@ Fabric = typing.Annotated[str, among(*fabrics.NAMES)]
 # Options of several verbs that set a directive of sbatch
 Partition = typing.Annotated[Name | None, Directive("partition", is_computed=True)]
 Nodes = typing.Annotated[typing.Annotated[int, between(1, MAX_NODES)] | None, Directive("nodes", is_computed=True)]
-Gpus = typing.Annotated[
-    typing.Annotated[int, between(0, MAX_GPUS)] | None, Directive("gpus-per-node", is_computed=True)
-]
-Cpus = typing.Annotated[
-    typing.Annotated[int, between(1, MAX_CPUS)] | None, Directive("cpus-per-task", is_computed=True)
-]
+_Gpus, _Cpus = typing.Annotated[int, between(0, MAX_GPUS)], typing.Annotated[int, between(1, MAX_CPUS)]
+Gpus = typing.Annotated[_Gpus | None, Directive("gpus-per-node", is_computed=True)]
+Cpus = typing.Annotated[_Cpus | None, Directive("cpus-per-task", is_computed=True)]
 
 
 class Parsed(pydantic.BaseModel):

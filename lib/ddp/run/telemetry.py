@@ -16,7 +16,6 @@ from ddp.run.model import Run, State
 from ddp.run.reading import Json
 from ddp.slurm import jobs
 from ddp.workspace import files, folders
-from slurm_ddp.slurm import commands
 
 MAX_RUNS = 200  # the newest of all users
 KINDS = ("program", "parameters", "node", "filesystem", "network", "unknown")  # of failures, as in node/explain.py
@@ -113,9 +112,9 @@ def _slowest(run: Run) -> list[object]:
 def _gpus_held() -> dict[str, int]:
     """Count the GPUs that running jobs hold, by user. Raises SlurmError."""
     fields = ("UserName", "NumNodes", "NumTasks", "tres-alloc", "tres-per-job", "tres-per-node", "tres-per-task")
-    argv = (commands.find("squeue"), "--noheader", "--states=RUNNING", f"--Format={','.join(f'{f}:|' for f in fields)}")
+    columns = ",".join(f"{name}:|" for name in fields)
     held: collections.Counter[str] = collections.Counter()
-    for line in jobs.ask(*argv, timeout=10).splitlines():
+    for line in jobs.ask("squeue", "--noheader", "--states=RUNNING", f"--Format={columns}", timeout=10).splitlines():
         words = [word.strip() for word in line.split("|")]
         if len(words) >= len(fields):
             held[words[0]] += _gpus(*words[1 : len(fields)])

@@ -1,30 +1,27 @@
 """The nodes that a job can have: those of a reservation, and those whose machines are there."""
 
-import collections.abc
 import concurrent.futures
 import contextlib
 import dataclasses
 import socket
 
 from ddp.slurm import jobs
-from slurm_ddp.slurm import commands, show
+from slurm_ddp.slurm import show
 
-_SCONTROL = commands.find("scontrol")
 _OPEN = frozenset({"FLEX", "ANY_NODES"})  # its jobs may have other nodes, too (scontrol(1), Flags)
 OUTSIDE = "outside the reservation"
 GONE = "without a slurmd that answers"  # Slurm notices that within SlurmdTimeout, and sends jobs there until then
 _MOST_ASKED, _PATIENCE_S = 128, 1.0  # all at once
 
 
-def inside(partitions: collections.abc.Iterable[jobs.Partition], reservation: str) -> tuple[jobs.Partition, ...]:
+def inside(partitions: tuple[jobs.Partition, ...], reservation: str) -> tuple[jobs.Partition, ...]:
     """Return the partitions as a job in this reservation meets them, kept nodes (MAINT) included. Raises SlurmError."""
-    found = tuple(partitions)
-    records = show.records(jobs.ask(_SCONTROL, "show", "reservations", "-o"))
+    records = show.records(jobs.ask("scontrol", "show", "reservations", "-o"))
     nothing: dict[str, str] = {}
     one = next((record for record in records if record.get("ReservationName") == reservation), nothing)
     nodes, flags = show.value(one, "Nodes"), frozenset((show.value(one, "Flags") or "").split(","))
     if not nodes or flags & _OPEN:
-        return found
+        return partitions
     names = frozenset(jobs.hostnames(nodes))
 
     def meet(node: jobs.Capacity) -> jobs.Capacity:
@@ -32,16 +29,15 @@ def inside(partitions: collections.abc.Iterable[jobs.Partition], reservation: st
             return dataclasses.replace(node, state=OUTSIDE, is_usable=False)
         return dataclasses.replace(node, is_usable=node.is_usable or (node.is_kept and "MAINT" in flags))
 
-    return tuple(dataclasses.replace(part, nodes=tuple(map(meet, part.nodes))) for part in found)
+    return tuple(dataclasses.replace(part, nodes=tuple(map(meet, part.nodes))) for part in partitions)
 
 
-def present(partitions: collections.abc.Iterable[jobs.Partition]) -> tuple[jobs.Partition, ...]:
+def present(partitions: tuple[jobs.Partition, ...]) -> tuple[jobs.Partition, ...]:
     """Mark the nodes whose slurmd cannot be reached, while another's of the partition can, as gone and unusable.
 
     A machine that was removed leaves the node that it registered in Slurm.
     """
-    found = tuple(partitions)
-    endpoints = {node.name: node.endpoint for part in found for node in part.nodes if node.endpoint}
+    endpoints = {node.name: node.endpoint for part in partitions for node in part.nodes if node.endpoint}
     reached = dict[str, bool]()
     if 1 < len(endpoints) <= _MOST_ASKED:
         with concurrent.futures.ThreadPoolExecutor(len(endpoints)) as pool:
@@ -54,7 +50,7 @@ def present(partitions: collections.abc.Iterable[jobs.Partition]) -> tuple[jobs.
         nodes = (node if reached.get(node.name, True) else dataclasses.replace(node, **gone) for node in part.nodes)
         return dataclasses.replace(part, nodes=tuple(nodes))
 
-    return tuple(map(look, found))
+    return tuple(map(look, partitions))
 
 
 def _is_reached(endpoint: tuple[str, int]) -> bool:

@@ -15,13 +15,6 @@ from ddp.slurm import policy
 from slurm_ddp.run import CommandError, CommandTimeout, run
 from slurm_ddp.slurm import commands, nodes, show
 
-_SBATCH = commands.find("sbatch")
-_SCANCEL = commands.find("scancel")
-_SCONTROL = commands.find("scontrol")
-_SQUEUE = commands.find("squeue")
-_SRUN = commands.find("srun")
-_SACCT = commands.find("sacct")
-
 ACTIVE = frozenset(
     "PENDING CONFIGURING RUNNING COMPLETING SUSPENDED STOPPED REQUEUED REQUEUE_HOLD REQUEUE_FED RESIZING SIGNALING "
     "STAGE_OUT SPECIAL_EXIT RESV_DEL_HOLD EXPEDITING".split()
@@ -37,9 +30,8 @@ _QUEUE_FIELDS = (
 )
 _QUEUE_FORMAT = ",".join(f"{name}:|" for name in _QUEUE_FIELDS)
 _SACCT_FIELDS = "JobIDRaw,User,State,ExitCode,NNodes,Partition,Elapsed,Timelimit,Submit,NodeList,JobName"
-_SACCT_NAMES = (  # squeue's for the same
-    "JobID UserName State exit_code NumNodes Partition TimeUsed TimeLimit SubmitTime NodeList Name".split()
-)
+# squeue's for the same
+_SACCT_NAMES = "JobID UserName State exit_code NumNodes Partition TimeUsed TimeLimit SubmitTime NodeList Name".split()
 _KEPT = "MAINTENANCE"
 UNUSABLE = frozenset({"DRAIN", "FAIL", _KEPT, "NOT_RESPONDING", "INVALID_REG", "INVAL", "REBOOT_ISSUED"})
 POWER = frozenset({"POWERED_DOWN", "POWERING_UP"})  # flags of a node whose slurmd starts when a job needs it
@@ -139,13 +131,13 @@ class Job:
 
 def is_installed() -> bool:
     """Return whether Slurm's client commands are on this host."""
-    return all(os.access(path, os.X_OK) for path in (_SBATCH, _SQUEUE, _SCONTROL, _SCANCEL, _SRUN))
+    return all(os.access(commands.find(name), os.X_OK) for name in ("sbatch", "squeue", "scontrol", "scancel", "srun"))
 
 
-def ping(*, timeout_s: float = 10) -> None:
+def ping() -> None:
     """Return when the controller answers. Raises NotAnsweringError."""
     try:
-        answer = run(_SCONTROL, "ping", timeout=timeout_s, check=False)
+        answer = run(commands.find("scontrol"), "ping", timeout=10, check=False)
     except CommandError as e:
         raise NotAnsweringError(f"Slurm: {e}") from e
     if answer.returncode != 0 or " UP" not in answer.stdout:
@@ -154,7 +146,7 @@ def ping(*, timeout_s: float = 10) -> None:
 
 def partitions() -> tuple[Partition, ...]:
     """Return all partitions with their nodes and limits, hidden ones too, in Slurm's order. Raises SlurmError."""
-    text = ask(_SCONTROL, "-a", "show", "partition", "-o")
+    text = ask("scontrol", "-a", "show", "partition", "-o")
     found = [record for record in show.records(text) if "PartitionName" in record]
     members: dict[str, list[Capacity]] = {}
     for node in show_nodes():
@@ -186,9 +178,9 @@ def show_nodes() -> tuple[nodes.Node, ...]:
 
 def job(job_id: int, *, user: str, timeout_s: float = 60) -> Job | None:
     """Return this job of `user`; None where neither the controller nor the accounting knows it. Raises SlurmError."""
-    argv = (_SQUEUE, "-h", "-a", "-t", "all", "-j", str(job_id), "-O", _QUEUE_FORMAT)
+    argv = ("-h", "-a", "-t", "all", "-j", str(job_id), "-O", _QUEUE_FORMAT)
     try:
-        found = _parse(ask(*argv, timeout=timeout_s))
+        found = _parse(ask("squeue", *argv, timeout=timeout_s))
     except SlurmError as e:
         if isinstance(e, NotAnsweringError) or "Invalid job id" not in str(e):
             raise
@@ -200,16 +192,19 @@ def job(job_id: int, *, user: str, timeout_s: float = 60) -> Job | None:
 
 
 def accounted(job_ids: collections.abc.Sequence[int], *, user: str) -> dict[int, Job]:
-    """Return those of these jobs of `user` that the accounting knows; without an accounting none."""
-    found = _accounted(",".join(str(job_id) for job_id in job_ids), user)
-    return {job.job_id: job for job in found if job.job_id in job_ids}
+    """Return those of these jobs of `user` that the accounting knows; without slurmdbd none."""
+    try:
+        text = ask("sacct", "-X", "-n", "-P", "-j", ",".join(map(str, job_ids)), "-o", _SACCT_FIELDS)
+    except SlurmError:  # the caller looks at the files that the jobs left
+        return {}
+    return {job.job_id: job for job in _parse(text, _SACCT_NAMES) if job.user == user and job.job_id in job_ids}
 
 
 def jobs(*, user: str | None, name: str | None = None) -> tuple[Job, ...]:
     """Return the jobs of `user`, or everybody's, that the controller still knows, newest first. Raises SlurmError."""
     chosen = () if name is None else ("-n", name)
     whose = () if user is None else ("-u", user)
-    found = _parse(ask(_SQUEUE, "-h", "-a", "-t", "all", *whose, *chosen, "-O", _QUEUE_FORMAT))
+    found = _parse(ask("squeue", "-h", "-a", "-t", "all", *whose, *chosen, "-O", _QUEUE_FORMAT))
     mine = (known for known in found if user in (None, known.user))
     return tuple(sorted(mine, key=lambda known: -known.job_id))
 
@@ -218,7 +213,7 @@ def positions() -> dict[int, tuple[int, int]]:
     """Return the place of each pending job in its partition's queue, and its length; empty if Slurm is silent."""
     queues: dict[str, list[int]] = {}
     try:
-        text = ask(_SQUEUE, "-h", "-a", "-t", "PENDING", "--sort=-p,i", "-O", "JobID:|,Partition:|", timeout=10)
+        text = ask("squeue", "-h", "-a", "-t", "PENDING", "--sort=-p,i", "-O", "JobID:|,Partition:|", timeout=10)
     except SlurmError:
         return {}
     for line in text.splitlines():
@@ -230,22 +225,22 @@ def positions() -> dict[int, tuple[int, int]]:
 
 def cancel(*jobs: int | str) -> None:
     """Cancel jobs, arrays and tasks (`40_3`), in this order; Slurm refuses other people's. Raises SlurmError."""
-    ask(_SCANCEL, *map(str, jobs))
+    ask("scancel", *map(str, jobs))
 
 
 def start_now(job_id: int) -> None:
     """Let a waiting job start before its begin time, which Slurm sets when a job is queued again. Raises SlurmError."""
-    ask(_SCONTROL, "update", f"JobId={job_id}", "StartTime=now")
+    ask("scontrol", "update", f"JobId={job_id}", "StartTime=now")
 
 
 def release(job_id: int) -> None:
     """Release a held job; Slurm refuses one that an administrator holds. Raises SlurmError."""
-    ask(_SCONTROL, "release", str(job_id))
+    ask("scontrol", "release", str(job_id))
 
 
 def hostnames(hostlist: str) -> tuple[str, ...]:
     """Return the names behind a hostlist like `node-[0-3]`, in the order of a job's node numbers. Raises SlurmError."""
-    names = tuple(ask(_SCONTROL, "show", "hostnames", hostlist).split())
+    names = tuple(ask("scontrol", "show", "hostnames", hostlist).split())
     if hostlist and not names:  # its exit status is 0 all the same
         raise SlurmError(f"Invalid hostlist: {hostlist}")
     return names
@@ -256,7 +251,8 @@ def run_everywhere(
 ) -> tuple[str, str]:
     """Run a command through srun; return the tasks' output, and srun's complaint if any. Raises NotAnsweringError."""
     try:
-        done = run(_SRUN, "--quiet", *options, *argv, stdin=stdin, timeout=timeout_s, cwd="/", check=False)
+        line = (commands.find("srun"), "--quiet", *options, *argv)
+        done = run(*line, stdin=stdin, timeout=timeout_s, cwd="/", check=False)
     except CommandTimeout as e:
         raise NotAnsweringError(f"Slurm: {e}") from e
     except CommandError as e:
@@ -267,16 +263,17 @@ def run_everywhere(
 
 def configuration() -> dict[str, str]:
     """Return Slurm's configuration as `scontrol show config` prints it. Raises SlurmError."""
-    return show.config(ask(_SCONTROL, "show", "config"))
+    return show.config(ask("scontrol", "show", "config"))
 
 
-def ask(*argv: str, stdin: str | None = None, timeout: float = 60, answer: str = "stdout") -> str:
+def ask(name: str, *argv: str, stdin: str | None = None, timeout: float = 60, answer: str = "stdout") -> str:
     """Run one of Slurm's commands in `/`: a job must not inherit a hook's folder. Raises SlurmError."""
+    command = commands.find(name)
     try:
-        env = commands.variables(argv[0])
-        if argv[0] in (_SQUEUE, _SACCT):  # sbatch and srun hand theirs on to the job
+        env = commands.variables(command)
+        if name in ("squeue", "sacct"):  # sbatch and srun hand theirs on to the job
             env["TZ"] = "UTC"
-        done = run(*argv, stdin=stdin, timeout=timeout, cwd="/", env=env or None)
+        done = run(command, *argv, stdin=stdin, timeout=timeout, cwd="/", env=env or None)
     except CommandTimeout as e:
         raise NotAnsweringError(f"Slurm: {e}") from e
     except CommandError as e:
@@ -337,10 +334,8 @@ def _capacity(node: nodes.Node) -> Capacity:
     fields = node.fields
     address, is_booting = node.address or "", bool(node.flags & POWER)
     can_ask = node.is_dynamic and not is_booting and bool(re.fullmatch(r"[0-9.]+|[0-9A-Fa-f:]+", address))
-    takes_jobs = node.state in _USABLE and not node.flags & UNUSABLE - {
-        _KEPT,
-        "NOT_RESPONDING" if is_booting else _KEPT,
-    }
+    ignored = {_KEPT, "NOT_RESPONDING"} if is_booting else {_KEPT}
+    takes_jobs = node.state in _USABLE and not node.flags & UNUSABLE - ignored
     return Capacity(
         name=node.name,
         cpus=_number(fields.get("CPUEfctv", "0")),
@@ -358,9 +353,8 @@ def _capacity(node: nodes.Node) -> Capacity:
 def _parse(text: str, names: collections.abc.Sequence[str] = _QUEUE_FIELDS) -> tuple[Job, ...]:
     """Parse the jobs that squeue or sacct printed; the second line of a name with a line break in it is none."""
     rows = (line.split("|", len(names) - 1) for line in text.splitlines())
-    return tuple(
-        _job(dict(zip(names, row, strict=True))) for row in rows if len(row) == len(names) and row[0].isdecimal()
-    )
+    whole = (row for row in rows if len(row) == len(names) and row[0].isdecimal())
+    return tuple(_job(dict(zip(names, row, strict=True))) for row in whole)
 
 
 def _job(record: dict[str, str]) -> Job:
@@ -384,15 +378,6 @@ def _job(record: dict[str, str]) -> Job:
         task=task,
         array_id=_number(record["ArrayJobID"]) if task else None,
     )
-
-
-def _accounted(wanted: str, user: str) -> tuple[Job, ...]:
-    """Look up jobs and elements of `user` in the accounting; without slurmdbd none."""
-    try:
-        text = ask(_SACCT, "-X", "-n", "-P", "-j", wanted, "-o", _SACCT_FIELDS)
-    except SlurmError:  # the caller looks at the files that the jobs left
-        return ()
-    return tuple(job for job in _parse(text, _SACCT_NAMES) if job.user == user)
 
 
 def _exit_code(text: str, state: str) -> int:

@@ -7,6 +7,7 @@ import grp
 import os
 import pwd
 
+Record = collections.abc.Mapping[str, str]
 _KINDS = {"Groups": "partition", "Accounts": "account", "Qos": "qos"}
 OPTIONS = {f"{rule}{what}": option for what, option in _KINDS.items() for rule in ("Allow", "Deny")}
 
@@ -26,7 +27,7 @@ class Limits:
     lists: collections.abc.Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict[str, tuple[str, ...]])
 
 
-def read(partition: collections.abc.Mapping[str, str], cluster: collections.abc.Mapping[str, str]) -> Limits:
+def read(partition: Record, cluster: Record) -> Limits:
     """Read a partition as `scontrol show partition` prints it; its limits of memory replace the cluster's."""
     most_mb, most_per_cpu_mb = _memory("Max", partition, cluster)
     # Without associations Slurm 24.11 lets each account that it knows into a partition
@@ -69,15 +70,13 @@ def _groups() -> set[str | None]:
     return found
 
 
-def _memory(
-    kind: str, partition: collections.abc.Mapping[str, str], cluster: collections.abc.Mapping[str, str]
-) -> tuple[int | None, int | None]:
+def _memory(kind: str, partition: Record, cluster: Record) -> tuple[int | None, int | None]:
     """Return the limit, or the default, of a node and of a core in MiB."""
     names = (f"{kind}MemPerNode", f"{kind}MemPerCPU")
     source = partition if any(_number(partition, name) for name in names) else cluster
     return _number(source, names[0]), _number(source, names[1])
 
 
-def _number(record: collections.abc.Mapping[str, str], name: str) -> int | None:
+def _number(record: Record, name: str) -> int | None:
     text = record.get(name, "")
     return int(text) if text.isdecimal() and int(text) else None

@@ -7,10 +7,7 @@ import time
 
 from ddp import backports
 from ddp.slurm import jobs, policy
-from slurm_ddp.slurm import commands
 
-_SBATCH = commands.find("sbatch")
-_SQUEUE = commands.find("squeue")
 _ID = re.compile(r"^\s*(\d+)(?:;\S+)?\s*$", re.MULTILINE)  # a federation adds the cluster's name
 _MARK = re.compile(r"\bddp:[0-9a-f]{16}\b")
 _WAIT = "State:|,Account:|,QOS:|,Partition:|,Reason:|"
@@ -22,12 +19,12 @@ _OF_ONE_JOB, _OF_ONE_USER, _SHARED = (re.compile(_KNOWN["limits"][name]) for nam
 
 def judge(script: str) -> str:
     """Check a script with `sbatch --test-only`, which submits and writes nothing: its output. Raises SlurmError."""
-    return jobs.words(jobs.ask(_SBATCH, "--test-only", stdin=script, answer="stderr"))
+    return jobs.words(jobs.ask("sbatch", "--test-only", stdin=script, answer="stderr"))
 
 
 def submit(*words: str) -> int:
     """Submit the script named last and return the job's id, whatever a site prints around it. Raises SlurmError."""
-    answer = jobs.ask(_SBATCH, "--parsable", *words)
+    answer = jobs.ask("sbatch", "--parsable", *words)
     found = {*_ID.findall(answer)}
     if len(found) != 1:
         raise jobs.UncertainError(f"sbatch answered {answer.strip()[:80]!r} instead of a job's id")
@@ -42,7 +39,7 @@ def find(mark: str, *, user: str, name: str) -> int | None:
     """
     form = "JobID:|,ArrayJobID:|,ArrayTaskID:|,State:|,Comment:|"
     others: list[int] = []
-    for line in jobs.ask(_SQUEUE, "-h", "-a", "-t", "all", "-u", user, "-n", name, "-O", form).splitlines():
+    for line in jobs.ask("squeue", "-h", "-a", "-t", "all", "-u", user, "-n", name, "-O", form).splitlines():
         job_id, array, task, state, comment = (*line.split("|", 4), "", "", "", "", "")[:5]
         number = job_id if task in ("N/A", "") else array
         if number.isdecimal() and mark in comment:
@@ -56,7 +53,7 @@ def explain_wait(job_id: int, *, user: str) -> tuple[str, bool]:
     """Return the limit that a new job waits for, and whether it does so for ever; "" if it waits for no limit."""
     with contextlib.suppress(jobs.SlurmError):
         for _ in range(_LOOKS):
-            line = jobs.ask(_SQUEUE, "-h", "-a", "-j", str(job_id), "-O", _WAIT, timeout=10)
+            line = jobs.ask("squeue", "-h", "-a", "-j", str(job_id), "-O", _WAIT, timeout=10)
             state, account, qos, partition, reason, *_ = (*line.partition("\n")[0].split("|"), *[""] * 5)
             if state != "PENDING" or reason not in ("None", ""):
                 limit, is_final = _limit(reason, user) if state == "PENDING" else ("", False)

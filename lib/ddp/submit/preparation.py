@@ -89,9 +89,8 @@ def prepare_dataset(
         former = folders.call(settings, folder.create, path=path, texts=texts, again=again)
         undo = functools.partial(folders.call, settings, folder.undo, path=path, former=former)
         with control.undone(settings, work.run, undo):
-            array, waits_for = control.send(
-                settings, work.run, "parts.sbatch", texts["parts.sbatch"], control.new_mark()
-            )
+            mark = control.new_mark()
+            array, waits_for = control.send(settings, work.run, "parts.sbatch", texts["parts.sbatch"], mark)
     facts: dict[str, object] = {
         "kind": "prepare",
         "dataset": name,
@@ -128,9 +127,8 @@ def ensure_default(settings: Settings, params: models.PrepareDataset, log: Log) 
     if active:
         settings.claims.drop(run)
         log(f"job {active[0].job_id} prepares it already; waiting for that")
-        control.follow(
-            settings, control.Submitted(active[0].job_id, settings.runs / run), log, timeout_s=params.wait_timeout
-        )
+        submitted = control.Submitted(active[0].job_id, settings.runs / run)
+        control.follow(settings, submitted, log, timeout_s=params.wait_timeout)
     elif DEFAULT_DATASET not in folders.look(settings).datasets:
         prepare_dataset(settings, params, log, is_automatic=True)
 

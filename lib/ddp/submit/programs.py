@@ -30,14 +30,12 @@ def check(settings: Settings, params: models.Training, contents: folders.Content
     if path is None:  # it may be installed
         here = pathlib.Path(params.typed_in)
         first = params.workload.partition(".")[0]
-        close = folders.call(
-            settings, lambda: difflib.get_close_matches(first, {one.stem for one in here.iterdir()}, 1)
-        )
+        names = folders.call(settings, lambda: {one.stem for one in here.iterdir()})
+        close = difflib.get_close_matches(first, names, 1)
         return [f"{first} is not in this folder; did you mean {one}?" for one in close if one != first]
     own = params.container_image or params.own_python
-    with_own = own or any(
-        tuple(map(int, about.python.split("."))) > sys.version_info[:2] for about in contents.environments
-    )
+    versions = (tuple(map(int, about.python.split("."))) for about in contents.environments)
+    with_own = own or any(version > sys.version_info[:2] for version in versions)
     trouble = folders.call(settings, lambda: _compile(path))
     if trouble and not with_own:
         raise ParameterError("workload", trouble)
@@ -104,11 +102,9 @@ def _find(settings: Settings, params: models.Training) -> pathlib.Path | None:
     given = dict(fields.variables(params.env)).get("PYTHONPATH", "")
     root = copies.find(settings, params).root if params.snapshot else here
     parts = params.workload.split(".")
-    for folder in (
-        here,
-        *(here / part for part in given.split(":")),
-        *copies.importable(pathlib.Path(os.path.realpath(here)), root),
-    ):
+    more = [here / part for part in given.split(":")]
+    more += copies.importable(pathlib.Path(os.path.realpath(here)), root)
+    for folder in (here, *more):
         place = folder.joinpath(*parts)
         for path in (place / "__main__.py", place.with_name(f"{place.name}.py")):
             if path.is_file():

@@ -23,9 +23,8 @@ def choose(settings: Settings, params: models.Training) -> tuple[str, str]:
     if not place:
         return "", ""
     if others:
-        raise ParameterError(
-            "python", f"{others} brings its own; give one of python, environment, requirements, container-image"
-        )
+        text = f"{others} brings its own; give one of python, environment, requirements, container-image"
+        raise ParameterError("python", text)
     python, torch, is_shared = folders.call(settings, lambda: _look(settings, pathlib.Path(place)))
     why = "" if torch else "has no torch" if python else "does not exist, or has no Python that you can execute"
     if is_auto and (why or not is_shared):

@@ -8,6 +8,7 @@ from ddp.options import fields, models
 from ddp.problem import Step
 from ddp.slurm import jobs, policy
 
+Nodes = tuple[jobs.Capacity, ...]
 _LEAD_S = (30, 180)  # how long before its end a job is warned: enough to write a checkpoint, see payload.md 2.3
 _LEAST_MEMORY_MB = 1024  # an interpreter with torch takes half of that
 _TOO_LITTLE_MB = 256  # torchrun takes 220 of it, before any rank
@@ -142,9 +143,7 @@ def choose_partition(params: models.Place, partitions: tuple[jobs.Partition, ...
     return found
 
 
-def _amounts(
-    params: models.Training, gpus: int, nodes: tuple[jobs.Capacity, ...], most: policy.Limits
-) -> tuple[int, int, int]:
+def _amounts(params: models.Training, gpus: int, nodes: Nodes, most: policy.Limits) -> tuple[int, int, int]:
     """Compute the cores and the memory on a node, and the memory for each core or 0. Raises ParameterError."""
     most_cpus, least_mb = most.max_cpus_per_node or fields.MAX_CPUS, min(n.memory_mb for n in nodes)
     whole, per_cpu_mb = params.exclusive or most.is_exclusive, fields.memory_mb(params.mem_per_cpu or fields.SITE)
@@ -223,9 +222,7 @@ def _check_named(names: tuple[str, ...], partition: jobs.Partition) -> None:
             raise ParameterError("nodelist", f"{name} is {what}; see: scontrol show node {name}")
 
 
-def _able(
-    params: models.Training, gpus: int, candidates: tuple[jobs.Capacity, ...], partition: jobs.Partition
-) -> tuple[jobs.Capacity, ...]:
+def _able(params: models.Training, gpus: int, candidates: Nodes, partition: jobs.Partition) -> Nodes:
     """Select the nodes that have what the job asks of each. Raises ParameterError if none has."""
     per_cpu_mb = fields.memory_mb(params.mem_per_cpu or fields.SITE)
     amounts: tuple[tuple[str, int | str | None, int, str], ...] = (

@@ -68,15 +68,8 @@ def training(
     about = f"Written by ddp for run {run}. To continue the run: sbatch {folder}/job.sbatch"
     if sweep is not None:
         about = f"Written by ddp for sweep {run}: one task of the array for each line of {folder}/sweep.jsonl."
-    directives = _directives(
-        request,
-        run,
-        folder,
-        declared.directives(params),
-        output=f"{folder}{'-%a' if sweep else ''}/logs/%j.out",
-        array=sweep.directive if sweep else None,
-        signal=f"B:USR1@{request.lead_s}",
-    )
+    output = f"{folder}{'-%a' if sweep else ''}/logs/%j.out"
+    directives = _directives(request, params, folder, output=output, array=sweep, signal=f"B:USR1@{request.lead_s}")
     script = _script(folder, "job job.json", about, directives)
     names = ["PYTHONUNBUFFERED", "CUDA_VISIBLE_DEVICES", *(name for name, _ in variables), *secrets]
     image, own = params.container_image, params.own_python
@@ -128,15 +121,9 @@ def preparation(
     """Render the files of a job that prepares a dataset, by name. `commands` are arguments of `python -m`, in turn."""
     name = "parts" if array else "job"
     folder = str(settings.runs / run)
-    directives = _directives(
-        request,
-        run,
-        folder,
-        declared.directives(params),
-        output=f"{folder}/logs/{'%A_%a' if array else '%j'}.out",
-        array=array.directive if array else None,
-        dependency="singleton" if follows else None,
-    )
+    output = f"{folder}/logs/{'%A_%a' if array else '%j'}.out"
+    after = {"dependency": "singleton"} if follows else {}
+    directives = _directives(request, params, folder, output=output, array=array, **after)
     script = _script(folder, f"prepare {name}.json", f"Written by ddp: prepares the dataset {dataset}.", directives)
     job = spec.PrepareSpec(
         run_dir=folder,
@@ -164,26 +151,14 @@ def _environment(settings: Settings, environment: folders.Manifest) -> spec.Envi
         make = make if one.base else Command("env install")
         remedy = settings.render(Command("image import", {}, (one.source, one.name)) if one.digest else make)
         layers.append(spec.Archive(one.archive, one.sha256, one.unpacked_bytes, remedy, one.parts))
-    return spec.Environment(
-        layers=tuple(layers),
-        cache=str(settings.node_cache),
-        python=environment.python,
-        trusted_uids=tuple(folders.trusted(settings)),
-    )
+    cache, uids = str(settings.node_cache), tuple(folders.trusted(settings))
+    return spec.Environment(layers=tuple(layers), cache=cache, python=environment.python, trusted_uids=uids)
 
 
 def _directives(
-    request: Request,
-    run: str,
-    folder: str,
-    given: list[tuple[str, str]],
-    *,
-    output: str,
-    array: str | None = None,
-    dependency: str | None = None,
-    signal: str | None = None,
+    request: Request, params: fields.Parsed, folder: str, *, output: str, array: Array | None, **more: str
 ) -> list[tuple[str, str]]:
-    """List a job's directives: the computed ones, the `given` ones of options, and the fixed ones.
+    """List a job's directives: the computed ones, those of options, the fixed ones, and `more`.
 
     Memory is given unless the site decides, or the job would take the whole node's. GPUs are by node: Slurm would
     bind those of tasks and cut the ranks' paths to each other. The log is appended to, so that a requeued attempt
@@ -193,9 +168,9 @@ def _directives(
     ranks save.
     """
     table = (
-        ("job-name", run),
+        ("job-name", pathlib.PurePath(folder).name),
         ("partition", request.partition),
-        ("array", array),
+        ("array", array.directive if array else None),
         ("nodes", request.num_nodes + request.spare_nodes),
         ("ntasks-per-node", 1),
         ("cpus-per-task", request.cpus_per_task),
@@ -203,15 +178,15 @@ def _directives(
         ("mem-per-cpu", f"{request.memory_per_cpu_mb}M" if request.memory_per_cpu_mb else None),
         ("gpus-per-node", request.gpus_per_node or None),
         ("time", request.time_limit),
-        *given,
+        *declared.directives(params),
         ("chdir", folder),
         ("output", output),
-        ("dependency", dependency),
+        ("dependency", more.get("dependency")),
         ("kill-on-invalid-dep", "yes"),
         ("open-mode", "append"),
         ("requeue", ""),
         ("propagate", "NONE"),
-        ("signal", signal),
+        ("signal", more.get("signal")),
     )
     return [(name, str(value)) for name, value in table if value is not None]
 

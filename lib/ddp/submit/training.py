@@ -102,17 +102,8 @@ def submit_ddp(settings: Settings, params: models.SubmitDdp, log: Log) -> Answer
     environment = provide(checked, log)
     with copies.copied(settings, params, workload.run, log) as kept:
         texts, facts = checked.texts(environment, kept), checked.facts(environment, kept)
-        token = tokens.is_wanted(settings, params)
-        submitted = control.submit(
-            settings,
-            workload.run,
-            texts,
-            facts,
-            again=workload.is_again,
-            token=token,
-            kept=kept,
-            secrets=checked.secrets,
-        )
+        token, about = tokens.is_wanted(settings, params), (settings, workload.run, texts, facts)
+        submitted = control.submit(*about, again=workload.is_again, token=token, kept=kept, secrets=checked.secrets)
     log(f"job {submitted.job_id}: {workload.run} on {describe(checked.request)}")
     if not params.wait:
         return submitted.as_results()
@@ -287,9 +278,8 @@ def _close_to(path: str) -> list[str]:
     """Return the name that is most like a mistyped path's, of a file beside it or a workload of ours."""
     wanted = pathlib.Path(path)
     with contextlib.suppress(OSError):
-        return difflib.get_close_matches(
-            wanted.name, [*(one.name for one in wanted.parent.iterdir()), "gpt", "smoke"], 1
-        )
+        names = [*(one.name for one in wanted.parent.iterdir()), "gpt", "smoke"]
+        return difflib.get_close_matches(wanted.name, names, 1)
     return []
 
 

@@ -11,6 +11,7 @@ from ddp.base import ParameterError, one_line
 _OURS = {"nnodes": "nodes", "nproc-per-node": "ranks", "max-restarts": "max-restarts"}
 _RENDEZVOUS = re.compile(r"rdzv-.*|standalone|node-rank|master-(addr|port)|local-addr")
 _SETTING = re.compile(r"[A-Za-z_]\w*=")
+Values = dict[str, object]  # of options
 _PYTHON = re.compile(r"python(3(\.[0-9]+)?)?")
 _LAUNCHERS = frozenset(
     "accelerate bash colossalai composer conda coverage deepspeed fabric horovodrun ipython jsrun lightning micromamba "
@@ -18,7 +19,7 @@ _LAUNCHERS = frozenset(
 )
 
 
-def unwrap(values: dict[str, object], arguments: tuple[str, ...]) -> tuple[dict[str, object], tuple[str, ...]]:
+def unwrap(values: Values, arguments: tuple[str, ...]) -> tuple[Values, tuple[str, ...]]:
     """Turn a workload that is a launcher's command into options with the program that it starts, and its arguments.
 
     An environment's Python or torchrun that is typed with its path makes the option `active`. Raises ParameterError:
@@ -47,9 +48,9 @@ def _is_python(word: str) -> bool:
     return name == "torchrun" or _PYTHON.fullmatch(name) is not None
 
 
-def _torchrun(values: dict[str, object], arguments: tuple[str, ...]) -> tuple[dict[str, object], tuple[str, ...]]:
+def _torchrun(values: Values, arguments: tuple[str, ...]) -> tuple[Values, tuple[str, ...]]:
     words = list(arguments)
-    found: dict[str, object] = {}
+    found: Values = {}
     while words and words[0].startswith("-"):
         if words[0] == "--":
             words.pop(0)
@@ -69,7 +70,7 @@ def _torchrun(values: dict[str, object], arguments: tuple[str, ...]) -> tuple[di
     return _program(values | _agreed(values, found), words, "torchrun")
 
 
-def _option(flag: str, name: str, value: str) -> dict[str, object]:
+def _option(flag: str, name: str, value: str) -> Values:
     """Return our option for one of torchrun's."""
     if name == "nproc-per-node" and value in ("auto", "gpu", "cpu"):
         return {"gpus-per-node": 0} if value == "cpu" else {}
@@ -79,7 +80,7 @@ def _option(flag: str, name: str, value: str) -> dict[str, object]:
     return {_OURS[name]: int(low)}
 
 
-def _agreed(values: dict[str, object], found: dict[str, object]) -> dict[str, object]:
+def _agreed(values: Values, found: Values) -> Values:
     """Return the options found. Raises ParameterError if the same option of ours was given another value."""
     for name, value in found.items():
         ours = "gpus-per-node" if name == "ranks" else name
@@ -89,7 +90,7 @@ def _agreed(values: dict[str, object], found: dict[str, object]) -> dict[str, ob
     return found
 
 
-def _python(values: dict[str, object], arguments: tuple[str, ...]) -> tuple[dict[str, object], tuple[str, ...]]:
+def _python(values: Values, arguments: tuple[str, ...]) -> tuple[Values, tuple[str, ...]]:
     words, is_module = list(arguments), False
     while words and words[0].startswith("-") and not is_module:
         word = words.pop(0)
@@ -107,9 +108,7 @@ def _python(values: dict[str, object], arguments: tuple[str, ...]) -> tuple[dict
     return _program(values | {"module": True} if is_module else values, words, "python")
 
 
-def _program(
-    values: dict[str, object], words: collections.abc.Sequence[str], launcher: str
-) -> tuple[dict[str, object], tuple[str, ...]]:
+def _program(values: Values, words: list[str], launcher: str) -> tuple[Values, tuple[str, ...]]:
     if not words:
         raise ParameterError("workload", f"{launcher} without a program; write: ddp submit train.py")
     return values | {"workload": words[0]}, tuple(words[1:])

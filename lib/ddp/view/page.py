@@ -2,7 +2,6 @@
 
 import collections.abc
 import datetime
-import functools
 import pathlib
 
 import jinja2
@@ -25,7 +24,12 @@ def page(
     files hold.
     """
     labels = [reading.printable(run.name, 120) for run in runs]
-    return _template().render(
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_HERE), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    environment.trim_blocks = environment.lstrip_blocks = True
+    environment.filters |= {"clean": reading.printable, "when": _when, "lasted": _lasted}
+    return environment.get_template("page.html.j2").render(
         runs=runs,
         logs=[*logs, *([] for _ in runs)],
         labels=labels,
@@ -38,19 +42,6 @@ def page(
         size=charts,
         colors=COLORS,
     )
-
-
-@functools.cache
-def _template() -> jinja2.Template:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_HERE),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"clean": reading.printable, "when": _when, "lasted": _lasted}
-    return environment.get_template("page.html.j2")
 
 
 def _rows(columns: list[dict[str, str]]) -> list[tuple[str, list[str]]]:

@@ -55,7 +55,7 @@ def test_a_kill_for_memory_is_described(
     tmp_path: pathlib.Path, version: int, kills: int, limit: int | None, peak: int | None, words: str
 ):
     proc = make(tmp_path, version, kills=kills, limit=limit, peak=peak, job="job_12")
-    assert memory.shortage("n1", proc) == words
+    assert memory.shortage("n1", proc) == (f"n1: a process was killed for memory: {words}" if words else "")
 
 
 def test_what_is_no_jobs_cgroup_proves_nothing(tmp_path: pathlib.Path):
