@@ -274,7 +274,8 @@ Fabric = typing.Annotated[str, among(*fabrics.NAMES)]
 # Options of several verbs that set a directive of sbatch
 Partition = typing.Annotated[Name | None, Directive("partition", is_computed=True)]
 Nodes = typing.Annotated[typing.Annotated[int, between(1, MAX_NODES)] | None, Directive("nodes", is_computed=True)]
-_Gpus, _Cpus = typing.Annotated[int, between(0, MAX_GPUS)], typing.Annotated[int, between(1, MAX_CPUS)]
+_Gpus = typing.Annotated[int, between(0, MAX_GPUS)]
+_Cpus = typing.Annotated[int, between(1, MAX_CPUS)]
 Gpus = typing.Annotated[_Gpus | None, Directive("gpus-per-node", is_computed=True)]
 Cpus = typing.Annotated[_Cpus | None, Directive("cpus-per-task", is_computed=True)]
 
