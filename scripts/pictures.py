@@ -92,11 +92,16 @@ def newest_demo_run() -> str:
     return max(name for name in listed if re.fullmatch(r"gpt-\d{8}-\d{6}", name))
 
 
-def report() -> bytes:
+def find_browser() -> str:
+    """Find Chromium. Raises PictureError."""
+    for name in BROWSERS:
+        if browser := shutil.which(name):
+            return browser
+    raise PictureError("Chromium is missing: apt-get install chromium")
+
+
+def report(browser: str) -> bytes:
     """Return a screenshot of the page about the demo's run and ours."""
-    browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
-    if browser is None:
-        raise PictureError("Chromium is missing: apt-get install chromium")
     page = f"/tmp/{RUN}.html"  # noqa: S108 - on the sandbox's host
     sandboxctl("ssh", LOGIN, f"ddp report {newest_demo_run()} {RUN} -o {page}")
     with tempfile.TemporaryDirectory() as folder:
@@ -111,10 +116,11 @@ def report() -> bytes:
 def main(argv: list[str]) -> int:
     """Write all pictures."""
     try:
+        browser = find_browser()  # before the minutes that the demo takes
         recorded = pathlib.Path(argv[1]).read_text() if argv[1:] else sandboxctl("demo").decode()
         terminal("demo", "make demo", rich.text.Text(demo_result(recorded)))
         terminal("watch", f"ddp watch {RUN}", rich.text.Text.from_ansi(live_frame(watch())))
-        write("report.png", report())
+        write("report.png", report(browser))
         write("loss.png", sandboxctl("exec", LOGIN, "--", "cat", f"{RUNS}/{RUN}/loss.png"))
     except PictureError as e:
         print(f"pictures: {e}", file=sys.stderr)
