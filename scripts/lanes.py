@@ -38,15 +38,15 @@ UNIT = (  # the longest first
 FUNCTIONAL = ("functional-jobs", "functional-nodes")  # a deployment each
 FUNCTIONAL_ALL = tuple(f"{name}-all" for name in FUNCTIONAL)
 ORDERS = tuple(name.replace("unit-", "orders-") for name in UNIT if name.startswith("unit-"))
-LONG = (*FUNCTIONAL_ALL, "docs-walk", "mutants", "kernel", "tracking", "payload-long", "ddp-long", "pack-long", *ORDERS)
+LONG = (*FUNCTIONAL_ALL, "docs-walk", "mutants", "kernel", "tracking", "payload-long", "ddp-long", "pack", *ORDERS)
 GROUPS = {"unit": UNIT, "functional": FUNCTIONAL, "long": LONG, "orders": ORDERS}
-ALL = (*FUNCTIONAL, "lint", "docs", "pack", "storage", *UNIT)
+ALL = (*FUNCTIONAL, "lint", "docs", "pack-short", "storage", *UNIT)
 WAITING = frozenset(FUNCTIONAL + FUNCTIONAL_ALL)  # they use a fraction of a core
 ALONE = frozenset({"functional", "docs-walk", "integration", "bench"})  # they measure, or train as a reader does
 NICE = "10"  # of what runs beside lanes that wait
 # Groups of scripts/setup.sh
 PACKAGES = {
-    **dict.fromkeys(("pack", "pack-long"), "pack"),
+    **dict.fromkeys(("pack", "pack-short"), "pack"),
     "sandbox": "demo",
     **dict.fromkeys(("functional", *FUNCTIONAL, *FUNCTIONAL_ALL, "docs-walk"), "demo"),
     "bench": "demo",

@@ -33,7 +33,7 @@ def test_make_test_runs_every_lane_that_tox_lists():
 def test_the_long_sets_are_all_functional_tests_what_is_marked_long_the_pages_the_kernel_mutants_and_orders():
     orders = {f"orders-{charm}" for charm in CHARMS}
     others = {"functional-jobs-all", "functional-nodes-all", "docs-walk", "kernel", "mutants", "tracking"}
-    others |= {"ddp-long", "payload-long", "pack-long"}
+    others |= {"ddp-long", "payload-long", "pack"}
     assert set(lanes.chosen(["long"])) == others | orders
     workflow = (rules.ROOT / ".github" / "workflows" / "nightly.yaml").read_text()
     assert "make test-long" in workflow
