@@ -69,7 +69,7 @@ def training(
     if sweep is not None:
         about = f"Written by ddp for sweep {run}: one task of the array for each line of {folder}/sweep.jsonl."
     output = f"{folder}{'-%a' if sweep else ''}/logs/%j.out"
-    directives = _directives(request, params, folder, output=output, array=sweep, signal=f"B:USR1@{request.lead_s}")
+    directives = _directives(request, params, folder, output, sweep, ("signal", f"B:USR1@{request.lead_s}"))
     script = _script(folder, "job job.json", about, directives)
     names = ["PYTHONUNBUFFERED", "CUDA_VISIBLE_DEVICES", *(name for name, _ in variables), *secrets]
     image, own = params.container_image, params.own_python
@@ -122,8 +122,8 @@ def preparation(
     name = "parts" if array else "job"
     folder = str(settings.runs / run)
     output = f"{folder}/logs/{'%A_%a' if array else '%j'}.out"
-    after = {"dependency": "singleton"} if follows else {}
-    directives = _directives(request, params, folder, output=output, array=array, **after)
+    after = [("dependency", "singleton")] if follows else []
+    directives = _directives(request, params, folder, output, array, *after)
     script = _script(folder, f"prepare {name}.json", f"Written by ddp: prepares the dataset {dataset}.", directives)
     job = spec.PrepareSpec(
         run_dir=folder,
@@ -156,7 +156,7 @@ def _environment(settings: Settings, environment: folders.Manifest) -> spec.Envi
 
 
 def _directives(
-    request: Request, params: fields.Parsed, folder: str, *, output: str, array: Array | None, **more: str
+    request: Request, params: fields.Parsed, folder: str, output: str, array: Array | None, *more: tuple[str, str]
 ) -> list[tuple[str, str]]:
     """List a job's directives: the computed ones, those of options, the fixed ones, and `more`.
 
@@ -181,12 +181,11 @@ def _directives(
         *declared.directives(params),
         ("chdir", folder),
         ("output", output),
-        ("dependency", more.get("dependency")),
         ("kill-on-invalid-dep", "yes"),
         ("open-mode", "append"),
         ("requeue", ""),
         ("propagate", "NONE"),
-        ("signal", more.get("signal")),
+        *more,
     )
     return [(name, str(value)) for name, value in table if value is not None]
 

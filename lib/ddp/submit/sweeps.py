@@ -45,9 +45,11 @@ def submit_sweep(settings: Settings, params: models.SubmitSweep, log: Log) -> An
             elements.append({"args": words, folder.RECORD: folder.dump(record)})
         if kept is not None:
             log(f"all runs start in one folder, {kept.start.folder}: let each write to $RUN_DIR, which is its own")
-        about = (settings, name, texts, {**facts, "kind": "sweep", "count": len(choices)})
+        facts |= {"kind": "sweep", "count": len(choices)}
         token, secrets = tokens.is_wanted(settings, params), checked.secrets
-        submitted = control.submit(*about, again=False, token=token, kept=kept, secrets=secrets, elements=elements)
+        submitted = control.submit(
+            settings, name, texts, facts, again=False, token=token, kept=kept, secrets=secrets, elements=elements
+        )
     log(f"job {submitted.job_id}: sweep {name}, {len(choices)} runs, each on {training.describe(checked.request)}")
     results = {key: text for key, text in submitted.as_results().items() if key not in ("run", "log")}
     results |= {"sweep": name, "count": str(len(choices)), "runs": _listing(name, choices)}

@@ -102,8 +102,10 @@ def submit_ddp(settings: Settings, params: models.SubmitDdp, log: Log) -> Answer
     environment = provide(checked, log)
     with copies.copied(settings, params, workload.run, log) as kept:
         texts, facts = checked.texts(environment, kept), checked.facts(environment, kept)
-        token, about = tokens.is_wanted(settings, params), (settings, workload.run, texts, facts)
-        submitted = control.submit(*about, again=workload.is_again, token=token, kept=kept, secrets=checked.secrets)
+        token, again = tokens.is_wanted(settings, params), workload.is_again
+        submitted = control.submit(
+            settings, workload.run, texts, facts, again=again, token=token, kept=kept, secrets=checked.secrets
+        )
     log(f"job {submitted.job_id}: {workload.run} on {describe(checked.request)}")
     if not params.wait:
         return submitted.as_results()
