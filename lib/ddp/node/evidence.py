@@ -55,7 +55,9 @@ _SHM = "shared memory is full: use fewer workers, or a larger /dev/shm"
 _OF_SYSTEM = rf"{_MODULES}(?:\w+Error: \[Errno %s\]|(?:OS|IO|Runtime|Safetensor)Error: .*%s)"
 # Faults of a filesystem (errno.h): its client died or was restarted, or its server is not available
 _GONE = ((5, "Input/output error"), (107, "Transport endpoint is not connected"), (116, "Stale file handle"))
-_FILESYSTEM = re.compile("|".join(_OF_SYSTEM % one for one in _GONE))
+# FUSE (fs/fuse/dev.c) ends the calls of a client that died with ECONNABORTED; so do sockets, which have no path
+_ABORTED = rf"{_MODULES}ConnectionAbortedError: \[Errno 103\] .*: '/"
+_FILESYSTEM = re.compile("|".join((*(_OF_SYSTEM % one for one in _GONE), _ABORTED)))
 _QUOTA = "quota -s, lfs quota or juicefs quota"
 # Faults of the program by their exceptions (errno.h's numbers), each with its remedy: those that another attempt may
 # not meet, then those that would come again
