@@ -48,7 +48,8 @@ for step in range(began, 5 if began else 600):
     stopping = torch.tensor([float(os.path.exists(os.environ["STOP_FILE"]))])
     dist.all_reduce(stopping)
     if rank == 0:
-        saved.write_text(str(step + 1))
+        pathlib.Path("step.new").write_text(str(step + 1))
+        os.replace("step.new", saved)
     if stopping:
         break
     time.sleep(0.2)

@@ -20,7 +20,8 @@ for step in range(began, steps):
     print(f"step={step} attempt={attempt} host={os.environ['SLURMD_NODENAME']}", flush=True)
     time.sleep(pause)
     if os.environ["RANK"] == "0":
-        saved.write_text(str(step + 1))
+        (run / "steps.new").write_text(str(step + 1))
+        os.replace(run / "steps.new", saved)
         if os.path.exists(os.environ["STOP_FILE"]):
             outcome = run / "control" / f"{attempt}.outcome"
             outcome.write_text(json.dumps({"outcome": "preempted", "step": step + 1}))
