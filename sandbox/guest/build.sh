@@ -25,12 +25,15 @@ touch /etc/machine-id
 dpkg-divert --local --no-rename --divert "/usr/lib/os-release.$SUITE" --add /usr/lib/os-release
 apt-cache policy slurmctld | grep -q "Candidate: $SLURM" || { echo "E: no Slurm $SLURM in $SUITE"; exit 1; }
 
-# Of the packages that charms install the libraries are installed here, once for all hosts; the rest is downloaded.
+# Of what charms install, libraries and what only stand-ins' packages depend on are installed here, once for all hosts;
+# the rest is downloaded.
+names='^(lib|gcc-|ocl-|perl|galera|mariadb-(client|server-core)|slurm-wlm-(basic|mysql)|munge|gawk|lsof|socat|ucf|sensible)'
 # shellcheck disable=SC2086  # words
-libraries=$($install -s install $DOWNLOADS | awk '$1 == "Inst" && $2 ~ /^(lib|gcc-|ocl-|perl)/ && $2 !~ /^libjs-/ { print $2 }')
+shared=$($install -s install $DOWNLOADS | awk -v names="$names" '$1 == "Inst" && $2 ~ names && $2 !~ /^libjs-/ { print $2 }')
 $install dist-upgrade
 # shellcheck disable=SC2086
-$install install $libraries
+$install install $shared
+systemctl disable munge.service
 apt-get clean
 # shellcheck disable=SC2086
 $install --download-only install $DOWNLOADS

@@ -251,7 +251,7 @@ def test_a_daemon_is_installed_but_neither_runs_nor_starts_at_boot(host: FakeHos
     host.active.add("slurmd")
     slurmd_node.SERVICE.install()
     assert host.done == [
-        "mask --runtime slurmd",
+        "mask --runtime --no-reload slurmd",
         "install slurmd slurm-client",
         "unmask --runtime slurmd",
         "disable --now munge",

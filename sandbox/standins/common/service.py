@@ -67,7 +67,7 @@ class Service:
     def install(self) -> None:
         """Install the packages; the daemon neither runs nor starts at boot until it has a configuration."""
         # Debian starts what it installs, and a daemon without a controller to ask would block until systemd gives up.
-        systemctl("mask", "--runtime", self.name)
+        systemctl("mask", "--runtime", "--no-reload", self.name)
         try:
             apt.ensure_packages((self.name, *self.packages))
         finally:
