@@ -198,8 +198,9 @@ class Engine:
 
     def _take_requests(self, model: Model) -> None:
         """Queue what units ask for with juju-exec."""
+        there = self.hosts.names()
         for machine in {unit.machine for unit in model.units.values()}:
-            if (host := model.host(machine)) not in self.hosts.names():
+            if (host := model.host(machine)) not in there:
                 continue
             for name in juju_exec.take_requests(self.hosts.get(host).root):
                 if name in model.units and not model.units[name].dying:
@@ -209,15 +210,18 @@ class Engine:
     def _ready_tasks(self, model: Model) -> list[_Task]:
         """Take the locks of everything that may run now, and mark it as running."""
         tasks: list[_Task] = []
+        there = self.hosts.names()
         for machine in sorted({unit.machine for unit in model.units.values()}):
             units, host = model.machine_units(machine), model.host(machine)
-            if not units[0].address or host not in self.hosts.names() or not self.hosts.get(host).is_running():
+            candidates = sorted(self._candidates(model, units), key=lambda pair: pair[1].sequence)
+            is_made = units[0].address and host in there
+            if not is_made or (candidates and not self.hosts.get(host).is_running()):
                 locks = self._take(f"machine-{machine}")
                 if locks:
                     create = functools.partial(self._create_host, machine, host, units[0].name, units[0].app)
                     tasks.append(_Task(_who(machine), "starts", locks, create))
                 continue
-            for unit, event in sorted(self._candidates(model, units), key=lambda pair: pair[1].sequence):
+            for unit, event in candidates:
                 lock = f"unit-{unit.name.replace('/', '-')}"
                 locks = self._take(lock) if event.parallel else self._take(f"machine-{machine}", lock)
                 if locks:
@@ -225,7 +229,7 @@ class Engine:
         wanted = {model.host(unit.machine) for unit in model.units.values()}
         for machine in range(model.next_machine):
             host = model.host(machine)
-            if host not in wanted and host in self.hosts.names() and (locks := self._take(f"machine-{machine}")):
+            if host not in wanted and host in there and (locks := self._take(f"machine-{machine}")):
                 tasks.append(_Task(_who(machine), "ends", locks, functools.partial(self._remove_host, machine, host)))
         self._running |= {task.key: task for task in tasks}
         return tasks
@@ -341,8 +345,6 @@ class Engine:
         begin = time.monotonic()
         agent = self._agent(name if event.parallel else _who(machine), host)
         answer = agent.ask(request, lambda message: self._relay(name, message))
-        if event.parallel:
-            self._close_agent(name)
         with self.change() as model:
             self._finish(model, model.units[name], event, request, answer, took_s=time.monotonic() - begin)
         if name not in model.units:

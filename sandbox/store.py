@@ -274,6 +274,8 @@ class Store:
         self.directory = root / name
         self.path = self.directory / "model.json"
         self.log_path = self.directory / "debug.log"
+        self._model: Model | None = None  # as last saved; another command may have changed the file since
+        self._saved = ""
 
     def load(self) -> Model:
         """Read the model, or raise `SandboxError` if it does not exist."""
@@ -291,7 +293,8 @@ class Store:
     def save(self, model: Model) -> None:
         """Replace the model's file; it holds secrets, so only root reads it."""
         self.directory.mkdir(parents=True, exist_ok=True)
-        files.ensure_file(self.path, model.model_dump_json(), mode=0o600)
+        self._saved = model.model_dump_json()
+        files.ensure_file(self.path, self._saved, mode=0o600)
 
     def forget(self) -> None:
         """Remove every file of the model."""
@@ -311,9 +314,12 @@ class Store:
         An exception meanwhile leaves the file as it was. `create` makes a model if none exists.
         """
         with contextlib.closing(self.lock("model")):
-            model = Model(name=self.name) if create and not self.path.exists() else self.load()
+            if self._model is None or not self.path.exists() or self.path.read_text() != self._saved:
+                self._model = Model(name=self.name) if create and not self.path.exists() else self.load()
+            model, self._model = self._model, None  # an exception drops what it left half changed
             yield model
             self.save(model)
+            self._model = model
 
     def _lock_file(self, name: str) -> pathlib.Path:
         """Return the file behind a lock. Raises `SandboxError` when the model does not exist."""
