@@ -82,7 +82,10 @@ def _do(settings: Settings, request: Json, log: Log) -> Json:
         place = str(settings.workspace)
         folders.call(settings, operations.make_users, workspace=place)
         trusted = folders.trusted(settings)
-        return folders.call(settings, operations.make_folders, workspace=place, names=folders.FOLDERS, trusted=trusted)
+        made = folders.call(settings, operations.make_folders, workspace=place, names=folders.FOLDERS, trusted=trusted)
+        if not made["denied"]:
+            tokens.sync(settings)
+        return made
     if wanted == "sync-tokens":
         tokens.sync(settings)
         return {}

@@ -67,17 +67,17 @@ def ensure(config: Config, unit: str, charm_dir: pathlib.Path, token: str) -> st
         return ""
     denied: list[str] = []
     try:
-        made = ask(config, unit, "make-folders").results
-        denied = made["denied"]
-        if made["untrusted"]:
-            return str(made["untrusted"])
-        if denied:
+        answer = ask(config, unit, "make-folders", token=token)
+        if denied := answer.results.get("denied", []):
+            if answer.results["untrusted"]:
+                return str(answer.results["untrusted"])
             hand_over(config.workspace, denied, account(config.submit_user))
-            denied = ask(config, unit, "make-folders").results["denied"]
-        if denied:
+            answer = ask(config, unit, "make-folders", token=token)
+        if denied := answer.results.get("denied", []):
             return refused(config, denied[0], "")
-        hand_over(config.workspace, [], account(config.submit_user))
-        return ask(config, unit, "sync-tokens", token=token).error
+        if not answer.error:
+            hand_over(config.workspace, [], account(config.submit_user))
+        return answer.error
     except OSError as e:
         return refused(config, denied[0] if denied else USERS, f": {e.strerror or e}")
     except program.ProgramError as e:
