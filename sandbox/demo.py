@@ -109,7 +109,8 @@ def _summary(hosts: Hosts, model: Model, result: dict[str, typing.Any], seconds:
     mounts = "\n".join(
         f"  {unit:<10}{output(unit, 'findmnt', '-no', 'SOURCE,FSTYPE,TARGET', MOUNTPOINT)}" for unit in (LOGIN, *NODES)
     )
-    nodes = "\n".join(f"  {line}" for line in output(LOGIN, "sinfo", "-N", "-o", "%N %P %T %c %G").splitlines())
+    listed = output(LOGIN, "sinfo", "-N", "-o", "%12N %10P %10T %5c %G").splitlines()
+    nodes = "\n".join(f"  {line}" for line in listed)
     outcome = "\n".join(f"  {key:<20}{result[key]}" for key in RESULTS if key in result)
     times = "\n".join(f"  {name:<34}{s:7.1f} s" for name, s in (seconds | {"in all": sum(seconds.values())}).items())
     return (

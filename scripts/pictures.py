@@ -5,29 +5,41 @@
 Runs `./sandboxctl demo`; with LOG, the recorded output of a demo whose deployment is still up, it starts there. Needs
 Chromium.
 
-    demo.svg    the result of the demo, in a terminal
-    watch.svg   `ddp watch` of a run while it trains
-    report.png  the page of `ddp report` about both runs
-    loss.png    the loss curve that the second run left
+    demo.svg       the result of the demo, in a terminal
+    watch.svg      `ddp watch` of a second run while it trains
+    dashboard.svg  the trainer's Grafana dashboards of that time, from a Prometheus beside the trainer
+    report.png     the page of `ddp report` about both runs
+    loss.png       the loss curve that the second run left
 """
 
 import io
+import json
 import pathlib
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
+import urllib.parse
 
 import rich.console
 import rich.terminal_theme
 import rich.text
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "lib")]
+
+from scripts import panels  # noqa: E402
+
 IMAGES = ROOT / "docs" / "images"
 RUN, LOGIN, RUNS = "pictures", "sackd/0", "/mnt/shared/runs"
 COLUMNS, ROWS = 96, 30
-TRAINING = "gpt --steps 150 --epoch-steps 50"
+TRAINING = "gpt --steps 1000 --epoch-steps 200"  # some minutes, of which the dashboards show each scrape
+OVERLAY = ROOT / "scripts" / "pictures.yaml"
+BOARDS = ROOT / "charms" / "ddp-trainer" / "src" / "cos" / "dashboards"
+PROMETHEUS = "http://127.0.0.1:9090/api/v1/query_range"
+SCRAPE_S = 8  # of the collector's stand-in
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _REDRAW = re.compile(r"\r?\x1b\[2K(?:\x1b\[1A\x1b\[2K)+")  # rich.live before each frame
 _MODES = re.compile(r"\x1b\[\?\d+[hl]")
@@ -42,7 +54,7 @@ def sandboxctl(*words: str) -> bytes:
     """Run ./sandboxctl and return its output. Raises PictureError."""
     done = subprocess.run([ROOT / "sandboxctl", *words], stdout=subprocess.PIPE, check=False, cwd=ROOT)
     if done.returncode:
-        raise PictureError(f"./sandboxctl {' '.join(words)}: exit status {done.returncode}")
+        raise PictureError(f"./sandboxctl {' '.join(words[:6])}: exit status {done.returncode}")
     return done.stdout
 
 
@@ -113,13 +125,31 @@ def report(browser: str) -> bytes:
         return picture.read_bytes()
 
 
+def dashboards(period: panels.Period) -> str:
+    """Return the SVG of the trainer's dashboards, by the Prometheus on its machine. Raises PictureError."""
+    answered: list[tuple[panels.Json, list[list[panels.Json]]]] = []
+    times = {"start": period.begin, "end": period.end, "step": period.scrape_s}
+    for name in ("training", "run"):
+        board = json.loads((BOARDS / f"{name}.json").read_text())
+        queries = [{"query": text, **times} for text in panels.expressions(board, {"run": RUN}, period)]
+        urls = [f"{PROMETHEUS}?{urllib.parse.urlencode(query)}" for query in queries]
+        lines = sandboxctl("exec", LOGIN, "--", "curl", "-sS", "--fail", "--fail-early", "-w", r"\n", *urls)
+        answered.append((board, [json.loads(line)["data"]["result"] for line in lines.splitlines()]))
+    if drawn := panels.draw(answered, period):
+        return drawn
+    raise PictureError("Prometheus has no data of the trainer's dashboards")
+
+
 def main(argv: list[str]) -> int:
     """Write all pictures."""
     try:
         browser = find_browser()  # before the minutes that the demo takes
         recorded = pathlib.Path(argv[1]).read_text() if argv[1:] else sandboxctl("demo").decode()
         terminal("demo", "make demo", rich.text.Text(demo_result(recorded)))
-        terminal("watch", f"ddp watch {RUN}", rich.text.Text.from_ansi(live_frame(watch())))
+        sandboxctl("deploy", "bundle.yaml", "--overlay", str(OVERLAY))
+        begin, seen = time.time(), watch()
+        write("dashboard.svg", dashboards(panels.Period(begin, time.time(), SCRAPE_S)).encode())
+        terminal("watch", f"ddp watch {RUN}", rich.text.Text.from_ansi(live_frame(seen)))
         write("report.png", report(browser))
         write("loss.png", sandboxctl("exec", LOGIN, "--", "cat", f"{RUNS}/{RUN}/loss.png"))
     except PictureError as e:

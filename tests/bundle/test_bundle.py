@@ -60,6 +60,11 @@ def test_overlays_merge_alone_and_together(
     assert rules.problems(rules.merge(bundle, *overlays(names)), charms) == []
 
 
+@pytest.mark.parametrize("path", ["scripts/pictures.yaml", "tests/functional/observability.yaml"])
+def test_the_sandbox_s_collectors_can_be_related(bundle: dict[str, Any], charms: dict[str, rules.Charm], path: str):
+    assert rules.problems(rules.merge(bundle, rules.read(rules.ROOT / path)), charms) == []
+
+
 @pytest.mark.parametrize("path", rules.OVERLAYS, ids=lambda path: path.stem)
 def test_each_overlay_changes_something_and_says_what_to_fill_in(bundle: dict[str, Any], path: Any):
     assert rules.merge(bundle, rules.read(path)) != bundle

@@ -1,4 +1,4 @@
-"""The dashboards are what their program writes, and each of their queries returns series on a real Prometheus."""
+"""The dashboards are what their program writes; their queries and the pages' return series on a real Prometheus."""
 
 import collections.abc
 import contextlib
@@ -13,8 +13,10 @@ import urllib.parse
 import urllib.request
 from typing import Any
 
+import documents
 import observability
 import pytest
+import rules
 
 from scripts import dashboards
 
@@ -37,6 +39,8 @@ _GRAFANA = {"$__rate_interval": "5m", "$__range": "1h"}
 _VALUES = {"Hostname": "node-0", "state": None, "severity": "error"}
 _ONES = {"slurm_ddp_run_running", "slurm_ddp_node_held"}
 _STATES = ("pending", "running", "requeued", "failed")
+_BUNDLE = rules.read(rules.BUNDLE)["applications"]
+LOGS = {name: f"/var/log/juju/unit-{name}-0.log" for name in _BUNDLE}
 
 
 def queries() -> list[tuple[str, str, str]]:
@@ -50,8 +54,15 @@ def queries() -> list[tuple[str, str, str]]:
     ]
 
 
+def typed() -> list[tuple[str, str]]:
+    """Return (page, expression) of each query of Prometheus or Loki that a page has as code."""
+    code = re.compile(r"`(?:text\n)?((?:slurm_ddp_\w|\{\w+=)[^`\n]*)\n?`")
+    return [(documents.named(page), text) for page in documents.PAGES for text in code.findall(page.read_text())]
+
+
 def samples(end: int) -> collections.abc.Iterator[str]:
-    """Yield two hours of every metric, as OpenMetrics text."""
+    """Yield two hours of every metric, as OpenMetrics text, and a series for each log that Loki would have."""
+    yield from (f'log{{filename="{path}"}} 1 {end}' for path in LOGS.values())
     for name, labels in {**observability.NAMES, **_NOT_OURS}.items():
         for state in _STATES if "state" in labels else ("error",):
             values = {label: _VALUES.get(label) or (state if label == "state" else "x") for label in labels}
@@ -110,6 +121,22 @@ def ask(server: tuple[str, int], expression: str) -> list[Any]:
 @pytest.mark.parametrize("query", queries(), ids=lambda query: f"{query[0]}: {query[1]}")
 def test_every_query_returns_series(query: tuple[str, str, str], server: tuple[str, int]):
     assert ask(server, query[2]), query[2]
+
+
+@pytest.mark.parametrize("query", typed(), ids=": ".join)
+def test_every_query_of_a_page_returns_series(query: tuple[str, str], server: tuple[str, int]):
+    assert ask(server, query[1]), query[1]
+
+
+def test_the_page_s_query_of_logs_finds_those_of_our_charms(server: tuple[str, int]):
+    (query,) = [text for _, text in typed() if "filename" in text]  # Loki's selectors are written as Prometheus'
+    ours = {path for name, path in LOGS.items() if _BUNDLE[name]["charm"].startswith("./")}
+    assert {one["metric"]["filename"] for one in ask(server, query)} == ours
+
+
+def test_the_page_names_every_dashboard():
+    page = (rules.ROOT / "docs" / "howto" / "observe.md").read_text()
+    assert sorted(re.findall(r"\| Grafana, \*(.+?)\* \|", page)) == sorted(board["title"] for board in PATHS.values())
 
 
 def test_the_files_are_what_the_program_writes():
