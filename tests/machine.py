@@ -60,7 +60,8 @@ class Machine:
         elif name == "systemctl":
             answer = self._systemctl(*words[1:])
         elif name == "dpkg-query":
-            answer = "installed" if words[-1] in self.packages else Completed(1, "", "no packages found")
+            rows = "".join(f"installed {word} 1\n" for word in words if word in self.packages)
+            answer = rows if "${Package}" in words[3] else "installed" if rows else Completed(1, "", "no packages found")
         elif name == "apt-get":
             self.packages |= set(words[words.index("install") + 1 :])
             answer = ""

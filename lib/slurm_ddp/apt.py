@@ -44,7 +44,7 @@ def upstream(number: str) -> str:
 
 def ensure_packages(names: collections.abc.Sequence[str]) -> None:
     """Install the packages that are missing, in one transaction. Raises `CommandError`."""
-    missing = [name for name in names if not is_installed(name)]
+    missing = sorted(set(names) - installed(*names).keys())
     if not missing:
         return
     install = ("--no-install-recommends", "install", *missing)

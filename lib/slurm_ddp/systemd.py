@@ -11,8 +11,13 @@ UNIT_DIR = pathlib.Path("/etc/systemd/system")
 
 
 def ensure_unit(name: str, text: str) -> bool:
-    """Write /etc/systemd/system/`name`; reload systemd if it changed. Every user can read it: no secrets in `text`."""
-    changed = files.ensure_file(UNIT_DIR / name, text)
+    """Write one unit file; see `ensure_units`."""
+    return bool(ensure_units({name: text}))
+
+
+def ensure_units(texts: collections.abc.Mapping[str, str]) -> set[str]:
+    """Write unit files, which every user can read; reload systemd once if any changed; return the changed ones."""
+    changed = {name for name, text in texts.items() if files.ensure_file(UNIT_DIR / name, text)}
     if changed:
         daemon_reload()
     return changed

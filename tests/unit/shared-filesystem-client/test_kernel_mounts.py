@@ -84,6 +84,8 @@ class Rig:
         return Completed(0 if known else 1, "", "" if known else f"modprobe: FATAL: Module {words[0]} not found.")
 
     def _dpkg(self, words: tuple[str, ...], _: str | None) -> str:
+        if "${Package}" in words[2]:
+            return "".join(f"installed {name} 1\n" for name in words[3:])
         return self.ceph_version if "${Version}" in words else "installed"
 
     def _apt(self, words: tuple[str, ...], _: str | None) -> str:

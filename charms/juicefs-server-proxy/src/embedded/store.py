@@ -141,9 +141,10 @@ def ensure(settings: Settings) -> bool:
         account=ACCOUNT,
     )
     new_redis = files.ensure_file(config / "redis.conf", render("redis.conf.j2"), mode=0o600, owner="redis")
-    new_redis |= systemd.ensure_unit(metadata, render("metadata.service.j2"))
     new_sshd = files.ensure_file(config / "sshd_config", render("sshd_config.j2"))
-    new_sshd |= systemd.ensure_unit(objects, render("objects.service.j2"))
+    units = {metadata: render("metadata.service.j2"), objects: render("objects.service.j2")}
+    changed_units = systemd.ensure_units(units)
+    new_redis, new_sshd = new_redis or metadata in changed_units, new_sshd or objects in changed_units
     if files.ensure_file(_SSHD_DROPINS / f"50-{app}.conf", render("sshd_dropin.conf.j2")):
         changed = True
         run("/usr/bin/systemctl", "try-reload-or-restart", "ssh.service", check=False)

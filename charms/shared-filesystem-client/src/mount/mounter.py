@@ -156,10 +156,10 @@ def _write_files(plan: mount_plan.Plan) -> bool:
     changed = False
     for path, text in plan.files.items():
         changed |= files.ensure_file(path, text, mode=0o600)
-    changed |= systemd.ensure_unit(plan.unit, plan.unit_text)
+    units = {plan.unit: plan.unit_text}
     if systemd.exists(watching.SLURMD):
-        text = mount_plan.render("slurmd-dropin.conf.j2", unit=plan.unit)
-        systemd.ensure_dropin(watching.SLURMD, f"10-{app}.conf", text)
+        units[f"{watching.SLURMD}.d/10-{app}.conf"] = mount_plan.render("slurmd-dropin.conf.j2", unit=plan.unit)
+    changed |= plan.unit in systemd.ensure_units(units)
     return changed
 
 

@@ -41,11 +41,15 @@ def watch(plan: mount_plan.Plan, state: states.State) -> states.State:
     service, timer, starter = _units(spec.app)
     command = f"/usr/bin/python3 -B {mount_plan.LIB / spec.app / 'mount_keeper.py'} {mount_plan.STATE / spec.app}"
     common = {"mountpoint": spec.mountpoint, "command": command, "interval": keeper.INTERVAL_S}
-    changed = systemd.ensure_unit(service, mount_plan.render("mount-keeper.service.j2", unit="", **common))
-    if systemd.ensure_unit(starter, mount_plan.render("mount-keeper.service.j2", unit=plan.unit, **common)):
+    units = {
+        service: mount_plan.render("mount-keeper.service.j2", unit="", **common),
+        starter: mount_plan.render("mount-keeper.service.j2", unit=plan.unit, **common),
+        timer: mount_plan.render("mount-keeper.timer.j2", **common),
+    }
+    changed = systemd.ensure_units(units)
+    if starter in changed:
         systemd.enable(starter)
-    changed |= systemd.ensure_unit(timer, mount_plan.render("mount-keeper.timer.j2", **common))
-    if changed or not systemd.is_active(timer):
+    if changed & {service, timer} or not systemd.is_active(timer):
         systemd.enable_now(timer)
     return state
 
