@@ -61,7 +61,9 @@ class Machine:
             answer = self._systemctl(*words[1:])
         elif name == "dpkg-query":
             rows = "".join(f"installed {word} 1\n" for word in words if word in self.packages)
-            answer = rows if "${Package}" in words[3] else "installed" if rows else Completed(1, "", "no packages found")
+            answer = (
+                rows if "${Package}" in words[3] else "installed" if rows else Completed(1, "", "no packages found")
+            )
         elif name == "apt-get":
             self.packages |= set(words[words.index("install") + 1 :])
             answer = ""
