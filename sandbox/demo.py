@@ -17,7 +17,7 @@ from sandbox.store import Model, SandboxError
 TRAINING = {
     "nodes": "2",
     "wait": "true",
-    "args": "--steps 45 --epoch-steps 15 --batch 8",  # enough to see the loss fall
+    "args": "--steps 30 --epoch-steps 10 --batch 8",  # enough to see the loss fall
 }
 RESULTS = "state nodes ranks first-loss loss tokens-per-second checkpoint curve run-dir log".split()
 LOGIN, NODES, MOUNTPOINT = "sackd/0", ("slurmd/0", "slurmd/1"), "/mnt/shared"
