@@ -19,9 +19,9 @@ resource "juju_application" "mysql" {
 module "slurmctld" {
   source = "git::https://github.com/canonical/slurm-charms//charms/slurmctld/terraform?ref=track/25.11"
 
-  app_name    = "slurmctld"
-  base        = var.base
-  channel     = var.slurm_channel
+  app_name = "slurmctld"
+  base     = var.base
+  channel  = var.slurm_channel
   config = merge({
     cluster-name      = "ddp"
     default-partition = "slurmd"

@@ -37,9 +37,9 @@ def settings(text: str) -> Texts:
     """Yield (option, value) of each command, YAML mapping and piece of code that sets one of Slurm's options."""
     options = "|".join(CHECKS)
     for option, value in re.findall(rf"({options})=('[^']*'|\"[^\"]*\"|[^\s`]*)", text):  # what a shell reads
-        beside = r"""\"[$][(].*(?:; printf '%s\\n'|\n *echo) (.+)[)]\""""  # what the option holds
+        beside = r"""\"[$][(].*?(?:(?:; printf '%s\\n'|\n *echo) (.+))?[)]\""""  # what the option holds
         if added := re.fullmatch(beside, value, re.DOTALL):
-            yield option, "\n".join(shlex.split(added[1]))
+            yield option, "\n".join(shlex.split(added[1] or ""))
         elif not value.startswith(("...", "$")):
             yield option, " ".join(shlex.split(value)) if "\n" not in value else value[1:-1]
     for _, option, value in re.findall(rf"^( *)({options}): \|\n((?:\1 +\S.*\n)+)", text, re.MULTILINE):

@@ -45,6 +45,14 @@ def test_code_fits_its_box(page: pathlib.Path):
     assert [line for kind, block in blocks if kind != "mermaid" for line in block.splitlines() if len(line) > 84] == []
 
 
+def test_scripts_on_nccl_keep_model_and_data_on_the_gpu_of_their_rank():
+    blocks = [re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL) for page in PAGES]
+    scripts = [block for found in blocks for block in found if '"nccl"' in block]
+    needed = (r"set_device\(.*LOCAL_RANK", r"nn\.\w+\(.*\.to\(device\)", r"randn\(.*device\b")
+    assert scripts
+    assert [(script, piece) for script in scripts for piece in needed if not re.search(piece, script)] == []
+
+
 def commands() -> dict[str, set[str]]:
     """Return the known names by what a page types before them: make targets, lanes, commands of the sandbox."""
     tox = configparser.ConfigParser()

@@ -7,7 +7,7 @@ from functional import pages
 
 LINES = [line for page in pages.PAGES for line in pages.lines(page)]
 SHELL = set(
-    "chmod ddp cp echo git mkdir openssl pipx tar python python3 ~/mlflow/bin/mlflow ~/tb/bin/tensorboard".split()
+    "cd chmod ddp cp echo git mkdir openssl pipx tar python python3 ~/mlflow/bin/mlflow ~/tb/bin/tensorboard".split()
 )
 
 
