@@ -227,7 +227,10 @@ class Host:
             if not self._machine.is_kept_running():
                 self._mount()
                 self._prepare()
-                self._machine.launch(self._options())
+                try:
+                    self._machine.launch(self._options())
+                except CommandError as e:
+                    raise SandboxError(f"{self.name} did not start: {e}") from e
         self._wait_booted(None, progress)
 
     def kill(self) -> None:
