@@ -24,7 +24,7 @@ _REBOOT_STATUS = 133  # systemd-nspawn's exit status when the machine rebooted, 
 _NSPAWN_ENV = {"SYSTEMD_NSPAWN_TMPFS_TMP": "0"}  # /tmp on disk: pip unpacks gigabytes there
 _KILL_S = 30.0
 _BOOT_ID = pathlib.Path("/proc/sys/kernel/random/boot_id")
-_CANNOT_END = "cannot be ended: a filesystem hangs that is no FUSE filesystem of its own; restart this computer"
+_CANNOT_END = "cannot be ended: its processes wait for a filesystem that hangs; restart this computer"
 
 _SHELL = pathlib.Path(__file__).resolve().parent / "shell"
 _BOOTED = [str(_SHELL / "boot.sh")]
