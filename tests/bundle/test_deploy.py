@@ -222,7 +222,10 @@ def test_charmhub_is_asked_for_a_revision_that_fits(place: Place, has_one_track:
     [
         ("{slrumctld: {channel: edge}}", "my.yaml: no application slrumctld in the bundle; did you mean slurmctld?"),
         ("{grafana: {channel: edge}}", "my.yaml: no application grafana in the bundle"),
-        ("{slurmd: {channel: 25.11/egde}}", "slurmd: channel 25.11/egde: no risk egde; use one of stable, candidate"),
+        (
+            "{slurmd: {channel: 25.11/sharp}}",
+            "slurmd: channel 25.11/sharp: no risk sharp; use one of stable, candidate",
+        ),
         ("{slurmd: {channel: edge}", "my.yaml line 2: not YAML: expected ',' or '}'"),
     ],
 )
