@@ -125,7 +125,7 @@ def _merge(bundle: Bundle, file: pathlib.Path, document: Json) -> None:
             _merge_application(bundle, file, name, body)
             continue
         if name not in bundle.applications:
-            raise SandboxError(f"{file.name}: application {name!r} cannot be removed: there is none of that name")
+            raise SandboxError(f"{file.name}: no application {name!r} to remove{_guess(name, bundle.applications)}")
         del bundle.applications[name]
         bundle.relations = [ends for ends in bundle.relations if all(end.split(":")[0] != name for end in ends)]
     relations: object = document.get("relations") or []
@@ -134,7 +134,7 @@ def _merge(bundle: Bundle, file: pathlib.Path, document: Json) -> None:
             case [str(first), str(second)]:
                 bundle.relations.append((first, second))
             case _:
-                raise SandboxError(f"{file.name}: relation {ends!r} is no list of two application:endpoint")
+                raise SandboxError(f"{file.name}: relation {ends!r} is not a list of two application:endpoint")
 
 
 def _merge_application(
@@ -156,7 +156,7 @@ def _merge_application(
         charm = str(body["charm"])
         app.charm = str((file.parent / charm).resolve()) if charm.startswith((".", "/")) else charm
     if not app.charm and not is_default:
-        raise SandboxError(f"{where} has no charm (and no application of that name stands before it)")
+        raise SandboxError(f"{where} has no charm, and the bundle lacks it{_guess(name, bundle.applications)}")
     bundle.applications[name] = app
 
 
@@ -204,7 +204,7 @@ def option_problem(option: str, value: object, declared: collections.abc.Mapping
         return f"the sandbox does not play option {option!r}"
     kind = declared[option]["type"]
     fits = isinstance(value, _OPTION_TYPES[kind]) and (kind == "boolean" or not isinstance(value, bool))
-    return None if fits else f"option {option!r} is a {kind}, not {value!r}"
+    return None if fits else f"option {option!r} is of type {kind}, not {value!r}"
 
 
 def check_relation(ends: tuple[str, str], metadata: collections.abc.Mapping[str, Json]) -> bool:
@@ -225,7 +225,7 @@ def check_relation(ends: tuple[str, str], metadata: collections.abc.Mapping[str,
     a, b = sides
     if a["interface"] != b["interface"]:
         raise SandboxError(
-            f"{ends[0]} speaks {a['interface']}, {ends[1]} speaks {b['interface']}: they cannot be related"
+            f"{ends[0]} (interface {a['interface']}) cannot be related to {ends[1]} (interface {b['interface']})"
         )
     if {a["role"], b["role"]} != {"provides", "requires"}:
         raise SandboxError(

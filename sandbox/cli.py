@@ -110,6 +110,7 @@ def _changes_model(function: collections.abc.Callable[..., None]) -> collections
 def deploy(store: Store, bundle: pathlib.Path, overlays: tuple[pathlib.Path, ...], *, once: bool) -> None:
     """Deploy BUNDLE with the sandbox's own overlay and yours, and wait until every unit is active."""
     merged = bundles.load(bundle, overlays, defaults=_OVERLAY)
+    sessions.remove_abandoned(store, Progress())
     with Engine(store, Progress(), create=True) as engine:
         sessions.deploy(engine, merged, once=once)
 

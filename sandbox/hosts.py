@@ -227,7 +227,10 @@ class Host:
             if not self._machine.is_kept_running():
                 self._mount()
                 self._prepare()
-                self._machine.launch(self._options())
+                try:
+                    self._machine.launch(self._options())
+                except CommandError as e:
+                    raise SandboxError(f"{self.name} did not start: {e}") from e
         self._wait_booted(None, progress)
 
     def kill(self) -> None:
@@ -325,7 +328,7 @@ class Host:
                 run(*mount, options, self.root)
         except CommandError as e:
             raise SandboxError(
-                f"{self.name}: no overlay filesystem on {self.directory} ({e}); is it on ext4 or xfs?"
+                f"{self.name}: cannot mount an overlay filesystem on {self.directory}: {e}; put it on ext4 or xfs"
             ) from e
 
     def _prepare(self) -> None:
@@ -375,7 +378,7 @@ class Host:
         for guest, source in record.binds.items():
             if not pathlib.Path(source).exists():
                 raise SandboxError(
-                    f"{self.name}: {source} does not exist, so it cannot be bound into the host; "
+                    f"{self.name} cannot boot: {source} is missing; "
                     "if its clone was deleted, ./sandboxctl destroy removes the deployment"
                 )
             options.append(f"--bind={_escape(source)}:{_escape(guest)}")

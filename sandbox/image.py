@@ -74,7 +74,7 @@ def ensure_image(progress: Progress) -> Image:
     `progress` gets one line per step.
 
     Raises:
-        SandboxError: the archive cannot be reached, or the charms' requirements contradict.
+        SandboxError: the archive or the package index cannot be reached, or the charms' requirements contradict.
     """
     for folder in (PIP_CACHE, ENVIRONMENTS, images := CACHE / "images"):
         folder.mkdir(parents=True, exist_ok=True)
@@ -93,7 +93,7 @@ def ensure_image(progress: Progress) -> Image:
                     shutil.rmtree(python, ignore_errors=True)
                     _build(system, python, recipe, pip_conf, progress)
                 _prune(images, {system.name, python.name})
-    except (CommandError, subprocess.CalledProcessError) as e:
+    except (CommandError, uv.InstallError) as e:
         raise SandboxError(f"image: {e}") from e
     return Image(layers=(python / "tree", system / "tree"), read_only_binds=folders)
 
@@ -166,7 +166,7 @@ def _host_certificates() -> bytes:
 
 def _pip_conf() -> tuple[str, tuple[pathlib.Path, ...]]:
     """Return the text of guests' /etc/pip.conf, and this machine's folders that it names."""
-    values = {key: words for key, words in uv.pip_settings().items() if key != "cert"}
+    values = {key: words for key, words in uv.pip_settings().items() if key not in ("cert", "client-cert")}
     folders = {folder for key in uv.INDEX_KEYS for word in values.get(key, []) for folder in _folders(word)}
     lines = ["[global]", f"cert = {_CA_BUNDLE}", f"cache-dir = {PIP_CACHE}", "disable-pip-version-check = true"]
     lines += [f"{key} = {' '.join(words)}" for key, words in sorted(values.items())]

@@ -11,13 +11,12 @@ import contextlib
 import os
 import pathlib
 import signal
-import subprocess
 import tempfile
 import time
 
 from sandbox.store import SandboxError
 from slurm_ddp import files, mounts, systemd
-from slurm_ddp.run import CommandError, clean_env, last_line, run
+from slurm_ddp.run import CommandError, last_line, run
 
 NSPAWN = "/usr/bin/systemd-nspawn"
 
@@ -25,7 +24,7 @@ _REBOOT_STATUS = 133  # systemd-nspawn's exit status when the machine rebooted, 
 _NSPAWN_ENV = {"SYSTEMD_NSPAWN_TMPFS_TMP": "0"}  # /tmp on disk: pip unpacks gigabytes there
 _KILL_S = 30.0
 _BOOT_ID = pathlib.Path("/proc/sys/kernel/random/boot_id")
-_CANNOT_END = "cannot be ended: a filesystem hangs that is no FUSE filesystem of its own; restart this computer"
+_CANNOT_END = "cannot be ended: its processes wait for a filesystem that hangs; restart this computer"
 
 _SHELL = pathlib.Path(__file__).resolve().parent / "shell"
 _BOOTED = [str(_SHELL / "boot.sh")]
@@ -65,7 +64,7 @@ class Machine(abc.ABC):
 
     @abc.abstractmethod
     def launch(self, options: collections.abc.Sequence[str]) -> None:
-        """Run systemd-nspawn with `options`; the machine boots in the background."""
+        """Run systemd-nspawn with `options`; the machine boots in the background. Raises `CommandError`."""
 
     @abc.abstractmethod
     def is_kept_running(self) -> bool:
@@ -119,11 +118,8 @@ class _Service(Machine):
         properties += [f"StandardOutput=truncate:{self.console}", f"StandardError=append:{self.console}"]
         arguments = [f"--property={value}" for value in properties]
         arguments += [f"--setenv={key}={value}" for key, value in _NSPAWN_ENV.items()]
-        try:
-            unit = ["--quiet", "--collect", f"--unit={self._unit}", *arguments]
-            run("/usr/bin/systemd-run", *unit, "--", *_BOOTED, NSPAWN, *options)
-        except CommandError as e:
-            raise SandboxError(f"{self.name} did not start: {e}") from e
+        unit = ["--quiet", "--collect", f"--unit={self._unit}", *arguments]
+        run("/usr/bin/systemd-run", *unit, "--", *_BOOTED, NSPAWN, *options)
 
     def is_kept_running(self) -> bool:
         return systemd.show(self._unit, "ActiveState") not in ("inactive", "failed")
@@ -156,9 +152,9 @@ class _Supervised(Machine):
         # The outer shell leaves at once, so the supervisor is nobody's child and outlives this command.
         detached = ["/bin/sh", "-c", '"$@" < /dev/null > "$0" 2>&1 &', str(self.console), "/usr/bin/setsid"]
         supervised = [str(_SHELL / "supervise.sh"), str(self._record), groups, *_BOOTED, NSPAWN, *options]
-        subprocess.run([*detached, *supervised], env=clean_env() | _NSPAWN_ENV, check=True, timeout=30)
+        run(*detached, *supervised, env=_NSPAWN_ENV, timeout=30)
         if not wait_until(self._record.exists, 10):
-            raise SandboxError(f"{self.name} did not start: {self.last_words()}")
+            raise CommandError(self.last_words())
 
     def is_kept_running(self) -> bool:
         return self._supervisor() is not None

@@ -6,7 +6,7 @@ from sandbox import model as rules
 from sandbox import view
 from sandbox.engine import Engine, Progress
 from sandbox.hosts import Hosts
-from sandbox.store import SandboxError, Store, Unit
+from sandbox.store import Model, SandboxError, Store, Unit
 
 _SETTLED = ("active", "blocked", "error", "terminated")
 # Before each update-status after a command, for units that wait for what time brings; deploy waits two minutes
@@ -24,7 +24,7 @@ def deploy(engine: Engine, bundle: bundles.Bundle, *, once: bool = False) -> Non
         deployment.apply(engine, bundle)
     settle(engine, once=once, until_active=True)
     engine.progress("sandbox", view.summary(engine.model))
-    left = [f"{unit.name} ({unit.status.name})" for unit in engine.model.units.values() if not _is_active(unit)]
+    left = _not_active(engine.model)
     if left and not once:
         raise SandboxError(f"not active: {', '.join(left)}; ./sandboxctl status shows why")
 
@@ -38,7 +38,7 @@ def settle(engine: Engine, *, once: bool, until_active: bool = False) -> None:
         until_active: a unit is settled only if it is active.
 
     Raises:
-        SandboxError: a unit is in error.
+        SandboxError: units are in error; with `until_active` it names those that are not active, too.
     """
 
     def unsettled() -> set[str]:
@@ -57,11 +57,18 @@ def settle(engine: Engine, *, once: bool, until_active: bool = False) -> None:
         with engine.change() as model:
             for name in sorted(unsettled() & set(model.units)):
                 rules.enqueue(model, model.units[name], "update-status")
-                engine.progress(name, "is not settled: update-status, which Juju sends within five minutes")
+                engine.progress(name, "has not settled: sending update-status, as Juju does within five minutes")
         engine.settle()
     if errors := engine.errors():
-        others = f" (and {len(errors) - 1} more units in error)" if errors[1:] else ""
-        raise SandboxError(errors[0] + others)
+        others = ", ".join(_not_active(engine.model)[1 : None if until_active and not once else len(errors)])
+        raise SandboxError(errors[0] + (f"; also not active: {others}" if others else ""))
+
+
+def _not_active(model: Model) -> list[str]:
+    """Return the units that are not active with their states, those in error first."""
+    left = [unit for unit in model.units.values() if not _is_active(unit)]
+    states = [(unit.name, "error" if unit.agent.name == "error" else unit.status.name) for unit in left]
+    return [f"{name} ({state})" for name, state in sorted(states, key=lambda pair: pair[1] != "error")]
 
 
 def _is_active(unit: Unit) -> bool:
@@ -73,7 +80,9 @@ def remove_abandoned(store: Store, progress: Progress) -> None:
     """Remove the model if the clone that deployed it was deleted: its hosts cannot boot any more."""
     missing = Hosts(store.name).missing_sources()
     if missing:
-        progress("sandbox", f"model {store.name} is left of a clone that was deleted ({missing[0]}): it is removed")
+        progress(
+            "sandbox", f"model {store.name} is left over from a deleted clone ({missing[0]} is missing); removing it"
+        )
         remove(store, progress)
 
 
@@ -81,7 +90,7 @@ def remove(store: Store, progress: Progress) -> None:
     """Remove a model: its hosts, their network and their files. Raises `SandboxError` while a command works on it."""
     lock = store.try_lock("session") if store.directory.exists() else None
     if lock is None and store.directory.exists():
-        raise SandboxError(f"another sandboxctl works on model {store.name!r}: end it first")
+        raise SandboxError(f"another sandboxctl uses model {store.name!r}; wait for it, or end it")
     Hosts(store.name).destroy()
     store.forget()
     if lock is not None:

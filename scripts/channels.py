@@ -5,11 +5,14 @@
 Reads `juju info CHARM --format json`, whose `channels` maps tracks to risks to revisions with their bases (Juju 3.6 and
 4, cmd/juju/charmhub/data.go). A risk without a revision takes the one of the next more stable risk, which the table of
 `juju info` marks with an arrow (infowriter.go). A client with --track (3.6) may leave out all tracks but one: a track
-that `tracks` lists, or that the bundle asks for, is requested by name.
+that `tracks` lists, or that the bundle asks for, is requested by name. With `--channel TRACK/RISK` such a client lists
+that risk alone (info.go), so the more stable ones are requested, too.
 """
 
 import concurrent.futures
+import contextlib
 import dataclasses
+import difflib
 import json
 import pathlib
 import subprocess
@@ -21,6 +24,10 @@ import yaml
 RISKS = ("stable", "candidate", "beta", "edge")  # the most stable first
 ARCHITECTURE = "amd64"  # of every application in the bundle
 TIMEOUT_S = 60
+
+
+class BundleError(Exception):
+    """A bundle or an overlay has a mistake; the text is one line."""
 
 
 class InfoError(Exception):
@@ -39,25 +46,42 @@ class Application:
 
 
 def applications(paths: list[pathlib.Path]) -> list[Application]:
-    """Return the applications from Charmhub of a bundle with overlays, merged as `juju deploy --overlay` does."""
+    """Return the applications from Charmhub of a bundle with overlays, merged as `juju deploy --overlay` does.
+
+    Raises:
+        BundleError: a file is not YAML, or an application has no charm, or a channel no risk of Juju's.
+    """
     merged: dict[str, dict[str, Any]] = {}
     default_base = ""
-    for path in paths:
-        document = yaml.safe_load(path.read_text())
+    for path, document in ((source, document) for source in paths for document in documents(source)):
         default_base = document.get("default-base", default_base)
         changes: dict[str, dict[str, Any] | None] = document.get("applications") or {}
         for name, body in changes.items():
-            if body:
-                merged[name] = merged.get(name, {}) | body
-            else:
+            if not body:
                 merged.pop(name, None)
+            elif "charm" in (changed := merged.get(name, {}) | body):
+                merged[name] = changed
+            else:
+                close = "".join(f"; did you mean {one}?" for one in difflib.get_close_matches(name, merged, n=1))
+                raise BundleError(f"{path}: no application {name} in the bundle{close}")
     found: list[Application] = []
     for name, body in merged.items():
         charm = str(body["charm"]).removeprefix("ch:")
         if not charm.startswith((".", "/")):
             track, risk = split(str(body.get("channel", "")))
+            if risk not in RISKS:
+                raise BundleError(f"{name}: channel {body['channel']}: no risk {risk}; use one of {', '.join(RISKS)}")
             found.append(Application(name, charm, track, risk, body.get("base", default_base)))
     return found
+
+
+def documents(path: pathlib.Path) -> list[dict[str, Any]]:
+    """Return the YAML documents in a file that hold anything. Raises BundleError."""
+    try:
+        return [document for document in yaml.safe_load_all(path.read_text()) if document]
+    except yaml.MarkedYAMLError as e:
+        line = f" line {e.problem_mark.line + 1}" if e.problem_mark else ""
+        raise BundleError(f"{path}{line}: not YAML: {e.problem}") from e
 
 
 def split(channel: str) -> tuple[str, str]:
@@ -76,26 +100,28 @@ def info(charm: str, *arguments: str) -> dict[str, Any]:
         return json.loads(done.stdout)
     except subprocess.CalledProcessError as e:
         raise InfoError((e.stderr.strip().splitlines() or [f"exit status {e.returncode}"])[-1]) from e
-    except (subprocess.TimeoutExpired, ValueError) as e:
-        raise InfoError(f"no answer: {e}") from e
+    except subprocess.TimeoutExpired as e:
+        raise InfoError(f"no answer from juju info within {TIMEOUT_S} s") from e
+    except ValueError as e:
+        raise InfoError("juju info printed no JSON") from e
 
 
 def published(application: Application) -> tuple[bool, list[str]]:
     """Return whether the application's channel leads to a revision for its base, and the channels that hold one."""
-    shown = info(application.charm)
-    channels: dict[str, dict[str, list[dict[str, Any]]]] = shown["channels"]  # track, risk, revisions
-    for track in {application.track, *shown.get("tracks", [])} - channels.keys():
-        try:
-            channels = info(application.charm, "--channel", f"{track}/{application.risk}")["channels"] | channels
-        except InfoError:
-            continue  # no such track
+    about = info(application.charm)
+    channels: dict[str, dict[str, list[dict[str, Any]]]] = dict(about["channels"])  # track, risk, revisions
+    leads_to = {f"{application.track}/{risk}" for risk in RISKS[: RISKS.index(application.risk) + 1]}
+    for channel in leads_to | {f"{track}/{application.risk}" for track in about.get("tracks", [])}:
+        if channel.partition("/")[0] not in about["channels"]:
+            with contextlib.suppress(InfoError):  # no such track
+                for track, risks in info(application.charm, "--channel", channel)["channels"].items():
+                    channels[track] = channels.get(track, {}) | risks
     holders = [
         f"{track}/{risk}"
         for track, risks in channels.items()
         for risk in RISKS
         if any(serves(revision, application.base) for revision in risks.get(risk, []))
     ]
-    leads_to = {f"{application.track}/{risk}" for risk in RISKS[: RISKS.index(application.risk) + 1]}
     return not leads_to.isdisjoint(holders), holders
 
 
@@ -109,8 +135,12 @@ def serves(revision: dict[str, Any], base: str) -> bool:
 def main(paths: list[str]) -> int:
     """Print one line for each application that Charmhub cannot serve; return an exit status."""
     is_missing = False
-    with concurrent.futures.ThreadPoolExecutor() as pool:
+    try:
         found = applications([pathlib.Path(path) for path in paths])
+    except BundleError as e:
+        print(f"deploy: {e}", file=sys.stderr)
+        return 1
+    with concurrent.futures.ThreadPoolExecutor() as pool:
         answers = [(application, pool.submit(published, application)) for application in found]
     for application, answer in answers:
         try:

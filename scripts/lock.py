@@ -26,8 +26,11 @@ def sources(under: pathlib.Path = ROOT) -> list[pathlib.Path]:
     return sorted(path for path in inside if not SKIPPED & set(path.relative_to(ROOT).parts))
 
 
-def compile_one(source: pathlib.Path, *, upgrade: bool) -> None:
-    """Write the hashed .txt beside `source`. No index is named in it: the reader's pip knows where to look."""
+def compile_one(source: pathlib.Path, *, upgrade: bool) -> int:
+    """Write the hashed .txt beside `source`, and return uv's exit status.
+
+    No index is named in the file: the reader's pip knows where to look.
+    """
     command = [str(pathlib.Path(sys.executable).with_name("uv")), "pip", "compile", "--quiet", "--generate-hashes"]
     command += ["--no-emit-index-url", "--no-emit-find-links", "--no-header", "--python-version"]
     command += [NEWER.get(source.name, OLDEST), *(["--upgrade"] if upgrade else [])]
@@ -35,7 +38,7 @@ def compile_one(source: pathlib.Path, *, upgrade: bool) -> None:
     # Wheels that lie on this machine would add hashes that no other machine can match: look at the index alone.
     hidden = {"UV_FIND_LINKS", "UV_INDEX", "PIP_FIND_LINKS"}
     env = {name: value for name, value in os.environ.items() if name not in hidden}
-    subprocess.run(command, cwd=ROOT, env=env, check=True)
+    return subprocess.run(command, cwd=ROOT, env=env, check=False).returncode
 
 
 def main() -> int:
@@ -47,7 +50,9 @@ def main() -> int:
     chosen = sorted({path for under in arguments.under or [ROOT] for path in sources(under)})
     for source in chosen:
         print(f"lock: {source.relative_to(ROOT)}", flush=True)
-        compile_one(source, upgrade=arguments.upgrade)
+        if code := compile_one(source, upgrade=arguments.upgrade):
+            print(f"lock: {source.relative_to(ROOT)} could not be compiled; uv's message is above", file=sys.stderr)
+            return code
     return 0
 
 

@@ -195,9 +195,10 @@ def _succeeds(*command: str) -> bool:
 
 
 def _charmcraft() -> str:
-    """Return the pinned Charmcraft, made when it is missing."""
-    subprocess.run([ROOT / "scripts" / "setup.sh", "pack"], check=True)
-    subprocess.run([ROOT / "scripts" / "venv.sh", "charmcraft", "tests/requirements/charmcraft.txt"], check=True)
+    """Return the pinned Charmcraft, made when it is missing. Raises `PackError` if it cannot be made."""
+    for command in (["setup.sh", "pack"], ["venv.sh", "charmcraft", "tests/requirements/charmcraft.txt"]):
+        if subprocess.run([ROOT / "scripts" / command[0], *command[1:]], check=False).returncode != 0:
+            raise PackError("Charmcraft could not be installed; the message is above")
     _link_python_apt()
     return str(VENV / "bin" / "charmcraft")
 

@@ -67,12 +67,7 @@ systemd-container: installs packages on that disk
 e2fsprogs: writes that disk
 EOF
         ;;
-    scale) cat <<'EOF'
-strace: counts the system calls of a training on simulated nodes
-iproute2: connects those nodes
-EOF
-        ;;
-    *) echo "setup: unknown group \`$1\`; there are test, demo, pack, storage, guest and scale" >&2; exit 2 ;;
+    *) echo "setup: unknown group \`$1\`; there are test, demo, pack, storage and guest" >&2; exit 2 ;;
     esac
 }
 

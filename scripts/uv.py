@@ -17,7 +17,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 UV = ROOT / "build" / "venvs" / "uv" / "bin" / "uv"
 INDEX_KEYS = ("index-url", "extra-index-url", "find-links")
-_KEYS = (*INDEX_KEYS, "trusted-host", "proxy", "timeout", "default-timeout", "no-index", "retries", "cert")
+_KEYS = tuple("trusted-host proxy timeout default-timeout no-index retries cert client-cert".split()) + INDEX_KEYS
 # https://docs.astral.sh/uv/reference/environment/
 _VARIABLES = {
     "index-url": "UV_DEFAULT_INDEX",
@@ -29,7 +29,12 @@ _VARIABLES = {
     "retries": "UV_HTTP_RETRIES",
     "no-index": "UV_NO_INDEX",
     "cert": "SSL_CERT_FILE",
+    "client-cert": "SSL_CLIENT_CERT",
 }
+
+
+class InstallError(Exception):
+    """uv could not install packages; the text is one line, and uv's own message is on standard error."""
 
 
 @functools.cache
@@ -64,18 +69,24 @@ def environment() -> dict[str, str]:
     if "find-links" in settings:
         found["UV_FIND_LINKS"] = ",".join(settings["find-links"])
     # pip takes the best version of all indexes; the hashes of our requirements rule out a stranger's package
-    return {"UV_INDEX_STRATEGY": "unsafe-best-match"} | found | os.environ
+    own = {"UV_INDEX_STRATEGY": "unsafe-best-match", "UV_SYSTEM_CERTS": "1"}
+    if bundle := os.environ.get("REQUESTS_CA_BUNDLE"):
+        own["SSL_CERT_FILE"] = bundle
+    return own | found | os.environ
 
 
 def run(*arguments: str) -> None:
     """Run uv; what it prints goes to standard error.
 
     Raises:
-        subprocess.CalledProcessError: uv failed, or cannot be had.
+        InstallError: uv failed, or cannot be installed itself.
     """
-    if not UV.exists():
-        subprocess.run([ROOT / "scripts" / "venv.sh", "uv", "tests/requirements/uv.txt"], check=True, stdout=sys.stderr)
-    subprocess.run([UV, *arguments], check=True, stdout=sys.stderr, env=environment())
+    made = [ROOT / "scripts" / "venv.sh", "uv", "tests/requirements/uv.txt"]
+    if not UV.exists() and subprocess.run(made, check=False, stdout=sys.stderr).returncode != 0:
+        raise InstallError("uv could not be installed; pip's message is above")
+    if subprocess.run([UV, *arguments], check=False, stdout=sys.stderr, env=environment()).returncode != 0:
+        where = "the indexes of pip's settings (`pip config list`)"
+        raise InstallError(f"packages could not be fetched from {where}; uv's message is above")
 
 
 if __name__ == "__main__":

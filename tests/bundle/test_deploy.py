@@ -23,23 +23,34 @@ esac
 
 
 # `juju info CHARM --format json [--channel CHANNEL]`, as cmd/juju/charmhub of Juju 3.6 and 4 prints it (data.go,
-# info_test.go).
+# convert.go, info.go, info_test.go). Juju 4 lists all tracks in any case; a 3.6 with --track may list the default track
+# alone (here the first), and of a channel that it is asked for only that risk.
 INFO = f"""#!{sys.executable}
 import json, pathlib, sys
 name, *words = sys.argv[1:]
 assert words[:2] == ["--format", "json"] and words[2:3] in ([], ["--channel"]), words
-published = json.loads(pathlib.Path(__file__).with_name("charmhub.json").read_text())
+place = pathlib.Path(__file__)
+published = json.loads(place.with_name("charmhub.json").read_text())
+if name not in published:
+    sys.exit(f'ERROR No information found for charm or bundle with the name "{{name}}"')
 channels = published[name]
-tracks = list(channels)
+if place.with_name("one-track").exists():
+    track, _, risk = words[3].partition("/") if words[2:] else (next(iter(channels)), "", "")
+    risks = channels.get(track, {{}})
+    risks = {{risk: risks[risk]}} if risk in risks else {{}} if risk else risks
+    channels = {{track: risks}} if risks else {{}}
 about = dict.fromkeys(("id", "description", "publisher", "summary", "store-url"), "")
-print(json.dumps({{"type": "charm", "name": name, "charm": {{}}, "channels": channels, "tracks": tracks, **about}}))
+about["supports"] = [{{"name": "ubuntu", "channel": "26.04"}}]
+tracks = {{"tracks": list(channels)}} if channels else {{}}
+print(json.dumps({{"type": "charm", "name": name, **about, "charm": {{}}, "channels": channels, **tracks}}))
 """
 
 
-def revision(track: str, risk: str, number: int, *bases: str) -> dict[str, Any]:
+def revision(track: str, risk: str, number: int, *bases: str, architecture: str = "amd64") -> dict[str, Any]:
     """Return a revision as `juju info` lists it."""
     of_bases = [{"name": "ubuntu", "channel": base} for base in bases]
-    return {"track": track, "risk": risk, "revision": number, "architectures": ["amd64"], "bases": of_bases}
+    about = {"version": str(number), "revision": number, "released-at": "2026-06-22T19:44:44+00:00", "size": 12042240}
+    return {"track": track, "risk": risk, **about, "architectures": [architecture], "bases": of_bases}
 
 
 def charmhub() -> dict[str, Any]:
@@ -169,15 +180,55 @@ def test_without_a_model_or_a_juju_it_says_what_to_do(place: Place):
     assert "the juju client is not installed: sudo snap install juju" in place.refusal("")
 
 
-def test_an_application_without_a_revision_is_named_with_the_channels_that_have_one(place: Place):
-    published = charmhub()
-    published["slurmd"] = {
-        "latest": {"edge": [revision("latest", "edge", 184, "26.04")]},
-        "25.11": {"edge": [revision("25.11", "edge", 175, "24.04")]},
-    }
+NONE = "deploy: slurmd: Charmhub has no revision of slurmd for ubuntu@24.04 in channel latest/edge; {}: set channel or base"
+# Whether `juju info` lists one track, slurmd's revisions in Charmhub, and the only line of standard error
+CHECKED = [
+    (False, ["latest/edge 26.04 amd64", "25.11/edge 24.04 amd64"], NONE.format("25.11/edge has one")),
+    (False, ["latest/edge 24.04 arm64"], NONE.format("no channel has one")),
+    (False, ["latest/edge 24.04 arm64", "latest/edge 24.04 amd64"], ""),  # a revision for each architecture
+    (False, ["25.11/stable 24.04 amd64"], NONE.format("25.11/stable has one")),
+    (False, ["latest/beta 24.04 amd64", "latest/edge 26.04 amd64"], ""),  # edge leads to beta
+    (True, ["25.11/edge 24.04 amd64", "latest/edge 24.04 amd64"], ""),
+    (True, ["25.11/edge 24.04 amd64", "latest/stable 24.04 amd64"], ""),
+    (True, ["25.11/edge 24.04 amd64", "latest/edge 26.04 amd64"], NONE.format("25.11/edge has one")),
+    (
+        False,
+        [],
+        'deploy: slurmd: not checked in Charmhub: ERROR No information found for charm or bundle with the name "',
+    ),
+]
+
+
+@pytest.mark.parametrize(("has_one_track", "revisions", "line"), CHECKED, ids=str)
+def test_charmhub_is_asked_for_a_revision_that_fits(place: Place, has_one_track: bool, revisions: list[str], line: str):
+    published = charmhub() | {"slurmd": {}}
+    if has_one_track:
+        place.juju.with_name("one-track").touch()
+    for number, words in enumerate(revisions):
+        channel, base, architecture = words.split()
+        track, _, risk = channel.partition("/")
+        listed = published["slurmd"].setdefault(track, {}).setdefault(risk, [])
+        listed.append(revision(track, risk, number, base, architecture=architecture))
+    if not revisions:
+        del published["slurmd"]
     place.publish(published)
-    assert place.refusal("") == (
-        "deploy: slurmd: Charmhub has no revision of slurmd for ubuntu@24.04 in channel latest/edge; 25.11/edge has one:"
-        " set channel or base in an overlay"
-    )
-    place.deployed("2604")
+    done = place.run("")
+    assert [text[: len(line)] for text in done.stderr.splitlines()] == ([line] if line else [])
+    assert ("packed" in done.stdout) == (done.returncode == 0) == (not line.startswith(NONE[:30]))
+
+
+@pytest.mark.parametrize(
+    ("overlay", "line"),
+    [
+        ("{slrumctld: {channel: edge}}", "my.yaml: no application slrumctld in the bundle; did you mean slurmctld?"),
+        ("{grafana: {channel: edge}}", "my.yaml: no application grafana in the bundle"),
+        (
+            "{slurmd: {channel: 25.11/sharp}}",
+            "slurmd: channel 25.11/sharp: no risk sharp; use one of stable, candidate",
+        ),
+        ("{slurmd: {channel: edge}", "my.yaml line 2: not YAML: expected ',' or '}'"),
+    ],
+)
+def test_a_mistake_in_an_overlay_is_named(place: Place, overlay: str, line: str):
+    (place.folder / "my.yaml").write_text(f"applications: {overlay}\n")
+    assert place.refusal("./my.yaml").startswith(f"deploy: {line}")

@@ -56,6 +56,13 @@ def test_a_mistake_is_named(tmp_path: pathlib.Path, mistake: dict[str, str]):
     assert str(error.value) == mistake["message"]
 
 
-def test_an_overlay_cannot_remove_what_is_not_there(tmp_path: pathlib.Path):
-    with pytest.raises(SandboxError, match=r"overlay.yaml: application 'sever' cannot be removed"):
-        load(tmp_path, BUNDLE, "applications:\n  sever:\n")
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("", "no application 'sever' to remove"),
+        ("{num_units: 2}", "application 'sever' has no charm, and the bundle lacks it"),
+    ],
+)
+def test_an_application_that_an_overlay_misspells_is_named(tmp_path: pathlib.Path, body: str, message: str):
+    with pytest.raises(SandboxError, match=f"overlay.yaml: {message}: did you mean 'server'"):
+        load(tmp_path, BUNDLE, f"applications:\n  sever: {body}\n")

@@ -138,7 +138,7 @@ def test_the_action_of_a_command_that_was_killed_is_dropped_and_its_hook_runs_ag
 
 def test_a_model_that_a_command_works_on_is_not_destroyed(bench: Bench):
     waiting = bench.act("server/0", "wait")
-    with pytest.raises(SandboxError, match=r"^another sandboxctl works on model 't': end it first$"):
+    with pytest.raises(SandboxError, match=r"^another sandboxctl uses model 't'; wait for it, or end it$"):
         session.remove(bench.store, Progress(print))
     (bench.room / "go").write_text("")
     assert waiting.result(40)["results"] == {"done": "yes"}

@@ -4,6 +4,8 @@ import json
 import os
 import pathlib
 import shutil
+import subprocess
+import sys
 import unittest.mock
 
 import pytest
@@ -12,6 +14,8 @@ from sandbox import image, network
 from sandbox.store import SandboxError
 from scripts import uv
 from slurm_ddp.run import CommandError, Completed
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def test_a_subnet_is_free_of_routes_and_of_other_models(monkeypatch: pytest.MonkeyPatch):
@@ -48,12 +52,58 @@ def test_what_is_cached_is_not_built_again(images: pathlib.Path, monkeypatch: py
     assert len(built) == 3
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), CommandError("mmdebstrap failed")], ids=repr)
-def test_an_interrupted_build_never_counts(images: pathlib.Path, monkeypatch: pytest.MonkeyPatch, error: BaseException):
-    monkeypatch.setattr(image, "_build_system", unittest.mock.Mock(side_effect=error))
-    with pytest.raises((KeyboardInterrupt, SandboxError)):
+@pytest.mark.parametrize(
+    ("step", "error", "line", "layers"),
+    [
+        ("_build_system", KeyboardInterrupt(), "", 0),
+        ("_build_system", CommandError("mmdebstrap failed"), "image: mmdebstrap failed", 0),
+        ("_install_packages", uv.InstallError("no index"), "image: no index", 1),  # the system was complete
+    ],
+    ids=repr,
+)
+def test_an_interrupted_build_never_counts(
+    images: pathlib.Path, monkeypatch: pytest.MonkeyPatch, step: str, error: BaseException, line: str, layers: int
+):
+    monkeypatch.setattr(image, step, unittest.mock.Mock(side_effect=error))
+    with pytest.raises((KeyboardInterrupt, SandboxError), match=f"^{line}$"):
         image.ensure_image(print)
-    assert [path.name for path in images.iterdir()] == [".lock"]
+    assert len([path for path in images.iterdir() if path.name != ".lock"]) == layers
+
+
+def clone(folder: pathlib.Path, **programs: str) -> None:
+    """Copy the scripts that need an index, into a clone where the commands of these names are other ones."""
+    for name in ("sandboxctl", *(f"scripts/{name}.py" for name in ("__init__", "uv", "fetch_juicefs"))):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, folder / name)
+    for name, script in programs.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / name).chmod(0o755)
+
+
+def test_an_index_that_cannot_be_reached_ends_in_one_line_below_uvs_own(tmp_path: pathlib.Path):
+    clone(tmp_path, **{"build/venvs/uv/bin/uv": "echo no route to index >&2; exit 2"})
+    done = subprocess.run(
+        [sys.executable, tmp_path / "scripts/fetch_juicefs.py"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[1:] == [
+        "no route to index",
+        "juicefs: packages could not be fetched from the indexes of pip's settings (`pip config list`); "
+        "uv's message is above",
+    ]
+
+
+def test_sudo_keeps_what_pip_and_uv_read(tmp_path: pathlib.Path):
+    same = dict.fromkeys(("scripts/setup.sh", "scripts/venv.sh", "build/venvs/sandbox/bin/python"), "")
+    clone(tmp_path, **same, **{"bin/id": "echo 1000", "bin/sudo": "echo $1"})
+    env = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+    printed = subprocess.run([tmp_path / "sandboxctl"], env=env, capture_output=True, text=True, check=True).stdout
+    kept = printed.strip().removeprefix("--preserve-env=").split(",")
+    assert len(kept) == len(set(kept))
+    assert {f"PIP_{key.upper().replace('-', '_')}" for key in uv._KEYS} <= set(kept)
+    assert set(uv._VARIABLES.values()) | {"PIP_CONFIG_FILE", "UV_FIND_LINKS", "REQUESTS_CA_BUNDLE"} <= set(kept)
+    assert {"SLURM_DDP_PYTHON", "all_proxy", *image.host_proxies()} <= set(kept)
 
 
 def test_only_old_layers_that_no_host_uses_are_removed(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
@@ -85,18 +135,25 @@ def test_a_step_is_never_silent_and_ends_in_its_first_error_or_at_its_deadline(
     assert len(lines) > 1
 
 
-def test_pips_configuration_reaches_guests_and_uv(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    ("cert", "bundle"), [("global.cert='/somewhere/else.pem'", "/somewhere/else.pem"), ("", "/requests.pem")]
+)
+def test_pips_configuration_reaches_guests_and_uv(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, cert: str, bundle: str
+):
     wheels, simple = tmp_path / "wheels", tmp_path / "index" / "simple"
     wheels.mkdir()
     simple.mkdir(parents=True)
     listing = f"""global.extra-index-url='file://{simple} https://example.org/simple'
-global.cert='/somewhere/else.pem'
+{cert}
+global.client-cert='/somewhere/own.pem'
 :env:.find-links='{wheels}'
 freeze.timeout='10'
 broken line"""
     monkeypatch.setattr(uv, "_config_list", listing.splitlines)
-    for name in ("UV_INDEX", "UV_FIND_LINKS", "UV_HTTP_TIMEOUT", "SSL_CERT_FILE"):
+    for name in ("UV_INDEX", "UV_FIND_LINKS", "UV_HTTP_TIMEOUT", "SSL_CERT_FILE", "SSL_CLIENT_CERT"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", "/requests.pem")
     uv.pip_settings.cache_clear()
     (text, folders), environment = image._pip_conf(), uv.environment()
     uv.pip_settings.cache_clear()
@@ -106,7 +163,8 @@ broken line"""
     assert "cert = /etc/ssl/certs/ca-certificates.crt" in text
     assert environment["UV_INDEX"] == f"file://{simple} https://example.org/simple"
     assert environment["UV_FIND_LINKS"] == str(wheels)
-    assert environment["SSL_CERT_FILE"] == "/somewhere/else.pem"
+    assert environment["SSL_CERT_FILE"] == bundle
+    assert environment["SSL_CLIENT_CERT"] == "/somewhere/own.pem"
     assert "UV_HTTP_TIMEOUT" not in environment
 
 

@@ -1,15 +1,18 @@
 """A deployment is done when every unit is active, as an operator sees it, and abandoned ones make room."""
 
+import functools
 import pathlib
+import unittest.mock
 
+import click.testing
 import pytest
 from folder_hosts import Bench
 
 from sandbox import bundle as bundles
+from sandbox import cli
 from sandbox import session as sessions
-from sandbox.engine import Progress
 from sandbox.hosts import Hosts
-from sandbox.store import Model, SandboxError, Store
+from sandbox.store import Model, SandboxError, Status, Store
 
 
 @pytest.fixture
@@ -36,14 +39,31 @@ def test_deploy_waits_for_a_unit_that_only_update_status_makes_active(
     (bench.room / "time-heals").touch()
     assert deploy(bench, bundle).units["server/0"].status.name == "active"
     assert bench.hooks()[-1] == "server/0 update_status"
-    assert any("server/0" in line and "is not settled: update-status" in line for line in bench.lines)
+    assert any("server/0" in line and "has not settled: sending update-status" in line for line in bench.lines)
 
 
-def test_deploy_fails_and_names_the_unit_that_never_becomes_active(bench: Bench, bundle: bundles.Bundle):
-    (bench.room / "waits-server-0").write_text("blocked")
-    with pytest.raises(SandboxError, match=r"^not active: server/0 \(blocked\); ./sandboxctl status shows why$"):
+@pytest.mark.parametrize(
+    ("marks", "tries", "line"),
+    [
+        (["waits-server-0"], 3, r"not active: server/0 \(blocked\); ./sandboxctl status shows why"),
+        (
+            ["fail-server-0-config_changed"],
+            0,
+            r'server/0: hook failed: "config-changed": .*; also not active: agent/0 \(blocked\)',
+        ),
+        (["fail-agent-0-update_status", "waits-server-0"], 1, r"agent/0: .*; also not active: server/0 \(blocked\)"),
+    ],
+)
+def test_deploy_fails_and_names_all_units_that_never_become_active(
+    bench: Bench, bundle: bundles.Bundle, marks: list[str], tries: int, line: str
+):
+    for mark in marks:
+        (bench.room / mark).write_text("blocked")
+    with bench.engine() as engine, engine.change() as model:
+        model.units["agent/0"].status = Status(name="blocked")  # until its next hook
+    with pytest.raises(SandboxError, match=f"^{line}$"):
         deploy(bench, bundle)
-    assert bench.hooks().count("server/0 update_status") >= 3
+    assert bench.hooks().count("server/0 update_status") >= tries
 
 
 def test_deploy_once_sends_no_update_status_and_does_not_judge(bench: Bench, bundle: bundles.Bundle):
@@ -52,22 +72,29 @@ def test_deploy_once_sends_no_update_status_and_does_not_judge(bench: Bench, bun
     assert "server/0 update_status" not in bench.hooks()
 
 
-def test_the_demo_removes_what_a_deleted_clone_left_and_nothing_else(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("verb", "removes"),
+    [("demo", True), (f"deploy {sessions.deployment.REPOSITORY}/bundle.yaml", True), ("reboot x/0", False)],
+)
+def test_what_a_deleted_clone_left_makes_room_for_a_deployment(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, verb: str, removes: bool
 ):
     agent, root = tmp_path / "agent.py", tmp_path / "models"
     host = root / "t" / "hosts" / "one"
     host.mkdir(parents=True)
     agent.touch()
     (host / "host.json").write_text(f'{{"machine": "m", "binds": {{"/var/lib/agent.py": "{agent}"}}}}')
-    store, lines = Store("t", root), list[str]()
+    store = Store("t", root)
     store.save(Model(name="t"))
     monkeypatch.setattr(sessions, "Hosts", lambda name: Hosts(name, root))
-    sessions.remove_abandoned(store, Progress(lines.append))
+    monkeypatch.setattr(cli, "Store", lambda _: store)
+    monkeypatch.setattr(cli, "Engine", unittest.mock.Mock(side_effect=SandboxError("begins")))
+    run = functools.partial(click.testing.CliRunner().invoke, cli.cli, verb.split())
+    assert run().stderr == "ERROR begins\n"
     assert store.path.exists()
-    assert lines == []
     agent.unlink()
-    sessions.remove_abandoned(store, Progress(lines.append))
-    assert not store.path.exists()
-    assert not host.exists()
-    assert f"model t is left of a clone that was deleted ({agent}): it is removed" in lines[0]
+    lines = run().stderr.splitlines()
+    assert lines.pop() == "ERROR begins"
+    assert (store.path.exists(), host.exists()) == (not removes, not removes)
+    left = f"model t is left over from a deleted clone ({agent} is missing); removing it"
+    assert any(line.endswith(left) for line in lines) == removes
