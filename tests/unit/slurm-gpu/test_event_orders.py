@@ -10,8 +10,7 @@ import time
 import typing
 
 import pytest
-import yaml
-from conftest import OPTIONS, ROOT
+from conftest import CARDS, OPTIONS, PASSING, context
 from machine_double import MachineDouble, MigCard
 from ops import testing
 
@@ -22,24 +21,7 @@ from node import resume as bring_up
 from node import watch as node_watch
 from slurm_ddp.interfaces.slurm_gres import NodeGres
 
-CARDS = ("0000:1b:00.0", "0000:9d:00.0")
-AUTODETECT = "AutoDetect=nvidia\n"
 ADMIN = "maintenance until noon"
-# What names a time, or what a unit saw that waits
-PASSING = (
-    "proc/sys/kernel/random/boot_id",
-    "proc/uptime",
-    "var/slurm-gpu/holds/lock",
-    "var/slurm-gpu/driver-refused.json",
-    "var/slurm-gpu/health.json",
-)
-
-
-def context() -> testing.Context[charm.SlurmGpuCharm]:
-    """Return a context that does not read the metadata again for each hook."""
-    meta = yaml.safe_load((ROOT / "charmcraft.yaml").read_text())
-    config, actions = meta.pop("config"), meta.pop("actions")
-    return testing.Context(charm.SlurmGpuCharm, meta=meta, config=config, actions=actions, juju_version="3.6.8")
 
 
 class Compute(orders.Unit):
