@@ -218,7 +218,7 @@ def test_a_card_that_was_not_asked_for_cannot_be_opened(cluster: Cluster, asked:
 
 
 def controller_log(cluster: Cluster, begin: str) -> str:
-    """Return what slurmctld logged since then, the processes that it started to reconfigure included."""
+    """Return the log of slurmctld from this time on."""
     journal = ("journalctl", "-u", "slurmctld", "-o", "cat", "--no-pager")
     return cluster.on("slurmctld/0", *journal, f"--since=@{begin}")
 

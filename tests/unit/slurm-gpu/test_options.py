@@ -24,7 +24,7 @@ from scripts import health
 
 DECLARED = yaml.safe_load((ROOT / "charmcraft.yaml").read_text())["config"]["options"]
 SICK = f"{health.REASON}Xid 79"
-Found = dict[str, object]
+Snapshot = dict[str, object]
 
 
 class Site:
@@ -47,7 +47,7 @@ class Site:
         self.slurm.devices, self.slurm.types = 2, "gpu,shard"
         self.slurm.register()
 
-    def configure(self, options: dict[str, typing.Any]) -> Found:
+    def configure(self, options: dict[str, typing.Any]) -> Snapshot:
         """Give both applications these options and defaults for the rest, let everything follow, and return what is left."""
         for name, state in self.states.items():
             self.states[name] = dataclasses.replace(state, config=options)
@@ -57,7 +57,7 @@ class Site:
             while self.carry():
                 pass
             self.slurm.end_jobs()
-        return self.found()
+        return self.snapshot()
 
     def emit(self, name: str, event: str, *about: testing.Relation) -> None:
         ctx = self.contexts[name]
@@ -90,7 +90,7 @@ class Site:
     def relation(self, name: str, endpoint: str) -> testing.Relation:
         return typing.cast("testing.Relation", self.states[name].get_relations(endpoint)[0])
 
-    def found(self) -> Found:
+    def snapshot(self) -> Snapshot:
         machine, slurm = self.machine, self.slurm
         return {
             **{f"status of the {name}": state.unit_status for name, state in self.states.items()},
@@ -209,7 +209,7 @@ def test_a_reset_leaves_what_was_there_before(site: Site, way: Way):
     way.meanwhile(site)
     for name in site.states:
         site.emit(name, "update_status")
-    during = site.found()
+    during = site.snapshot()
     assert (way.shows in str(before)) != (way.shows in str(during))
     kept = {key for pattern in way.stays for key in fnmatch.filter({*before, *during}, pattern)}
     wanted = {key: one for key, one in before.items() if key not in kept}
