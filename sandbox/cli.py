@@ -164,10 +164,12 @@ def run(store: Store, unit: str, action: str, params: tuple[str, ...], form: str
 @cli.command()
 @click.argument("app")
 @click.argument("settings", nargs=-1, metavar="[KEY | KEY=VALUE...]")
-@click.option("--reset", default="", metavar="KEY[,KEY]", help="Set these options back to their defaults.")
+@click.option(
+    "--reset", multiple=True, metavar="KEY[,KEY]", help="Set these options back to their defaults; repeatable."
+)
 @_once_option
 @click.pass_obj
-def config(store: Store, app: str, settings: tuple[str, ...], *, reset: str, once: bool) -> None:
+def config(store: Store, app: str, settings: tuple[str, ...], *, reset: tuple[str, ...], once: bool) -> None:
     """Show the options of APP or, with the name of one, its value; or set some with key=value."""
     is_name = len(settings) == 1 and "=" not in settings[0]
     if not reset and (is_name or not settings):
@@ -181,7 +183,8 @@ def config(store: Store, app: str, settings: tuple[str, ...], *, reset: str, onc
         return
     values = _assignments(settings)
     with _change(store, once=once) as model:
-        operator.set_options(model, model.application(app), values, reset=[name for name in reset.split(",") if name])
+        names = [name for name in ",".join(reset).split(",") if name]
+        operator.set_options(model, model.application(app), values, reset=names)
 
 
 def _run_on_host(store: Store, unit: str, argv: collections.abc.Sequence[str]) -> typing.NoReturn:

@@ -372,7 +372,7 @@ def _check(make: collections.abc.Callable[[], Unit]) -> None:
         for one in steps:
             unit.take(one)
         found = unit.settle()
-        assert found == wanted, _difference(wanted, found)
+        assert found == wanted, difference(wanted, found)
 
     order()
 
@@ -412,7 +412,7 @@ def raising(error: collections.abc.Callable[[], Exception]) -> collections.abc.C
     return fail
 
 
-def _difference(wanted: object, found: object) -> str:
+def difference(wanted: object, found: object) -> str:
     """Show what differs, line by line."""
     before, after = (pprint.pformat(one, width=150).splitlines() for one in (wanted, found))
     rows = difflib.unified_diff(before, after, "without an order", "after it", n=0, lineterm="")

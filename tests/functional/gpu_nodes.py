@@ -110,20 +110,20 @@ def unit_on(cluster: Cluster) -> str:
     return cluster.beside(HOST, "slurm-gpu")
 
 
-def notice(cluster: Cluster) -> str:
-    """Let five minutes pass for the unit; return its status."""
-    unit = unit_on(cluster)
+def notice(cluster: Cluster, unit: str = "") -> str:
+    """Let five minutes pass for the unit, by default that of the host; return its status."""
+    unit = unit or unit_on(cluster)
     cluster.ok("update-status", "--once", unit)
     status = cluster.units()[unit]["workload-status"]
     return f"{status['current']}: {status['message']}"
 
 
-def until(cluster: Cluster, words: str) -> str:
+def until(cluster: Cluster, words: str, unit: str = "") -> str:
     """Let five minutes pass, again and again, until the unit's status begins so, which a moment of Slurm's may delay."""
 
     def noticed() -> str:
-        output = notice(cluster)
-        assert output.startswith(words), show(cluster)
+        output = notice(cluster, unit)
+        assert output.startswith(words), (output, show(cluster))
         return output
 
     return eventually(noticed)

@@ -66,7 +66,7 @@ def one_card(cluster: Cluster, request: pytest.FixtureRequest) -> typing.Iterato
     if request.node.get_closest_marker("loses_cards") is None:
         assert seen == "", "Slurm refused a node"
     cluster.ok("gpus", HOST, ONE)
-    cluster.ok("config", "slurm-gpu", "shards-per-gpu=0")
+    cluster.ok("config", "slurm-gpu", "--reset", "shards-per-gpu,resume-when-ready")
     cluster.ok("config", "slurmctld", "slurm-conf-parameters=")
     deadline = time.monotonic() + PATIENCE_S
     # Lines go with an event, and slurmd would be refused while they go under a test's other cards.
@@ -217,9 +217,15 @@ def test_a_card_that_was_not_asked_for_cannot_be_opened(cluster: Cluster, asked:
     assert error in answer.err
 
 
+def controller_log(cluster: Cluster, begin: str) -> str:
+    """Return the log of slurmctld from this time on."""
+    journal = ("journalctl", "-u", "slurmctld", "-o", "cat", "--no-pager")
+    return cluster.on("slurmctld/0", *journal, f"--since=@{begin}")
+
+
 @pytest.mark.long
-def test_cards_are_shared_by_option(cluster: Cluster):
-    cluster.ok("config", "slurm-gpu", "shards-per-gpu=4")
+def test_cards_are_shared_by_option_until_it_is_reset(cluster: Cluster):
+    cluster.ok("config", "slurm-gpu", "shards-per-gpu=4", "resume-when-ready=true")
     output = until(cluster, "blocked: shards-per-gpu: ")
     assert "juju config slurmctld slurm-conf-parameters=" in output
     assert "GresTypes=gpu,shard" in output
@@ -233,10 +239,26 @@ def test_cards_are_shared_by_option(cluster: Cluster):
     cluster.on("sackd/0", "systemctl", "restart", "sackd")
     job = (f"-w{NODE}", "--gres=shard:2", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
     assert step(cluster, *job) == "0"
-    cluster.ok("config", "slurm-gpu", "shards-per-gpu=0")
-    cluster.ok("config", "slurmctld", "slurm-conf-parameters=")
+    # The way back, several options in one command, while slurm.conf still has the line.
+    begin = cluster.on("slurmctld/0", "date", "+%s.%N")
+    cluster.ok("config", "slurm-gpu", "--reset", "shards-per-gpu,resume-when-ready")
     until(cluster, "active: gpu:mock_gpu:1 on slurmd-0")
+    until(cluster, "active: no node needs lines in gres.conf", "slurm-gpu-controller/0")
     assert is_fit(cluster, "gpu:mock_gpu:1"), show(cluster)
+    assert '"resume_when_ready": false' in cluster.on(HOST, "cat", "/var/lib/slurm-gpu/node.json")
+    # While the line is there slurmctld logs at each start that GresTypes is set twice, and takes the last one: upstream's
+    # slurm.conf has GresTypes=gpu itself.
+    repeated = "GresTypes 1 specified more than once"
+    log = controller_log(cluster, begin)
+    assert repeated in log and "reconfigure failed" not in log, log
+    begin = cluster.on("slurmctld/0", "date", "+%s.%N")
+    cluster.ok("config", "slurmctld", "--reset", "slurm-conf-parameters")
+    until(cluster, "active: gpu:mock_gpu:1 on slurmd-0")
+    until(cluster, "active: no node needs lines in gres.conf", "slurm-gpu-controller/0")
+    assert is_fit(cluster, "gpu:mock_gpu:1"), show(cluster)
+    assert cluster.on("slurmctld/0", "sh", "-c", "scontrol show config | grep GresTypes").split()[-1] == "gpu"
+    log = controller_log(cluster, begin)
+    assert repeated not in log and "reconfigure failed" not in log, log
 
 
 @pytest.mark.long

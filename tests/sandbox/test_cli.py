@@ -88,6 +88,13 @@ def test_config_shows_all_options_as_juju_does(prompt: Prompt):
     assert prompt.run("config server ports").stderr.startswith('ERROR key "ports" not found in "server"')
 
 
+@pytest.mark.parametrize("words", ["--reset port,name", "--reset port --reset name,"])
+def test_reset_takes_several_options_as_juju_does(prompt: Prompt, words: str):
+    prompt.ok("config server port=81 name=x")
+    prompt.ok(f"config server {words}")
+    assert prompt.store.load().application("server").options == {}
+
+
 def test_run_prints_results_plainly_or_whole_and_fails_with_the_action(prompt: Prompt):
     assert prompt.ok("run server/leader dump path=/x --wait 1h") == "path: /x\ntext: |-\n  a\n  b\n"
     assert prompt.acted == [("server/0", "dump", {"path": "/x"})]

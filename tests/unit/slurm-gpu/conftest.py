@@ -1,11 +1,13 @@
 """What the tests of slurm-gpu share: the charm's paths in a temporary folder, and a Slurm that keeps to the real one's rules."""
 
+import functools
 import pathlib
 import time
 
 import machines
 import pytest
 import roles
+import yaml
 from health_scene import BUS, Scene
 from machine_double import MachineDouble
 from ops import testing
@@ -34,6 +36,9 @@ COMPUTE = testing.SubordinateRelation("compute", interface="juju-info", remote_a
 CONTROLLER = testing.SubordinateRelation("controller", interface="juju-info", remote_app_name="slurmctld")
 CONF = "cpus=2 boards=1 socketsperboard=1 corespersocket=2 threadspercore=1 realmemory=4000  memspeclimit=1024 features=slurmd"
 OPTIONS = f"SLURMD_OPTIONS=--conf '{CONF}' -Z -N slurmd-0 --conf-server ctl:6817\n"
+CARDS = ("0000:1b:00.0", "0000:9d:00.0")
+# What names a time, or what a unit saw that waits
+PASSING = ("proc/sys/kernel/random/boot_id", "proc/uptime", "var/slurm-gpu/holds/lock", "var/slurm-gpu/health.json")
 ask_nvml = gpu_detect.run_probe  # which no test runs without saying so
 WITH_GPU = OPTIONS.replace("features=slurmd", "features=slurmd gres=gpu:mock_gpu:1")
 
@@ -160,6 +165,16 @@ def node(paths: pathlib.Path, slurm: SlurmDouble, monkeypatch: pytest.MonkeyPatc
     for module in (apt, driver_install, driver_state, gpu_mig, reset, systemd):
         monkeypatch.setattr(module, "run", double.run)
     return double
+
+
+@functools.cache
+def context(app: str = "slurm-gpu") -> testing.Context[charm.SlurmGpuCharm]:
+    """Return a context that does not read the metadata again for each hook."""
+    meta = yaml.safe_load((ROOT / "charmcraft.yaml").read_text())
+    config, actions = meta.pop("config"), meta.pop("actions")
+    return testing.Context(
+        charm.SlurmGpuCharm, meta=meta, config=config, actions=actions, juju_version="3.6.8", app_name=app
+    )
 
 
 @pytest.fixture

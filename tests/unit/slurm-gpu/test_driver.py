@@ -256,6 +256,14 @@ def test_nothing_else_is_moved_for_nvidia_smi(node: MachineDouble):
     assert "apt would remove slurmd" in note
 
 
+def test_a_refused_driver_is_not_named_once_another_is_here(node: MachineDouble):
+    upgrade.ensure_wanted(Spec(driver="550"))
+    without_smi(node)
+    node.installed["libnvidia-compute-580-server"] = "1"  # so that it is not clear whose nvidia-smi to add
+    upgrade.ensure_settings(Spec())
+    assert "so its health is not checked: run upgrade-driver" in (upgrade.note(Spec()) or "")
+
+
 def test_a_driver_that_works_is_held_and_kept_awake(paths: pathlib.Path, node: MachineDouble):
     node.install_driver("535", "535.288.01")
     node.installed |= {"nvidia-container-toolkit": "1", "nvidia-cuda-toolkit": "12"}

@@ -10,8 +10,7 @@ import time
 import typing
 
 import pytest
-import yaml
-from conftest import OPTIONS, ROOT
+from conftest import CARDS, OPTIONS, PASSING, context
 from machine_double import MachineDouble, MigCard
 from ops import testing
 
@@ -22,24 +21,8 @@ from node import resume as bring_up
 from node import watch as node_watch
 from slurm_ddp.interfaces.slurm_gres import NodeGres
 
-CARDS = ("0000:1b:00.0", "0000:9d:00.0")
-AUTODETECT = "AutoDetect=nvidia\n"
 ADMIN = "maintenance until noon"
-# What names a time, or what a unit saw that waits
-PASSING = (
-    "proc/sys/kernel/random/boot_id",
-    "proc/uptime",
-    "var/slurm-gpu/holds/lock",
-    "var/slurm-gpu/driver-refused.json",
-    "var/slurm-gpu/health.json",
-)
-
-
-def context() -> testing.Context[charm.SlurmGpuCharm]:
-    """Return a context that does not read the metadata again for each hook."""
-    meta = yaml.safe_load((ROOT / "charmcraft.yaml").read_text())
-    config, actions = meta.pop("config"), meta.pop("actions")
-    return testing.Context(charm.SlurmGpuCharm, meta=meta, config=config, actions=actions, juju_version="3.6.8")
+ORDERED = {ADMIN, bring_up.NEW}  # why a node keeps away from jobs until an operator ends that
 
 
 class Compute(orders.Unit):
@@ -65,6 +48,10 @@ class Compute(orders.Unit):
         {"health-check": "sometimes"},
         {"resume-after-reboot": False},
         {"hold-driver": False, "persistence-mode": False},
+        {"driver": "580", "kernel-module": "proprietary", "fabric-manager": "always"},
+        {"kernel-module": "open"},
+        {"resume-when-ready": True},
+        {"shards-per-gpu": 3, "resume-when-ready": True, "resume-after-reboot": False},
     )
 
     def __init__(
@@ -92,6 +79,10 @@ class Compute(orders.Unit):
             "a reservation ends": lambda: vars(self.slurm).update(reservations=[]),
             "the admin drains": lambda: self.slurm.record and self.slurm._update("drain", ADMIN),
             "the admin resumes": self.resume,
+            "upstream registers the node as new": lambda: self.slurm.record and self.slurm.set_down(bring_up.NEW),
+            "cards are shared": self.share_cards,
+            "slurm.conf loses shards": lambda: vars(self.slurm).update(types="gpu"),
+            "slurm.conf has shards": lambda: vars(self.slurm).update(types="gpu,shard"),
             "a card is lost": self.lose_card,
             "the card is back": self.bring_back,
             "the machine reboots": self.reboot,
@@ -105,6 +96,12 @@ class Compute(orders.Unit):
 
     def configure(self, config: dict[str, typing.Any]) -> collections.abc.Callable[[], None]:
         return lambda: self.replace(config=config)
+
+    def share_cards(self) -> None:
+        self.replace(config={"shards-per-gpu": 2})
+        for name in ("compute created", "node-gres created", "config_changed", "node-gres changed"):
+            self.emit(name)
+            self.hand_out()
 
     def emit(self, name: str, fault: str = "", call: int = 0) -> None:
         ended = list(self.slurm.ended)
@@ -165,15 +162,15 @@ class Compute(orders.Unit):
         slurm = self.slurm
         self.clock.passes(2 * 86400)  # what was refused is tried again
         slurm.maintained = []  # none lasts longer than an hour (hold.LASTS_S) unless it is prolonged
-        slurm.answering, slurm.reservations, slurm.waiting = True, [], []
+        slurm.answering, slurm.reservations, slurm.waiting, slurm.types = True, [], [], "gpu,shard"
         slurm.end_jobs()
         self.bring_back()
         self.start_slurmd()
-        if slurm.record is not None and (slurm.record.reason == ADMIN or "by hand" in slurm.record.reason):
+        if slurm.record is not None and (slurm.record.reason in ORDERED or "by hand" in slurm.record.reason):
             self.resume()
         self.replace(config={})
         for name in ("compute created", "config_changed", "node-gres created", "action set-mig none", "update_status"):
-            if slurm.record is not None and slurm.record.reason == ADMIN:  # a hook may have put it back, see as_found
+            if slurm.record is not None and slurm.record.reason in ORDERED:  # a hook may have put it back, see as_found
                 self.resume()
             self.emit(name)
             node_watch.Watch().step()  # as the service does at once
@@ -205,7 +202,7 @@ def test_every_order_of_a_compute_node_ends_in_the_same_state(
     slurmd_options.PATH.write_text(OPTIONS)
     node.add_card(CARDS[1])
     node.install_driver("535", "535.288.01")
-    node.slurm.devices = 2
+    node.slurm.devices, node.slurm.types = 2, "gpu,shard"
     node.slurm.register()
     node.smi.cards = {bus_id: MigCard("NVIDIA A100-SXM4-40GB") for bus_id in CARDS}
     calls = orders.Calls()

@@ -34,7 +34,6 @@ _LOOKAHEAD = 8  # units without changes in a row before no more are read
 _ALL_AT_ONCE = 64
 _ROTATE_S = 300  # Juju's interval between two update-status
 
-
 Read = collections.abc.Callable[[str], slurm_gres.NodeGres | None]
 
 

@@ -59,15 +59,16 @@ def ensure_wanted(wanted: Spec) -> None:
     """
     here = state.look()
     key = f"{wanted} {here.kernel} {here.next_kernel}"
+    if wanted.keeps and not here.version:  # of a driver that is no longer wanted
+        node_state.clear(_REFUSED)
     if wanted.keeps or not here.cards or here.version or here.unfinished or _was_refused(key):
         return
     try:
         _install(plan.resolve(here, wanted))
         services.ensure_running()
+        node_state.clear(_REFUSED)
     except (DriverError, apt.AptError, CommandError) as e:
         _refuse(key, e)
-    else:
-        node_state.clear(_REFUSED)
 
 
 def ensure_settings(wanted: Spec) -> None:
@@ -79,6 +80,7 @@ def ensure_settings(wanted: Spec) -> None:
     try:
         if not _was_refused(key):
             install.ensure_utils(here)
+            node_state.clear(_REFUSED)
     except (DriverError, apt.AptError, CommandError) as e:
         _refuse(key, e)
     try:
