@@ -47,7 +47,7 @@ def smi() -> pathlib.Path:
 
 def test_the_timer_is_set_up_once(orders: list[str], smi: pathlib.Path):
     health_check.ensure("slurmd-0", " +109,-74 ")
-    assert orders == ["daemon-reload", "daemon-reload", "enable --now gpu-health.timer"]
+    assert orders == ["daemon-reload", "enable --now gpu-health.timer"]
     unit = (systemd.UNIT_DIR / "gpu-health.service").read_text()
     assert f'ExecStart=/usr/bin/python3 -I {health_check.PROGRAM} --act --node slurmd-0 "--xids=+109 -74"\n' in unit
     assert "TimeoutStartSec=60\n" in unit

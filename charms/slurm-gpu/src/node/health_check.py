@@ -25,8 +25,7 @@ def ensure(node: str | None, xids: str = "") -> None:
     words = " ".join(xids.replace(",", " ").split())  # checked, so that no quoting is needed in a unit file
     changed = files.ensure_file(PROGRAM, watchdog.pack(pathlib.Path(health.__file__)), mode=0o755)
     text = template.fill(SERVICE, python=PYTHON, program=PROGRAM, node=node, more=f' "--xids={words}"' if words else "")
-    changed |= systemd.ensure_unit(SERVICE, text)
-    changed |= systemd.ensure_unit(TIMER, template.fill(TIMER))
+    changed |= bool(systemd.ensure_units({SERVICE: text, TIMER: template.fill(TIMER)}))
     if changed or not systemd.is_active(TIMER):
         systemd.enable_now(TIMER)
 

@@ -53,8 +53,8 @@ def _ensure_units() -> bool:
     source = pathlib.Path(__file__).resolve()
     library = f"{source.parents[1]}:{pathlib.Path(readiness.__file__).resolve().parents[1]}"
     text = template.fill(UNIT, program=source, library=library, python=health_check.PYTHON)
-    changed = systemd.ensure_unit(UNIT, text)
-    changed |= systemd.ensure_unit(PATH_UNIT, template.fill(PATH_UNIT, directory=readiness.DIRECTORY))
+    path = template.fill(PATH_UNIT, directory=readiness.DIRECTORY)
+    changed = bool(systemd.ensure_units({UNIT: text, PATH_UNIT: path}))
     if changed or not systemd.is_active(PATH_UNIT):  # a hook that died may have written them only
         systemd.enable(UNIT)
         systemd.enable_now(PATH_UNIT)
