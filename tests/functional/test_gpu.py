@@ -6,6 +6,7 @@ machine looks at the nodes: a node that Slurm refuses (INVALID_REG), even for a 
 it is missing.
 """
 
+import re
 import shlex
 import time
 import typing
@@ -242,15 +243,18 @@ def test_cards_are_shared_by_option_until_it_is_reset(cluster: Cluster):
     # The way back, several options in one command, while slurm.conf still has the line.
     begin = cluster.on("slurmctld/0", "date", "+%s.%N")
     cluster.ok("config", "slurm-gpu", "--reset", "shards-per-gpu,resume-when-ready")
-    until(cluster, "active: gpu:mock_gpu:1 on slurmd-0")
-    until(cluster, "active: no node needs lines in gres.conf", "slurm-gpu-controller/0")
-    assert is_fit(cluster, "gpu:mock_gpu:1"), show(cluster)
+    until(cluster, f"waiting: {NODE} is drained: waiting for Slurm to forget job")
     assert '"resume_when_ready": false' in cluster.on(HOST, "cat", "/var/lib/slurm-gpu/node.json")
+    cluster.on(
+        "slurmctld/0", "systemctl", "restart", "slurmctld"
+    )  # 24.11.5 would end over the job if the shards were gone
+    until(cluster, f"waiting: {NODE} is drained: waiting for Slurm to forget job")
+    assert "shard:mock_gpu:4" in show(cluster)["Gres"]
     # While the line is there slurmctld logs at each start that GresTypes is set twice, and takes the last one: upstream's
     # slurm.conf has GresTypes=gpu itself.
     repeated = "GresTypes 1 specified more than once"
     log = controller_log(cluster, begin)
-    assert repeated in log and "reconfigure failed" not in log, log
+    assert repeated in log and not re.search("reconfigure failed|core-dump", log), log
     begin = cluster.on("slurmctld/0", "date", "+%s.%N")
     cluster.ok("config", "slurmctld", "--reset", "slurm-conf-parameters")
     until(cluster, "active: gpu:mock_gpu:1 on slurmd-0")
@@ -258,7 +262,7 @@ def test_cards_are_shared_by_option_until_it_is_reset(cluster: Cluster):
     assert is_fit(cluster, "gpu:mock_gpu:1"), show(cluster)
     assert cluster.on("slurmctld/0", "sh", "-c", "scontrol show config | grep GresTypes").split()[-1] == "gpu"
     log = controller_log(cluster, begin)
-    assert repeated not in log and "reconfigure failed" not in log, log
+    assert repeated not in log and not re.search("reconfigure failed|core-dump", log), log
 
 
 @pytest.mark.long

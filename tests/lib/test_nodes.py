@@ -191,6 +191,15 @@ def test_the_jobs_of_a_node(commands: Commands):
         nodes.job_ids("slurmd-0")
 
 
+def test_the_jobs_that_asked_for_a_gres(commands: Commands):
+    """As squeue 24.11.5 prints them, which shows finished ones for MinJobAge."""
+    fields = "jobarrayid:40,tres-per-job:400,tres-per-node:400,tres-per-socket:400,tres-per-task:400"
+    argv = ("/usr/bin/squeue", "--noheader", "--states", "all", "--nodelist", "slurmd-0", "--Format", fields)
+    rows = ("8", "N/A", "gres/shard:2"), ("12_3", "gres/gpu:1,gres/shard:1", "N/A"), ("9", "N/A", "gres/gpu:1")
+    commands.expect(*argv, stdout="".join(f"{a:40}{b:400}{c:400}{'N/A':400}{'N/A':400}\n" for a, b, c in rows))
+    assert nodes.remembered_jobs("slurmd-0", "shard") == ["12_3", "8"]
+
+
 def test_the_reservations_of_a_node(commands: Commands):
     """As Slurm prints them; a node's name may be part of another's, or behind a hostlist."""
     row = (

@@ -192,6 +192,14 @@ def job_ids(name: str) -> list[str]:
     return sorted(set(_ask(f"list jobs on {name}", *argv).stdout.split()))
 
 
+def remembered_jobs(name: str, gres: str) -> list[str]:
+    """Ask for the ids of the node's jobs that asked for this Gres, of finished ones until MinJobAge is over; sorted."""
+    fields = ",".join(("jobarrayid:40", *(f"tres-per-{what}:400" for what in ("job", "node", "socket", "task"))))
+    argv = (SQUEUE, "--noheader", "--states", "all", "--nodelist", name, "--Format", fields)
+    rows = _ask(f"list former jobs on {name}", *argv).stdout.splitlines()
+    return sorted({row.split()[0] for row in rows if f"gres/{gres}" in row})
+
+
 def reservations(name: str) -> dict[str, str]:
     """Ask for the reservations that the node is part of, now or later, with the other nodes of each as a hostlist.
 

@@ -58,6 +58,7 @@ class SlurmDouble:
         self.answering = True
         self.registers = True  # False: slurmd runs but never reaches the controller
         self.jobs: list[str] = []
+        self.remembered: list[str] = []  # what squeue shows of each job, with finished ones
         self.reservations: list[str] = []  # of this and another node, active
         self.to_come: list[str] = []  # reservations that begin later
         self.maintained: list[str] = []  # reservations for maintenance of this node
@@ -157,6 +158,8 @@ class SlurmDouble:
             return Completed(1, "", "slurm_x error: Unable to contact slurm controller (connect failure)\n")
         if command == f"/usr/bin/squeue --noheader --nodelist {self.name} --format %i":
             return Completed(0, "".join(f"{job}\n" for job in self.jobs), "")
+        if command.startswith(f"/usr/bin/squeue --noheader --states all --nodelist {self.name} --Format jobarrayid:"):
+            return Completed(0, "\n".join(self.remembered), "")
         if command == "/usr/bin/scontrol show config":
             return Completed(0, f"GresTypes               = {self.types}\n", "")
         if command == f"/usr/bin/scontrol show node {self.name} -o":

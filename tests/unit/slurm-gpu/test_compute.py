@@ -96,6 +96,28 @@ def test_lines_that_the_registered_gres_needs_stay_until_it_is_another(registere
     assert offer(published=first) == NodeGres(node="slurmd-0", gres="gpu:mock_gpu:1", lines=(), awaits=True)
 
 
+@pytest.mark.parametrize("forgets", ["jobs", "shards"])
+def test_shards_stay_while_slurm_knows_them_and_a_job_that_asked_for_some(registered: SlurmDouble, forgets: str):
+    """slurmctld 24.11.5 ends at each start and reconfigure over such a job, once its node has no shards."""
+    registered.types = "gpu,shard"
+    shares = settings.Config(shards_per_gpu=4)
+    assert hook(live(UPSTREAM, shares), shares).level == Level.ACTIVE
+    registered.remembered = ["7   N/A   gres/gpu:1   N/A   N/A", "12_3   N/A   gres/gpu:1,gres/shard:2   N/A   N/A"]
+    text = (
+        "slurmd-0 is drained: waiting for Slurm to forget job 12_3, which asked for shards (MinJobAge), before its GPUs"
+    )
+    for _ in range(2):
+        assert hook() == Status(Level.WAITING, f"{text} are registered")
+        assert registered.record is not None and registered.record.gres == "gpu:mock_gpu:1,shard:4"
+    if forgets == "jobs":
+        registered.remembered.pop()
+    else:
+        registered.types = "gpu"
+    assert hook().level == Level.ACTIVE
+    assert registered.record is not None and registered.record.gres == "gpu:mock_gpu:1"
+    assert "DRAIN" not in registered.record.flags
+
+
 @pytest.mark.parametrize("state", ["drain", "down", "fail"])
 def test_the_status_is_never_active_over_a_node_that_takes_no_jobs(registered: SlurmDouble, state: str):
     assert hook().level == Level.ACTIVE

@@ -13,6 +13,7 @@ import re
 import time
 
 import settings
+from gpu.gres import SHARD
 from node import hold, node_state, resume, slurmd_options, slurmd_unit
 from node.node_state import NodeSnapshot
 from slurm_ddp import files, readiness, systemd
@@ -210,6 +211,18 @@ def count_jobs(name: str) -> str:
     return "1 job" if len(ids) == 1 else f"{len(ids)} jobs" if ids else "a finishing job"
 
 
+def _shard_jobs(node: nodes.Node, gres: str | None) -> str:
+    """Name the jobs over which slurmctld would end: that had shards of a node which is to lose them.
+
+    It dereferences a null pointer for them at each start and reconfigure (24.11.5), unless it knows no shards any more.
+    """
+    had, left = (nodes.count_gres(text, SHARD) for text in (node.gres, gres))
+    if left or not had or SHARD not in (nodes.setting("GresTypes") or "").split(","):
+        return ""
+    ids = nodes.remembered_jobs(node.name, SHARD)
+    return f"job {ids[0]}" if len(ids) == 1 else f"{len(ids)} jobs" if ids else ""
+
+
 def is_anothers(node: nodes.Node, known: str | None) -> bool:
     """Whether another party keeps jobs away, for another reason than `known`.
 
@@ -297,6 +310,8 @@ def _register_again(target: Target, node: nodes.Node, snapshot: NodeSnapshot | N
         node = nodes.show(name) or node
     if node.is_busy:
         return _awaits_jobs(name)
+    if jobs := _shard_jobs(node, target.gres):
+        return Progress(Stage.AWAITS_JOBS, f"Slurm to forget {jobs}, which asked for shards (MinJobAge),")
     slurmd_options.ensure_gres(target.gres)
     if snapshot.states:  # first, since after a reboot right behind the deletion slurmd registers before any hook runs
         slurmd_unit.drain_at_start()
