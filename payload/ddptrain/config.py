@@ -68,7 +68,7 @@ class Config:
     dropout: float = option(0.0, "share of activations dropped in training", least=0.0, below=1.0)
     model_local_dir: _Path | None = option(None, "fine-tune the model saved by transformers in this folder", _Path)
     tokenizer_local_dir: _Path | None = option(None, "its tokenizer (default: the model's folder)", _Path)
-    errors: str = option("strict", "what becomes of bytes that are no text", choices=("strict", "replace"))
+    errors: str = option("strict", "how to treat bytes that are not text", choices=("strict", "replace"))
     local_files_only: bool = option(True, "never look anything up on the network; there is no other way here")
 
     batch: int | None = option(

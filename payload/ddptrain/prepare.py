@@ -59,7 +59,7 @@ class Options:
     part_mib: float | None = config.option(
         None, "text per part (default: depends on the amount, at most 64)", float, least=0.01, most=4096
     )
-    errors: str = config.option("strict", "what becomes of bytes that are no text", choices=("strict", "replace"))
+    errors: str = config.option("strict", "how to treat bytes that are not text", choices=("strict", "replace"))
 
 
 @dataclasses.dataclass(frozen=True)

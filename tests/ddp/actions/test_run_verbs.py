@@ -14,7 +14,10 @@ from harness import Trainer
 from left_by_jobs import write_result
 from run_verbs import Program
 
+from ddp import verbs
 from ddp.actions import log as run_log
+from ddp.base import Settings, TrainerError
+from ddp.options import declared, fields
 from ddp.run import control
 
 CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
@@ -196,6 +199,23 @@ def test_the_newest_run_is_none_that_a_submission_started_by_itself(
         assert program.fails(verb) == "job 40 has no output; it is PENDING; ddp show mine"
     else:
         assert program.run(verb)["run"] == "mine"
+
+
+RUN = {
+    verb: option.text.default
+    for verb in verbs.ALL.values()
+    for option in declared.options(verb.options)
+    if option.name in ("run", "runs") and option.text.argument
+}
+
+
+@pytest.mark.parametrize(("verb", "default"), RUN.items(), ids=lambda one: getattr(one, "name", ""))
+def test_a_verb_takes_the_newest_run_only_where_its_help_says_so(
+    settings: Settings, cluster: Cluster, verb: verbs.Verb, default: str
+):
+    with pytest.raises(TrainerError) as caught:
+        verb.do(settings, fields.parse(verb.options, {}), print)
+    assert ("there is no run in" in str(caught.value)) == (default == "the newest run")
 
 
 def test_runs_are_cancelled_by_name_and_by_job(program: Program, cluster: Cluster):
