@@ -97,10 +97,15 @@ def test_a_failed_run_is_shown_with_its_reason_once(program: Program, cluster: C
     cluster.states = [("FAILED", 9)]
     program.run("submit-ddp", workload="smoke", run="a")
     folder = program.workspace / "runs" / "a"
-    (folder / "logs" / "40.out").write_text("0: [FATAL] slurmd-0: no\n[RESULT] rc=78 outcome=none\n")
+    (folder / "logs" / "40.out").write_text("0: loading\n0: [FATAL] slurmd-0: no\n[RESULT] rc=78 outcome=none\n")
+    (folder / "control" / "40.failures").write_text("2026-11-23T17:01:12Z\t40.r0\tnode\tslurmd-0\tslurmd-0: no\n")
     shown = program.run("show-run")
     assert shown["reason"] == "job 40 FAILED, exit code 137: [FATAL] slurmd-0: no"
-    assert (shown["state"], shown["failure"]) == ("FAILED", "[FATAL] slurmd-0: no")
+    assert (shown["state"], shown["failure"]) == ("FAILED", "loading")
+    assert "\n".join(shown.values()).count("slurmd-0: no") == 1
+    (folder / "control" / "40.failures").write_text("t\t40.r0\tnode\tslurmd-0\tslow\nt\t40.r0t1\tnode\tslurmd-0\tno\n")
+    assert program.run("show-run")["failures"].splitlines()[0] == "t fault=node node=slurmd-0: slow"
+    (folder / "control" / "40.failures").unlink()
     (folder / "logs" / "40.out").write_text("")
     (folder / "job.json").write_text("[")
     assert program.run("show-run", run="a")["reason"] == (
