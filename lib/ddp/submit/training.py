@@ -93,7 +93,7 @@ class Checked:
 
 def submit_ddp(settings: Settings, params: models.SubmitDdp, log: Log) -> Answer:
     """Submit a training; with `wait` follow it to its end, with `dry-run` only show what would be submitted."""
-    if text := precheck.help_of(settings, params.workload, params.words):
+    if text := precheck.help_of(settings.payload, params.workload, params.words):
         return Result({"text": text}, {"text": text}, text)
     checked = check(settings, params, run=params.run, resume=params.resume)
     workload = checked.workload
