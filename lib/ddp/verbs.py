@@ -7,7 +7,7 @@ import pathlib
 import typing
 
 from ddp import backports
-from ddp.base import Answer, Log, Settings, ahead
+from ddp.base import Answer, Log, Settings, TrainerError, ahead
 from ddp.node import spec
 from ddp.options import fields, models
 
@@ -22,6 +22,7 @@ class Verb:
     where: str  # module:function, imported on use: each command starts without the others' code
     help: str
     action: str = ""
+    first: str = ""  # module:function of checks that need no Slurm, whose errors come before its silence
     asks_nodes: bool = False
     needs_slurm: bool = True
     hidden: tuple[str, ...] = ()
@@ -38,13 +39,22 @@ class Verb:
         with settings.claims:
             if self.needs_slurm:
                 imported = ahead(self._function)
-                readiness.require(settings, asks_nodes=self.asks_nodes)
+                try:
+                    readiness.require(settings, asks_nodes=self.asks_nodes)
+                except TrainerError:
+                    if self.first:
+                        _imported(self.first)(settings, params)
+                    raise
                 imported.result()
             return self.do(settings, params, log)
 
     def _function(self) -> collections.abc.Callable[..., Answer | None]:
-        module, _, name = self.where.partition(":")
-        return typing.cast(collections.abc.Callable[..., Answer | None], getattr(importlib.import_module(module), name))
+        return _imported(self.where)
+
+
+def _imported(where: str) -> collections.abc.Callable[..., typing.Any]:
+    module, _, name = where.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 ALL: dict[str, Verb] = {

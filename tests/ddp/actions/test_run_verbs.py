@@ -9,7 +9,7 @@ import typing
 import pytest
 import run_verbs
 import yaml
-from cluster import Cluster, Job
+from cluster import NOT_CONFIGURED, Cluster, Job
 from harness import Trainer
 from left_by_jobs import write_result
 from run_verbs import Program
@@ -204,6 +204,30 @@ def test_the_newest_run_is_none_that_a_submission_started_by_itself(
         assert program.fails(verb) == "job 40 has no output; it is PENDING; ddp show mine"
     else:
         assert program.run(verb)["run"] == "mine"
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("cancel", "run: name the run to cancel; ddp list"),
+        ("submit workload={}/tra1n.py", "/tra1n.py does not exist; did you mean train.py?"),
+        ("sweep workload={}/tra1n.py", "/tra1n.py does not exist; did you mean train.py?"),
+        ("render workload={}/tra1n.py", "/tra1n.py does not exist; did you mean train.py?"),
+        ("list", "no slurm.conf, and no controller in DNS; use a login node, or see: scontrol ping"),
+        ("cancel run=a", "no slurm.conf, and no controller in DNS; use a login node, or see: scontrol ping"),
+        ("render workload=smoke", "Slurm is not configured on this host: no slurm.conf, and no controller in DNS"),
+    ],
+)
+def test_where_slurm_is_not_configured_a_users_own_mistake_comes_first(
+    settings: Settings, cluster: Cluster, host: dict[str, typing.Any], words: str, line: str
+):
+    cluster.silent, cluster.silence = 99, NOT_CONFIGURED
+    (settings.workspace / "train.py").touch()
+    name, *given = words.format(settings.workspace).split()
+    params = fields.parse(verbs.ALL[name].options, dict(one.split("=") for one in given))
+    with pytest.raises(TrainerError) as caught:
+        verbs.ALL[name].do_when_ready(settings, params, print)
+    assert str(caught.value).endswith(line)
 
 
 RUN = {
