@@ -24,17 +24,22 @@ def main() -> int:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="install-torch-") as folder:
         try:
-            uv.install_cpu_torch(uv.bootstrap(pathlib.Path(sys.executable), pathlib.Path(folder)), _report)
+            installer = uv.bootstrap(pathlib.Path(sys.executable), pathlib.Path(folder))
+            uv.install_cpu_torch(installer, _report, _log, ways="PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS")
         except uv.InstallError as e:
             print(f"torch: {e}", file=sys.stderr)
             return 1
-    print(f"torch: installed in {time.monotonic() - began:.0f} s", flush=True)
+    _log(f"installed in {time.monotonic() - began:.0f} s")
     return 0
 
 
 def _report(text: str, work: collections.abc.Callable[[], None]) -> None:
-    print(f"torch: {text}", flush=True)
+    _log(text)
     work()
+
+
+def _log(text: str) -> None:
+    print(f"torch: {text}", flush=True)
 
 
 if __name__ == "__main__":
