@@ -83,7 +83,7 @@ def test_a_run_is_shown_from_its_submission_to_its_result(program: Program, clus
     cluster.jobs[0].states = [("RUNNING", 0)]
     (folder / "metrics.jsonl").write_text('{"step": 7, "loss": 1.23456789}\n')
     shown = program.run("show-run", run="40")
-    expected = {"state": "RUNNING", "elapsed": "0:07", "nodes": "slurmd-[0-1]", "step": "7", "loss": "1.23457"}
+    expected = {"state": "RUNNING", "elapsed": "00:00:07", "nodes": "slurmd-[0-1]", "step": "7", "loss": "1.23457"}
     assert expected.items() <= shown.items()
     cluster.jobs[0].states = [("COMPLETED", 0)]
     write_result(cluster.jobs[0])
