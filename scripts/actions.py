@@ -62,12 +62,17 @@ def actions() -> str:
                 for option in declared.options(verb.options)
                 if not option.text.only_terminal
             },
+            **({"required": _Inline(required)} if (required := _required(verb)) else {}),
             "additionalProperties": False,
         }
         for name, verb in verbs.ACTIONS.items()
     }
     lines = yaml.safe_dump(section, sort_keys=False, width=118)
     return f"{_BEGIN}  # written by scripts/actions.py from lib/ddp: change that\n" + textwrap.indent(lines, "  ")
+
+
+def _required(verb: verbs.Verb) -> list[str]:
+    return [option.name for option in declared.options(verb.options) if option.is_required]
 
 
 def updated(text: str) -> str:

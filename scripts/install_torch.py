@@ -25,21 +25,17 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="install-torch-") as folder:
         try:
             installer = uv.bootstrap(pathlib.Path(sys.executable), pathlib.Path(folder))
-            uv.install_cpu_torch(installer, _report, _log, ways="PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS")
+            uv.install_cpu_torch(installer, _report, ways="PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS")
         except uv.InstallError as e:
             print(f"torch: {e}", file=sys.stderr)
             return 1
-    _log(f"installed in {time.monotonic() - began:.0f} s")
+    print(f"torch: installed in {time.monotonic() - began:.0f} s", flush=True)
     return 0
 
 
 def _report(text: str, work: collections.abc.Callable[[], None]) -> None:
-    _log(text)
-    work()
-
-
-def _log(text: str) -> None:
     print(f"torch: {text}", flush=True)
+    work()
 
 
 if __name__ == "__main__":

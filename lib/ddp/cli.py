@@ -28,7 +28,7 @@ _CONTEXT: dict[str, typing.Any] = {
     "formatter_settings": cloup.HelpFormatter.settings(col1_max_width=36, col2_min_width=40),
 }
 _SBATCH = ("account", "partition", "qos", "reservation")  # that SBATCH_ACCOUNT and the like set (sbatch(1))
-_GROUP_HELP = {"env": "Make, list and remove environments of packages", "image": "Import container images"}
+_GROUP_HELP = {"env": "Make, list and remove environments of packages.", "image": "Import container images."}
 _GROUPS = ("", "Sweep", "Resources", "Code and environment", "Running", "Faults", "Slurm", "Kubernetes")
 
 
@@ -78,8 +78,7 @@ def main() -> typing.NoReturn:
         code = USAGE
     except click.UsageError as e:
         where = e.ctx.command_path if e.ctx is not None else "ddp"
-        text = _mistake(e)
-        click.echo(f"{where}: {text}{'' if text[-1:] == '?' else ';'} see: {where} --help", err=True)
+        click.echo(f"{where}: {_mistake(e)} see: {where} --help", err=True)
         code = USAGE
     except click.ClickException as e:
         click.echo(f"ddp: {one_line(e.format_message())}", err=True)
@@ -93,12 +92,12 @@ def main() -> typing.NoReturn:
 
 
 def _mistake(e: click.UsageError) -> str:
-    """Return click's message in the form of ours."""
-    if isinstance(e, click.NoSuchOption):
-        close = [f"; did you mean {name}?" for name in e.possibilities or ()][:1]  # the first is the most similar one
-        return "".join((f"no option {one_line(e.option_name)}", *close))
+    """Return click's message in the form of ours, with what separates it from the next."""
     text = one_line(e.format_message()).rstrip(".").replace(". Did you mean", "; did you mean")
-    return text[:1].lower() + text[1:]
+    if isinstance(e, click.NoSuchOption):  # the first possibility is the most similar one
+        meant = "".join(f"; did you mean {name}?" for name in (e.possibilities or ())[:1])
+        text = one_line(f"no option {e.option_name}{meant}")
+    return text[:1].lower() + text[1:] + ("" if text.endswith("?") else ";")
 
 
 def settings_of(session: Session) -> Settings:
@@ -240,15 +239,13 @@ def _as_flag(verb: verbs.Verb, e: TrainerError) -> str:
 
 
 def _command(verb: verbs.Verb) -> click.Command:
-    starts_program = "workload" in verb.options.model_fields  # whose own flags are not ours
     groups: dict[str, cloup.OptionGroup] = {}
     parameters: list[click.Parameter] = []
     for option in sorted(declared.options(verb.options), key=lambda option: _GROUPS.index(option.text.group)):
         group = groups.setdefault(option.text.group, cloup.OptionGroup(option.text.group or "Options"))
         parameters.append(_argument(option) if option.text.argument else _flag(option, group))
-    if argument := arguments_of(verb):
-        parameters.append(argument)
-    parameters.append(cloup.Option(["--json", "is_json"], is_flag=True, help="Write results as one JSON object."))
+    as_json = cloup.Option(["--json", "is_json"], is_flag=True, help="Write results as one JSON object.")
+    parameters += filter(None, (arguments_of(verb), as_json))
 
     @click.pass_context
     def run(context: click.Context, /, **given: object) -> None:
@@ -259,7 +256,7 @@ def _command(verb: verbs.Verb) -> click.Command:
     examples = "\n".join(("\b", "Examples:", *(f"  {example}" for example in verb.examples)))
     return cloup.Command(
         verb.name.split()[-1],
-        context_settings={**_CONTEXT, "allow_interspersed_args": not starts_program},
+        context_settings={**_CONTEXT, "allow_interspersed_args": "workload" not in verb.options.model_fields},
         callback=run,
         params=parameters,
         help=verb.help,
@@ -269,14 +266,12 @@ def _command(verb: verbs.Verb) -> click.Command:
 
 
 def arguments_of(verb: verbs.Verb) -> cloup.Argument | None:
-    """Make the argument for the words that follow the others, a workload's own or paths; None where a verb has none."""
-    if "arguments" not in verb.options.model_fields:
-        return None
+    """Make the argument for the words that follow the others, if any: a workload's own, or paths."""
     metavar, text = "[PATH]...", "Files and folders to copy, relative to the folder that the run started in."
     if "workload" in verb.options.model_fields:
-        metavar = "[ARGUMENTS]..."
-        text = "Options and arguments of the workload; ddp submit gpt --help lists gpt's."
-    return cloup.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED, metavar=metavar, help=text)
+        metavar, text = "[ARGUMENTS]...", "Options and arguments of the workload; ddp submit gpt --help lists gpt's."
+    made = cloup.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED, metavar=metavar, help=text)
+    return made if "arguments" in verb.options.model_fields else None
 
 
 def _summary(verb: verbs.Verb) -> str:
@@ -317,9 +312,7 @@ def _add_commands() -> None:
         group = program
         if outer:
             known = program.commands.get(outer[0])
-            words = _GROUP_HELP[outer[0]]
-            made = cloup.Group(outer[0], help=f"{words}.", short_help=words)
-            group = known if isinstance(known, cloup.Group) else made
+            group = known if isinstance(known, cloup.Group) else cloup.Group(outer[0], help=_GROUP_HELP[outer[0]])
             if known is None:
                 group.context_settings = _CONTEXT
                 program.add_command(group, section=section)

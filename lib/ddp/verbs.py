@@ -22,7 +22,6 @@ class Verb:
     where: str  # module:function, imported on use: each command starts without the others' code
     help: str
     action: str = ""
-    first: str = ""  # module:function of checks that need no Slurm, whose errors come before its silence
     asks_nodes: bool = False
     needs_slurm: bool = True
     hidden: tuple[str, ...] = ()
@@ -42,19 +41,15 @@ class Verb:
                 try:
                     readiness.require(settings, asks_nodes=self.asks_nodes)
                 except TrainerError:
-                    if self.first:
-                        _imported(self.first)(settings, params)
+                    if isinstance(params, models.Training):  # a mistake of the user's comes before Slurm's silence
+                        importlib.import_module("ddp.submit.training").check_program(settings, params)
                     raise
                 imported.result()
             return self.do(settings, params, log)
 
     def _function(self) -> collections.abc.Callable[..., Answer | None]:
-        return _imported(self.where)
-
-
-def _imported(where: str) -> collections.abc.Callable[..., typing.Any]:
-    module, _, name = where.partition(":")
-    return getattr(importlib.import_module(module), name)
+        module, _, name = self.where.partition(":")
+        return typing.cast(collections.abc.Callable[..., Answer | None], getattr(importlib.import_module(module), name))
 
 
 ALL: dict[str, Verb] = {

@@ -78,7 +78,7 @@ def one(asked: Asked) -> typing.Any:
     return params
 
 
-NAMED = ("env create", "env show", "env remove", "image import", "fetch")  # need a name
+NAMED = ("env create", "env show", "env remove", "image import", "fetch", "cancel")  # need a name
 
 
 @pytest.mark.parametrize("verb", verbs.ALL.values(), ids=lambda verb: verb.name)

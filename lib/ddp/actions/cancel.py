@@ -32,10 +32,10 @@ class CancelTarget:
 
 def cancel_run(settings: Settings, params: models.CancelRun, log: Log) -> Result:
     """Cancel runs by name or job id, and wait until they have left their nodes. Raises TrainerError."""
-    given = named(settings, params)
+    named = dict.fromkeys(params.run.replace(",", " ").split())
     with jobs.asking():
         queue = jobs.jobs(user=settings.user)
-        targets = [_target(settings, queue, name) for name in given]
+        targets = [_target(settings, queue, name) for name in named]
     arguments = list(dict.fromkeys(one for target in targets for one in target.arguments))
     text, left = ", ".join(map(str, targets)), [job for target in targets for job in target.known]
     try:
@@ -61,13 +61,6 @@ def cancel_run(settings: Settings, params: models.CancelRun, log: Log) -> Result
         results["cancelled"] = " ".join(map(str, arguments))
     values = [{"run": one.run, "job_id": one.known[0].job_id, "ids": list(map(str, one.arguments))} for one in targets]
     return Result(results, {"state": state, "cancelled": values})
-
-
-def named(_: Settings, params: models.CancelRun) -> list[str]:
-    """Return the names given, each once. Raises ParameterError without any."""
-    if found := list(dict.fromkeys((params.run or "").replace(",", " ").split())):
-        return found
-    raise ParameterError("run", "name the run to cancel", remedy=catalog.LIST)
 
 
 def _target(settings: Settings, queue: collections.abc.Sequence[jobs.Job], name: str) -> CancelTarget:

@@ -39,9 +39,8 @@ def show_run(settings: Settings, params: models.OneRun, _: Log) -> Result:
         "script": str(run.folder / "job.sbatch") if run.record else "",
     }
     if run.state.is_active and run.job is not None:
-        elapsed_s = jobs.parse_time(run.job.elapsed)
-        results["elapsed"] = run.job.elapsed if elapsed_s is None else jobs.format_time(elapsed_s)
-        results |= {"nodes": run.job.nodes, "requeued": str(run.job.restarts or "")}
+        elapsed = jobs.format_time(jobs.parse_time(run.job.elapsed) or 0)
+        results |= {"elapsed": elapsed, "nodes": run.job.nodes, "requeued": str(run.job.restarts or "")}
         results |= {"step": catalog.cell(run.metrics.step), "loss": catalog.cell(run.metrics.last("loss"))}
     else:
         problem = failure.explain(settings, run, job_id) if run.state != State.UNKNOWN else None

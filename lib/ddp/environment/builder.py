@@ -94,7 +94,7 @@ def _install(settings: Settings, request: Request, folder: pathlib.Path, log: Lo
         torch = f"torch=={uv.TORCH},!={uv.TORCH}+cpu"
         do(f"installing torch {uv.TORCH} for CUDA", lambda: installer.install(torch, also=index))
     else:
-        uv.install_cpu_torch(installer, do, log, index=index)
+        uv.install_cpu_torch(installer, do, index=index)
 
 
 def _install_layer(

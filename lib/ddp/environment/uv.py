@@ -19,7 +19,6 @@ PINNED = pathlib.Path(__file__).with_name("requirements.txt")  # uv itself, by i
 PYTORCH_INDEX = "https://download.pytorch.org/whl/cpu"  # https://pytorch.org/get-started/locally/
 CONNECT_S = 10  # for PyTorch's index, which many sites do not reach
 TIMEOUT_S = 5400.0
-WAYS = "torch-index or a wheelhouse"  # to another source of torch
 DEFAULT_BUILD = (
     "installing torch's default build, as no index that answers has the CPU build: a download of 0.5 GB and about 2 GB "
     "of CUDA libraries; {} with the CPU build avoids that"
@@ -41,6 +40,7 @@ _SITE = {  # settings of pip that name package indexes, with uv's variables
     "client-cert": ("SSL_CLIENT_CERT",),
     "proxy": ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"),
 }
+Do = collections.abc.Callable[[str, collections.abc.Callable[[], None]], None]
 _LONGEST = 560  # of uv's explanations, which end with the user's own requirements
 _UNSATISFIABLE = re.compile("No solution found when resolving|No matching distribution found")  # uv's, pip's
 
@@ -63,16 +63,16 @@ class Uv:
     options: tuple[str, ...] = ()
 
     def install(self, *arguments: str | pathlib.Path, also: str = "", **variables: str) -> None:
-        """Install packages; `also` is torch-index, `variables` replace others. Raises InstallError."""
+        """Install packages; `also` is the option torch-index, `variables` replace others. Raises InstallError."""
         indexes = " ".join(filter(None, (also, self.variables.get("UV_INDEX"))))
         env = {**_OWN, **self.variables, **({"UV_INDEX": indexes} if indexes else {}), **variables}
-        argv = (self.program, "pip", "install", "--quiet", f"--python={self.python}", *self.options, *arguments)
         try:
-            call(*argv, env=env)
+            call(self.program, "pip", "install", "-q", f"--python={self.python}", *self.options, *arguments, env=env)
         except InstallError as e:
-            if e.is_unsatisfiable or not also or also.rpartition("@")[2].rstrip("/") not in e.what:
+            if not also or e.is_unsatisfiable or also.rpartition("@")[2].rstrip("/") not in e.what:
                 raise
-            raise InstallError(f"torch-index: {e.what}", remedy=_torch_index(WAYS)) from e
+            remedy = Step("torch-index", "correct torch-index, or use a wheelhouse")
+            raise InstallError(f"torch-index: {e.what}", remedy=remedy) from e
 
 
 def bootstrap(
@@ -115,21 +115,13 @@ def pip_variables() -> dict[str, str]:
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
-def install_cpu_torch(
-    uv: Uv,
-    do: collections.abc.Callable[[str, collections.abc.Callable[[], None]], None],
-    log: collections.abc.Callable[[str], None],
-    *,
-    index: str = "",
-    ways: str = WAYS,
-) -> None:
+def install_cpu_torch(uv: Uv, do: Do, *, index: str = "", ways: str = "torch-index or a wheelhouse") -> None:
     """Install torch for CPUs from the first source that has it. Raises InstallError.
 
     The order: the CPU build from the site's indexes and `index`; from PyTorch's own index; the default build from the
-    site's, which computes the same on CPUs. `do` reports a text while it calls a function; `ways` are the options by
-    which the user names another source.
+    site's, which computes the same on CPUs. `do` reports a text while it calls a function; `ways` lead to another one.
     """
-    build, why = f"torch=={TORCH}+cpu", ""
+    why, build = "", f"torch=={TORCH}+cpu"
     try:
         return do(f"installing {build}", lambda: uv.install(build, also=index))
     except InstallError as e:
@@ -141,18 +133,14 @@ def install_cpu_torch(
         text = f"installing {build} from PyTorch's index, as no configured index has it"
         try:
             return do(text, lambda: uv.install("--no-deps", build, **alone))
-        except InstallError as e:
-            why = "" if e.is_unsatisfiable else f" (PyTorch's index: {_shortened(e.what, 160)})"
-    log(DEFAULT_BUILD.format(ways))
+        except InstallError as e:  # its last causes
+            why = "" if e.is_unsatisfiable else f" (PyTorch's index: {': '.join(e.what.split(': ')[-2:])})"
+    do(DEFAULT_BUILD.format(ways), lambda: None)
     try:
         return do(f"installing torch {TORCH}", lambda: uv.install(f"torch=={TORCH}", also=index))
     except InstallError as e:
-        text = _shortened(e.what, 300) + why if why else e.what
-        raise InstallError(text, is_unsatisfiable=e.is_unsatisfiable, remedy=_torch_index(ways)) from e
-
-
-def _torch_index(ways: str) -> Step:
-    return Step("torch-index", f"use {ways} with torch")
+        remedy = Step("torch-index", f"use {ways} with torch")
+        raise InstallError(e.what + why, is_unsatisfiable=e.is_unsatisfiable, remedy=remedy) from e
 
 
 def call(*argv: str | pathlib.Path, env: dict[str, str] | None = None, timeout: float = TIMEOUT_S) -> str:
@@ -163,14 +151,9 @@ def call(*argv: str | pathlib.Path, env: dict[str, str] | None = None, timeout: 
         found = re.search(r"(?ims)^error: (.*)", e.stderr)
         reason = re.sub(r"(?im)\s*^(\s*cause|error|warning): ", ": ", found[1]) if found else str(e)
         reason = " ".join(re.sub(r"`(/[^`]+)` at position (\d+)", _with_line, reason).split())
+        reason = reason if len(reason) < _LONGEST else f"{reason[: _LONGEST // 3]} ... {reason[-_LONGEST // 2 :]}"
         name = argv[2] if argv[1] == "-m" else pathlib.Path(argv[0]).name
-        raise InstallError(
-            f"{name}: {_shortened(reason, _LONGEST)}", is_unsatisfiable=bool(_UNSATISFIABLE.search(e.stderr))
-        ) from e
-
-
-def _shortened(text: str, limit: int) -> str:
-    return text if len(text) < limit else f"{text[: limit // 3]} ... {text[-limit // 2 :]}"
+        raise InstallError(f"{name}: {reason}", is_unsatisfiable=bool(_UNSATISFIABLE.search(e.stderr))) from e
 
 
 def _with_line(found: re.Match[str]) -> str:

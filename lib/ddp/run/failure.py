@@ -13,7 +13,6 @@ from ddp.run.reading import printable
 from ddp.workspace import folders
 
 _LINES = 5
-_MARK = re.compile(r"^(\w+:ddptrain:)?\[FATAL\] ")
 _MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
 _MISSING_FILE = re.compile(r"FileNotFoundError: .*['\"]([^/'\"][^'\"]*)['\"]$")  # by a relative path
 _TAKE_IN = "put it into the project; if git ignores it, !NAME in .ddpignore takes it in"
@@ -65,8 +64,7 @@ def explain(settings: Settings, run: Run, job_id: int | None) -> TrainerError | 
     own = [one for one in run.failures if one.attempt.startswith(f"{job_id}.")]
     lines = [printable(line) for line in failure.lines]
     quoted = one_line(lines[-1], 300) if lines and not failure.absent_ranks else ""  # in the error's own line
-    reason = _MARK.sub("", quoted)[:200]
-    if own and not (reason and len(own) == 1 and own[0].reason.startswith(reason)):
+    if own and not (quoted and len(own) == 1 and own[0].reason.startswith(quoted.removeprefix("[FATAL] ")[:200])):
         rows = (f"{one.time} fault={one.fault} node={one.node}: {one.reason}" for one in own)
         results["failures"] = "\n".join(map(printable, rows))
     if unquoted := lines[:-1] if quoted and one_line(lines[-1], 4000) == quoted else lines:

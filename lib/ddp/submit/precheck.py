@@ -15,8 +15,7 @@ Choices = collections.abc.Sequence[collections.abc.Mapping[str, str]]
 _LIMIT_S = 30.0
 _COMMANDS = {"gpt": ("train", ("--run-dir", "run", "--data", "data")), "smoke": ("smoke", ("--run-dir", "run"))}
 _TAKEN = {"--run-dir": "run", "--data": "dataset"}  # set by submit, and the option for each
-# Not in the help: what submit sets, or has an option for
-_HIDDEN = ("run_dir", "data", "resume", "local_files_only", "profile", "profile_ranks", "profile_steps")
+_HIDDEN = ("run_dir", "data", "resume", "local_files_only", "profile", "profile_ranks", "profile_steps")  # in help
 
 
 def words(kind: str, choice: collections.abc.Mapping[str, str]) -> list[str]:
@@ -42,7 +41,10 @@ def check(
     answer = _ask(settings.payload, kind, folder=str(settings.runs / run_name), lines=lines)
     for number, trouble in enumerate(json.loads(answer)):
         if found := re.match(r"unrecognized arguments: ([^\s=;]+)", trouble or ""):
-            raise _unknown(settings.payload, kind, found[1])
+            known = re.findall(r"--[a-z][\w-]+", _ask(settings.payload, kind, hidden=_HIDDEN))
+            meant = "".join(f" did you mean {one}?" for one in difflib.get_close_matches(found[1], known, 1))
+            what = "has no option" if found[1].startswith("-") else "takes no argument"
+            raise TrainerError(f"{kind} {what} {found[1]};{meant} see: ddp submit {kind} --help")
         if trouble:
             raise ParameterError(f"options of run {number}" if choices else "args", trouble)
     return ["args: accepted by the payload" + (f", with the options of each of {len(choices)} runs" if choices else "")]
@@ -52,14 +54,6 @@ def help_of(payload: pathlib.Path, kind: str, args: collections.abc.Sequence[str
     """Return the help of a built-in workload if `args` ask for it, else None."""
     is_asked = kind in _COMMANDS and not {"-h", "--help"}.isdisjoint(args)
     return _ask(payload, kind, hidden=_HIDDEN) if is_asked else None
-
-
-def _unknown(payload: pathlib.Path, kind: str, word: str) -> TrainerError:
-    """Return the error for a word that a workload does not know, with the most similar option."""
-    known = re.findall(r"--[a-z][\w-]+", _ask(payload, kind, hidden=_HIDDEN))
-    meant = [f"did you mean {one}?" for one in difflib.get_close_matches(word, known, 1)]
-    what = f"{kind} {'has no option' if word.startswith('-') else 'takes no argument'} {word};"
-    return TrainerError(" ".join((what, *meant, f"see: ddp submit {kind} --help")))
 
 
 def _ask(payload: pathlib.Path, kind: str, **about: object) -> str:

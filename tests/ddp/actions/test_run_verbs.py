@@ -209,7 +209,6 @@ def test_the_newest_run_is_none_that_a_submission_started_by_itself(
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("cancel", "run: name the run to cancel; ddp list"),
         ("submit workload={}/tra1n.py", "/tra1n.py does not exist; did you mean train.py?"),
         ("sweep workload={}/tra1n.py", "/tra1n.py does not exist; did you mean train.py?"),
         ("render workload={}/tra1n.py", "/tra1n.py does not exist; did you mean train.py?"),
@@ -251,7 +250,7 @@ def test_runs_are_cancelled_by_name_and_by_job(program: Program, cluster: Cluste
     cluster.states = [("RUNNING", 0)]
     for name in "abc":
         program.run("submit-ddp", workload="smoke", run=name)
-    assert program.fails("cancel-run") == "run: name the run to cancel; ddp list"
+    assert program.fails("cancel-run") == "run: must be given"
     assert program.run("cancel-run", run="40") == {"job-id": "40", "state": "CANCELLED", "run": "a"}
     assert program.log == ["job 40 was RUNNING; cancelling, the ranks may save first"]
     assert program.fails("cancel-run", run="40") == "run: job 40 has ended already: CANCELLED"
