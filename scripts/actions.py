@@ -62,12 +62,17 @@ def actions() -> str:
                 for option in declared.options(verb.options)
                 if not option.text.only_terminal
             },
+            **({"required": _Inline(required)} if (required := _required(verb)) else {}),
             "additionalProperties": False,
         }
         for name, verb in verbs.ACTIONS.items()
     }
     lines = yaml.safe_dump(section, sort_keys=False, width=118)
     return f"{_BEGIN}  # written by scripts/actions.py from lib/ddp: change that\n" + textwrap.indent(lines, "  ")
+
+
+def _required(verb: verbs.Verb) -> list[str]:
+    return [option.name for option in declared.options(verb.options) if option.is_required]
 
 
 def updated(text: str) -> str:
@@ -83,7 +88,8 @@ def page() -> str:
     for verb in sorted(verbs.ALL.values(), key=lambda verb: verb.name):
         options = declared.options(verb.options)
         arguments = [option.text.argument for option in options if option.text.argument]
-        arguments += ["[ARGUMENTS]..."] if "arguments" in verb.options.model_fields else []
+        last = cli.arguments_of(verb)
+        arguments += [str(last.metavar)] if last else []
         lines += ["", f"## ddp {verb.name}", "", f"`{' '.join(('ddp', verb.name, '[OPTIONS]', *arguments))}`", ""]
         lines += textwrap.wrap(verb.help, 120, break_on_hyphens=False)
         if verb.action:
@@ -93,7 +99,9 @@ def page() -> str:
         if verb.name == "render":
             lines += ["", "Takes the options of [submit](#ddp-submit), and:"]
             options = tuple(option for option in options if option.name not in submit)
-        lines += reference.table("", _COLUMNS, [_row(option) for option in options])
+        rows = [_row(option) for option in options]
+        rows += [[_code(str(last.metavar)), "text", "", reference.cell(last.help or "")]] if last else []
+        lines += reference.table("", _COLUMNS, rows)
     return "\n".join(lines) + "\n"
 
 

@@ -24,7 +24,8 @@ def main() -> int:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="install-torch-") as folder:
         try:
-            uv.install_cpu_torch(uv.bootstrap(pathlib.Path(sys.executable), pathlib.Path(folder)), _report)
+            installer = uv.bootstrap(pathlib.Path(sys.executable), pathlib.Path(folder))
+            uv.install_cpu_torch(installer, _report, ways="PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS")
         except uv.InstallError as e:
             print(f"torch: {e}", file=sys.stderr)
             return 1

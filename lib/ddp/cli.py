@@ -28,6 +28,7 @@ _CONTEXT: dict[str, typing.Any] = {
     "formatter_settings": cloup.HelpFormatter.settings(col1_max_width=36, col2_min_width=40),
 }
 _SBATCH = ("account", "partition", "qos", "reservation")  # that SBATCH_ACCOUNT and the like set (sbatch(1))
+_GROUP_HELP = {"env": "Make, list and remove environments of packages.", "image": "Import container images."}
 _GROUPS = ("", "Sweep", "Resources", "Code and environment", "Running", "Faults", "Slurm", "Kubernetes")
 
 
@@ -77,7 +78,7 @@ def main() -> typing.NoReturn:
         code = USAGE
     except click.UsageError as e:
         where = e.ctx.command_path if e.ctx is not None else "ddp"
-        click.echo(f"{where}: {one_line(e.format_message()).rstrip('.')}; see: {where} --help", err=True)
+        click.echo(f"{where}: {_mistake(e)} see: {where} --help", err=True)
         code = USAGE
     except click.ClickException as e:
         click.echo(f"ddp: {one_line(e.format_message())}", err=True)
@@ -88,6 +89,15 @@ def main() -> typing.NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)
+
+
+def _mistake(e: click.UsageError) -> str:
+    """Return click's message in the form of ours, with what separates it from the next."""
+    text = one_line(e.format_message()).rstrip(".").replace(". Did you mean", "; did you mean")
+    if isinstance(e, click.NoSuchOption):  # the first possibility is the most similar one
+        meant = "".join(f"; did you mean {name}?" for name in (e.possibilities or ())[:1])
+        text = one_line(f"no option {e.option_name}{meant}")
+    return text[:1].lower() + text[1:] + ("" if text.endswith("?") else ";")
 
 
 def settings_of(session: Session) -> Settings:
@@ -109,16 +119,15 @@ def perform(
     from slurm_ddp import run  # noqa: PLC0415
 
     params = _parsed(session, verb, given, arguments)
-    settings = settings_of(session)
     to = screen.Screen(is_json=session.is_json)
     try:
         if not {"-h", "--help"}.isdisjoint(arguments) and "workload" in verb.options.model_fields:
             from ddp.submit import precheck  # noqa: PLC0415
 
-            if text := precheck.help_of(settings, str(getattr(params, "workload", "")), arguments):
+            if text := precheck.help_of(config.payload(), str(getattr(params, "workload", "")), arguments):
                 click.echo(text)
                 return OK
-        answer = verb.do_when_ready(settings, params, to.log)
+        answer = verb.do_when_ready(settings_of(session), params, to.log)
         if answer is not None:  # else it was shown as it went on
             _write(session, to, verb, answer)
     except TrainerError as e:
@@ -230,23 +239,13 @@ def _as_flag(verb: verbs.Verb, e: TrainerError) -> str:
 
 
 def _command(verb: verbs.Verb) -> click.Command:
-    takes_arguments = "arguments" in verb.options.model_fields
-    starts_program = "workload" in verb.options.model_fields  # whose own flags are not ours
     groups: dict[str, cloup.OptionGroup] = {}
     parameters: list[click.Parameter] = []
     for option in sorted(declared.options(verb.options), key=lambda option: _GROUPS.index(option.text.group)):
         group = groups.setdefault(option.text.group, cloup.OptionGroup(option.text.group or "Options"))
         parameters.append(_argument(option) if option.text.argument else _flag(option, group))
-    if takes_arguments:
-        parameters.append(
-            click.Argument(
-                ["arguments"],
-                nargs=-1,
-                type=click.UNPROCESSED,
-                metavar="[ARGUMENTS]..." if starts_program else "[PATH]...",
-            )
-        )
-    parameters.append(cloup.Option(["--json", "is_json"], is_flag=True, help="Write results as one JSON object."))
+    as_json = cloup.Option(["--json", "is_json"], is_flag=True, help="Write results as one JSON object.")
+    parameters += filter(None, (arguments_of(verb), as_json))
 
     @click.pass_context
     def run(context: click.Context, /, **given: object) -> None:
@@ -257,13 +256,22 @@ def _command(verb: verbs.Verb) -> click.Command:
     examples = "\n".join(("\b", "Examples:", *(f"  {example}" for example in verb.examples)))
     return cloup.Command(
         verb.name.split()[-1],
-        context_settings={**_CONTEXT, "allow_interspersed_args": not starts_program},
+        context_settings={**_CONTEXT, "allow_interspersed_args": "workload" not in verb.options.model_fields},
         callback=run,
         params=parameters,
         help=verb.help,
         short_help=_summary(verb),
         epilog=examples if verb.examples else None,
     )
+
+
+def arguments_of(verb: verbs.Verb) -> cloup.Argument | None:
+    """Make the argument for the words that follow the others, if any: a workload's own, or paths."""
+    metavar, text = "[PATH]...", "Files and folders to copy, relative to the folder that the run started in."
+    if "workload" in verb.options.model_fields:
+        metavar, text = "[ARGUMENTS]...", "Options and arguments of the workload; ddp submit gpt --help lists gpt's."
+    made = cloup.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED, metavar=metavar, help=text)
+    return made if "arguments" in verb.options.model_fields else None
 
 
 def _summary(verb: verbs.Verb) -> str:
@@ -304,7 +312,7 @@ def _add_commands() -> None:
         group = program
         if outer:
             known = program.commands.get(outer[0])
-            group = known if isinstance(known, cloup.Group) else cloup.Group(outer[0], help=verb.section + ".")
+            group = known if isinstance(known, cloup.Group) else cloup.Group(outer[0], help=_GROUP_HELP[outer[0]])
             if known is None:
                 group.context_settings = _CONTEXT
                 program.add_command(group, section=section)

@@ -75,5 +75,6 @@ def slurm_problem() -> Problem | None:
     try:
         jobs.ping()
     except jobs.NotAnsweringError as e:
-        return Problem(str(e), remedy=remedies.START_SLURMCTLD)
+        is_elsewhere = str(e) == jobs.NOT_CONFIGURED
+        return Problem(str(e), remedy=remedies.USE_LOGIN_NODE if is_elsewhere else remedies.START_SLURMCTLD)
     return None

@@ -7,7 +7,7 @@ import pathlib
 import typing
 
 from ddp import backports
-from ddp.base import Answer, Log, Settings, ahead
+from ddp.base import Answer, Log, Settings, TrainerError, ahead
 from ddp.node import spec
 from ddp.options import fields, models
 
@@ -38,7 +38,12 @@ class Verb:
         with settings.claims:
             if self.needs_slurm:
                 imported = ahead(self._function)
-                readiness.require(settings, asks_nodes=self.asks_nodes)
+                try:
+                    readiness.require(settings, asks_nodes=self.asks_nodes)
+                except TrainerError:
+                    if isinstance(params, models.Training):  # a mistake of the user's comes before Slurm's silence
+                        importlib.import_module("ddp.submit.training").check_program(settings, params)
+                    raise
                 imported.result()
             return self.do(settings, params, log)
 

@@ -165,13 +165,13 @@ class Options:
     """The command line; the short flags are nccl-tests'."""
 
     collective: tuple[str, ...] = config.option("all_reduce", f"comma-separated, or all: {', '.join(COLLECTIVES)}", str)
-    min_bytes: int = config.option(None, "smallest, with K, M, G (default: 1K on CPUs, 8M on GPUs)", str, short="-b")
-    max_bytes: int = config.option(None, "largest (default: 64M on CPUs, 8G on GPUs)", str, short="-e")
+    min_bytes: int = config.option(None, "smallest, with K, M, G [default: 1K on CPUs, 8M on GPUs]", str, short="-b")
+    max_bytes: int = config.option(None, "largest [default: 64M on CPUs, 8G on GPUs]", str, short="-e")
     step_factor: int = config.option(
-        None, "ratio of a size to the last (default: 4 on CPUs, 2 on GPUs)", int, least=2, short="-f"
+        None, "ratio of a size to the last [default: 4 on CPUs, 2 on GPUs]", int, least=2, short="-f"
     )
-    iters: int = config.option(None, "timed calls per size (default: 10 on CPUs, 50 on GPUs)", int, least=1, short="-n")
-    warmup_iters: int = config.option(None, "calls before (default: 2 on CPUs, 5 on GPUs)", int, least=0, short="-w")
+    iters: int = config.option(None, "timed calls per size [default: 10 on CPUs, 50 on GPUs]", int, least=1, short="-n")
+    warmup_iters: int = config.option(None, "calls before [default: 2 on CPUs, 5 on GPUs]", int, least=0, short="-w")
     datatype: str = config.option("float", "type of the elements", choices=tuple(EXACT_BITS), short="-d")
     json: pathlib.Path | None = config.option(None, "also write the figures to this file", pathlib.Path, short="-J")
     device: str = config.option("auto", "auto: GPUs if there are any", choices=("auto", "cpu", "cuda"))

@@ -60,42 +60,42 @@ class Config:
     timeout_minutes: float = timeout()
     report_json: _Path | None = option(None, "also write the summary to this file", _Path)
 
-    model: str | None = option(None, "size (default: tiny on a CPU, gpt2 on a GPU)", str, choices=MODELS)
+    model: str | None = option(None, "size [default: tiny on a CPU, gpt2 on a GPU]", str, choices=MODELS)
     layers: int | None = option(None, "layers, instead of the size's", int, least=1)
     heads: int | None = option(None, "attention heads, instead of the size's", int, least=1)
     width: int | None = option(None, "model width, instead of the size's", int, least=1)
-    seq_len: int | None = option(None, "tokens of a sequence (default: 128 on a CPU, 1024 on a GPU)", int, least=1)
+    seq_len: int | None = option(None, "tokens of a sequence [default: 128 on a CPU, 1024 on a GPU]", int, least=1)
     dropout: float = option(0.0, "share of activations dropped in training", least=0.0, below=1.0)
     model_local_dir: _Path | None = option(None, "fine-tune the model saved by transformers in this folder", _Path)
-    tokenizer_local_dir: _Path | None = option(None, "its tokenizer (default: the model's folder)", _Path)
-    errors: str = option("strict", "what becomes of bytes that are no text", choices=("strict", "replace"))
+    tokenizer_local_dir: _Path | None = option(None, "its tokenizer [default: the model's folder]", _Path)
+    errors: str = option("strict", "how to treat bytes that are not text", choices=("strict", "replace"))
     local_files_only: bool = option(True, "never look anything up on the network; there is no other way here")
 
     batch: int | None = option(
-        None, "sequences per process and forward pass (default: 16 on a CPU, 32 on a GPU)", int, least=1
+        None, "sequences per process and forward pass [default: 16 on a CPU, 32 on a GPU]", int, least=1
     )
     grad_accum: int | None = option(
-        None, "forward passes per step (default: 1); a step has batch x ranks x grad-accum", int, least=1
+        None, "forward passes per step; a step has batch x ranks x grad-accum [default: 1]", int, least=1
     )
     steps: int | None = option(
-        None, "optimiser steps in all (default: 200 on a CPU, one pass over the data on a GPU)", int, least=1
+        None, "optimiser steps in all [default: 200 on a CPU, one pass over the data on a GPU]", int, least=1
     )
     epochs: int | None = option(None, "epochs in all, instead of steps", int, least=1)
     epoch_steps: int | None = option(
-        None, "steps between validations with a checkpoint (default: a pass, at most 50 / 1000)", int, least=1
+        None, "steps between validations with a checkpoint [default: a pass, at most 50 / 1000]", int, least=1
     )
 
     lr: float | None = option(
-        None, "peak learning rate (default: 0.002 for tiny, 0.0006; fine-tuning 0.00002)", float, above=0.0
+        None, "peak learning rate [default: 0.002 for tiny, 0.0006; fine-tuning 0.00002]", float, above=0.0
     )
     min_lr_ratio: float = option(0.1, "the cosine ends at this share of the peak", least=0.0, most=1.0)
-    warmup: int | None = option(None, "steps of linear warm-up (default: a fifth, from 40 to 700)", int, least=0)
+    warmup: int | None = option(None, "steps of linear warm-up [default: a fifth, from 40 to 700]", int, least=0)
     weight_decay: float = option(0.1, "AdamW's decay of matrices", least=0.0)
     beta2: float = option(0.95, "AdamW's second momentum", least=0.0, below=1.0)
     clip: float = option(1.0, "largest norm of the gradients; 0 for no clipping", least=0.0)
 
     precision: str = option("auto", _PRECISION, choices=("auto", "bf16", "fp32"))
-    compile: bool | None = option(None, "compile the model (default: on a GPU with a C compiler)", bool)
+    compile: bool | None = option(None, "compile the model [default: on a GPU with a C compiler]", bool)
     bucket_mb: int = option(25, "DDP's bucket size", int, least=1)
 
     profile: bool = option(False, "record some steps of some ranks with torch's profiler")
@@ -140,27 +140,25 @@ def profiled_ranks(text: str) -> frozenset[int]:
     return frozenset(int(word) for word in words)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare `--config` and a flag for every setting of a training."""
-    parser.add_argument(
-        "--config", type=pathlib.Path, help="settings, such as a run's config.json; a flag beside it wins"
-    )
-    declare(parser, Config, _GROUPS)
+def add_arguments(parser: argparse.ArgumentParser, hidden: tuple[str, ...] = ()) -> None:
+    """Declare `--config` and a flag for every setting of a training; the help leaves out `hidden`."""
+    parser.add_argument("--config", type=_Path, help="settings, such as a run's config.json; a flag beside it wins")
+    declare(parser, Config, _GROUPS, hidden)
 
 
 def declare(
-    parser: argparse.ArgumentParser, options: typing.Any, groups: collections.abc.Mapping[str, str] | None = None
+    parser: argparse.ArgumentParser, options: typing.Any, groups: typing.Any = (), hidden: tuple[str, ...] = ()
 ) -> None:
     """Declare a flag for every field of a dataclass of options; one that is not given is None."""
     group: typing.Any = parser
     for field in dataclasses.fields(options):
         meta, name = field.metadata, field.name
         flags = [flag for flag in (meta.get("short"), f"--{name.replace('_', '-')}") if flag]
-        if groups and name in groups:
+        if name in groups:
             group = parser.add_argument_group(groups[name])
         default = field.default if meta["kind"] is not bool else "yes" if field.default else "no"
         has_default = field.default not in (None, dataclasses.MISSING) and "default" not in meta["text"]
-        text = f"{meta['text']} (default: {default})" if has_default else meta["text"]
+        text = argparse.SUPPRESS if name in hidden else meta["text"] + f" [default: {default}]" * has_default
         if meta["kind"] is bool:
             group.add_argument(*flags, action=argparse.BooleanOptionalAction, help=text)
             continue

@@ -12,10 +12,10 @@ from ddptrain import config, errors, smoke_options
 _COMMANDS = {"train": (config.add_arguments, config.check), "smoke": (smoke_options.add_arguments, smoke_options.check)}
 
 
-def parser_of(command: str, prog: str) -> config.Parser:
-    """Return the parser of a command, which names itself as the user types it."""
+def parser_of(command: str, prog: str, hidden: tuple[str, ...] = ()) -> config.Parser:
+    """Return the parser of a command, which names itself as the user types it; its help leaves out `hidden`."""
     parser = config.Parser(prog=prog, allow_abbrev=False)
-    _COMMANDS[command][0](parser)
+    _COMMANDS[command][0](parser, hidden=hidden)
     return parser
 
 
@@ -28,7 +28,7 @@ def check(command: str, prog: str, words: collections.abc.Sequence[str]) -> str 
     except errors.UserError as e:
         return str(e)
     except SystemExit:
-        return "--help only tells, and nothing would be trained; omit it"
+        return f"--help is no option of a run; type: {prog} --help"
     return None
 
 
@@ -37,7 +37,7 @@ def main() -> None:
     request = json.load(sys.stdin)
     command, prog = request["command"], request["prog"]
     if "lines" not in request:
-        print(parser_of(command, prog).format_help(), end="")
+        print(parser_of(command, prog, request["hidden"]).format_help(), end="")
         return
     with contextlib.suppress(OSError):  # the run's folder, where its ranks start; a new run has none yet
         os.chdir(request["folder"])

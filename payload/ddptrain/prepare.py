@@ -47,19 +47,19 @@ class Options:
     tokenizer_local_dir: pathlib.Path | None = config.option(
         None, "folder of a tokenizer that transformers or tokenizers saved", pathlib.Path
     )
-    workers: int = config.option(0, "processes (default: one per core)", least=0)
+    workers: int = config.option(0, "processes [default: one per core]", least=0)
     task: str | None = config.option(
         None, "do only the parts of element K of N (from 0), or of this Slurm array element", str, metavar="K/N|slurm"
     )
     finalize: bool = config.option(False, "only check the parts and write dataset.json")
     mask_prompts: bool = config.option(False, "learn only completions and the assistant's messages")
     val_share: float | None = config.option(
-        None, "share of the text held out (default: 0.01, above 1 GiB 0.0005)", float, least=0, below=1
+        None, "share of the text held out [default: 0.01, above 1 GiB 0.0005]", float, least=0, below=1
     )
     part_mib: float | None = config.option(
-        None, "text per part (default: depends on the amount, at most 64)", float, least=0.01, most=4096
+        None, "text per part [default: depends on the amount, at most 64]", float, least=0.01, most=4096
     )
-    errors: str = config.option("strict", "what becomes of bytes that are no text", choices=("strict", "replace"))
+    errors: str = config.option("strict", "how to treat bytes that are not text", choices=("strict", "replace"))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -75,7 +75,7 @@ class Item:
     begin: int = 0
     end: int | None = None  # None: to the end of the file
     validation: bool = False  # the file or a folder of it is named val, validation, dev ...
-    errors: str = "strict"  # or replace: what becomes of bytes that are no text
+    errors: str = "strict"  # or replace: how to treat bytes that are not text
 
     @property
     def num_bytes(self) -> int:

@@ -99,6 +99,14 @@ def changes(call: tuple[str, ...]) -> bool:
     return call[0] in ("sbatch", "scancel") and "--test-only" not in call
 
 
+NOT_CONFIGURED = """\
+{0}: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host
+{0}: error: fetch_config: DNS SRV lookup failed
+{0}: error: _establish_config_source: failed to fetch config
+{0}: fatal: Could not establish a configuration source
+"""  # of 24.11, on a host without slurm.conf
+
+
 class Cluster:
     """Answers sbatch, squeue, scontrol, scancel, srun and sacct; anything else fails the test."""
 
@@ -116,6 +124,7 @@ class Cluster:
         self.submit_refusal = ""  # the same, only when it is submitted
         self.denial = ""  # what scancel, scontrol update and release say instead of doing it
         self.silent = 0  # so many commands find no controller
+        self.silence = "{0}: error: Unable to contact slurm controller (connect failure)"
         self.hung = False
         self.forgets = False  # the controller knows no job any more
         self.accounting = ""  # what sacct prints
@@ -155,7 +164,7 @@ class Cluster:
             raise CommandTimeout(f"{call[0]}: no answer within {timeout:g} s")
         if self.silent:
             self.silent -= 1
-            answer = Completed(1, "", f"{call[0]}: error: Unable to contact slurm controller (connect failure)")
+            answer = Completed(1, "", self.silence.format(call[0]))
         else:
             if call[0] in ("sbatch", "scancel", "srun") or call[:2] in (
                 ("scontrol", "update"),

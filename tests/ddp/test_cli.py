@@ -78,7 +78,7 @@ def one(asked: Asked) -> typing.Any:
     return params
 
 
-NAMED = ("env create", "env show", "env remove", "image import", "fetch")  # need a name
+NAMED = ("env create", "env show", "env remove", "image import", "fetch", "cancel")  # need a name
 
 
 @pytest.mark.parametrize("verb", verbs.ALL.values(), ids=lambda verb: verb.name)
@@ -124,6 +124,7 @@ def test_alone_it_shows_the_commands_of_every_day_and_help_groups_them():
     titles = ("Resources", "Code and environment", "Running", "Faults", "Slurm", "Examples")
     assert [line[:-1] for line in out.splitlines() if line[:-1] in titles] == list(titles)
     assert "[default: 16]" in out
+    assert "ddp submit gpt --help lists gpt's" in " ".join(out.split())
 
 
 @pytest.mark.parametrize("words", [(), ("env",)])
@@ -133,6 +134,7 @@ def test_help_names_every_command(words: tuple[str, ...]):
     for found in COMMANDS:
         if found[:-1] == words:
             assert f"  {found[-1]} " in out
+    assert len(set(re.findall(r"^  (?:env|image) +(.*)", out, re.MULTILINE))) in (0, 2), "each group has its own words"
 
 
 @pytest.mark.parametrize(("words", "line"), CASES["a_mistake_is_one_line_that_names_it"])
@@ -288,6 +290,13 @@ def test_a_secret_of_this_terminal_is_no_variable_of_the_script(asked: Asked, mo
 def test_a_log_is_followed_until_its_end(asked: Asked):
     assert typed("log", "-f", "night")[0] == 0
     assert (one(asked).follow, one(asked).follow_timeout) == (True, 86400)
+
+
+def test_a_workloads_help_is_for_every_account(process: Process):
+    """Also for root, who submits nothing, and before Slurm and the workspace are asked."""
+    done = process("submit", "gpt", "--help", **({"user": "root"} if os.geteuid() == 0 else {}))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "--steps" in done.stdout
 
 
 @needs_root

@@ -152,6 +152,7 @@ GIVEN = {  # what a verb does not do without
     "env remove": ("mine",),
     "image import": ("docker://a/b:1", "mine"),
     "fetch": ("night",),
+    "cancel": ("night",),
 }
 EVERY = pytest.mark.parametrize("verb", verbs.ALL.values(), ids=lambda verb: verb.name)
 

@@ -52,6 +52,8 @@ def test_the_recorded_run_ended_well(recorded: pathlib.Path):
         None,
         1,
     )
+    shown = text_of(now)
+    assert "\u2502 [DONE] workload=gpt steps=60 checkpoint=" in shown, "without 0: [default0]:INFO:ddptrain:"
     assert now.log[-1].endswith("checkpoint=/srv/ddp/runs/gpt-20261123/epoch-0003 elapsed_s=12.9492")
 
 
@@ -106,7 +108,7 @@ def test_it_shows_everything(make_run: MakeRun):
                 1, 50, tokens_per_second=123456.0, memory_mib=40960.0, accuracy=0.75, total_steps=100, slowest=SLOW
             )
             + '{"kind": "eval", "step": 50, "val_loss": 5.25}\n',
-            "logs/5.out": "the last line\n",
+            "logs/5.out": "1: [rank1]: the last line\n",
             "control/5.failures": "2026-11-23T17:01:12Z\t5.r0\tnode\tslurmd-1\tan uncorrectable ECC error\n",
         },
     )
@@ -130,7 +132,7 @@ def test_it_shows_everything(make_run: MakeRun):
         "left 00:01:40",
         "to the time limit 00:50:00",
         "5.r0 failed: an uncorrectable ECC error",
-        "the last line",
+        "1: [rank1]: the last line",
     ):
         assert text in shown, text
     assert any(0x2800 < ord(character) < 0x2900 for character in shown)

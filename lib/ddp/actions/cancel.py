@@ -32,9 +32,7 @@ class CancelTarget:
 
 def cancel_run(settings: Settings, params: models.CancelRun, log: Log) -> Result:
     """Cancel runs by name or job id, and wait until they have left their nodes. Raises TrainerError."""
-    named = dict.fromkeys((params.run or "").replace(",", " ").split())
-    if not named:
-        raise ParameterError("run", "name the run to cancel", remedy=catalog.LIST)
+    named = dict.fromkeys(params.run.replace(",", " ").split())
     with jobs.asking():
         queue = jobs.jobs(user=settings.user)
         targets = [_target(settings, queue, name) for name in named]

@@ -90,8 +90,8 @@ def _row(run: Run, order: Order) -> tuple[str, ...]:
 def _key(run: Run, sort: str) -> tuple[object, ...]:
     if sort in ("name", "state"):
         return (run.name if sort == "name" else str(run.state), run.name)
-    values = {"loss": run.loss, "best": run.score, "step": -(run.step or 0), "rate": -run.rate[0] if run.rate else None}
-    value = values[sort]
+    rate = -run.rate[0] if run.rate else None
+    value = {"loss": run.loss, "best": run.best_loss, "step": -(run.step or 0), "rate": rate}[sort]
     return (value is None, value or 0, run.name)
 
 

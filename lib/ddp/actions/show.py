@@ -8,6 +8,7 @@ from ddp.options import models
 from ddp.problem import Command
 from ddp.run import catalog, control, failure, reading
 from ddp.run.model import WITHOUT_LOSS, Run, State
+from ddp.slurm import jobs
 from ddp.view.result import Result
 
 
@@ -38,7 +39,8 @@ def show_run(settings: Settings, params: models.OneRun, _: Log) -> Result:
         "script": str(run.folder / "job.sbatch") if run.record else "",
     }
     if run.state.is_active and run.job is not None:
-        results |= {"elapsed": run.job.elapsed, "nodes": run.job.nodes, "requeued": str(run.job.restarts or "")}
+        elapsed = jobs.format_time(jobs.parse_time(run.job.elapsed) or 0)
+        results |= {"elapsed": elapsed, "nodes": run.job.nodes, "requeued": str(run.job.restarts or "")}
         results |= {"step": catalog.cell(run.metrics.step), "loss": catalog.cell(run.metrics.last("loss"))}
     else:
         problem = failure.explain(settings, run, job_id) if run.state != State.UNKNOWN else None

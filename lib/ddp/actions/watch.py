@@ -3,6 +3,7 @@
 import collections.abc
 import contextlib
 import json
+import re
 import sys
 import time
 
@@ -26,6 +27,7 @@ _CURVE_ROWS = 11
 _LEAST_WIDTH, _MOST_WIDTH = 40, 160
 _MAX_FAILURES = 3
 _LOG_LINES = 12
+_PREFIX = re.compile(r"^(?:\d+: )?(?:\[\w+\]: ?)?[A-Z]+:ddptrain:")  # of the payload's lines
 Read = collections.abc.Callable[[], "Frame"]
 
 
@@ -118,7 +120,7 @@ def render(now: Frame, width: int, height: int = 40) -> rich.console.RenderableT
         parts.append(_text("\n".join(reading.printable(one, 300) for one in failed), "red"))
     room = height - (5 + numbers.row_count + (_CURVE_ROWS if losses else 0) + len(failed))
     if now.log and room > 1:
-        parts.append(_text("\n".join(now.log[-min(len(now.log), room) :]), "dim"))
+        parts.append(_text("\n".join(_PREFIX.sub("", line) for line in now.log[-min(len(now.log), room) :]), "dim"))
     title = rich.text.Text(f" {reading.printable(run.name, 120)} ", style="bold")
     return rich.panel.Panel(rich.console.Group(*parts), title=title, title_align="left", width=width)
 

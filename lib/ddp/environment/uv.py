@@ -21,7 +21,7 @@ CONNECT_S = 10  # for PyTorch's index, which many sites do not reach
 TIMEOUT_S = 5400.0
 DEFAULT_BUILD = (
     "installing torch's default build, as no index that answers has the CPU build: a download of 0.5 GB and about 2 GB "
-    "of CUDA libraries; torch-index or a wheelhouse with the CPU build avoids that"
+    "of CUDA libraries; {} with the CPU build avoids that"
 )
 _OWN = {
     "UV_NO_CONFIG": "1",
@@ -40,6 +40,7 @@ _SITE = {  # settings of pip that name package indexes, with uv's variables
     "client-cert": ("SSL_CLIENT_CERT",),
     "proxy": ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"),
 }
+Do = collections.abc.Callable[[str, collections.abc.Callable[[], None]], None]
 _LONGEST = 560  # of uv's explanations, which end with the user's own requirements
 _UNSATISFIABLE = re.compile("No solution found when resolving|No matching distribution found")  # uv's, pip's
 
@@ -62,10 +63,16 @@ class Uv:
     options: tuple[str, ...] = ()
 
     def install(self, *arguments: str | pathlib.Path, also: str = "", **variables: str) -> None:
-        """Install packages; `also` is an additional index, `variables` replace others. Raises InstallError."""
+        """Install packages; `also` is the option torch-index, `variables` replace others. Raises InstallError."""
         indexes = " ".join(filter(None, (also, self.variables.get("UV_INDEX"))))
         env = {**_OWN, **self.variables, **({"UV_INDEX": indexes} if indexes else {}), **variables}
-        call(self.program, "pip", "install", "--quiet", f"--python={self.python}", *self.options, *arguments, env=env)
+        try:
+            call(self.program, "pip", "install", "-q", f"--python={self.python}", *self.options, *arguments, env=env)
+        except InstallError as e:
+            if not also or e.is_unsatisfiable or also.rpartition("@")[2].rstrip("/") not in e.what:
+                raise
+            remedy = Step("torch-index", "correct torch-index, or use a wheelhouse")
+            raise InstallError(f"torch-index: {e.what}", remedy=remedy) from e
 
 
 def bootstrap(
@@ -108,15 +115,13 @@ def pip_variables() -> dict[str, str]:
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
-def install_cpu_torch(
-    uv: Uv, do: collections.abc.Callable[[str, collections.abc.Callable[[], None]], None], *, index: str = ""
-) -> None:
+def install_cpu_torch(uv: Uv, do: Do, *, index: str = "", ways: str = "torch-index or a wheelhouse") -> None:
     """Install torch for CPUs from the first source that has it. Raises InstallError.
 
     The order: the CPU build from the site's indexes and `index`; from PyTorch's own index; the default build from the
-    site's, which computes the same on CPUs. `do` reports a text while it calls a function.
+    site's, which computes the same on CPUs. `do` reports a text while it calls a function; `ways` lead to another one.
     """
-    build = f"torch=={TORCH}+cpu"
+    why, build = "", f"torch=={TORCH}+cpu"
     try:
         return do(f"installing {build}", lambda: uv.install(build, also=index))
     except InstallError as e:
@@ -126,13 +131,16 @@ def install_cpu_torch(
         alone = {"UV_DEFAULT_INDEX": PYTORCH_INDEX, "UV_INDEX": "", "UV_FIND_LINKS": "", "UV_HTTP_RETRIES": "0"}
         alone |= dict.fromkeys(("UV_HTTP_TIMEOUT", "UV_HTTP_CONNECT_TIMEOUT"), str(CONNECT_S))
         text = f"installing {build} from PyTorch's index, as no configured index has it"
-        with contextlib.suppress(InstallError):
+        try:
             return do(text, lambda: uv.install("--no-deps", build, **alone))
+        except InstallError as e:  # its last causes
+            why = "" if e.is_unsatisfiable else f" (PyTorch's index: {': '.join(e.what.split(': ')[-2:])})"
+    do(DEFAULT_BUILD.format(ways), lambda: None)
     try:
-        return do(DEFAULT_BUILD, lambda: uv.install(f"torch=={TORCH}", also=index))
+        return do(f"installing torch {TORCH}", lambda: uv.install(f"torch=={TORCH}", also=index))
     except InstallError as e:
-        remedy = Step("torch-index", "set torch-index to an index that has torch, or use a wheelhouse")
-        raise InstallError(e.what, is_unsatisfiable=e.is_unsatisfiable, remedy=remedy) from e
+        remedy = Step("torch-index", f"use {ways} with torch")
+        raise InstallError(e.what + why, is_unsatisfiable=e.is_unsatisfiable, remedy=remedy) from e
 
 
 def call(*argv: str | pathlib.Path, env: dict[str, str] | None = None, timeout: float = TIMEOUT_S) -> str:

@@ -191,7 +191,7 @@ class Fetch(Parsed):
 class CancelRun(Parsed):
     """Options of cancel."""
 
-    run: fields.Names | None = None
+    run: fields.Names
 
 
 class CompareRuns(Parsed):

@@ -62,12 +62,13 @@ def explain(settings: Settings, run: Run, job_id: int | None) -> TrainerError | 
     failure = folders.call(settings, folder.find_failure, path=run.folder, job_id=job_id, lines=_LINES)
     results: Results = {}
     own = [one for one in run.failures if one.attempt.startswith(f"{job_id}.")]
-    if own:
+    lines = [printable(line) for line in failure.lines]
+    quoted = one_line(lines[-1], 300) if lines and not failure.absent_ranks else ""  # in the error's own line
+    if own and not (quoted and len(own) == 1 and own[0].reason.startswith(quoted.removeprefix("[FATAL] ")[:200])):
         rows = (f"{one.time} fault={one.fault} node={one.node}: {one.reason}" for one in own)
         results["failures"] = "\n".join(map(printable, rows))
-    lines = [printable(line) for line in failure.lines]
-    if lines:
-        results["failure"] = "\n".join(lines)
+    if unquoted := lines[:-1] if quoted and one_line(lines[-1], 4000) == quoted else lines:
+        results["failure"] = "\n".join(unquoted)
     words, remedy = "", None
     if failure.absent_ranks:
         words, remedy = _absent(failure)
@@ -79,7 +80,7 @@ def explain(settings: Settings, run: Run, job_id: int | None) -> TrainerError | 
         elif run.job is not None and run.job.reason not in ("None", "NonZeroExitCode", ""):
             words = f" ({run.job.reason})"
         if lines:
-            words += f": {one_line(lines[-1], 300)}" + (f" ({printable(failure.place, 200)})" if failure.place else "")
+            words += f": {quoted}" + (f" ({printable(failure.place, 200)})" if failure.place else "")
             remedy = _remedy(settings, run, lines)
     if not run.record:
         words += f"; {run.folder}/job.json is missing or damaged, so other files of the run may be, too"

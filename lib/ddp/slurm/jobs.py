@@ -39,6 +39,7 @@ _USABLE = frozenset({"IDLE", "ALLOCATED", "MIXED", "COMPLETING"})
 _NOISE = re.compile(
     r"^(?:sbatch|scancel|srun|squeue|scontrol|sacct): (?:error: |fatal: )?|^(?:fatal|error): |^slurm_\w+ error: ?"
 )
+NOT_CONFIGURED = "Slurm is not configured on this host: no slurm.conf, and no controller in DNS"
 
 
 class SlurmError(Exception):
@@ -59,7 +60,7 @@ def asking() -> collections.abc.Generator[None]:
     try:
         yield
     except SlurmError as e:
-        raise Problem(f"Slurm: {e}") from e
+        raise Problem(str(e) if str(e).startswith("Slurm") else f"Slurm: {e}") from e
 
 
 @dataclasses.dataclass(frozen=True)
@@ -322,6 +323,8 @@ def holds_task(tasks: str, number: int) -> bool:
 
 def words(text: str) -> str:
     """Return Slurm's message as one line, without the commands' names in front and without saying anything twice."""
+    if "Could not establish a configuration source" in text:  # behind the resolver's words
+        return NOT_CONFIGURED
     lines: list[str] = []
     for raw in text.splitlines():
         line = _NOISE.sub("", raw.strip()).strip()

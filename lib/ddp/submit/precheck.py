@@ -3,6 +3,7 @@
 import collections.abc
 import difflib
 import json
+import pathlib
 import re
 
 from ddp import remedies
@@ -14,6 +15,7 @@ Choices = collections.abc.Sequence[collections.abc.Mapping[str, str]]
 _LIMIT_S = 30.0
 _COMMANDS = {"gpt": ("train", ("--run-dir", "run", "--data", "data")), "smoke": ("smoke", ("--run-dir", "run"))}
 _TAKEN = {"--run-dir": "run", "--data": "dataset"}  # set by submit, and the option for each
+_HIDDEN = ("run_dir", "data", "resume", "local_files_only", "profile", "profile_ranks", "profile_steps")  # in help
 
 
 def words(kind: str, choice: collections.abc.Mapping[str, str]) -> list[str]:
@@ -36,28 +38,29 @@ def check(
         if flag in flags:
             raise ParameterError("args", f"{flag} is set by ddp; use the option {option}")
     lines = [[*_COMMANDS[kind][1], *args, *words(kind, choice)] for choice in choices or ({},)]
-    answer = _ask(settings, kind, folder=str(settings.runs / run_name), lines=lines)
+    answer = _ask(settings.payload, kind, folder=str(settings.runs / run_name), lines=lines)
     for number, trouble in enumerate(json.loads(answer)):
+        if found := re.match(r"unrecognized arguments: ([^\s=;]+)", trouble or ""):
+            known = re.findall(r"--[a-z][\w-]+", _ask(settings.payload, kind, hidden=_HIDDEN))
+            meant = "".join(f" did you mean {one}?" for one in difflib.get_close_matches(found[1], known, 1))
+            what = "has no option" if found[1].startswith("-") else "takes no argument"
+            raise TrainerError(f"{kind} {what} {found[1]};{meant} see: ddp submit {kind} --help")
         if trouble:
-            meant = ""
-            if found := re.search(r"unrecognized arguments: (--[\w-]+)", trouble):
-                flags = re.findall(r"--[a-z][\w-]+", _ask(settings, kind, folder="/"))
-                meant = "".join(f"; did you mean {one}?" for one in difflib.get_close_matches(found[1], flags, 1))
-            raise ParameterError(f"options of run {number}" if choices else "args", trouble + meant)
+            raise ParameterError(f"options of run {number}" if choices else "args", trouble)
     return ["args: accepted by the payload" + (f", with the options of each of {len(choices)} runs" if choices else "")]
 
 
-def help_of(settings: Settings, kind: str, args: collections.abc.Sequence[str]) -> str | None:
+def help_of(payload: pathlib.Path, kind: str, args: collections.abc.Sequence[str]) -> str | None:
     """Return the help of a built-in workload if `args` ask for it, else None."""
     is_asked = kind in _COMMANDS and not {"-h", "--help"}.isdisjoint(args)
-    return _ask(settings, kind, folder="/") if is_asked else None
+    return _ask(payload, kind, hidden=_HIDDEN) if is_asked else None
 
 
-def _ask(settings: Settings, kind: str, **about: object) -> str:
+def _ask(payload: pathlib.Path, kind: str, **about: object) -> str:
     request = json.dumps({"command": _COMMANDS[kind][0], "prog": f"ddp submit {kind}", **about})
     argv = (folders.PYTHON, "-s", "-m", "ddptrain.precheck")
     try:
-        return run(*argv, stdin=request, cwd=settings.payload, timeout=_LIMIT_S).stdout
+        return run(*argv, stdin=request, cwd=payload, timeout=_LIMIT_S).stdout
     except CommandTimeout as e:
         text = f"args: {e}; a file that they name is on the shared filesystem"
         raise TrainerError(text, remedy=remedies.CHECK_FILESYSTEM) from e

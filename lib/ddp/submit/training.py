@@ -93,7 +93,7 @@ class Checked:
 
 def submit_ddp(settings: Settings, params: models.SubmitDdp, log: Log) -> Answer:
     """Submit a training; with `wait` follow it to its end, with `dry-run` only show what would be submitted."""
-    if text := precheck.help_of(settings, params.workload, params.words):
+    if text := precheck.help_of(settings.payload, params.workload, params.words):
         return Result({"text": text}, {"text": text}, text)
     checked = check(settings, params, run=params.run, resume=params.resume)
     workload = checked.workload
@@ -122,6 +122,7 @@ def check(
     choices: precheck.Choices = (),
 ) -> Checked:
     """Check everything that can be known before anything is written. Raises ParameterError that names the option."""
+    check_program(settings, params)
     partitions = checks.partitions(params.reservation)
     request = resources.training(params, partitions)
     remarks = resources.remark(params, request, partitions)
@@ -232,8 +233,6 @@ def _workload(
 ) -> Workload:
     """Resolve the workload. Raises ParameterError if options contradict each other or name something missing."""
     kind = params.workload if params.workload in ("gpt", "smoke") else "script"
-    if kind == "script":
-        _check_program(settings, params)
     if kind != "gpt":
         for name, is_given in (("dataset", params.dataset is not None), ("resume", resume != "auto")):
             if is_given:
@@ -256,8 +255,10 @@ def _workload(
     return Workload(kind, run, dataset, prepare, resume, is_again=exists)
 
 
-def _check_program(settings: Settings, params: models.Training) -> None:
+def check_program(settings: Settings, params: models.Training) -> None:
     """Check that the nodes, or this host, can read a script, and that the ranks can start where it is wanted."""
+    if params.workload in ("gpt", "smoke"):
+        return
     shared = str(settings.workspace)
     for path in (
         () if params.snapshot else (*(() if params.module else (params.workload,)), copies.in_place(params).folder)

@@ -9,12 +9,15 @@ import typing
 import pytest
 import run_verbs
 import yaml
-from cluster import Cluster, Job
+from cluster import NOT_CONFIGURED, Cluster, Job
 from harness import Trainer
 from left_by_jobs import write_result
 from run_verbs import Program
 
+from ddp import verbs
 from ddp.actions import log as run_log
+from ddp.base import Settings, TrainerError
+from ddp.options import declared, fields
 from ddp.run import control
 
 CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
@@ -80,7 +83,7 @@ def test_a_run_is_shown_from_its_submission_to_its_result(program: Program, clus
     cluster.jobs[0].states = [("RUNNING", 0)]
     (folder / "metrics.jsonl").write_text('{"step": 7, "loss": 1.23456789}\n')
     shown = program.run("show-run", run="40")
-    expected = {"state": "RUNNING", "elapsed": "0:07", "nodes": "slurmd-[0-1]", "step": "7", "loss": "1.23457"}
+    expected = {"state": "RUNNING", "elapsed": "00:00:07", "nodes": "slurmd-[0-1]", "step": "7", "loss": "1.23457"}
     assert expected.items() <= shown.items()
     cluster.jobs[0].states = [("COMPLETED", 0)]
     write_result(cluster.jobs[0])
@@ -94,10 +97,15 @@ def test_a_failed_run_is_shown_with_its_reason_once(program: Program, cluster: C
     cluster.states = [("FAILED", 9)]
     program.run("submit-ddp", workload="smoke", run="a")
     folder = program.workspace / "runs" / "a"
-    (folder / "logs" / "40.out").write_text("0: [FATAL] slurmd-0: no\n[RESULT] rc=78 outcome=none\n")
+    (folder / "logs" / "40.out").write_text("0: loading\n0: [FATAL] slurmd-0: no\n[RESULT] rc=78 outcome=none\n")
+    (folder / "control" / "40.failures").write_text("2026-11-23T17:01:12Z\t40.r0\tnode\tslurmd-0\tslurmd-0: no\n")
     shown = program.run("show-run")
     assert shown["reason"] == "job 40 FAILED, exit code 137: [FATAL] slurmd-0: no"
-    assert (shown["state"], shown["failure"]) == ("FAILED", "[FATAL] slurmd-0: no")
+    assert (shown["state"], shown["failure"]) == ("FAILED", "loading")
+    assert "\n".join(shown.values()).count("slurmd-0: no") == 1
+    (folder / "control" / "40.failures").write_text("t\t40.r0\tnode\tslurmd-0\tslow\nt\t40.r0t1\tnode\tslurmd-0\tno\n")
+    assert program.run("show-run")["failures"].splitlines()[0] == "t fault=node node=slurmd-0: slow"
+    (folder / "control" / "40.failures").unlink()
     (folder / "logs" / "40.out").write_text("")
     (folder / "job.json").write_text("[")
     assert program.run("show-run", run="a")["reason"] == (
@@ -198,11 +206,51 @@ def test_the_newest_run_is_none_that_a_submission_started_by_itself(
         assert program.run(verb)["run"] == "mine"
 
 
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("submit workload={}/tra1n.py", "/tra1n.py does not exist; did you mean train.py?"),
+        ("sweep workload={}/tra1n.py", "/tra1n.py does not exist; did you mean train.py?"),
+        ("render workload={}/tra1n.py", "/tra1n.py does not exist; did you mean train.py?"),
+        ("list", "no slurm.conf, and no controller in DNS; use a login node, or see: scontrol ping"),
+        ("cancel run=a", "no slurm.conf, and no controller in DNS; use a login node, or see: scontrol ping"),
+        ("render workload=smoke", "Slurm is not configured on this host: no slurm.conf, and no controller in DNS"),
+    ],
+)
+def test_where_slurm_is_not_configured_a_users_own_mistake_comes_first(
+    settings: Settings, cluster: Cluster, host: dict[str, typing.Any], words: str, line: str
+):
+    cluster.silent, cluster.silence = 99, NOT_CONFIGURED
+    (settings.workspace / "train.py").touch()
+    name, *given = words.format(settings.workspace).split()
+    params = fields.parse(verbs.ALL[name].options, dict(one.split("=") for one in given))
+    with pytest.raises(TrainerError) as caught:
+        verbs.ALL[name].do_when_ready(settings, params, print)
+    assert str(caught.value).endswith(line)
+
+
+RUN = {
+    verb: option.text.default
+    for verb in verbs.ALL.values()
+    for option in declared.options(verb.options)
+    if option.name in ("run", "runs") and option.text.argument
+}
+
+
+@pytest.mark.parametrize(("verb", "default"), RUN.items(), ids=lambda one: getattr(one, "name", ""))
+def test_a_verb_takes_the_newest_run_only_where_its_help_says_so(
+    settings: Settings, cluster: Cluster, verb: verbs.Verb, default: str
+):
+    with pytest.raises(TrainerError) as caught:
+        verb.do(settings, fields.parse(verb.options, {}), print)
+    assert ("there is no run in" in str(caught.value)) == (default == "the newest run")
+
+
 def test_runs_are_cancelled_by_name_and_by_job(program: Program, cluster: Cluster):
     cluster.states = [("RUNNING", 0)]
     for name in "abc":
         program.run("submit-ddp", workload="smoke", run=name)
-    assert program.fails("cancel-run") == "run: name the run to cancel; ddp list"
+    assert program.fails("cancel-run") == "run: must be given"
     assert program.run("cancel-run", run="40") == {"job-id": "40", "state": "CANCELLED", "run": "a"}
     assert program.log == ["job 40 was RUNNING; cancelling, the ranks may save first"]
     assert program.fails("cancel-run", run="40") == "run: job 40 has ended already: CANCELLED"

@@ -337,6 +337,9 @@ def test_a_scripts_numbers_are_in_every_view(
 ):
     leave_script(ready, "own", losses, done=done, **more)
     leave_script(ready, "worse", [9.0], done=9.0)
+    leave_script(ready, "lost", [0.125, 99.0])
+    by_best = [line.split()[0] for line in ready.run("list-runs", sort="best")["runs"].splitlines()[1:]]
+    assert by_best == (["lost", "own", "worse"] if losses else ["lost", "worse", "own"]), "as the column BEST has it"
     rows = {line.split()[0]: line.split() for line in ready.run("list-runs")["runs"].splitlines()}
     assert rows["own"][4 : 4 + len(cells)] == cells
     compared = ready.run("compare-runs", runs="own,worse")

@@ -90,7 +90,7 @@ def freeze(python: str | pathlib.Path) -> list[str]:
 
 FIRST = f"installing torch=={CPU}"
 SECOND = f"{FIRST} from PyTorch's index, as no configured index has it"
-LAST = [FIRST, SECOND, uv.DEFAULT_BUILD]
+LAST = [FIRST, SECOND, uv.DEFAULT_BUILD.format("torch-index or a wheelhouse"), f"installing torch {DEFAULT}"]
 
 
 def test_the_configured_indexes_are_first(installer: uv.Uv, packages: pathlib.Path):
@@ -118,16 +118,29 @@ def test_the_default_build_is_last(installer: uv.Uv, pytorch: str, url: str, mon
     assert freeze(installer.python) == ["cudalib==1", f"torch=={DEFAULT}"]
 
 
-def test_without_any_torch_the_option_that_helps_is_named(installer: uv.Uv, packages: pathlib.Path):
+@pytest.mark.parametrize(
+    ("refuses", "reason"),
+    [(False, ""), (True, r" \(PyTorch's index: tcp connect error: Connection refused \(os error 111\)\)")],
+)
+def test_without_any_torch_the_option_that_helps_is_named(
+    installer: uv.Uv, packages: pathlib.Path, monkeypatch: pytest.MonkeyPatch, refuses: bool, reason: str
+):
     shutil.rmtree(packages / "pytorch")
     shutil.rmtree(packages / "site" / "torch")
-    with pytest.raises(
-        uv.InstallError, match=r"torch was not found .*; set torch-index to an index that has torch, or "
-    ):
+    if refuses:
+        monkeypatch.setattr(uv, "PYTORCH_INDEX", indexes.unused())
+    with pytest.raises(uv.InstallError) as caught:
         install(installer)
+    words = rf"uv: .*torch was not found .*unsatisfiable\.?{reason}; use torch-index or a wheelhouse with torch"
+    assert re.fullmatch(words, str(caught.value)), str(caught.value)
 
 
 def test_a_configured_index_that_fails_is_an_error_and_no_reason_to_download_more(installer: uv.Uv):
+    with pytest.raises(
+        uv.InstallError, match=r"^torch-index: uv: Failed to fetch: .*; correct torch-index, or use a wheelhouse$"
+    ) as caught:
+        install(installer, indexes.unused().replace("//", "//user:secret@"))
+    assert "secret" not in str(caught.value)
     broken = dataclasses.replace(installer, variables=installer.variables | {"UV_DEFAULT_INDEX": indexes.unused()})
     with pytest.raises(uv.InstallError, match=r"^uv: Failed to fetch: .*Connection refused") as caught:
         install(broken)
@@ -279,7 +292,10 @@ def test_the_lanes_get_torch_in_the_same_order(
     program += f"{constants}\nrunpy.run_path({str(script)!r}, run_name='__main__')\n"
     environ = {**os.environ, "PYTHONPATH": "", "HOME": str(tmp_path)}
     done = subprocess.run([python, "-"], input=program, env=environ, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[:3] == [f"torch: {text}" for text in (FIRST, SECOND, uv.DEFAULT_BUILD)]
+    assert done.stdout.splitlines()[:3] == [
+        *(f"torch: {text}" for text in (FIRST, SECOND)),
+        f"torch: {uv.DEFAULT_BUILD.format('PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS')}",
+    ]
     assert f"torch=={DEFAULT}" in freeze(python)
     again = subprocess.run([python, script], env=environ, capture_output=True, text=True, check=True)
     assert again.stdout == ""

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import yaml
-from cluster import Cluster
+from cluster import NOT_CONFIGURED, Cluster
 from conftest import USER
 from harness import ACCOUNT, Trainer
 from ops import testing
@@ -57,6 +57,7 @@ HUNG = mounts.Result(mounts.State.HUNG, "/mnt/shared did not answer within 5 s")
     ("slurm", "about", "line"),
     [
         ({"silent": 9}, {}, f"Unable to contact slurm controller (connect failure); {SLURM}"),
+        ({"silent": 9, "silence": NOT_CONFIGURED}, {}, f"{jobs.NOT_CONFIGURED}; {SLURM}"),
         ({"hung": True}, {}, f"Slurm: scontrol: no answer within 10 s; {SLURM}"),
         (None, {}, "Slurm's client is not installed on this host; the principal must be sackd"),
         ({}, {"mount": None}, "no filesystem is mounted at {}; " + MOUNT),
