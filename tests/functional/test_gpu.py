@@ -247,7 +247,7 @@ def test_cards_are_shared_by_option_until_it_is_reset(cluster: Cluster):
     assert '"resume_when_ready": false' in cluster.on(HOST, "cat", "/var/lib/slurm-gpu/node.json")
     cluster.on(
         "slurmctld/0", "systemctl", "restart", "slurmctld"
-    )  # 24.11.5 would end over the job if the shards were gone
+    )  # 24.11.5 would crash if its node had no shards now
     until(cluster, f"waiting: {NODE} is drained: waiting for Slurm to forget job")
     assert "shard:mock_gpu:4" in show(cluster)["Gres"]
     # While the line is there slurmctld logs at each start that GresTypes is set twice, and takes the last one: upstream's
