@@ -68,9 +68,7 @@ def run(engine: Engine, bundle: bundles.Bundle) -> str:
         offer_environment(engine.hosts, engine.model)
         made = act("install-environment")
         keep_environment(engine.hosts, engine.model, made["environment"])
-    with _phase(seconds, "prepare a dataset"):
-        act("prepare-dataset")
-    with _phase(seconds, "train on two nodes"):
+    with _phase(seconds, "train on two nodes"):  # a first job prepares the dataset
         result = act("submit-ddp", **TRAINING)
     return _summary(engine.hosts, engine.model, result, seconds)
 

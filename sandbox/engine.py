@@ -95,8 +95,8 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         """End the agents, and leave nothing behind if no model was made."""
-        for agent in self._agents.values():
-            agent.close()
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            list(pool.map(Agent.close, self._agents.values()))
         if not self.store.path.exists():
             self.store.forget()
         self._session.close()

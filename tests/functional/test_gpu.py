@@ -245,9 +245,8 @@ def test_cards_are_shared_by_option_until_it_is_reset(cluster: Cluster):
     cluster.ok("config", "slurm-gpu", "--reset", "shards-per-gpu,resume-when-ready")
     until(cluster, f"waiting: {NODE} is drained: waiting for Slurm to forget job")
     assert '"resume_when_ready": false' in cluster.on(HOST, "cat", "/var/lib/slurm-gpu/node.json")
-    cluster.on(
-        "slurmctld/0", "systemctl", "restart", "slurmctld"
-    )  # 24.11.5 would crash if its node had no shards now
+    # 24.11.5 would crash here, over the job, if its node had no shards now.
+    cluster.on("slurmctld/0", "systemctl", "restart", "slurmctld")
     until(cluster, f"waiting: {NODE} is drained: waiting for Slurm to forget job")
     assert "shard:mock_gpu:4" in show(cluster)["Gres"]
     # While the line is there slurmctld logs at each start that GresTypes is set twice, and takes the last one: upstream's
