@@ -127,7 +127,7 @@ def status(store: Store, form: str) -> None:
 @cli.command()
 @click.pass_obj
 def demo(store: Store) -> None:
-    """Deploy bundle.yaml, train a model on two nodes, and show the result."""
+    """Deploy bundle.yaml, prepare a dataset, train a model on two nodes, and show the result."""
     merged = bundles.load(deployment.REPOSITORY / "bundle.yaml", defaults=_OVERLAY)
     sessions.remove_abandoned(store, Progress())
     with Engine(store, Progress(), create=True) as engine:

@@ -68,7 +68,9 @@ def run(engine: Engine, bundle: bundles.Bundle) -> str:
         offer_environment(engine.hosts, engine.model)
         made = act("install-environment")
         keep_environment(engine.hosts, engine.model, made["environment"])
-    with _phase(seconds, "train on two nodes"):  # a first job prepares the dataset
+    with _phase(seconds, "prepare a dataset"):
+        act("prepare-dataset", elements="2")  # on both nodes, which unpack the environment meanwhile
+    with _phase(seconds, "train on two nodes"):
         result = act("submit-ddp", **TRAINING)
     return _summary(engine.hosts, engine.model, result, seconds)
 
