@@ -98,3 +98,15 @@ def test_what_a_deleted_clone_left_makes_room_for_a_deployment(
     assert (store.path.exists(), host.exists()) == (not removes, not removes)
     left = f"model t is left over from a deleted clone ({agent} is missing); removing it"
     assert any(line.endswith(left) for line in lines) == removes
+
+
+def test_an_interrupted_change_leaves_the_model_as_it_was(tmp_path: pathlib.Path):
+    kept = Store("default", tmp_path)
+    kept.directory.mkdir()
+    with kept.change(create=True) as model:
+        model.next_machine = 1
+    with pytest.raises(KeyboardInterrupt), kept.change() as model:
+        model.next_machine = 2
+        raise KeyboardInterrupt
+    with kept.change() as model:
+        assert model.next_machine == kept.load().next_machine == 1

@@ -98,7 +98,7 @@ def test_lines_that_the_registered_gres_needs_stay_until_it_is_another(registere
 
 @pytest.mark.parametrize("forgets", ["jobs", "shards"])
 def test_shards_stay_while_slurm_knows_them_and_a_job_that_asked_for_some(registered: SlurmDouble, forgets: str):
-    """slurmctld 24.11.5 ends at each start and reconfigure over such a job, once its node has no shards."""
+    """slurmctld 24.11.5 crashes at each start and reconfigure over such a job, once its node has no shards."""
     registered.types = "gpu,shard"
     shares = settings.Config(shards_per_gpu=4)
     assert hook(live(UPSTREAM, shares), shares).level == Level.ACTIVE

@@ -211,16 +211,11 @@ def count_jobs(name: str) -> str:
     return "1 job" if len(ids) == 1 else f"{len(ids)} jobs" if ids else "a finishing job"
 
 
-def _shard_jobs(node: nodes.Node, gres: str | None) -> str:
-    """Name the jobs over which slurmctld would end: that had shards of a node which is to lose them.
-
-    It dereferences a null pointer for them at each start and reconfigure (24.11.5), unless it knows no shards any more.
-    """
-    had, left = (nodes.count_gres(text, SHARD) for text in (node.gres, gres))
-    if left or not had or SHARD not in (nodes.setting("GresTypes") or "").split(","):
-        return ""
-    ids = nodes.remembered_jobs(node.name, SHARD)
-    return f"job {ids[0]}" if len(ids) == 1 else f"{len(ids)} jobs" if ids else ""
+def _shard_jobs(node: nodes.Node, gres: str | None) -> list[str]:
+    """List jobs over which slurmctld (24.11.5), while it knows shards, would crash if the node lost its own."""
+    loses = nodes.count_gres(node.gres, SHARD) and not nodes.count_gres(gres, SHARD)
+    knows = loses and SHARD in (nodes.setting("GresTypes") or "").split(",")
+    return nodes.remembered_jobs(node.name, SHARD) if knows else []
 
 
 def is_anothers(node: nodes.Node, known: str | None) -> bool:
@@ -311,7 +306,7 @@ def _register_again(target: Target, node: nodes.Node, snapshot: NodeSnapshot | N
     if node.is_busy:
         return _awaits_jobs(name)
     if jobs := _shard_jobs(node, target.gres):
-        return Progress(Stage.AWAITS_JOBS, f"Slurm to forget {jobs}, which asked for shards (MinJobAge),")
+        return Progress(Stage.AWAITS_JOBS, f"Slurm to forget job {jobs[0]}, which asked for shards (MinJobAge),")
     slurmd_options.ensure_gres(target.gres)
     if snapshot.states:  # first, since after a reboot right behind the deletion slurmd registers before any hook runs
         slurmd_unit.drain_at_start()
