@@ -28,7 +28,7 @@ _CONTEXT: dict[str, typing.Any] = {
     "formatter_settings": cloup.HelpFormatter.settings(col1_max_width=36, col2_min_width=40),
 }
 _SBATCH = ("account", "partition", "qos", "reservation")  # that SBATCH_ACCOUNT and the like set (sbatch(1))
-_GROUP_HELP = {"env": "Make and list environments of packages.", "image": "Import container images."}
+_GROUP_HELP = {"env": "Make, list and remove environments of packages.", "image": "Import container images."}
 _GROUPS = ("", "Sweep", "Resources", "Code and environment", "Running", "Faults", "Slurm", "Kubernetes")
 
 
