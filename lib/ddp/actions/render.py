@@ -2,13 +2,13 @@
 
 import dataclasses
 
-from ddp import copies, kubernetes
+from ddp import copies
 from ddp.base import Answer, Log, ParameterError, Settings
 from ddp.environment import environments
 from ddp.options import fields, models
 from ddp.run import control, folder
 from ddp.slurm import jobs
-from ddp.submit import checks, scripts, training
+from ddp.submit import checks, kubernetes, scripts, training
 from ddp.view.result import Result
 from ddp.workspace import folders
 

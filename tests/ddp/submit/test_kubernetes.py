@@ -12,10 +12,11 @@ import kubernetes_validate  # pyright: ignore[reportMissingTypeStubs]
 import pytest
 import yaml
 
-from ddp import kubernetes
+from ddp.submit import kubernetes
 from ddp.base import ParameterError
 
 VERSIONS = ("1.31", "1.33", "1.35")
+Manifest = dict[str, typing.Any]
 RUN: dict[str, typing.Any] = {
     "name": "night",
     "image": "nvcr.io/nvidia/pytorch:25.01-py3",
@@ -45,13 +46,13 @@ def run(**given: typing.Any) -> kubernetes.Run:
     return kubernetes.Run(**(RUN | given))
 
 
-def parts(run: kubernetes.Run) -> tuple[kubernetes.Manifest, kubernetes.Manifest]:
+def parts(run: kubernetes.Run) -> tuple[Manifest, Manifest]:
     """Return Service and Job as a reader of the YAML has them."""
     service, job = yaml.safe_load_all(kubernetes.render(run))
     return service, job
 
 
-def container(run: kubernetes.Run) -> tuple[kubernetes.Manifest, kubernetes.Manifest]:
+def container(run: kubernetes.Run) -> tuple[Manifest, Manifest]:
     """Return the pod's specification and its container's."""
     spec = parts(run)[1]["spec"]["template"]["spec"]
     return spec, spec["containers"][0]
