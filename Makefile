@@ -19,7 +19,7 @@ test:  ## every lane that needs no Juju: lint, docs, unit, payload, bundle, sand
 	@$(LANES)
 
 .PHONY: test-long
-test-long:  ## the long sets: every functional test, the emulated kernel, mutants, random orders of events, the pages' commands
+test-long:  ## the long sets: every functional test, the emulated kernel, random orders of events, the pages' commands
 	@$(LANES) long
 
 .PHONY: lint docs unit functional kernel orders bench pack integration upstream mutants
@@ -33,7 +33,7 @@ bench:  ## measurements, each against a peer or a limit
 pack:  ## the .charm files and the bundle into dist/, and tests that open them
 integration:  ## the bundle on juju's current controller, 3.6 or 4
 upstream:  ## upstream's own charms beside ours, from checkouts that SLURM_DDP_UPSTREAM names
-mutants:  ## mutation testing of the modules that matter most, about 40 minutes
+mutants:  ## mutmut on the modules where a wrong line costs nodes, by hand
 lint docs unit functional kernel orders bench pack integration upstream mutants:
 	@$(LANES) $@
 
