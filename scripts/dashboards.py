@@ -1,10 +1,9 @@
-"""Write the Grafana dashboards of the charms, charms/*/src/cos/dashboards/*.json, from scripts/dashboards.yaml.
+"""The Grafana dashboards of the charms, from scripts/dashboards.yaml; each charm gets its own when it is staged.
 
 Built with Grafana's own library (grafana-foundation-sdk). The variables are those that COS gives every dashboard:
 data sources prometheusds and lokids, and Juju's topology.
 """
 
-import collections.abc
 import json
 import pathlib
 from typing import Any
@@ -15,7 +14,6 @@ from grafana_foundation_sdk.cog import encoder
 from grafana_foundation_sdk.models import common as shapes
 from grafana_foundation_sdk.models import dashboard as models
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 PROMETHEUS = models.DataSourceRef(type_val="prometheus", uid="${prometheusds}")
 TOPOLOGY = ("juju_model", "juju_model_uuid", "juju_application", "juju_unit")
 _MODEL = 'juju_model=~"$juju_model", juju_model_uuid=~"$juju_model_uuid"'
@@ -28,10 +26,14 @@ Json = dict[str, Any]
 BOARDS: list[Json] = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 
 
-def path_of(board: Json) -> pathlib.Path:
-    """Return the path of a dashboard's JSON, in the folder of its charm."""
-    name = board["uid"].removeprefix("slurm-ddp-")
-    return ROOT / "charms" / board["charm"] / "src" / "cos" / "dashboards" / f"{name}.json"
+def of(charm: str) -> dict[str, str]:
+    """Render the dashboards of a charm: their JSON by the name of its file."""
+    found: dict[str, str] = {}
+    for board in BOARDS:
+        if board["charm"] == charm:
+            name = board["uid"].removeprefix("slurm-ddp-")
+            found[f"{name}.json"] = render(board)
+    return found
 
 
 def render(board: Json) -> str:
@@ -79,16 +81,3 @@ def _expression(text: str) -> str:
     for mark, matchers in _MATCHERS.items():
         text = text.replace(mark, matchers)
     return text
-
-
-def stale() -> collections.abc.Iterator[pathlib.Path]:
-    """Yield the files that differ from what this program writes, and those that it does not write."""
-    known = {path_of(board): render(board) for board in BOARDS}
-    yield from (path for path, text in known.items() if not path.is_file() or path.read_text() != text)
-    yield from sorted(set((ROOT / "charms").glob("*/src/cos/dashboards/*.json")) - set(known))
-
-
-if __name__ == "__main__":
-    for one in BOARDS:
-        path_of(one).parent.mkdir(parents=True, exist_ok=True)
-        path_of(one).write_text(render(one))

@@ -7,8 +7,8 @@
 A charm carries packages for one Python, so there is one file for each base: dist/<charm>.charm for Ubuntu 24.04, which
 bundle.yaml deploys, and dist/26.04/<charm>.charm for Ubuntu 26.04, which overlays/2604.yaml deploys.
 
-Each charm is staged first: its own folder, lib/slurm_ddp under lib/, and for the charm that submits jobs payload/ and
-lib/ddp.
+Each charm is staged first: its own folder, its Grafana dashboards, lib/slurm_ddp under lib/, and for the charm that
+submits jobs payload/ and lib/ddp.
 Charmcraft's managed mode mounts nothing else, and the sandbox runs exactly such a folder.
 
 How it is packed chooses itself. On Ubuntu with LXD: the managed way, in a container of the charm's base. Elsewhere: in
@@ -105,6 +105,16 @@ def stage(charm: str, dest: pathlib.Path) -> None:
     for source, target in EXTRAS.get(charm, {}).items():
         wanted |= dict(_tree(ROOT / source, pathlib.PurePath(target)))
     _fill(dest, wanted)
+    _write_dashboards(charm, dest / "src" / "cos" / "dashboards")
+
+
+def _write_dashboards(charm: str, folder: pathlib.Path) -> None:
+    """Write the charm's Grafana dashboards into a folder of its stage."""
+    from scripts import dashboards  # noqa: PLC0415 - a fifth of a second, for nothing where nothing is staged
+
+    for name, text in dashboards.of(charm).items():
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
 
 
 def _stage_bundle(dest: pathlib.Path) -> None:

@@ -37,7 +37,7 @@ RUN, LOGIN, RUNS = "pictures", "sackd/0", "/mnt/shared/runs"
 COLUMNS, ROWS = 96, 30
 TRAINING = "gpt --steps 1000 --epoch-steps 200"  # some minutes, of which the dashboards show each scrape
 OVERLAY = ROOT / "scripts" / "pictures.yaml"
-BOARDS = ROOT / "charms" / "ddp-trainer" / "src" / "cos" / "dashboards"
+BOARDS = "/var/lib/juju/agents/unit-trainer-0/charm/src/cos/dashboards"
 PROMETHEUS = "http://127.0.0.1:9090/api/v1/query_range"
 SCRAPE_S = 8  # of the collector's stand-in
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -130,7 +130,7 @@ def dashboards(period: panels.Period) -> str:
     answered: list[tuple[panels.Json, list[list[panels.Json]]]] = []
     times = {"start": period.begin, "end": period.end, "step": period.scrape_s}
     for name in ("training", "run"):
-        board = json.loads((BOARDS / f"{name}.json").read_text())
+        board = json.loads(sandboxctl("exec", LOGIN, "--", "cat", f"{BOARDS}/{name}.json"))
         queries = [{"query": text, **times} for text in panels.expressions(board, {"run": RUN}, period)]
         urls = [f"{PROMETHEUS}?{urllib.parse.urlencode(query)}" for query in queries]
         lines = sandboxctl("exec", LOGIN, "--", "curl", "-sS", "--fail", "--fail-early", "-w", r"\n", *urls)

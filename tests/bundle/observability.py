@@ -15,7 +15,7 @@ NAMES = {f"slurm_ddp_{name}": labels for metrics in METRICS.values() for name, l
 
 
 def files(charm: str, kind: str) -> list[pathlib.Path]:
-    """List the files of a charm of one kind: alerts or dashboards."""
+    """List the files of a charm of one kind, such as alerts."""
     return sorted((rules.ROOT / "charms" / charm / "src" / "cos" / kind).glob("*.*"))
 
 

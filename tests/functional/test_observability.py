@@ -12,6 +12,7 @@ import yaml
 
 from functional.conftest import REPOSITORY, Cluster, eventually
 from functional.storage_faults import MP
+from scripts import dashboards
 
 OVERLAY = pathlib.Path(__file__).with_name("observability.yaml")
 COLLECTORS = ("opentelemetry-collector", "opentelemetry-collector-nodes")
@@ -26,7 +27,7 @@ HOSTS = {
 API = "http://127.0.0.1:9090/api/v1"
 RUN = "observed"
 PROXY, CONTROLLER, LOGIN = "juicefs-server-proxy/0", "slurmctld/0", "sackd/0"
-BOARDS = {path: json.loads(path.read_text()) for path in REPOSITORY.glob("charms/*/src/cos/dashboards/*.json")}
+BOARDS = {board["charm"]: dashboards.of(board["charm"]) for board in dashboards.BOARDS}
 Series = dict[str, typing.Any]
 
 
@@ -148,7 +149,7 @@ def test_each_alert_rule_is_loaded_and_evaluates(observed: Cluster):
 
         eventually(are_loaded)
         kept = observed.on(host, "sh", "-c", "ls /var/lib/opentelemetry-collector/dashboards 2>/dev/null | wc -l")
-        assert int(kept) == sum(len([*one.glob("dashboards/*.json")]) for one in folders)
+        assert int(kept) == sum(len(BOARDS[charm]) for charm in charms)
 
 
 def test_the_kernel_shows_the_ports_on_the_loopback_only(observed: Cluster):

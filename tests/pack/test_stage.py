@@ -39,6 +39,8 @@ STAGED = {
     "charmcraft.yaml",
     "requirements.txt",
     "src/charm.py",
+    "src/cos/dashboards/run.json",
+    "src/cos/dashboards/training.json",
     "src/templates/job.j2",
     "lib/slurm_ddp/run.py",
     "lib/ddp/cli.py",

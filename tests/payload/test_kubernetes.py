@@ -8,8 +8,9 @@ import sys
 
 import conftest
 import ranks
+import yaml
 
-from ddp import kubernetes
+from ddp.submit import kubernetes
 
 
 def test_two_pods_meet_and_train(tmp_path: pathlib.Path):
@@ -24,7 +25,8 @@ def test_two_pods_meet_and_train(tmp_path: pathlib.Path):
         claim="shared",
         python_path=(str(conftest.PAYLOAD),),
     )
-    container = kubernetes.manifests(run)[1]["spec"]["template"]["spec"]["containers"][0]
+    _, job = yaml.safe_load_all(kubernetes.render(run))
+    container = job["spec"]["template"]["spec"]["containers"][0]
     env = {one["name"]: one.get("value", "8f0c").replace("$(RUN_ATTEMPT_ID)", "8f0c") for one in container["env"]}
     # The names of the headless Service resolve in a cluster only
     env |= {"PATH": f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"}

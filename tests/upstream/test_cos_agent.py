@@ -1,6 +1,7 @@
 """The collector's own library reads what our charms publish over cos_agent: jobs, alerts, dashboards."""
 
 import importlib.util
+import pathlib
 from typing import Any
 
 import checkout
@@ -8,6 +9,7 @@ import ops
 import pytest
 from ops import testing
 
+from scripts import pack
 from slurm_ddp.interfaces import cos_agent
 
 UUID = "d28c42cc-6e8e-4f1e-8a3c-3f3b0b1f6f5e"
@@ -20,13 +22,14 @@ META = {
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of pydantic, for what the library does
 @pytest.mark.parametrize("charm", ["ddp-trainer", "shared-filesystem-client", "slurm-gpu", "juicefs-server-proxy"])
-def test_the_collectors_library_reads_what_each_charm_publishes(charm: str):
+def test_the_collectors_library_reads_what_each_charm_publishes(charm: str, tmp_path: pathlib.Path):
     path = checkout.folder("opentelemetry-collector-operator") / "lib/charms/grafana_agent/v0/cos_agent.py"
     spec = importlib.util.spec_from_file_location("real_cos_agent", path)  # the name itself is the charms' stub here
     assert spec is not None and spec.loader is not None
     library: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(library)
-    source = checkout.ROOT / "charms" / charm / "src" / "cos"
+    pack.stage(charm, tmp_path)
+    source = tmp_path / "src" / "cos"
     data = cos_agent.dump(
         cos_agent.Topology("hpc", UUID, "app", charm), [cos_agent.Job("runs", 9701, "juju-1")], source
     )

@@ -12,8 +12,8 @@ import kubernetes_validate  # pyright: ignore[reportMissingTypeStubs]
 import pytest
 import yaml
 
-from ddp.submit import kubernetes
 from ddp.base import ParameterError
+from ddp.submit import kubernetes
 
 VERSIONS = ("1.31", "1.33", "1.35")
 Manifest = dict[str, typing.Any]
