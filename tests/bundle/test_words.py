@@ -1,4 +1,4 @@
-"""The words of code, messages and pages: plain technical English in the terms of the field (CONTRIBUTING, "Words")."""
+"""The words of code, messages and pages: plain technical English in the terms of the field (docs/explanation/words.md)."""
 
 import ast
 import collections.abc
