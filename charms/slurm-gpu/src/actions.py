@@ -40,7 +40,7 @@ class Unit:
 
 
 class _UpgradeDriver(Parameters, frozen=True):
-    branch: plan.Branch | None = None
+    branch: str | None = None
     version: str | None = None
     drain: bool = False
     wait: _Wait = 600

@@ -16,6 +16,7 @@ from slurm_double import Record, SlurmDouble
 import charm
 from controller import gres_lines
 from driver import install as driver_install
+from driver import plan as driver_plan
 from driver import state as driver_state
 from gpu import detect as gpu_detect
 from gpu import gres_check, gres_conf, xids
@@ -162,7 +163,7 @@ def node(paths: pathlib.Path, slurm: SlurmDouble, monkeypatch: pytest.MonkeyPatc
     (paths / "etc/os-release").write_text('NAME="Ubuntu"\nID=ubuntu\nVERSION_ID="24.04"\n')
     double = MachineDouble(paths, slurm)
     double.add_card()
-    for module in (apt, driver_install, driver_state, gpu_mig, reset, systemd):
+    for module in (apt, driver_install, driver_plan, driver_state, gpu_mig, reset, systemd):
         monkeypatch.setattr(module, "run", double.run)
     return double
 

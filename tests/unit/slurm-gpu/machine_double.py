@@ -22,6 +22,9 @@ from slurm_ddp.run import CommandError, Completed
 _REMOVED = re.compile(r"^(?:Remv|Purg) (\S+)", re.MULTILINE)
 _INSTALLED = re.compile(r"^Inst (\S+)(?: \[[^]]*\])? \((\S+)", re.MULTILINE)
 INDEXES = pathlib.Path(__file__).with_name("indexes")
+# What ubuntu-drivers offers for cards, by PCI device id; of others it has the open and the proprietary one. By the
+# packages' Modaliases, as for Volta, and for Blackwell, which the proprietary modules do not drive.
+_PROPRIETARY_ONLY, _OPEN_ONLY = (0x1D80, 0x1DFF), (0x2900, 0x2FFF)
 _APT = "/usr/bin/apt-get -o DPkg::Lock::Timeout=600 -y "
 _EXACT = "-o APT::Ignore-Hold=true --no-install-recommends --allow-downgrades --allow-change-held-packages install "
 
@@ -54,6 +57,7 @@ class MachineDouble:
         self.booted_at = ""
         self.log: list[str] = []  # what changed something
         self.hanging: set[str] = set()  # programs that never answer
+        self.kernel_warning = ""  # of ubuntu-drivers, which then lists nothing
         self.kernel = ""
         self.boot("6.8.0-134-generic")
 
@@ -166,6 +170,10 @@ class MachineDouble:
         if command.startswith(_APT):
             return self._apt_get(command.removeprefix(_APT), words)
         match words:
+            case ["/usr/bin/ubuntu-drivers", "list", "--gpgpu"]:
+                return self._list_drivers()
+            case ["/usr/bin/dpkg-query", *_, "ubuntu-drivers-common"]:
+                return Completed(0, "installed ubuntu-drivers-common 1:0.9.7.6ubuntu3.3\n", "")
             case ["/usr/bin/apt-cache", *_]:
                 return Completed(*real_apt.run(words, self.offers, self.installed, self.held))
             case ["/usr/bin/dpkg-query", "-W", "-f", "${db:Status-Status} ${Package}\\n", *patterns]:
@@ -201,6 +209,20 @@ class MachineDouble:
                 return self._systemctl(order)
             case _:
                 raise AssertionError(f"nobody expected {command}")
+
+    def _list_drivers(self) -> Completed:
+        """Print as ubuntu-drivers does (list_gpgpu(), 0.9.7.6): a line for each headless package that fits a card."""
+        if self.kernel_warning:
+            return Completed(1, f"{self.kernel_warning}\n", "")
+        devices = self.root / "sys/bus/pci/devices"
+        ids = [int((path / "device").read_text(), 16) for path in sorted(devices.glob("*")) if _is_gpu(path)]
+        lines = ""
+        for name in sorted(self.offers):
+            found = re.fullmatch(r"nvidia-headless-no-dkms-(\d+-server(-open)?)", name)
+            if found and any(_drives(bool(found[2]), device) for device in ids):
+                modules = f"linux-modules-nvidia-{found[1]}-generic"
+                lines += f"{name}, (kernel modules provided by {modules})\n"
+        return Completed(0, lines, "")
 
     def _apt_get(self, command: str, words: list[str]) -> Completed:
         if command == "update":
@@ -417,6 +439,11 @@ class SmiDouble:
                 return 4, f"Unable to create a GPU instance on GPU 0 using profile {profile}: Insufficient Resources\n"
             card.instances.append(profile)
         return 0, "".join(f"Successfully created GPU instance ID {i}\n" for i, _ in enumerate(profiles))
+
+
+def _drives(is_open: bool, device: int) -> bool:
+    only = _PROPRIETARY_ONLY if is_open else _OPEN_ONLY
+    return not only[0] <= device <= only[1]
 
 
 def _is_gpu(path: pathlib.Path) -> bool:

@@ -36,10 +36,6 @@ def but(facts: Facts, **changes: typing.Any) -> Facts:
     return dataclasses.replace(facts, **changes)
 
 
-def of_ids(*devices: int) -> Facts:
-    return but(NOBLE, cards=tuple(Card(f"0000:0{i + 1}:00.0", device) for i, device in enumerate(devices)))
-
-
 @pytest.mark.parametrize(
     ("facts", "problem", "words"),
     [
@@ -133,15 +129,10 @@ def test_modules_without_a_signature_are_built_here(node: MachineDouble):
 @pytest.mark.parametrize(
     ("facts", "wanted", "words"),
     [
-        (but(NOBLE, release="fedora 42"), Spec(driver="580"), "driver=580: this machine has fedora 42, not one of"),
+        (but(NOBLE, release="fedora 42"), Spec(driver="580"), "driver: use keep: fedora 42 is not Ubuntu, from whose"),
         (but(NOBLE, runfile=True), Spec(driver="580"), "driver: NVIDIA's own installer put one here: run nvidia-un"),
-        (of_ids(0x102D), Spec(driver="535"), r"GPU 0000:01:00.0 \(Kepler\) needs branch 470 or earlier, not 535"),
-        (of_ids(0x2901), Spec(driver="535"), r"GPU 0000:01:00.0 \(Blackwell\) needs branch 570 or later, not 535"),
-        (of_ids(0x1DB6), Spec(driver="595"), r"\(Volta\) needs branch 580 or earlier, not 595"),
-        (of_ids(0x2901), Spec(driver="580", kernel_module="proprietary"), "needs the open module"),
-        (of_ids(0x1DB6, 0x2901), Spec(driver="580"), r"GPU 0000:02:00.0 \(Blackwell\) needs the open module"),
         (NOBLE, Spec(driver="590"), "only leads on to branch 595 now: set driver=595"),
-        (NOBLE, Spec(driver="550"), "nvidia-headless-no-dkms-550-server-open.* archives: check that restricted"),
+        (NOBLE, Spec(driver="550"), "driver: use 535, 570, 580, 590, 595 or keep: 550 is not offered for these GPUs"),
         (but(NOBLE, switches=4), Spec(driver="570"), "no 570.211.01 as a whole: .*fabricmanager-570 is 570.195.03"),
         (
             but(NOBLE, secure_boot=True),
@@ -168,30 +159,46 @@ def test_nothing_but_the_other_driver_is_removed(node: MachineDouble):
 
 
 @pytest.mark.parametrize(
-    ("devices", "branch", "module"),
+    ("device", "option", "suffix"),
     [
-        ((0x2330,), "580", "open"),
-        ((0x1DB6,), "580", "proprietary"),
-        ((0x1DB6, 0x1EB8), "580", "proprietary"),
-        ((0x2330, 0x2901), "580", "open"),
-        ((0xFFF0,), "580", "open"),
-        ((0x102D, 0x1024, 0x11BF, 0x128B), "470", "proprietary"),  # Tesla K80, K40m, GRID K2, GeForce GT 710
+        (0x2330, "auto", "-open"),  # Hopper
+        (0x2330, "proprietary", ""),
+        (0x1DB6, "auto", ""),  # Volta
+        (0x2901, "auto", "-open"),  # Blackwell
+        (0xFFF0, "auto", "-open"),  # newer than this test
     ],
 )
-def test_the_kernel_module_follows_the_cards(devices: tuple[int, ...], branch: plan.Branch, module: str):
-    assert plan.kernel_modules(of_ids(*devices), Spec(driver=branch))[0] == module
+def test_the_kernel_module_is_one_that_ubuntu_drivers_offers_for_the_card(
+    node: MachineDouble, paths: pathlib.Path, device: int, option: typing.Literal["auto", "proprietary"], suffix: str
+):
+    (paths / "sys/bus/pci/devices/0000:1b:00.0/device").write_text(f"{device:#06x}\n")
+    found = resolve(NOBLE, Spec(driver="580", kernel_module=option))
+    assert f"nvidia-headless-no-dkms-580-server{suffix}" in found.packages
 
 
-def test_the_table_of_devices_has_no_overlaps():
-    ranges = sorted(one for row in plan.GENERATIONS for one in row["ids"])
-    assert all(first <= last for first, last in ranges)
-    assert all(one[1] < other[0] for one, other in itertools.pairwise(ranges))
+def test_a_module_that_does_not_drive_the_card_is_refused(node: MachineDouble, paths: pathlib.Path):
+    (paths / "sys/bus/pci/devices/0000:1b:00.0/device").write_text("0x2901\n")
+    with pytest.raises(DriverError, match="kernel-module: use auto: these GPUs have no proprietary one of 580"):
+        resolve(NOBLE, Spec(driver="580", kernel_module="proprietary"))
+
+
+def test_archives_without_drivers_and_a_kernel_that_is_too_old_are_named(node: MachineDouble):
+    node.kernel_warning = "Please update the kernel first"
+    with pytest.raises(DriverError, match="ubuntu-drivers list --gpgpu exited 1: Please update the kernel first"):
+        resolve(NOBLE, Spec(driver="580"))
+    node.kernel_warning, node.offers = "", {}
+    with pytest.raises(DriverError, match="driver=580: enable restricted and multiverse"):
+        resolve(NOBLE, Spec(driver="580"))
+
+
+def test_any_release_of_ubuntu_is_served(node: MachineDouble):
+    assert resolve(but(NOBLE, release="ubuntu 26.04"), Spec(driver="580")).version == "580.173.02"
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"driver": "581"}, "driver: input should be 'keep', '470', '535', '550'"),
+        ({"driver": "newest"}, "driver: use keep, or a branch such as 580"),
         ({"fabric-manager": "always"}, "fabric-manager: always contradicts driver=keep"),
         ({"kernel-module": "open"}, "kernel-module: open contradicts driver=keep"),
     ],
@@ -209,13 +216,13 @@ def test_options_are_refused_by_name(options: dict[str, object], words: str):
         (Spec(), None, None, "535", Spec(driver="535")),
         (Spec(), None, "580.65.06", "535", Spec(driver="580", version="580.65.06")),
         (Spec(), None, None, "", "branch: driver=keep names none; give branch=580"),
-        (Spec(), None, None, "390", "branch: that of the driver here, 390, is none of 470"),
+        (Spec(), None, None, "390", Spec(driver="390")),
         (Spec(driver="535"), "580", None, "", "branch=580 contradicts the option driver=535"),
         (Spec(driver="580"), None, "535.288.01", "", "version=535.288.01 is not of branch 580"),
-        (Spec(), None, "123.45", "", "version: 123 is none of 470"),
+        (Spec(), None, "newest", "", "version: 'newest' is not a driver version such as 580.173.02"),
     ],
 )
-def test_parameters(wanted: Spec, branch: plan.Branch | None, version: str | None, present: str, answer: Spec | str):
+def test_parameters(wanted: Spec, branch: str | None, version: str | None, present: str, answer: Spec | str):
     if isinstance(answer, Spec):
         assert narrowed(wanted, branch, version, present) == answer
         return
@@ -312,7 +319,7 @@ def test_a_refusal_is_remembered_for_an_hour(node: MachineDouble, monkeypatch: p
     for _ in range(2):
         upgrade.ensure_wanted(Spec(driver="550"))
     assert resolve.call_count == 1
-    assert "not in this machine's archives" in (upgrade.note(Spec(driver="550")) or "")
+    assert "is not offered for these GPUs" in (upgrade.note(Spec(driver="550")) or "")
     now[0] += 3601
     upgrade.ensure_wanted(Spec(driver="550"))
     assert resolve.call_count == 2

@@ -1,13 +1,12 @@
 """Which driver this machine should have: from options, cards and archives to one exact set of packages.
 
-Package names are those of Ubuntu's archive, components restricted and multiverse, as of November 2026; apt resolves
-the rest. What is not available raises `DriverError` with the option's name and what to type instead.
+ubuntu-drivers chooses what fits the cards, apt resolves the rest. Package names are those of Ubuntu's archive, components
+restricted and multiverse, as of November 2026. Where no driver is available, `DriverError` names the option and what to
+type instead.
 """
 
 import collections.abc
-import pathlib
 import re
-import tomllib
 import typing
 
 import pydantic
@@ -15,16 +14,14 @@ import pydantic
 from driver import state
 from driver.state import DriverError, Facts
 from slurm_ddp import apt, charm
-from slurm_ddp.run import CommandError
+from slurm_ddp.run import CommandError, last_line, run
 
-Branch = typing.Literal["470", "535", "550", "570", "575", "580", "590", "595"]  # that Ubuntu ever had
-BRANCHES: tuple[Branch, ...] = typing.get_args(Branch)
+_BRANCH = re.compile(r"[0-9]{3}")
 _VERSION = re.compile(r"[0-9]{3}(\.[0-9]{1,4}){1,3}")
-RELEASES = ("ubuntu 22.04", "ubuntu 24.04")
-
-GENERATIONS: list[dict[str, typing.Any]] = tomllib.loads(
-    pathlib.Path(__file__).with_name("generations.toml").read_text()
-)["generations"]
+_UBUNTU_DRIVERS = "/usr/bin/ubuntu-drivers"  # of the package ubuntu-drivers-common
+_LISTING_S = 300.0
+# A line of `ubuntu-drivers list --gpgpu`; the rest of it names the package with the kernel's modules
+_OFFERED = re.compile(r"^nvidia-headless-no-dkms-([0-9]{3}-server(?:-open)?)\b", re.MULTILINE)
 _MODPROBE = "nvidia-modprobe"  # which makes the device files; of any version
 _PINNED = "*nvidia* libcuda1"  # what apt takes in the driver's version, dependencies too, if it has that version
 # Packages that a change of driver may remove: the other branch's. Anything else that apt wants to remove stops it.
@@ -35,12 +32,19 @@ _REMOVABLE = (*state.PACKAGES, *_ALSO)
 class Spec(pydantic.BaseModel, frozen=True):
     """The options, checked one by one and together."""
 
-    driver: typing.Literal["keep", Branch] = "keep"
+    driver: str = "keep"  # or a branch: "580"
     kernel_module: typing.Literal["auto", "open", "proprietary"] = "auto"
     fabric_manager: typing.Literal["auto", "always", "never"] = "auto"
     persistence_mode: bool = True
     hold_driver: bool = True
     version: str | None = None  # exactly this one: "580.173.02"
+
+    @pydantic.field_validator("driver")
+    @classmethod
+    def _is_branch(cls, value: str) -> str:
+        if value != "keep" and not _BRANCH.fullmatch(value):
+            raise ValueError("use keep, or a branch such as 580")
+        return value
 
     @pydantic.field_validator("kernel_module", "fabric_manager")
     @classmethod
@@ -71,7 +75,7 @@ def spec(options: collections.abc.Mapping[str, object]) -> Spec:
         raise DriverError(charm.problem(e)) from e
 
 
-def narrowed(wanted: Spec, branch: Branch | None, version: str | None, present: str = "") -> Spec:
+def narrowed(wanted: Spec, branch: str | None, version: str | None, present: str = "") -> Spec:
     """Return the specification with the parameters of `upgrade-driver`; `present` is the branch of the driver here."""
     if branch and not wanted.keeps and branch != wanted.driver:
         raise DriverError(f"branch={branch} contradicts the option driver={wanted.driver}: set driver={branch} first")
@@ -81,53 +85,63 @@ def narrowed(wanted: Spec, branch: Branch | None, version: str | None, present: 
     chosen = branch or (None if wanted.keeps else wanted.driver) or of_version or present
     if not chosen:
         raise DriverError("branch: driver=keep names none; give branch=580 (or another), or set the option driver")
-    if chosen not in BRANCHES:
-        source = f"version: {chosen}" if version else f"branch: that of the driver here, {chosen},"
-        raise DriverError(f"{source} is none of {', '.join(BRANCHES)}")
     if version and of_version != chosen:
         raise DriverError(f"version={version} is not of branch {chosen}")
     return wanted.model_copy(update={"driver": chosen, "version": version})
 
 
-def kernel_modules(facts: Facts, wanted: Spec) -> list[str]:
-    """List NVIDIA's kernel modules that drive all cards in this branch, the better one first."""
-    modules = ["open", "proprietary"] if wanted.kernel_module == "auto" else [wanted.kernel_module]
-    for card in facts.cards:
-        row = next((row for row in GENERATIONS if any(a <= card.device <= b for a, b in row["ids"])), None)
-        if row is None:  # a newer card than the table
-            modules = modules[:1]
-            continue
-        drives, (since, until) = row["modules"], row["branches"]
-        gpu = f"GPU {card.bus_id} ({row['name']})"
-        if not since <= int(wanted.driver) <= until:
-            bound = f"{since} or later" if int(wanted.driver) < since else f"{until} or earlier"
-            raise DriverError(f"driver: {gpu} needs branch {bound}, not {wanted.driver}")
-        if not (modules := [module for module in modules if module in drives]):
-            raise DriverError(
-                f"kernel-module: {gpu} needs the {drives[0]} module, the option or another card the other"
-            )
-    return modules
+def offered() -> list[str]:
+    """List the drivers that ubuntu-drivers finds for this machine's cards, such as 580-server-open.
+
+    Raises DriverError if it cannot be asked, `CommandError` if apt fails.
+    """
+    apt.ensure_packages(["ubuntu-drivers-common"])
+    listed = run(_UBUNTU_DRIVERS, "list", "--gpgpu", timeout=_LISTING_S, check=False)
+    if listed.returncode != 0:
+        why = last_line(listed.stdout) or last_line(listed.stderr)
+        raise DriverError(f"driver: ubuntu-drivers list --gpgpu exited {listed.returncode}: {why}")
+    return _OFFERED.findall(listed.stdout)
+
+
+def kernel_modules(wanted: Spec, found: collections.abc.Collection[str]) -> list[str]:
+    """Return the suffixes of the drivers of this branch that are offered, the better one first."""
+    suffixes = {"open": ["-open"], "proprietary": [""], "auto": ["-open", ""]}[wanted.kernel_module]
+    return [suffix for suffix in suffixes if f"{wanted.driver}-server{suffix}" in found]
 
 
 def resolve(facts: Facts, wanted: Spec) -> Plan:
     """Return the set of packages that apt would install now, after reading the archives again."""
-    if facts.release not in RELEASES:
-        here, known = facts.release or "an unknown system", ", ".join(RELEASES)
-        raise DriverError(f"driver={wanted.driver}: this machine has {here}, not one of {known}: use driver=keep")
+    if not facts.release.startswith("ubuntu "):
+        here = facts.release or "an unknown system"
+        raise DriverError(f"driver: use keep: {here} is not Ubuntu, from whose archive driver={wanted.driver} comes")
     if facts.runfile:
         raise DriverError("driver: NVIDIA's own installer put one here: run nvidia-uninstall first, or use driver=keep")
     refused: list[DriverError] = []
     try:
-        modules = kernel_modules(facts, wanted)
         apt.update()
-        for module in modules:
+        found = offered()
+        suffixes = kernel_modules(wanted, found)
+        if not suffixes:
+            raise _not_offered(wanted, found)
+        for suffix in suffixes:
             try:
-                return _resolve(facts, wanted, "-open" if module == "open" else "")
+                return _resolve(facts, wanted, suffix)
             except DriverError as e:
                 refused.append(e)
     except CommandError as e:
         raise DriverError(f"apt: {e}") from e
     raise refused[0]
+
+
+def _not_offered(wanted: Spec, found: collections.abc.Collection[str]) -> DriverError:
+    """Return the error for a driver that ubuntu-drivers does not offer."""
+    if not found:
+        hint = "enable restricted and multiverse (add-apt-repository restricted multiverse), or use driver=keep"
+        return DriverError(f"driver={wanted.driver}: {hint}: ubuntu-drivers offers nothing for these GPUs")
+    branches = sorted({name.partition("-")[0] for name in found})
+    if wanted.driver in branches:
+        return DriverError(f"kernel-module: use auto: these GPUs have no {wanted.kernel_module} one of {wanted.driver}")
+    return DriverError(f"driver: use {', '.join(branches)} or keep: {wanted.driver} is not offered for these GPUs")
 
 
 def _resolve(facts: Facts, wanted: Spec, suffix: str) -> Plan:
