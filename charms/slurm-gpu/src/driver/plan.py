@@ -157,14 +157,14 @@ def _resolve(facts: Facts, wanted: Spec, suffix: str) -> Plan:
     ]
     version = wanted.version or apt.upstream(apt.candidates(core[:1]).get(core[0], ""))
     pins = {_PINNED: f"{version}-*"} if version else {}
-    offered = apt.candidates([*core, _MODPROBE], pins)
-    if missing := [name for name in (*core, _MODPROBE) if name not in offered]:
+    available = apt.candidates([*core, _MODPROBE], pins)
+    if missing := [name for name in (*core, _MODPROBE) if name not in available]:
         hint = "check that restricted and multiverse are enabled (add-apt-repository restricted multiverse)"
         raise DriverError(f"{option}: {', '.join(missing)} not in this machine's archives: {hint}")
     if not version.startswith(f"{wanted.driver}."):
         other = version.partition(".")[0]
         raise DriverError(f"{option}: {core[0]} only leads on to branch {other} now: set driver={other}")
-    if others := [f"{name} is {offered[name]}" for name in core if apt.upstream(offered[name]) != version]:
+    if others := [f"{name} is {available[name]}" for name in core if apt.upstream(available[name]) != version]:
         raise DriverError(f"{option}: the archives have no {version} as a whole: {', '.join(others)}")
     names = [*core, _MODPROBE, *_modules(facts, option, f"{server}{suffix}", version)]
     try:
