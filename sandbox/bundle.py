@@ -45,6 +45,7 @@ class BundleApplication:
     name: str
     body: Json
     charm: str  # as written; a path is absolute
+    attach: tuple[str, ...] = ()  # storage that its one unit gets
 
     @property
     def is_local(self) -> bool:
@@ -90,6 +91,17 @@ def load(
         for document in _parse(file):
             _merge(bundle, file, document)
     bundle.applications = {name: app for name, app in bundle.applications.items() if app.charm}
+    return bundle
+
+
+def single(charm: pathlib.Path, app: str, options: Json, attach: tuple[str, ...], defaults: pathlib.Path) -> Bundle:
+    """Describe the deployment of one charm with one unit, as `juju deploy ./CHARM [APP]` makes it."""
+    of_charm = next((document["applications"].get(charm.stem) for document in _parse(defaults)), None)
+    bundle = Bundle()
+    if of_charm is not None:
+        _merge_application(bundle, defaults, app, of_charm, is_default=True)
+    _merge_application(bundle, charm, app, {"charm": str(charm.resolve()), "num_units": 1, "options": options})
+    bundle.applications[app].attach = attach
     return bundle
 
 

@@ -19,6 +19,8 @@ from sandbox import gpus as mock_gpus
 from sandbox import model as rules
 from sandbox import session as sessions
 from sandbox import settings as operator
+from sandbox import storage as storages
+from sandbox import values as yaml_values
 from sandbox import view
 from sandbox.engine import Engine, Progress
 from sandbox.hosts import Hosts
@@ -101,18 +103,51 @@ def _changes_model(function: collections.abc.Callable[..., None]) -> collections
 
 
 @cli.command()
-@click.argument("bundle", type=click.Path(path_type=pathlib.Path))
+@click.argument("bundle", metavar="BUNDLE|CHARM", type=click.Path(path_type=pathlib.Path))
+@click.argument("app", required=False)
 @click.option(
     "--overlay", "overlays", multiple=True, type=click.Path(path_type=pathlib.Path), help="Merge this over the bundle."
 )
+@click.option("--config", "options", multiple=True, metavar="KEY=VALUE", help="Set an option of the charm; repeatable.")
+@click.option("--attach-storage", "attach", multiple=True, metavar="ID", help="Give the charm's unit this storage.")
 @_once_option
 @click.pass_obj
-def deploy(store: Store, bundle: pathlib.Path, overlays: tuple[pathlib.Path, ...], *, once: bool) -> None:
-    """Deploy BUNDLE with the sandbox's own overlay and yours, and wait until every unit is active."""
-    merged = bundles.load(bundle, overlays, defaults=_OVERLAY)
+def deploy(
+    store: Store,
+    bundle: pathlib.Path,
+    app: str | None,
+    overlays: tuple[pathlib.Path, ...],
+    options: tuple[str, ...],
+    attach: tuple[str, ...],
+    *,
+    once: bool,
+) -> None:
+    """Deploy BUNDLE with the sandbox's own overlay and yours, or one CHARM with one unit as APP.
+
+    Waits until every unit is active.
+    """
+    if bundle.suffix == ".charm":
+        if overlays:
+            raise click.UsageError("--overlay is for bundles")
+        merged = _single(store, bundle, app or bundle.stem, options, attach)
+    else:
+        for name, given in (("APP", app), ("--config", options), ("--attach-storage", attach)):
+            if given:
+                raise click.UsageError(f"{name} is for a charm, not for a bundle")
+        merged = bundles.load(bundle, overlays, defaults=_OVERLAY)
     sessions.remove_abandoned(store, Progress())
     with Engine(store, Progress(), create=True) as engine:
         sessions.deploy(engine, merged, once=once)
+
+
+def _single(
+    store: Store, charm: pathlib.Path, app: str, options: tuple[str, ...], attach: tuple[str, ...]
+) -> bundles.Bundle:
+    """Describe the deployment of one charm. Raises `SandboxError` if the application exists."""
+    if store.path.exists() and app in store.load().applications:
+        raise SandboxError(f"application {app!r} already exists")
+    chosen = {name: yaml_values.parse(value) for name, value in _assignments(options).items()}
+    return bundles.single(charm, app, chosen, attach, _OVERLAY)
 
 
 @cli.command()
@@ -228,24 +263,52 @@ def add_unit(model: Model, app: str) -> None:
     rules.add_unit(model, application)
 
 
+_destroy_option = click.option(
+    "--destroy-storage", "destroy", is_flag=True, help="Destroy its storage, too; else it stays, detached."
+)
+
+
 @cli.command("remove-unit")
 @click.argument("unit")
+@_destroy_option
 @_changes_model
-def remove_unit(model: Model, unit: str) -> None:
+def remove_unit(model: Model, unit: str, *, destroy: bool) -> None:
     """Remove UNIT, its subordinates and its host."""
     principal = model.unit(unit).principal
     if principal:
         raise SandboxError(f"{unit} is subordinate: remove the relation to {principal.split('/')[0]} instead")
+    if destroy:
+        storages.destroy_with(model, [model.unit(unit)])
     rules.remove_unit(model, model.unit(unit))
 
 
 @cli.command("remove-application")
 @click.argument("apps", nargs=-1, required=True)
 @click.option("--no-prompt", is_flag=True, expose_value=False, help="As in Juju; the sandbox does not ask.")
+@_destroy_option
 @_changes_model
-def remove_application(model: Model, apps: tuple[str, ...]) -> None:
+def remove_application(model: Model, apps: tuple[str, ...], *, destroy: bool) -> None:
     """Remove APPS with their units, their hosts and their relations, all at the same time."""
+    if destroy:
+        storages.destroy_with(model, [unit for app in apps for unit in model.app_units(app)])
     rules.remove_applications(model, apps)
+
+
+@cli.command("storage")
+@click.pass_obj
+def storage(store: Store) -> None:
+    """Show the storage that units have, and what was kept of removed ones."""
+    click.echo(storages.as_text(store.load()), nl=False)
+
+
+@cli.command("remove-storage")
+@click.argument("identifiers", nargs=-1, required=True, metavar="ID...")
+@click.pass_obj
+def remove_storage(store: Store, identifiers: tuple[str, ...]) -> None:
+    """Destroy detached storage with its data."""
+    with store.change() as model:
+        for identifier in identifiers:
+            storages.remove(store, model, identifier)
 
 
 @cli.command("integrate")

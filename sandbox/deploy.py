@@ -75,7 +75,7 @@ def apply(engine: Engine, bundle: bundles.Bundle) -> None:
     for app in bundle.applications.values():
         current = model.applications[app.name]
         while not current.subordinate and len(model.app_units(app.name)) < app.body["num_units"]:
-            rules.add_unit(model, current)
+            rules.add_unit(model, current, attach=app.attach)
 
 
 def _ensure_application(engine: Engine, app: bundles.BundleApplication, staged: pathlib.Path, metadata: Json) -> None:

@@ -20,7 +20,7 @@ import typing
 
 import click
 
-from sandbox import gpus, hook, settings
+from sandbox import gpus, hook, settings, storage
 from sandbox import model as rules
 from sandbox.agent import Agent
 from sandbox.guest import juju_exec
@@ -330,6 +330,7 @@ class Engine:
             name, gpus=cards, binds=binds, progress=lambda text: self.progress(_who(machine), text)
         )
         with self.change() as model:
+            storage.bring(self.store, model, machine, host.root)
             for unit in model.machine_units(machine):
                 unit.address = host.record.address
                 if unit.status.message == "waiting for machine":
@@ -338,6 +339,8 @@ class Engine:
 
     def _remove_host(self, machine: int, name: str) -> None:
         self._close_agent(_who(machine))
+        with self.change() as model:
+            storage.keep(self.store, model, machine, self.hosts.get(name).root)
         self.hosts.destroy_host(name)
         self.progress(_who(machine), f"{name} removed")
 

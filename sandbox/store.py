@@ -90,7 +90,6 @@ class Application(_Record):
     resources: dict[str, str] = {}
     annotations: dict[str, str] = {}
     dying: bool = False
-    next_unit: int = 0
     status: Status = Status()
 
     def section(self, name: str) -> dict[str, dict[str, typing.Any]]:
@@ -153,6 +152,21 @@ class Unit(_Record):
         return next((event for event in self.events if event.attempts), None)
 
 
+class Storage(_Record):
+    """A storage: Juju's id of it is like volume/0."""
+
+    name: str
+    index: int
+    unit: str | None = None  # that has it
+    machine: int | None = None  # on whose host its files lie; None for kept ones
+    destroy: bool = False  # together with its unit
+
+    @property
+    def id(self) -> str:
+        """Its name for Juju and the operator."""
+        return f"{self.name}/{self.index}"
+
+
 class Relation(_Record):
     """A relation with its databags. A peer relation has one end, every other two."""
 
@@ -207,6 +221,8 @@ class Model(_Record):
     next_relation: int = 0
     next_sequence: int = 0
     next_storage: int = 0
+    next_units: dict[str, int] = {}  # application -> number; Juju goes on counting when one is deployed again
+    storage: dict[str, Storage] = {}  # also what no unit has
 
     def app_units(self, app: str) -> list[Unit]:
         """Return the units of `app` by number."""

@@ -53,11 +53,14 @@ def ensure_formatted(volume: Target, known: Known) -> juicefs.Setting:
             f"the metadata engine holds a volume {setting.name} ({setting.uuid}) that was not made here: if no "
             f"other application offers it, take it over with adopt={setting.uuid}; else name another database"
         )
-    if not wanted.keyless and setting.uuid == uuid and not _same_bucket(wanted, setting):
-        _config(volume, {"bucket": wanted.bucket})  # an embedded volume follows its server to a new address
-        setting = dataclasses.replace(setting, bucket=wanted.bucket)
     _check_same(wanted, setting, uuid)
     return setting
+
+
+def ensure_bucket(volume: Target, setting: juicefs.Setting) -> None:
+    """Have an embedded volume follow its server to a new address. Raises `juicefs.JuicefsError`."""
+    if not _same_bucket(volume.volume, setting):
+        _config(volume, {"bucket": volume.volume.bucket})
 
 
 def _format(volume: Target) -> None:
@@ -106,7 +109,7 @@ def _check_same(volume: Volume, setting: juicefs.Setting, uuid: str | None) -> N
     if uuid not in (None, setting.uuid):
         problem = f"the metadata engine holds another volume {name} ({setting.uuid}) than the one published ({uuid})"
         raise VolumeError(f"{problem}: set the old metadata-url, or deploy another application")
-    if not _same_bucket(volume, setting):
+    if volume.keyless and not _same_bucket(volume, setting):  # an embedded one follows its server: `ensure_bucket`
         raise VolumeError(f"volume {name} keeps its data at {setting.bucket}, not at {volume.bucket}: set that again")
     for option, found, wanted in (
         ("storage-type", setting.storage or volume.storage, volume.storage),
@@ -132,13 +135,23 @@ def ensure_options(volume: Target, setting: juicefs.Setting) -> None:
 
 
 def ensure_sticky_root(volume: Target) -> None:
-    """Keep accounts from replacing what others have in the root; where it fails, clients do so when they mount it."""
-    name = volume.volume.name
+    """Keep accounts from replacing what others have in the root; it shows as well that the volume's data is there.
+
+    Raises `juicefs.JuicefsError`.
+    """
+    if done := juicefs.ensure_sticky(volume.program, volume.access):
+        _log.warning("volume %s: %s", volume.volume.name, done)
+
+
+def opens(volume: Target) -> bool:
+    """Report whether juicefs opens the volume, its data included. Raises `juicefs.UnreachableError`."""
     try:
-        if done := juicefs.ensure_sticky(volume.program, volume.access):
-            _log.warning("volume %s: %s", name, done)
-    except juicefs.JuicefsError as e:
-        _log.info("volume %s: the mode of its root was not checked, clients do when they mount: %s", name, e)
+        ensure_sticky_root(volume)
+    except juicefs.UnreachableError:
+        raise
+    except juicefs.JuicefsError:
+        return False
+    return True
 
 
 def published(volume: Target, setting: juicefs.Setting, secret: tuple[str | None, int | None]) -> fs.Juicefs:
