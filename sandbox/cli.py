@@ -151,12 +151,16 @@ def _single(
 
 
 @cli.command()
-@click.option("--format", "form", type=click.Choice(["tabular", "json"]), default="tabular")
+@click.option("--format", "form", type=click.Choice(["tabular", "json", "yaml"]), default="tabular")
 @click.pass_obj
 def status(store: Store, form: str) -> None:
-    """Show applications, units and machines."""
+    """Show applications, units and machines; the table cuts messages at 120 characters, as Juju's does."""
     model = store.load()
-    click.echo(view.as_text(model) if form == "tabular" else json.dumps(view.as_data(model), indent=2))
+    if form == "tabular":
+        click.echo(view.as_text(model))
+        return
+    data = view.as_data(model)
+    click.echo(json.dumps(data, indent=2) if form == "json" else _as_yaml(data).rstrip())
 
 
 @cli.command()

@@ -64,17 +64,16 @@ def add_unit(
     `attach` names storage that it gets in place of new one.
     """
     number = model.next_units.get(app.name, 0)
-    model.next_units[app.name] = number + 1
     name = f"{app.name}/{number}"
-    if principal is None:
-        machine, model.next_machine = model.next_machine, model.next_machine + 1
-    else:
-        machine = principal.machine
+    machine = model.next_machine if principal is None else principal.machine
     unit = Unit(name=name, app=app.name, machine=machine, principal=principal.name if principal else None)
+    unit.storages = storage.give(model, app, unit, attach)
+    model.next_units[app.name] = number + 1
+    if principal is None:
+        model.next_machine += 1
     unit.address = principal.address if principal else ""
     unit.status = Status(name="waiting", message="waiting for machine" if principal is None else "installing agent")
     model.units[name] = unit
-    unit.storages = storage.give(model, app, unit, attach)
     for one in unit.storages:
         enqueue(model, unit, "storage-attached", storage=one)
     enqueue(model, unit, "install")

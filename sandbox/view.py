@@ -9,6 +9,7 @@ from sandbox import settings
 from sandbox.store import Application, Model, Status, Unit
 
 Json = dict[str, typing.Any]
+_MESSAGE_LIMIT = 120  # of the tables: cmd/juju/status/output_tabular.go, maxMessageLength
 _ORDER = ("error", "blocked", "maintenance", "waiting", "active", "unknown")
 
 
@@ -99,7 +100,7 @@ def as_text(model: Model) -> str:
     for name, app in data["applications"].items():
         status, scale = app["application-status"], str(len(model.app_units(name)))
         row = (name, app["version"], status["current"], scale, app["charm"], "", str(app["charm-rev"]), "no")
-        apps.append((*row, status["message"]))
+        apps.append((*row, _cut(status["message"])))
         for unit, about in app.get("units", {}).items():
             units.append(_row(unit, about))
             units += [_row(f"  {other}", its) for other, its in about.get("subordinates", {}).items()]
@@ -112,7 +113,12 @@ def as_text(model: Model) -> str:
 def _row(name: str, unit: Json) -> tuple[str, ...]:
     status, agent = unit["workload-status"], unit["juju-status"]["current"]
     where = (unit.get("machine", ""), unit["public-address"], ",".join(unit["open-ports"]))
-    return (name + "*" * unit["leader"], status["current"], agent, *where, status["message"])
+    return (name + "*" * unit["leader"], status["current"], agent, *where, _cut(status["message"]))
+
+
+def _cut(message: str) -> str:
+    """Shorten a message as `juju status` does; the other formats have all of it."""
+    return f"{message[:_MESSAGE_LIMIT]}..." if len(message) > _MESSAGE_LIMIT else message
 
 
 def _table(rows: collections.abc.Sequence[tuple[str, ...]]) -> str:
