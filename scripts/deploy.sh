@@ -79,4 +79,4 @@ build/venvs/deploy/bin/python scripts/channels.py ./bundle.yaml $chosen
 echo "deploy: juju deploy ./bundle.yaml $*"
 juju deploy ./bundle.yaml "$@"
 echo "deploy: watch it settle with  watch -c juju status --relations --color"
-echo "deploy: then  juju run trainer/0 submit-ddp"
+echo "deploy: then  juju run trainer/leader submit-ddp"

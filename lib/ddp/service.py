@@ -108,7 +108,8 @@ def _do(settings: Settings, request: Json, log: Log) -> Json:
 
 
 def render_remedy(unit: str, remedy: problem.Remedy) -> str:
-    """Render a remedy as an operator of the bundle types it."""
+    """Render a remedy as an operator of the bundle types it, also once the unit has another number."""
+    unit = f"{unit.partition('/')[0]}/leader"
     if isinstance(remedy, problem.Step):
         return _render_step(unit, remedy)
     verb = verbs.ALL[remedy.verb]

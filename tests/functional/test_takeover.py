@@ -68,19 +68,19 @@ def mount(one: Cluster, app: str = PROXY) -> None:
 def test_a_new_deployment_takes_the_volume_over_although_its_hook_is_killed(small: Cluster, steps: tuple[str, ...]):
     remove(small)
     command = [REPOSITORY / "sandboxctl", "--model", small.model, "deploy", "--once", str(CHARM)]
-    deploy = subprocess.Popen(
-        [*command, "--attach-storage", "volume/0"], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
-    )
     left, shown = list(steps), list[str]()
-    assert deploy.stderr is not None
-    for line in deploy.stderr:
-        shown.append(line)
-        if left and left[0] in line:
-            unit = re.findall(rf"{PROXY}/\d+", line)[0]
-            small.exec(unit, "pkill", "-KILL", "-f", "/var/lib/sandbox/agent.py")
-            left.pop(0)
+    with subprocess.Popen(
+        [*command, "--attach-storage", "volume/0"], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    ) as deploy:
+        assert deploy.stderr is not None
+        for line in deploy.stderr:
+            shown.append(line)
+            if left and left[0] in line:
+                unit = re.findall(rf"{PROXY}/\d+", line)[0]
+                small.exec(unit, "pkill", "-KILL", "-f", "/var/lib/sandbox/agent.py")
+                left.pop(0)
     text = "".join(shown)
-    assert deploy.wait(60) == 0, text
+    assert deploy.returncode == 0, text
     assert not left, text
     assert text.count("the host stopped in the middle of the hook") == len(steps), text
     mount(small)

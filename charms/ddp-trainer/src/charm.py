@@ -15,7 +15,7 @@ from ddp import verbs
 from ddp.base import ParameterError
 from ddp.options import fields
 from slurm_ddp import exporter, wake
-from slurm_ddp.charm import Level, Status, StatusError, action_name, is_principal
+from slurm_ddp.charm import Level, Status, StatusError, action_name, is_principal, shown
 from slurm_ddp.interfaces import cos_agent
 
 _AGAIN_S = 20
@@ -74,7 +74,7 @@ class DdpTrainerCharm(ops.CharmBase):
             status = self._check()
         except StatusError as e:
             status = e.status
-        event.add_status(ops.StatusBase.from_name(status.level, status.text))
+        event.add_status(ops.StatusBase.from_name(status.level, shown(status, self.unit.status.message)))
 
     def _check(self) -> Status:
         """Return the status that the program reports. Raises StatusError."""
@@ -149,7 +149,7 @@ class DdpTrainerCharm(ops.CharmBase):
             token = secret_token.parse(self._content(config.hf_token), self.app.name) if config.hf_token else ""
             host.account(config.submit_user)
         except ParameterError as e:
-            raise StatusError(Level.BLOCKED, f"fix config: {e}") from e
+            raise StatusError(Level.BLOCKED, f"fix config: {_without_value(e)}") from e
         return config, token
 
     def _content(self, identifier: str) -> dict[str, str] | None:
@@ -163,6 +163,12 @@ class DdpTrainerCharm(ops.CharmBase):
         with contextlib.suppress(ops.ModelError):  # none was attached
             return self.model.resources.fetch("wheelhouse")
         return None
+
+
+def _without_value(error: ParameterError) -> str:
+    """Leave the value out of the line: it may be long, or hold a password."""
+    before, _, allowed = str(error).partition(" is not allowed; ")
+    return f"{before.partition(': ')[0]}: {allowed}" if allowed else before
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from node.registration import Progress
 from relations import gres as endpoints
 from relations.gres import COMPUTE, CONTROLLER, GRES, NODE_GRES
 from slurm_ddp import exporter, wake
-from slurm_ddp.charm import Level, Status, action_name, is_principal, run_action
+from slurm_ddp.charm import Level, Status, action_name, is_principal, run_action, shown
 from slurm_ddp.interfaces import cos_agent
 from slurm_ddp.run import CommandError
 
@@ -139,8 +139,9 @@ class SlurmGpuCharm(ops.CharmBase):
             found.append(gres_lines.status(view, related=self._has(GRES)))
             if found[-1].level == Level.WAITING:
                 wake.later(self.unit.name, self.charm_dir, _AGAIN_S)
+        before = self.unit.status.message
         for status in found or [_NO_ROLE]:
-            event.add_status(ops.StatusBase.from_name(status.level, status.text))
+            event.add_status(ops.StatusBase.from_name(status.level, shown(status, before)))
 
     def _on_action(self, event: ops.ActionEvent) -> None:
         def reconcile() -> Progress | None:

@@ -193,7 +193,7 @@ def check_parents(storage: pathlib.Path) -> None:
     for directory in (storage, *storage.parents):
         stat = directory.stat()
         if stat.st_uid != 0 or stat.st_mode & 0o022:
-            raise StoreError(f"{directory} can be written by others than root: chown root, chmod go-w it")
+            raise StoreError(f"chown root {directory}, chmod go-w it: others can write it")
 
 
 def stop(app: str) -> None:
@@ -306,7 +306,7 @@ def _ensure_host_key(config: pathlib.Path) -> pathlib.Path:
 def _ensure_running(unit: str, port: int, *, restart: bool) -> None:
     is_active = systemd.is_active(unit)
     if not is_active and _is_taken("127.0.0.1", port):
-        raise StoreError(f"another program listens on port {port}: stop it")
+        raise StoreError(f"stop what listens on port {port}: the volume's servers need it")
     if restart or not is_active:
         _start(unit, systemd.restart if is_active else systemd.enable_now)
 

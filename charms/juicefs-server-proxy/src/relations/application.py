@@ -10,7 +10,7 @@ import embedded.users
 from relations.peers import Ledger
 from relations.sources import CLIENTS, Sources
 from slurm_ddp import juicefs, wake
-from slurm_ddp.charm import Level, Status, StatusError
+from slurm_ddp.charm import Level, Status, StatusError, shown
 from slurm_ddp.interfaces import filesystem_info as fs
 from volume import formatting
 from volume.target import Target, open_target, program_path
@@ -161,9 +161,9 @@ class Application:
             wake.later(self.name, self._charm.charm_dir, _SILENT_S)
         for relation, client in silent.items():
             if silent_s[relation] >= _SILENT_S:
-                remedy = f"juju remove-relation {self._charm.app.name} {client}, and use shared-filesystem-client"
-                return Status(Level.BLOCKED, f"{client} cannot mount JuiceFS: {remedy}")
+                remedy = f"juju remove-relation {self._charm.app.name} {client}"
+                return Status(Level.BLOCKED, f"{remedy}: it cannot mount JuiceFS; use shared-filesystem-client")
         return None
 
     def _show_progress(self, text: str) -> None:
-        self._charm.unit.status = ops.MaintenanceStatus(text)
+        self._charm.unit.status = ops.MaintenanceStatus(shown(Status(Level.MAINTENANCE, text)))

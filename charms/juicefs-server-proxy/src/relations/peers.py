@@ -119,7 +119,7 @@ class Ledger:
         if server is None:
             return None
         if server not in units:
-            text = f"{server}, whose storage holds the volume, was removed: deploy another application"
+            text = f"deploy another application with --attach-storage: {server}, which served the volume, was removed"
             raise StatusError(Level.BLOCKED, text)
         return self._relation.data[units[server]].get(key)
 
