@@ -18,7 +18,7 @@ def parse(content: collections.abc.Mapping[str, str] | None, app: str) -> str:
     if token is None:
         raise ParameterError(OPTION, f"{again}: the secret has no key token")
     if not re.fullmatch(r"[!-~]+", token, re.ASCII):
-        what = "is empty" if not token else "has blanks or characters that are not ASCII"
+        what = "is empty" if not token else "has blanks or is not ASCII"
         raise ParameterError(OPTION, f"{again}: the secret's token {what}")
     if len(token) > MAX_CHARACTERS:
         raise ParameterError(
