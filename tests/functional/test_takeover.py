@@ -133,7 +133,7 @@ def test_storage_with_the_data_of_another_volume_is_refused(small: Cluster):
     kept.write_text("11111111-2222-3333-4444-555555555555")
     bring_back(small, PROXY)
     level, message = server(small)
-    assert (level, message.split(":")[0]) == ("blocked", "attach the whole storage")
+    assert (level, message.split(":")[0]) == ("blocked", "attach all of the storage")
     remove(small)
     kept.write_text(text)
     assert bring_back(small, PROXY).code == 0

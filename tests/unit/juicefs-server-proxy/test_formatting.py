@@ -89,7 +89,7 @@ def test_why_juicefs_did_not_format(rig: Rig, reason: str, has_advice: bool):
     rig.world.format_error = reason
     with pytest.raises(juicefs.JuicefsError) as caught:
         formatting.ensure_formatted(opened(), Known(None))
-    assert str(caught.value).startswith(f"juicefs format: {reason}")
+    assert str(caught.value).endswith(f"juicefs format: {reason}")
     assert ("choose another volume-name, bucket or prefix" in str(caught.value)) is has_advice
 
 

@@ -131,7 +131,7 @@ def test_storage_without_the_volumes_data_is_refused(rig: Rig, found: str):
     (storage(rig) / "objects/data/shared/juicefs_uuid").write_text(found)
     out = deploy(rig)
     assert isinstance(out.unit_status, testing.BlockedStatus)
-    assert out.unit_status.message.startswith("attach the whole storage")
+    assert out.unit_status.message.startswith("attach all of the storage")
     assert offered(out) is None
     assert commands(rig) == []
 
@@ -142,10 +142,11 @@ def test_storage_whose_metadata_is_lost_is_not_formatted(rig: Rig):
     rig.world.volumes.clear()
     out = deploy(rig)
     assert isinstance(out.unit_status, testing.BlockedStatus)
-    assert f"lost volume shared ({UUID})" in out.unit_status.message
+    assert f"restore a copy of the storage: the metadata engine lost volume shared ({UUID})" in out.unit_status.message
     assert len(rig.world.formats) == 1
 
 
+@pytest.mark.cut
 def test_without_a_backup_nothing_is_changed(rig: Rig):
     deploy(rig)
     remove(rig)

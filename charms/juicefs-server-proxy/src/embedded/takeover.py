@@ -74,8 +74,7 @@ def _check_data(storage: pathlib.Path, setting: juicefs.Setting) -> None:
     """Raise `StoreError` unless the data beside the metadata is that volume's: JuiceFS keeps the UUID there, too."""
     found = files.read(storage / "objects" / "data" / setting.name / "juicefs_uuid")
     if found != setting.uuid:
-        data = f"the data of {found}" if found else "none of its data"
-        raise embedded.store.StoreError(f"attach all of the storage: it has volume {setting.uuid}, but {data}")
+        raise embedded.store.StoreError(f"attach all of the storage: volume {setting.uuid} lacks its data there")
 
 
 def _back_up(volume: Target, setting: juicefs.Setting) -> None:
