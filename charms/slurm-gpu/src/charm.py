@@ -12,7 +12,7 @@ import metrics
 import settings
 from controller import gres_lines
 from maintenance import work
-from node import compute, hold
+from node import compute, hold, node_state
 from node import machine as machines
 from node.registration import Progress
 from relations import gres as endpoints
@@ -112,6 +112,7 @@ class SlurmGpuCharm(ops.CharmBase):
             work.release()
             compute.release(owner=self.unit.name, config=self.load_config(settings.Config))
             gres_lines.release(owner=self.unit.name, last=self.app.planned_units() == 0)
+            node_state.remove_folder()
         except CommandError as e:  # a hook that fails keeps the unit from going, and the next one tries again
             logger.warning("something of slurm-gpu is left on this machine: %s", e)
 
