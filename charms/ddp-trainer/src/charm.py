@@ -8,6 +8,7 @@ import pathlib
 import ops
 
 import host
+import machine_lock
 import metrics
 import program
 import secret_token
@@ -129,11 +130,13 @@ class DdpTrainerCharm(ops.CharmBase):
             "config": host.settings(config, self.unit.name),
             "unit": self.unit.name,
             "task": event.id,
+            "holds-machine": machine_lock.is_held_by(self.unit.name, event.id),
             "token": token,
             "wheelhouse": host.share(self._fetch_wheelhouse()),
         }
         try:
-            answer = program.ask(config.submit_user, request, event.log)
+            with machine_lock.named_waiters(event.log) as log:
+                answer = program.ask(config.submit_user, request, log)
         except program.ProgramError as e:
             event.fail(str(e))
             return
