@@ -82,8 +82,8 @@ def apply(engine: Engine, bundle: bundles.Bundle) -> None:
 def _compare_constraints(model: Model, bundle: bundles.Bundle) -> None:
     """Give applications with units the bundle's constraints as this Juju does.
 
-    A Juju that adds arch=amd64 itself (internal/bundle/changes/model.go, matchesCharmPermutation) misses it in the bundle
-    when it compares, so it uploads the charm again; a local one it looks for by its name in the model.
+    A Juju that adds arch=amd64 itself misses it in the bundle when it compares (internal/bundle/changes/model.go,
+    matchesCharmPermutation), so it uploads the charm again; a local one it looks for by its name in the model.
 
     Raises:
         SandboxError: it would not find the charm.

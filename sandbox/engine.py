@@ -150,6 +150,7 @@ class Engine:
             identifier: str = event.action["id"]
             self._actions.add(identifier)
             lock = self.store.lock(f"action-{identifier}")  # others see by it that a command waits
+        self.progress(unit.name, f"task {identifier}: {action}")
         try:
             self.settle(until=lambda: identifier in self._results or name not in self.model.units)
         finally:

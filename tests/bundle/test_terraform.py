@@ -90,7 +90,11 @@ def test_a_charm_s_module_is_of_its_charmcraft_yaml(charm: pathlib.Path):
 
 def test_every_application_with_units_has_the_bundle_s_constraints():
     bundle = yaml.safe_load(rules.BUNDLE.read_text())
-    given = {name.replace("-", "_"): body["constraints"] for name, body in bundle["applications"].items() if "num_units" in body}
+    given = {
+        name.replace("-", "_"): body["constraints"]
+        for name, body in bundle["applications"].items()
+        if "num_units" in body
+    }
     text = (PRODUCT / "variables.tf").read_text()
     for name, constraints in given.items():
         (block,) = re.findall(rf'^variable "{name}" {{\n(.*?)^}}', text, re.MULTILINE | re.DOTALL)

@@ -1,6 +1,7 @@
 """What a user of the deployed bundle sees. Each test asserts an effect on the machines, and leaves them as it found them."""
 
 import json
+import pathlib
 import uuid
 
 import pytest
@@ -17,6 +18,28 @@ def summary(cluster: Cluster, run_dir: str) -> dict[str, object]:
 def test_slurm_has_two_idle_nodes(cluster: Cluster):
     lines = (cluster.exec(LOGIN, "sinfo --noheader --Node --format '%N %T'")).splitlines()
     assert dict(line.split() for line in lines) == {"slurmd-0": "idle", "slurmd-1": "idle"}
+
+
+def test_a_second_deployment_changes_nothing(cluster: Cluster):
+    before = set(cluster.units()), cluster.revisions()
+    cluster.deploy()
+    cluster.wait_until_active(timeout_s=900)
+    assert (set(cluster.units()), cluster.revisions()) == before
+
+
+def test_an_overlay_that_is_added_later_is_applied(cluster: Cluster, tmp_path: pathlib.Path):
+    """To an application of a local charm with units, which Juju 4 would not find without arch=amd64."""
+    overlay = tmp_path / "later.yaml"
+    overlay.write_text("applications:\n  juicefs-server-proxy:\n    options:\n      trash-days: 2\n")
+    before = set(cluster.units()), cluster.revisions()
+    try:
+        cluster.deploy(overlay)
+        assert cluster.juju("config", "juicefs-server-proxy", "trash-days").strip() == "2"
+        cluster.wait_until_active(timeout_s=900)
+    finally:
+        cluster.juju("config", "juicefs-server-proxy", "--reset", "trash-days")
+    cluster.wait_until_active(timeout_s=900)
+    assert (set(cluster.units()), cluster.revisions()) == before
 
 
 def test_a_file_written_on_one_machine_is_read_on_the_others(cluster: Cluster):

@@ -9,9 +9,8 @@ import click.testing
 import pytest
 from folder_hosts import Bench
 
-from sandbox import cli, juju
+from sandbox import cli, juju, settings
 from sandbox import model as rules
-from sandbox import settings
 from sandbox.guest import juju_exec
 from sandbox.store import Model, SandboxError, Store
 

@@ -136,9 +136,7 @@ def ensure_default(settings: Settings, params: models.PrepareDataset, log: Log) 
         prepare_dataset(settings, params, log, is_automatic=True)
 
 
-def _follow(
-    work: _Work, submitted: control.Submitted, array: int | None, log: Log, *, to_the_end: bool
-) -> Results:
+def _follow(work: _Work, submitted: control.Submitted, array: int | None, log: Log, *, to_the_end: bool) -> Results:
     """Wait for the end, and describe the dataset. Raises TrainerError with the input at fault."""
     settings = work.settings
 

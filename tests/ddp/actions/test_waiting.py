@@ -3,7 +3,6 @@
 import collections.abc
 import json
 import os
-import pathlib
 import pwd
 import subprocess
 import sys
@@ -131,9 +130,7 @@ def test_an_action_that_holds_the_machine_can_be_told_before_it_has_a_job(
     assert results["state"] in ("PENDING", "RUNNING")
 
 
-def test_the_log_is_followed_until_someone_ends_that(
-    ready: Trainer, endless: Cluster, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_log_is_followed_until_someone_ends_that(ready: Trainer, endless: Cluster, monkeypatch: pytest.MonkeyPatch):
     ready.run("submit-ddp", run="first")
     while_waiting(monkeypatch, lambda: waits.stop("first"))
     assert ready.run("run-log", run="first", follow=True, follow_timeout=80000)["lines"] == "0"
@@ -195,4 +192,3 @@ def test_the_limit_is_a_parameter_of_every_action_that_waits_for_jobs():
     with_timeout = {name for name, verb in service.verbs.ACTIONS.items() if "wait_timeout" in verb.options.model_fields}
     with_limit = {name for name, verb in service.verbs.ACTIONS.items() if "wait_limit" in verb.options.model_fields}
     assert with_timeout - with_limit == {"doctor"}, "which waits a minute for free nodes"
-
