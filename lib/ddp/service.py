@@ -101,9 +101,11 @@ def _do(settings: Settings, request: Json, log: Log) -> Json:
         raise ParameterError("do", f"unknown request {wanted!r}")
     params = fields.parse(verb.options, request["params"])
     if request.get("holds-machine"):
-        settings.wait.begin(wanted)
+        can_be_ended = not {"wait_limit", "follow"}.isdisjoint(verb.options.model_fields)
+        if can_be_ended:
+            settings.wait.begin(wanted)
         params = _bounded(params)
-        text = _held(settings.unit)
+        text = _held(settings.unit, can_be_ended=can_be_ended)
     else:
         stop = f"to stop waiting, without cancelling a job: juju cancel-task {request.get('task', '')}"
         text = f"{settings.unit} runs no other action while this one waits; {stop}"
@@ -129,14 +131,14 @@ def _quiet_s(request: Json, params: fields.Parsed) -> float:
     return 0.0 if request.get("holds-machine") and is_to_wait else _QUIET_S
 
 
-def _held(unit: str) -> str:
-    """Say what waits for an action that holds its machine, and how to look, cancel and go on without it."""
+def _held(unit: str, *, can_be_ended: bool) -> str:
+    """Say what waits for an action that holds its machine, and how to look, cancel and end it beside Juju."""
     login = _login(unit)
-    return (
-        f"hooks and actions of all units on the machine of {unit} wait while this action runs; "
-        f"to look: {login} ddp list; to cancel a job: {login} ddp cancel RUN; "
-        f"to end this action, not its job: {login} ddp stop-waiting"
-    )
+    text = f"hooks and actions of all units on the machine of {unit} wait while this action runs; "
+    text += f"to look: {login} ddp list; to cancel a job: {login} ddp cancel RUN"
+    if can_be_ended:
+        text += f"; to end this action, not its job: {login} ddp stop-waiting"
+    return text
 
 
 def _login(unit: str) -> str:

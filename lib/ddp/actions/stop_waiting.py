@@ -13,5 +13,8 @@ def stop_waiting(_: Settings, params: models.StopWaiting, __: Log) -> Result:
     if not ended:
         what = params.run or "a run"
         raise TrainerError(f"no command of this account waits for {what} on this host", remedy=catalog.LIST)
-    lines = [" ".join(names) for names in ended]
+    lines: list[str] = []
+    for names in ended:
+        has_job = len(names) > 1
+        lines.append(" ".join(names) if has_job else f"{names[0]}, as soon as its job is submitted")
     return Result({"stopped": "\n".join(lines)}, {"stopped": ended})

@@ -11,7 +11,9 @@ import pytest
 from cluster import Cluster
 from harness import ActionFailedError, Trainer
 
-from ddp import service
+from ddp import service, verbs
+from ddp.base import Settings, TrainerError, texts_of
+from ddp.options import fields, models
 from ddp.run import control
 from ddp.workspace import locks, waits
 
@@ -159,10 +161,37 @@ def test_the_first_line_says_what_waits_and_what_to_type(ready: Trainer, endless
     assert not any("cancel-task" in line for line in ready.log)
 
 
+def test_one_that_no_one_can_end_does_not_say_how(ready: Trainer, endless: Cluster, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(service, "_QUIET_S", 0.0)
+    ready.holds_machine = True
+    ready.run("list-runs")
+    assert ready.log[0].endswith(f"to cancel a job: {LOGIN} ddp cancel RUN")
+    assert waits.stop(None) == []
+
+
 def test_an_action_that_does_not_wait_says_nothing(ready: Trainer, endless: Cluster):
     ready.holds_machine = True
     ready.run("submit-ddp", run="first")
     assert not any("hooks and actions" in line for line in ready.log)
+
+
+def test_the_command_lists_what_it_ended_and_says_where_nothing_waits(settings: Settings):
+    def stop(**given: str) -> dict[str, str]:
+        params = fields.parse(models.StopWaiting, dict(given))
+        return texts_of(verbs.ALL["stop-waiting"].do(settings, params, lambda _: None) or {})
+
+    with pytest.raises(TrainerError) as caught:
+        stop(run="first")
+    assert str(caught.value) == "no command of this account waits for first on this host; ddp list"
+    with waits.Wait() as one:
+        one.begin("submit-ddp")
+        assert stop() == {"stopped": "submit-ddp, as soon as its job is submitted"}
+        assert one.is_over
+        one.begin("first", "40")
+        assert one.is_over, "what was ended stays so"
+    with waits.Wait() as one:
+        one.begin("first", "40")
+        assert stop(run="40") == {"stopped": "first 40"}
 
 
 def test_the_file_of_a_command_that_was_killed_counts_for_nothing(ready: Trainer):
@@ -189,6 +218,6 @@ def test_another_process_ends_the_waiting(ready: Trainer, endless: Cluster, monk
 
 
 def test_the_limit_is_a_parameter_of_every_action_that_waits_for_jobs():
-    with_timeout = {name for name, verb in service.verbs.ACTIONS.items() if "wait_timeout" in verb.options.model_fields}
-    with_limit = {name for name, verb in service.verbs.ACTIONS.items() if "wait_limit" in verb.options.model_fields}
+    with_timeout = {name for name, verb in verbs.ACTIONS.items() if "wait_timeout" in verb.options.model_fields}
+    with_limit = {name for name, verb in verbs.ACTIONS.items() if "wait_limit" in verb.options.model_fields}
     assert with_timeout - with_limit == {"doctor"}, "which waits a minute for free nodes"
