@@ -54,7 +54,7 @@ def test_a_file_written_on_one_machine_is_read_on_the_others(cluster: Cluster):
 
 
 def test_a_job_runs_on_two_hosts(cluster: Cluster):
-    result = cluster.run(TRAINER, "submit-ddp", workload="smoke", nodes=2, wait=True)
+    result = cluster.run(TRAINER, "submit-ddp", workload="smoke", nodes=2, wait=True, wait_limit=JOB_S)
     assert result["state"] == "COMPLETED"
     found = summary(cluster, result["run-dir"])
     assert found["state"] == "done"
@@ -64,8 +64,8 @@ def test_a_job_runs_on_two_hosts(cluster: Cluster):
 
 
 def test_training_lowers_the_loss_and_leaves_a_checkpoint(cluster: Cluster):
-    cluster.run(TRAINER, "prepare-dataset")
-    result = cluster.run(TRAINER, "submit-ddp", nodes=2, wait=True)
+    cluster.run(TRAINER, "prepare-dataset", wait_limit=JOB_S)
+    result = cluster.run(TRAINER, "submit-ddp", nodes=2, wait=True, wait_limit=JOB_S)
     assert result["state"] == "COMPLETED"
     found = summary(cluster, result["run-dir"])
     assert isinstance(found["first_loss"], float) and isinstance(found["last_loss"], float)
@@ -131,7 +131,7 @@ def test_a_rebooted_node_comes_back_with_its_mount(cluster: Cluster):
     cluster.wait_until(is_back, f"{NODES[0]} answers after its reboot", timeout_s=900)
     cluster.wait_until_active(timeout_s=900)
     assert cluster.exec(NODES[0], f"findmnt --noheadings --output TARGET {SHARED}") == SHARED
-    result = cluster.run(TRAINER, "submit-ddp", workload="smoke", nodes=2, wait=True)
+    result = cluster.run(TRAINER, "submit-ddp", workload="smoke", nodes=2, wait=True, wait_limit=JOB_S)
     assert result["state"] == "COMPLETED"
 
 
@@ -143,7 +143,7 @@ def test_a_node_that_joins_takes_part(cluster: Cluster):
         cluster.wait_until_active(timeout_s=SETTLE_S)
         (new,) = [unit for unit in set(cluster.units()) - before if unit.startswith("slurmd/")]
         assert cluster.exec(new, f"findmnt --noheadings --output TARGET {SHARED}") == SHARED
-        result = cluster.run(TRAINER, "submit-ddp", workload="smoke", nodes=3, wait=True)
+        result = cluster.run(TRAINER, "submit-ddp", workload="smoke", nodes=3, wait=True, wait_limit=JOB_S)
         found = summary(cluster, result["run-dir"])
         assert isinstance(found["ranks"], list)
         assert len({rank["host"] for rank in found["ranks"]}) == 3
