@@ -51,7 +51,7 @@ class Sockets:
 
     def __init__(self) -> None:
         self._texts: dict[pathlib.Path, str] = {}  # by an agent's folder
-        self._bound: dict[pathlib.Path, socket.socket] = {}
+        self._bound: dict[pathlib.Path, tuple[socket.socket, int]] = {}  # with the number of the socket's file
         self._selector = selectors.DefaultSelector()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
@@ -87,14 +87,16 @@ class Sockets:
             os.close(place)
         listener.listen()
         listener.setblocking(False)
-        self._bound[folder] = listener
+        self._bound[folder] = listener, (folder / NAME).stat().st_ino
         self._selector.register(listener, selectors.EVENT_READ, folder)
 
     def _unbind(self, folder: pathlib.Path) -> None:
-        listener = self._bound.pop(folder)
+        listener, number = self._bound.pop(folder)
         self._selector.unregister(listener)
         listener.close()
-        (folder / NAME).unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            if (folder / NAME).stat().st_ino == number:  # else another command serves this unit by now
+                (folder / NAME).unlink()
 
     def _run(self) -> None:
         while self._thread is threading.current_thread():

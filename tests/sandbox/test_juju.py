@@ -9,7 +9,7 @@ import click.testing
 import pytest
 from folder_hosts import Bench
 
-from sandbox import cli, juju, settings
+from sandbox import cli, introspection, juju, settings
 from sandbox import model as rules
 from sandbox.guest import juju_exec
 from sandbox.store import Model, SandboxError, Store
@@ -73,6 +73,17 @@ def test_a_parallel_action_holds_nothing(bench: Bench):
     assert "unit-server-0:\n  holder: none\n" in told(bench, "server/0", "holder")
     (bench.room / "go").write_text("")
     waiting.result(40)
+
+
+def test_a_command_leaves_the_socket_that_another_one_serves_by_now(tmp_path: pathlib.Path):
+    first, second = introspection.Sockets(), introspection.Sockets()
+    path = tmp_path / introspection.NAME
+    first.serve({tmp_path: "one"})
+    second.serve({tmp_path: "two"})
+    first.close()
+    assert path.is_socket()
+    second.close()
+    assert not path.exists()
 
 
 def cancel(bench: Bench, task: str) -> bool:
