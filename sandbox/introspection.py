@@ -11,6 +11,8 @@ import selectors
 import socket
 import threading
 
+import yaml
+
 from sandbox.store import Event, Model, Unit
 
 NAME = "introspection.socket"  # in the folder of a unit's agent
@@ -19,13 +21,13 @@ _REQUEST_S = 1.0
 
 def report(unit: Unit, since: float, waiting: tuple[Event, float] | None) -> str:
     """Return a unit's part of the lock: what it has done for `since` seconds, or has waited with for so many."""
-    holder, waiters = "none", ""
+    told: dict[str, str | list[str]] = {"holder": "none"}
     if unit.executing is not None and not unit.executing.parallel:
-        holder = f"{unit.name} uniter ({_operation(unit.executing)}), holding {_duration(since)}"
+        told["holder"] = f"{unit.name} uniter ({_operation(unit.executing)}), holding {_duration(since)}"
     elif waiting is not None:
         event, waited = waiting
-        waiters = f"  waiting:\n  - {unit.name} uniter ({_operation(event)}), waiting {_duration(waited)}\n"
-    return f"unit-{unit.name.replace('/', '-')}:\n  holder: {holder}\n{waiters}"
+        told["waiting"] = [f"{unit.name} uniter ({_operation(event)}), waiting {_duration(waited)}"]
+    return yaml.safe_dump({f"unit-{unit.name.replace('/', '-')}": told}, sort_keys=False, width=10_000)
 
 
 def _operation(event: Event) -> str:

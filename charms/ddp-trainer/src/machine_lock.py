@@ -60,8 +60,11 @@ def waiting() -> list[Entry]:
 
 
 @contextlib.contextmanager
-def named_waiters(log: Log) -> collections.abc.Generator[Log]:
-    """Log who has waited for the lock for a minute, while the block runs; it logs with what this yields."""
+def named_waiters(log: Log, *, is_held: bool) -> collections.abc.Generator[Log]:
+    """While the block holds the lock, log who has waited for it for a minute; the block logs with what this yields."""
+    if not is_held:  # whoever waits then does not wait for this action
+        yield log
+        return
     one_at_a_time = threading.Lock()
     has_ended = threading.Event()
 

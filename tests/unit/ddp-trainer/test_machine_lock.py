@@ -22,7 +22,7 @@ WAITS = """\
 unit-mount-1:
   holder: none
   waiting:
-  - mount/1 uniter (run relation-changed (4; unit: server/0) hook), waiting 1h1m10s
+  - 'mount/1 uniter (run relation-changed (4; unit: server/0) hook), waiting 1h1m10s'
   - mount/1 uniter (run update-status hook), waiting 3s
 """
 Serve = collections.abc.Callable[[str, str], None]
@@ -106,10 +106,20 @@ def test_whoever_has_waited_for_a_minute_is_named_once(serve: Serve, monkeypatch
             pytest.fail("named again, or too early")
         seen.set()
 
-    with machine_lock.named_waiters(log):
+    with machine_lock.named_waiters(log, is_held=True):
         assert seen.wait(20)
         seen.wait(0.2)
     assert lines == ["mount/1 (run relation-changed (4; unit: server/0) hook) has waited 3670 s for this action"]
+
+
+def test_nobody_is_named_who_waits_for_another_hook(serve: Serve, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(machine_lock, "_LOOK_S", 0.01)
+    serve("unit-mount-1", WAITS)
+    lines: list[str] = []
+    with machine_lock.named_waiters(lines.append, is_held=False) as log:
+        threading.Event().wait(0.3)
+        log("of the action")
+    assert lines == ["of the action"]
 
 
 def test_the_program_is_told_whether_its_action_holds_the_machine(trainer: Trainer, monkeypatch: pytest.MonkeyPatch):
