@@ -33,6 +33,7 @@ _OPTION_TYPES: dict[str, tuple[type, ...]] = {
     "secret": (str,),
 }
 
+ARCH = "arch=amd64"  # the one constraint that the sandbox takes, as it means nothing here
 NOT_PLAYED = "Not played by the sandbox."  # the description of such endpoints and options of stand-ins
 
 Json = dict[str, typing.Any]
@@ -201,8 +202,10 @@ def _check_units(app: BundleApplication, metadata: Json) -> None:
             raise SandboxError(f"{app.name} is subordinate: it has no num_units")
     elif not isinstance(units, int) or isinstance(units, bool) or not 0 <= units <= 64:
         raise SandboxError(f"{app.name}: num_units must be a number from 0 to 64")
+    if "constraints" in app.body and metadata.get("subordinate"):
+        raise SandboxError(f"{app.name} is subordinate: it has no constraints")
     for key in ("constraints", "to"):
-        if key in app.body:
+        if app.body.get(key, ARCH) != ARCH:
             raise SandboxError(f"{app.name}: {key} is for Juju's machines: leave this overlay out in the sandbox")
     if app.body.get("base", _BASES[0]) not in _BASES:
         raise SandboxError(f"{app.name}: the sandbox's hosts have base {' or '.join(_BASES)}, not {app.body['base']}")

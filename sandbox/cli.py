@@ -16,6 +16,7 @@ from sandbox import bundle as bundles
 from sandbox import demo as demonstration
 from sandbox import deploy as deployment
 from sandbox import gpus as mock_gpus
+from sandbox import juju as versions
 from sandbox import model as rules
 from sandbox import session as sessions
 from sandbox import settings as operator
@@ -83,12 +84,18 @@ _once_option = click.option(
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("-m", "--model", default="default", show_default=True, envvar="SLURM_DDP_MODEL", help="Which deployment.")
+@click.option(
+    "--juju",
+    type=click.Choice(list(versions.VERSIONS)),
+    envvar="SLURM_DDP_JUJU",
+    help=f"The Juju to play, which the first deployment chooses. [default: {versions.DEFAULT}]",
+)
 @click.pass_context
-def cli(context: click.Context, model: str) -> None:
+def cli(context: click.Context, model: str, juju: str | None) -> None:
     """Run the bundle on this machine, without Juju: systemd hosts, the charms' own code, Debian's Slurm."""
     if not (model.isalnum() and model.islower() and len(model) <= 8):
         raise click.UsageError(f"--model {model!r}: use up to 8 lower-case letters and digits")
-    context.obj = Store(model)
+    context.obj = Store(model, juju=juju)
 
 
 def _changes_model(function: collections.abc.Callable[..., None]) -> collections.abc.Callable[..., None]:
@@ -186,9 +193,7 @@ def run(store: Store, unit: str, action: str, params: tuple[str, ...], form: str
     """Run ACTION on UNIT (`trainer/0`, or `trainer/leader`) with key=value parameters, and show its results."""
     values = _assignments(params)
     with Engine(store, Progress()) as engine:
-        app = unit.removesuffix("/leader")
-        if app != unit:
-            unit = engine.model.leader(engine.model.application(app).name) or unit
+        unit = engine.model.unit(unit).name
         outcome = engine.act(unit, action, values)
     failure, results = outcome["failure"], outcome["results"]
     if form == "json":
@@ -226,11 +231,27 @@ def config(store: Store, app: str, settings: tuple[str, ...], *, reset: tuple[st
         operator.set_options(model, model.application(app), values, reset=names)
 
 
-def _run_on_host(store: Store, unit: str, argv: collections.abc.Sequence[str]) -> typing.NoReturn:
-    """Run a command on the host of a unit with this terminal, and exit as it does: 0 or 1."""
+def _run_on_host(store: Store, unit: str, argv: collections.abc.Sequence[str]) -> int:
+    """Run a command on the host of a unit with this terminal, and return 0 or 1."""
     host = Hosts(store.name).get(store.load().host_of(unit))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command gets it, too
-    sys.exit(0 if host.popen(argv, stdin=None, stdout=None, stderr=None).wait() == 0 else 1)
+    return 0 if host.popen(argv, stdin=None, stdout=None, stderr=None).wait() == 0 else 1
+
+
+@contextlib.contextmanager
+def _turn(store: Store, unit: str) -> collections.abc.Generator[None]:
+    """Wait for what an exec on a unit's machine needs, and hold it: the machine's lock, where execs take it."""
+    model = store.load()
+    machine = model.unit(unit).machine
+    if model.version.honours_parallel:
+        yield
+        return
+    lock = store.try_lock(f"machine-{machine}")
+    if lock is None:
+        Progress()(unit, f"exec waits for the machine lock of machine {machine}")
+        lock = store.lock(f"machine-{machine}")
+    with contextlib.closing(lock):
+        yield
 
 
 @cli.command("exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -243,7 +264,9 @@ def exec_(store: Store, unit: str | None, words: tuple[str, ...]) -> None:
     argv = argv[1:] if argv[:1] == ["--"] else argv
     if not argv:
         raise click.UsageError("name the command: exec slurmd/0 -- sinfo")
-    _run_on_host(store, name, argv)
+    with _turn(store, name):
+        status = _run_on_host(store, name, argv)
+    sys.exit(status)
 
 
 @cli.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -253,7 +276,17 @@ def exec_(store: Store, unit: str | None, words: tuple[str, ...]) -> None:
 def ssh(store: Store, unit: str, command: tuple[str, ...]) -> None:
     """Open a shell as user ubuntu on the host of UNIT (sudo works there), or run COMMAND in one."""
     words = command[1:] if command[:1] == ("--",) else command
-    _run_on_host(store, unit, ["/bin/su", "-", "ubuntu", *(["-c", " ".join(words)] if words else [])])
+    sys.exit(_run_on_host(store, unit, ["/bin/su", "-", "ubuntu", *(["-c", " ".join(words)] if words else [])]))
+
+
+@cli.command("cancel-task")
+@click.argument("task")
+@click.pass_obj
+def cancel_task(store: Store, task: str) -> None:
+    """Cancel TASK, which `run` printed; on Juju 4 only one that does not run yet."""
+    with store.change() as model:
+        if not operator.cancel_task(model, task):
+            click.echo(f"WARNING The following tasks could not be canceled:\ntask: {task}, error: ", err=True)
 
 
 @cli.command("add-unit")

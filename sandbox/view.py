@@ -1,4 +1,4 @@
-"""The model as `juju status` and `juju config` of Juju 3.6 show it: as data, and as text in the same layout."""
+"""The model as `juju status` and `juju config` show it: as data, and as text in the same layout."""
 
 import collections
 import collections.abc
@@ -19,7 +19,13 @@ def as_data(model: Model) -> Json:
         (unit for unit in model.units.values() if unit.principal is None), key=lambda unit: unit.machine
     )
     return {
-        "model": {"name": model.name, "type": "iaas", "controller": "sandbox", "cloud": "sandbox", "version": "3.6"},
+        "model": {
+            "name": model.name,
+            "type": "iaas",
+            "controller": "sandbox",
+            "cloud": "sandbox",
+            "version": model.version.version,
+        },
         "machines": {
             str(unit.machine): {
                 "juju-status": {"current": "started" if unit.address else "pending"},
@@ -92,7 +98,7 @@ def as_text(model: Model) -> str:
     data = as_data(model)
     head = [
         ("Model", "Controller", "Cloud/Region", "Version", "SLA", "Timestamp", "Notes"),
-        (model.name, "sandbox", "this machine", "3.6", "unsupported", time.strftime("%H:%M:%S%z"), ""),
+        (model.name, "sandbox", "this machine", model.version.version, "unsupported", time.strftime("%H:%M:%S%z"), ""),
     ]
     apps = [("App", "Version", "Status", "Scale", "Charm", "Channel", "Rev", "Exposed", "Message")]
     units: list[tuple[str, ...]] = [("Unit", "Workload", "Agent", "Machine", "Public address", "Ports", "Message")]

@@ -8,6 +8,7 @@ import pathlib
 import ops
 
 import host
+import machine_lock
 import metrics
 import program
 import secret_token
@@ -123,17 +124,20 @@ class DdpTrainerCharm(ops.CharmBase):
         except (ParameterError, StatusError) as e:
             event.fail(str(e))
             return
+        holds_machine = machine_lock.is_held_by(self.unit.name, event.id)
         request = {
             "do": action,
             "params": dict(event.params),
             "config": host.settings(config, self.unit.name),
             "unit": self.unit.name,
             "task": event.id,
+            "holds-machine": holds_machine,
             "token": token,
             "wheelhouse": host.share(self._fetch_wheelhouse()),
         }
         try:
-            answer = program.ask(config.submit_user, request, event.log)
+            with machine_lock.named_waiters(event.log, is_held=holds_machine) as log:
+                answer = program.ask(config.submit_user, request, log)
         except program.ProgramError as e:
             event.fail(str(e))
             return
