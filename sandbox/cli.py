@@ -123,10 +123,10 @@ def deploy(
     store: Store,
     bundle: pathlib.Path,
     app: str | None,
+    *,
     overlays: tuple[pathlib.Path, ...],
     options: tuple[str, ...],
     attach: tuple[str, ...],
-    *,
     once: bool,
 ) -> None:
     """Deploy BUNDLE with the sandbox's own overlay and yours, or one CHARM with one unit as APP.

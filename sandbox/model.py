@@ -54,10 +54,7 @@ def _new_relation(model: Model, ends: list[tuple[str, str]], *, container: bool)
 
 
 def add_unit(
-    model: Model,
-    app: Application,
-    principal: Unit | None = None,
-    attach: collections.abc.Sequence[str] = (),
+    model: Model, app: Application, principal: Unit | None = None, attach: collections.abc.Sequence[str] = ()
 ) -> Unit:
     """Add a unit with the events of its birth; a principal gets a machine, a subordinate is on its principal's.
 

@@ -89,7 +89,9 @@ def test_a_new_deployment_takes_the_volume_over_although_its_hook_is_killed(smal
     assert (level, message.split(":")[0]) == ("active", "serving volume shared from this unit")
     name = server_unit(small)
     assert name != f"{PROXY}/0", "Juju goes on counting"
-    leftovers = small.on(name, "bash", "-c", "cat /proc/mounts; ls -A /run/slurm-ddp; pgrep -fa 'juicefs.*mount' || true")
+    leftovers = small.on(
+        name, "bash", "-c", "cat /proc/mounts; ls -A /run/slurm-ddp; pgrep -fa 'juicefs.*mount' || true"
+    )
     assert "trial" not in leftovers
     check_no_secret(small, name)
 
@@ -99,7 +101,7 @@ def check_no_secret(one: Cluster, unit: str) -> None:
     places = f"{STORAGE}/{PROXY} /var/lib/slurm-ddp /etc/slurm-ddp /run/slurm-ddp"
     for secret in one.secrets().values():
         assert one.exec(unit, "grep", "-rlF", "--", secret, *places.split()).out == ""
-    kept = one.on(unit, "bash", "-c", "zgrep -hoE '\"SecretKey\": *\"[^\"]*' /var/lib/slurm-ddp/*/backups/*")
+    kept = one.on(unit, "bash", "-c", 'zgrep -hoE \'"SecretKey": *"[^"]*\' /var/lib/slurm-ddp/*/backups/*')
     assert {line.rpartition('"')[2] for line in kept.splitlines()} == {"removed"}
 
 

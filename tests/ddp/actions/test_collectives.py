@@ -159,7 +159,9 @@ def add_vocabulary(ready: Trainer, vocab: int) -> str:
 
 def test_without_a_baseline_the_command_that_measures_is_named(ready: Trainer):
     text = "no baseline of all_reduce over several nodes on CPUs: the network is not measured"
-    assert ready.fails("plan", tokens_per_second=5000) == f"{text}; juju run trainer/leader benchmark-collectives nodes=2"
+    assert (
+        ready.fails("plan", tokens_per_second=5000) == f"{text}; juju run trainer/leader benchmark-collectives nodes=2"
+    )
     assert "compute" in ready.results
 
 

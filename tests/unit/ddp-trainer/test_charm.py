@@ -39,7 +39,9 @@ def test_every_event_reaches_the_same_state(trainer: Trainer, host: dict[str, ob
 
 def test_an_environment_that_jobs_would_not_use_is_reported(ready: Trainer):
     """As after a refresh, or with another build of torch asked for: the next job would wait for a new one."""
-    expected = "no environment of this release; the first job builds it, or: juju run trainer/leader install-environment"
+    expected = (
+        "no environment of this release; the first job builds it, or: juju run trainer/leader install-environment"
+    )
     package = ready.root / "payload" / "ddptrain" / "__init__.py"
     package.write_text("__version__ = '1'\n")
     assert ready.event("upgrade_charm").unit_status == testing.ActiveStatus(expected)
@@ -63,7 +65,11 @@ HUNG = mounts.Result(mounts.State.HUNG, "/mnt/shared did not answer within 5 s")
         (None, {}, ("the principal must be sackd", "Slurm's client is not installed on this host")),
         ({}, {"mount": None}, (MOUNT, "no filesystem is mounted at {}")),
         ({}, {"mount": "/"}, (MOUNT, "no filesystem is mounted at {}")),
-        ({}, {"probe": HUNG}, ("is the filesystem's server up? see: juju status", "/mnt/shared did not answer within 5 s")),
+        (
+            {},
+            {"probe": HUNG},
+            ("is the filesystem's server up? see: juju status", "/mnt/shared did not answer within 5 s"),
+        ),
     ],
 )
 def test_waits_for_slurm_and_the_filesystem(

@@ -31,10 +31,7 @@ _TEXTS = {
     Stage.STOPPED: (Level.WAITING, "waiting for slurmd to run on {node}"),
     Stage.SILENT: (Level.WAITING, "waiting for slurmctld ({detail})"),
     Stage.DIFFERS: (Level.WAITING, "{node} has Gres={detail}; {gres} follows with the next event"),
-    Stage.KEPT_AWAY: (
-        Level.BLOCKED,
-        "scontrol update nodename={node} state=resume, since it takes no jobs: {detail}",
-    ),
+    Stage.KEPT_AWAY: (Level.BLOCKED, "scontrol update nodename={node} state=resume, since it takes no jobs: {detail}"),
     Stage.INVALID: (Level.BLOCKED, "Slurm refuses {node}: {detail}"),
     Stage.STATIC: (Level.BLOCKED, "set Gres={gres} for {node} in slurm.conf: it has {detail}"),
     Stage.FAILED: (Level.BLOCKED, "see journalctl -u slurmd: {detail}"),
