@@ -51,6 +51,24 @@ def test_an_environment_that_jobs_would_not_use_is_reported(ready: Trainer):
     assert ready.event("update_status").unit_status.name == "blocked", "a charm that was not packed right"
 
 
+def test_what_the_environment_lacks_for_an_option_is_named(ready: Trainer):
+    ready.run("install-environment")
+    again = "the first job builds it, or: juju run trainer/leader install-environment"
+    for given, lacks in (
+        ({"tensorboard": True}, "the environment lacks tensorboard"),
+        ({"tensorboard": True, "wandb": True}, "the environment lacks tensorboard, wandb"),
+        ({"tensorboard": True, "wandb": True, "transformers": True}, "the environment lacks tensorboard and 2 more"),
+        ({"transformers": True}, "the environment lacks transformers"),
+        ({"torch-build": "cuda"}, "no environment of this release"),
+    ):
+        before = dict(ready.config)
+        ready.config.update(given)
+        assert ready.event("config_changed").unit_status == testing.ActiveStatus(f"{lacks}; {again}")
+        ready.config.clear()
+        ready.config.update(before)
+    assert ready.event("config_changed").unit_status.message.startswith("ready; ")
+
+
 SLURM = "is slurmctld up? else: juju integrate sackd slurmctld"
 MOUNT = "integrate shared-filesystem-client:juju-info with this machine's charm"
 HUNG = mounts.Result(mounts.State.HUNG, "/mnt/shared did not answer within 5 s")

@@ -145,6 +145,18 @@ def test_the_second_time_nothing_is_touched(store: Store):
         assert name in reading or f"{name} {call[1]}" in reading, call
 
 
+def test_storage_from_another_machine_gets_the_accounts_of_this_one(store: Store):
+    """The contents first: a hook that is killed in between does it again."""
+    embedded.store.ensure(store.settings)
+    me = store.accounts["redis"]
+    store.accounts["redis"] = pwd.struct_passwd((*me[:2], 4321, 4322, *me[4:]))
+    given: list[tuple[str, ...]] = []
+    store.machine.answers["find"] = lambda words, _: given.append(words)
+    embedded.store.ensure(store.settings)
+    chown = ("-mindepth", "1", "-exec", "/usr/bin/chown", "-h", "4321:4322", "{}", "+")
+    assert given == [(str(store.storage / "metadata"), *chown)]
+
+
 def test_the_sftp_server_lets_one_account_into_one_folder_and_nothing_else(store: Store):
     embedded.store.ensure(store.settings)
     found = {name: values[-1] for name, values in directives(store.config / "sshd_config").items()}
