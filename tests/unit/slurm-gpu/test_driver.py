@@ -141,7 +141,11 @@ def test_modules_without_a_signature_are_built_here(node: MachineDouble):
         (of_ids(0x2901), Spec(driver="580", kernel_module="proprietary"), "needs the open module"),
         (of_ids(0x1DB6, 0x2901), Spec(driver="580"), r"GPU 0000:02:00.0 \(Blackwell\) needs the open module"),
         (NOBLE, Spec(driver="590"), "only leads on to branch 595 now: set driver=595"),
-        (NOBLE, Spec(driver="550"), "nvidia-headless-no-dkms-550-server-open.* archives: check that restricted"),
+        (
+            NOBLE,
+            Spec(driver="550"),
+            "^add-apt-repository restricted multiverse: .*nvidia-headless-no-dkms-550-server-open",
+        ),
         (but(NOBLE, switches=4), Spec(driver="570"), "no 570.211.01 as a whole: .*fabricmanager-570 is 570.195.03"),
         (
             but(NOBLE, secure_boot=True),

@@ -87,7 +87,7 @@ def _await(process: "subprocess.Popen[bytes]", mountpoint: pathlib.Path, source:
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Wait for the client, which ends once its mount is gone."""
+    """Wait for the client, which ends once nothing is mounted any more."""
     try:
         process.wait(_END_S)
     except subprocess.TimeoutExpired:
