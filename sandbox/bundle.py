@@ -33,6 +33,7 @@ _OPTION_TYPES: dict[str, tuple[type, ...]] = {
     "secret": (str,),
 }
 
+ARCH = "arch=amd64"  # the one constraint that the sandbox takes, as it means nothing here
 NOT_PLAYED = "Not played by the sandbox."  # the description of such endpoints and options of stand-ins
 
 Json = dict[str, typing.Any]
@@ -45,6 +46,7 @@ class BundleApplication:
     name: str
     body: Json
     charm: str  # as written; a path is absolute
+    attach: tuple[str, ...] = ()  # storage that its one unit gets
 
     @property
     def is_local(self) -> bool:
@@ -90,6 +92,17 @@ def load(
         for document in _parse(file):
             _merge(bundle, file, document)
     bundle.applications = {name: app for name, app in bundle.applications.items() if app.charm}
+    return bundle
+
+
+def single(charm: pathlib.Path, app: str, options: Json, attach: tuple[str, ...], defaults: pathlib.Path) -> Bundle:
+    """Describe the deployment of one charm with one unit, as `juju deploy ./CHARM [APP]` makes it."""
+    of_charm = next((document["applications"].get(charm.stem) for document in _parse(defaults)), None)
+    bundle = Bundle()
+    if of_charm is not None:
+        _merge_application(bundle, defaults, app, of_charm, is_default=True)
+    _merge_application(bundle, charm, app, {"charm": str(charm.resolve()), "num_units": 1, "options": options})
+    bundle.applications[app].attach = attach
     return bundle
 
 
@@ -189,8 +202,10 @@ def _check_units(app: BundleApplication, metadata: Json) -> None:
             raise SandboxError(f"{app.name} is subordinate: it has no num_units")
     elif not isinstance(units, int) or isinstance(units, bool) or not 0 <= units <= 64:
         raise SandboxError(f"{app.name}: num_units must be a number from 0 to 64")
+    if "constraints" in app.body and metadata.get("subordinate"):
+        raise SandboxError(f"{app.name} is subordinate: it has no constraints")
     for key in ("constraints", "to"):
-        if key in app.body:
+        if app.body.get(key, ARCH) != ARCH:
             raise SandboxError(f"{app.name}: {key} is for Juju's machines: leave this overlay out in the sandbox")
     if app.body.get("base", _BASES[0]) not in _BASES:
         raise SandboxError(f"{app.name}: the sandbox's hosts have base {' or '.join(_BASES)}, not {app.body['base']}")

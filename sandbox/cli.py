@@ -16,9 +16,12 @@ from sandbox import bundle as bundles
 from sandbox import demo as demonstration
 from sandbox import deploy as deployment
 from sandbox import gpus as mock_gpus
+from sandbox import juju as versions
 from sandbox import model as rules
 from sandbox import session as sessions
 from sandbox import settings as operator
+from sandbox import storage as storages
+from sandbox import values as yaml_values
 from sandbox import view
 from sandbox.engine import Engine, Progress
 from sandbox.hosts import Hosts
@@ -81,12 +84,18 @@ _once_option = click.option(
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("-m", "--model", default="default", show_default=True, envvar="SLURM_DDP_MODEL", help="Which deployment.")
+@click.option(
+    "--juju",
+    type=click.Choice(list(versions.VERSIONS)),
+    envvar="SLURM_DDP_JUJU",
+    help=f"The Juju to play, which the first deployment chooses. [default: {versions.DEFAULT}]",
+)
 @click.pass_context
-def cli(context: click.Context, model: str) -> None:
+def cli(context: click.Context, model: str, juju: str | None) -> None:
     """Run the bundle on this machine, without Juju: systemd hosts, the charms' own code, Debian's Slurm."""
     if not (model.isalnum() and model.islower() and len(model) <= 8):
         raise click.UsageError(f"--model {model!r}: use up to 8 lower-case letters and digits")
-    context.obj = Store(model)
+    context.obj = Store(model, juju=juju)
 
 
 def _changes_model(function: collections.abc.Callable[..., None]) -> collections.abc.Callable[..., None]:
@@ -101,27 +110,64 @@ def _changes_model(function: collections.abc.Callable[..., None]) -> collections
 
 
 @cli.command()
-@click.argument("bundle", type=click.Path(path_type=pathlib.Path))
+@click.argument("bundle", metavar="BUNDLE|CHARM", type=click.Path(path_type=pathlib.Path))
+@click.argument("app", required=False)
 @click.option(
     "--overlay", "overlays", multiple=True, type=click.Path(path_type=pathlib.Path), help="Merge this over the bundle."
 )
+@click.option("--config", "options", multiple=True, metavar="KEY=VALUE", help="Set an option of the charm; repeatable.")
+@click.option("--attach-storage", "attach", multiple=True, metavar="ID", help="Give the charm's unit this storage.")
 @_once_option
 @click.pass_obj
-def deploy(store: Store, bundle: pathlib.Path, overlays: tuple[pathlib.Path, ...], *, once: bool) -> None:
-    """Deploy BUNDLE with the sandbox's own overlay and yours, and wait until every unit is active."""
-    merged = bundles.load(bundle, overlays, defaults=_OVERLAY)
+def deploy(
+    store: Store,
+    bundle: pathlib.Path,
+    app: str | None,
+    *,
+    overlays: tuple[pathlib.Path, ...],
+    options: tuple[str, ...],
+    attach: tuple[str, ...],
+    once: bool,
+) -> None:
+    """Deploy BUNDLE with the sandbox's own overlay and yours, or one CHARM with one unit as APP.
+
+    Waits until every unit is active.
+    """
+    if bundle.suffix == ".charm":
+        if overlays:
+            raise click.UsageError("--overlay is for bundles")
+        merged = _single(store, bundle, app or bundle.stem, options, attach)
+    else:
+        for name, given in (("APP", app), ("--config", options), ("--attach-storage", attach)):
+            if given:
+                raise click.UsageError(f"{name} is for a charm, not for a bundle")
+        merged = bundles.load(bundle, overlays, defaults=_OVERLAY)
     sessions.remove_abandoned(store, Progress())
     with Engine(store, Progress(), create=True) as engine:
         sessions.deploy(engine, merged, once=once)
 
 
+def _single(
+    store: Store, charm: pathlib.Path, app: str, options: tuple[str, ...], attach: tuple[str, ...]
+) -> bundles.Bundle:
+    """Describe the deployment of one charm. Raises `SandboxError` if the application exists."""
+    if store.path.exists() and app in store.load().applications:
+        raise SandboxError(f"application {app!r} already exists")
+    chosen = {name: yaml_values.parse(value) for name, value in _assignments(options).items()}
+    return bundles.single(charm, app, chosen, attach, _OVERLAY)
+
+
 @cli.command()
-@click.option("--format", "form", type=click.Choice(["tabular", "json"]), default="tabular")
+@click.option("--format", "form", type=click.Choice(["tabular", "json", "yaml"]), default="tabular")
 @click.pass_obj
 def status(store: Store, form: str) -> None:
-    """Show applications, units and machines."""
+    """Show applications, units and machines; the table cuts messages at 120 characters, as Juju's does."""
     model = store.load()
-    click.echo(view.as_text(model) if form == "tabular" else json.dumps(view.as_data(model), indent=2))
+    if form == "tabular":
+        click.echo(view.as_text(model))
+        return
+    data = view.as_data(model)
+    click.echo(json.dumps(data, indent=2) if form == "json" else _as_yaml(data).rstrip())
 
 
 @cli.command()
@@ -147,9 +193,7 @@ def run(store: Store, unit: str, action: str, params: tuple[str, ...], form: str
     """Run ACTION on UNIT (`trainer/0`, or `trainer/leader`) with key=value parameters, and show its results."""
     values = _assignments(params)
     with Engine(store, Progress()) as engine:
-        app = unit.removesuffix("/leader")
-        if app != unit:
-            unit = engine.model.leader(engine.model.application(app).name) or unit
+        unit = engine.model.unit(unit).name
         outcome = engine.act(unit, action, values)
     failure, results = outcome["failure"], outcome["results"]
     if form == "json":
@@ -187,11 +231,27 @@ def config(store: Store, app: str, settings: tuple[str, ...], *, reset: tuple[st
         operator.set_options(model, model.application(app), values, reset=names)
 
 
-def _run_on_host(store: Store, unit: str, argv: collections.abc.Sequence[str]) -> typing.NoReturn:
-    """Run a command on the host of a unit with this terminal, and exit as it does: 0 or 1."""
+def _run_on_host(store: Store, unit: str, argv: collections.abc.Sequence[str]) -> int:
+    """Run a command on the host of a unit with this terminal, and return 0 or 1."""
     host = Hosts(store.name).get(store.load().host_of(unit))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command gets it, too
-    sys.exit(0 if host.popen(argv, stdin=None, stdout=None, stderr=None).wait() == 0 else 1)
+    return 0 if host.popen(argv, stdin=None, stdout=None, stderr=None).wait() == 0 else 1
+
+
+@contextlib.contextmanager
+def _turn(store: Store, unit: str) -> collections.abc.Generator[None]:
+    """Wait for what an exec on a unit's machine needs, and hold it: the machine's lock, where execs take it."""
+    model = store.load()
+    machine = model.unit(unit).machine
+    if model.version.honours_parallel:
+        yield
+        return
+    lock = store.try_lock(f"machine-{machine}")
+    if lock is None:
+        Progress()(unit, f"exec waits for the machine lock of machine {machine}")
+        lock = store.lock(f"machine-{machine}")
+    with contextlib.closing(lock):
+        yield
 
 
 @cli.command("exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -204,7 +264,9 @@ def exec_(store: Store, unit: str | None, words: tuple[str, ...]) -> None:
     argv = argv[1:] if argv[:1] == ["--"] else argv
     if not argv:
         raise click.UsageError("name the command: exec slurmd/0 -- sinfo")
-    _run_on_host(store, name, argv)
+    with _turn(store, name):
+        status = _run_on_host(store, name, argv)
+    sys.exit(status)
 
 
 @cli.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -214,7 +276,17 @@ def exec_(store: Store, unit: str | None, words: tuple[str, ...]) -> None:
 def ssh(store: Store, unit: str, command: tuple[str, ...]) -> None:
     """Open a shell as user ubuntu on the host of UNIT (sudo works there), or run COMMAND in one."""
     words = command[1:] if command[:1] == ("--",) else command
-    _run_on_host(store, unit, ["/bin/su", "-", "ubuntu", *(["-c", " ".join(words)] if words else [])])
+    sys.exit(_run_on_host(store, unit, ["/bin/su", "-", "ubuntu", *(["-c", " ".join(words)] if words else [])]))
+
+
+@cli.command("cancel-task")
+@click.argument("task")
+@click.pass_obj
+def cancel_task(store: Store, task: str) -> None:
+    """Cancel TASK, which `run` printed; on Juju 4 only one that does not run yet."""
+    with store.change() as model:
+        if not operator.cancel_task(model, task):
+            click.echo(f"WARNING The following tasks could not be canceled:\ntask: {task}, error: ", err=True)
 
 
 @cli.command("add-unit")
@@ -228,24 +300,52 @@ def add_unit(model: Model, app: str) -> None:
     rules.add_unit(model, application)
 
 
+_destroy_option = click.option(
+    "--destroy-storage", "destroy", is_flag=True, help="Destroy its storage, too; else it stays, detached."
+)
+
+
 @cli.command("remove-unit")
 @click.argument("unit")
+@_destroy_option
 @_changes_model
-def remove_unit(model: Model, unit: str) -> None:
+def remove_unit(model: Model, unit: str, *, destroy: bool) -> None:
     """Remove UNIT, its subordinates and its host."""
     principal = model.unit(unit).principal
     if principal:
         raise SandboxError(f"{unit} is subordinate: remove the relation to {principal.split('/')[0]} instead")
+    if destroy:
+        storages.destroy_with(model, [model.unit(unit)])
     rules.remove_unit(model, model.unit(unit))
 
 
 @cli.command("remove-application")
 @click.argument("apps", nargs=-1, required=True)
 @click.option("--no-prompt", is_flag=True, expose_value=False, help="As in Juju; the sandbox does not ask.")
+@_destroy_option
 @_changes_model
-def remove_application(model: Model, apps: tuple[str, ...]) -> None:
+def remove_application(model: Model, apps: tuple[str, ...], *, destroy: bool) -> None:
     """Remove APPS with their units, their hosts and their relations, all at the same time."""
+    if destroy:
+        storages.destroy_with(model, [unit for app in apps for unit in model.app_units(app)])
     rules.remove_applications(model, apps)
+
+
+@cli.command("storage")
+@click.pass_obj
+def storage(store: Store) -> None:
+    """Show the storage that units have, and what was kept of removed ones."""
+    click.echo(storages.as_text(store.load()), nl=False)
+
+
+@cli.command("remove-storage")
+@click.argument("identifiers", nargs=-1, required=True, metavar="ID...")
+@click.pass_obj
+def remove_storage(store: Store, identifiers: tuple[str, ...]) -> None:
+    """Destroy detached storage with its data."""
+    with store.change() as model:
+        for identifier in identifiers:
+            storages.remove(store, model, identifier)
 
 
 @cli.command("integrate")

@@ -13,7 +13,7 @@ from sandbox import bundle as bundles
 from sandbox import model as rules
 from sandbox import settings
 from sandbox.engine import Engine
-from sandbox.store import Application, SandboxError, section
+from sandbox.store import Application, Model, SandboxError, section
 from scripts import pack
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
@@ -67,6 +67,7 @@ def apply(engine: Engine, bundle: bundles.Bundle) -> None:
             stage(app, staged[name])
             metadata[name] = yaml.safe_load((staged[name] / "charmcraft.yaml").read_text())
         bundles.check(bundle, metadata)
+        _compare_constraints(model, bundle)
         for name, app in bundle.applications.items():
             _ensure_application(engine, app, staged[name], metadata[name])
     for ends in bundle.relations:
@@ -75,7 +76,29 @@ def apply(engine: Engine, bundle: bundles.Bundle) -> None:
     for app in bundle.applications.values():
         current = model.applications[app.name]
         while not current.subordinate and len(model.app_units(app.name)) < app.body["num_units"]:
-            rules.add_unit(model, current)
+            rules.add_unit(model, current, attach=app.attach)
+
+
+def _compare_constraints(model: Model, bundle: bundles.Bundle) -> None:
+    """Give applications with units the bundle's constraints as this Juju does.
+
+    A Juju that adds arch=amd64 itself misses it in the bundle when it compares (internal/bundle/changes/model.go,
+    matchesCharmPermutation), so it uploads the charm again; a local one it looks for by its name in the model.
+
+    Raises:
+        SandboxError: it would not find the charm.
+    """
+    if not model.version.gives_arch:
+        return
+    for app in bundle.applications.values():
+        current = model.applications.get(app.name)
+        if current is None or current.subordinate:
+            continue
+        constraints = app.body.get("constraints", "")
+        if app.is_local and "arch=" not in constraints:
+            path = pathlib.Path(app.charm).with_suffix("")
+            raise SandboxError(f"cannot deploy local charm at {path}: file does not exist")
+        current.constraints = constraints
 
 
 def _ensure_application(engine: Engine, app: bundles.BundleApplication, staged: pathlib.Path, metadata: Json) -> None:
@@ -93,6 +116,9 @@ def _ensure_application(engine: Engine, app: bundles.BundleApplication, staged: 
         current = Application(
             name=app.name, charm=charm, source=source, metadata=metadata, options=options, annotations=annotations
         )
+        current.constraints = app.body.get("constraints", "")
+        if model.version.gives_arch and not current.subordinate:
+            current.constraints = current.constraints or bundles.ARCH
         rules.add_application(model, current)
         engine.progress(app.name, f"deploys charm {charm}{'' if app.is_local else ' (played by its stand-in)'}")
     elif current.dying:

@@ -20,7 +20,7 @@ import typing
 
 import click
 
-from sandbox import gpus, hook, settings
+from sandbox import gpus, hook, introspection, settings, storage
 from sandbox import model as rules
 from sandbox.agent import Agent
 from sandbox.guest import juju_exec
@@ -81,7 +81,8 @@ class Engine:
         self._failures: dict[str, int] = {}  # unit -> attempts that failed during this command
         self._actions: set[str] = set()  # the ids of those that this command waits for
         self._results: dict[str, Json] = {}  # action id -> {results, failure}
-        self._noted: set[tuple[str, int]] = set()
+        self._noted: dict[tuple[str, int], float] = {}  # unit, event -> since when it waits for an action
+        self._sockets = introspection.Sockets()
         self._done: queue.SimpleQueue[tuple[str, BaseException | None]] = queue.SimpleQueue()
 
     def __enter__(self) -> "Engine":
@@ -95,6 +96,7 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         """End the agents, and leave nothing behind if no model was made."""
+        self._sockets.close()
         with concurrent.futures.ThreadPoolExecutor() as pool:
             list(pool.map(Agent.close, self._agents.values()))
         if not self.store.path.exists():
@@ -121,8 +123,10 @@ class Engine:
                     with self.change() as model:
                         self._drop_orphans(model)
                         self._take_requests(model)
+                        self._cancel(model)
                         tasks = self._ready_tasks(model)
                         waits = self._waits(model)
+                        self._introspect(model)
                     for task in tasks:
                         pool.submit(self._execute, task)
                     if not self._running and not waits and time.monotonic() >= deadline:
@@ -146,6 +150,7 @@ class Engine:
             identifier: str = event.action["id"]
             self._actions.add(identifier)
             lock = self.store.lock(f"action-{identifier}")  # others see by it that a command waits
+        self.progress(unit.name, f"task {identifier}: {action}")
         try:
             self.settle(until=lambda: identifier in self._results or name not in self.model.units)
         finally:
@@ -195,6 +200,19 @@ class Engine:
                     lock.path.unlink(missing_ok=True)
                     self.store.log(unit.name, "WARNING", f"{event.label} was interrupted: no command waits for it")
                     _take_off(unit, event)
+
+    def _cancel(self, model: Model) -> None:
+        """End those of this command's actions that someone cancelled."""
+        for unit in model.units.values():
+            for event in list(unit.events):
+                action = event.action
+                if action is None or not action.get("cancelled") or action["id"] not in self._actions:
+                    continue
+                if unit.name not in self._running:
+                    _take_off(unit, event)
+                    self._results[action["id"]] = {"results": {}, "failure": f"task {action['id']} was cancelled"}
+                elif agent := self._agents.get(unit.name if event.parallel else _who(unit.machine)):
+                    agent.kill()
 
     def _take_requests(self, model: Model) -> None:
         """Queue what units ask for with juju-exec."""
@@ -291,9 +309,23 @@ class Engine:
         """Print once that a hook or an action waits for an action."""
         obstacle, action = _obstacle(model, unit)
         if obstacle and action and (unit.name, event.sequence) not in self._noted:
-            self._noted.add((unit.name, event.sequence))
+            self._noted[unit.name, event.sequence] = time.monotonic()
             lock = "the unit" if obstacle is unit else f"the machine lock of machine {unit.machine}"
             self.progress(unit.name, f"{event.label} waits for {lock}: {obstacle.name} runs action {action['name']}")
+
+    def _introspect(self, model: Model) -> None:
+        """Let the agents of the units that this command works on, and of those that wait, tell of the lock."""
+        texts: dict[pathlib.Path, str] = {}
+        now = time.monotonic()
+        for unit in introspection.served(model, [name for name in self._running if name in model.units]):
+            task = self._running.get(unit.name)
+            event = None if task else rules.next_event(model, unit)
+            noted = self._noted.get((unit.name, event.sequence)) if event else None
+            waiting = (event, now - noted) if event and noted is not None else None
+            agents = self.hosts.get(model.host(unit.machine)).root / juju_exec.AGENTS.relative_to("/")
+            folder = introspection.agent_folder(agents, unit.name)
+            texts[folder] = introspection.report(unit, now - task.since if task else 0.0, waiting)
+        self._sockets.serve(texts)
 
     def _wait(self) -> None:
         """Wait a moment for a task to end, and print what has been running for long."""
@@ -330,6 +362,7 @@ class Engine:
             name, gpus=cards, binds=binds, progress=lambda text: self.progress(_who(machine), text)
         )
         with self.change() as model:
+            storage.bring(self.store, model, machine, host.root)
             for unit in model.machine_units(machine):
                 unit.address = host.record.address
                 if unit.status.message == "waiting for machine":
@@ -338,6 +371,8 @@ class Engine:
 
     def _remove_host(self, machine: int, name: str) -> None:
         self._close_agent(_who(machine))
+        with self.change() as model:
+            storage.keep(self.store, model, machine, self.hosts.get(name).root)
         self.hosts.destroy_host(name)
         self.progress(_who(machine), f"{name} removed")
 
@@ -375,7 +410,11 @@ class Engine:
                 hook.apply(model, unit, event, given, answer["state"])
             else:  # Juju: an action that crashes has failed, its unit has not
                 self.store.log(unit.name, "ERROR", answer["trace"])
-                self._results[event.action["id"]] = {"results": {}, "failure": f"the action crashed: {answer['error']}"}
+                current = next((other.action for other in unit.events if other.sequence == event.sequence), None)
+                failure = f"the action crashed: {answer['error']}"
+                if current and current.get("cancelled"):
+                    failure = f"task {current['id']} was cancelled"
+                self._results[event.action["id"]] = {"results": {}, "failure": failure}
             _take_off(unit, event)
             return
         if not answer["ok"]:
@@ -422,8 +461,11 @@ def _obstacle(model: Model, unit: Unit) -> tuple[Unit | None, Json | None]:
 
 
 def _take_off(unit: Unit, event: Event) -> None:
-    """Take an action off the queue; a unit that was in error before it is so again."""
+    """Take an action off the queue; if it ran, a unit that was in error before it is so again."""
+    has_run = unit.executing is not None and unit.executing.sequence == event.sequence
     unit.events = [other for other in unit.events if other.sequence != event.sequence]
+    if not has_run:
+        return
     if unit.failed is not None:
         unit.agent = Status(name="error", message=unit.failed.problem)
     else:

@@ -18,6 +18,7 @@ def describe(model: Model, unit: Unit, event: Event, *, source: str, cidr: str, 
         "source": source,
         "machine_id": str(unit.machine),
         "principal": unit.principal,
+        "juju": model.version.version,
         "event": event.model_dump(exclude={"sequence", "attempts", "retry_at", "problem", "not_before", "asked"}),
         "state": {
             "address": unit.address,

@@ -13,6 +13,7 @@ import time
 import typing
 
 from sandbox import bundle as bundles
+from sandbox import storage
 from sandbox.store import Application, Event, Model, Relation, SandboxError, Status, Unit
 
 Json = dict[str, typing.Any]
@@ -52,22 +53,26 @@ def _new_relation(model: Model, ends: list[tuple[str, str]], *, container: bool)
     return relation
 
 
-def add_unit(model: Model, app: Application, principal: Unit | None = None) -> Unit:
-    """Add a unit with the events of its birth; a principal gets a machine, a subordinate is on its principal's."""
-    name = f"{app.name}/{app.next_unit}"
-    app.next_unit += 1
-    if principal is None:
-        machine, model.next_machine = model.next_machine, model.next_machine + 1
-    else:
-        machine = principal.machine
+def add_unit(
+    model: Model, app: Application, principal: Unit | None = None, attach: collections.abc.Sequence[str] = ()
+) -> Unit:
+    """Add a unit with the events of its birth; a principal gets a machine, a subordinate is on its principal's.
+
+    `attach` names storage that it gets in place of new one.
+    """
+    number = model.next_units.get(app.name, 0)
+    name = f"{app.name}/{number}"
+    machine = model.next_machine if principal is None else principal.machine
     unit = Unit(name=name, app=app.name, machine=machine, principal=principal.name if principal else None)
+    unit.storages = storage.give(model, app, unit, attach)
+    model.next_units[app.name] = number + 1
+    if principal is None:
+        model.next_machine += 1
     unit.address = principal.address if principal else ""
     unit.status = Status(name="waiting", message="waiting for machine" if principal is None else "installing agent")
     model.units[name] = unit
-    for storage in app.section("storage"):
-        unit.storages.append((storage, model.next_storage))
-        enqueue(model, unit, "storage-attached", storage=(storage, model.next_storage))
-        model.next_storage += 1
+    for one in unit.storages:
+        enqueue(model, unit, "storage-attached", storage=one)
     enqueue(model, unit, "install")
     for relation in model.app_relations(app.name):
         if takes_part(model, relation, unit):
@@ -237,8 +242,8 @@ def remove_unit(model: Model, unit: Unit) -> None:
 
 def _end(model: Model, unit: Unit) -> None:
     """Queue a unit's last events: its storage first, then its relations, stop and remove; and what others get of it."""
-    for storage in unit.storages:
-        enqueue(model, unit, "storage-detaching", storage=storage)
+    for one in unit.storages:
+        enqueue(model, unit, "storage-detaching", storage=one)
     for relation in model.app_relations(unit.app):
         if not takes_part(model, relation, unit):
             continue
@@ -267,6 +272,7 @@ def _removed(model: Model, unit: Unit) -> None:
         if unit.name in relation.unit_data:
             relation.left[unit.name] = relation.unit_data.pop(unit.name)
     del model.units[unit.name]
+    storage.release(model, unit)
     for other in model.units.values():
         other.events = [
             event

@@ -20,8 +20,11 @@ def deploy(engine: Engine, bundle: bundles.Bundle, *, once: bool = False) -> Non
     Raises:
         SandboxError: units do not become active; it names them.
     """
-    with engine.change():
+    with engine.change() as model:
+        before = model.model_dump()
         deployment.apply(engine, bundle)
+        if model.model_dump() == before:
+            engine.progress("sandbox", "No changes to apply.")
     settle(engine, once=once, until_active=True)
     engine.progress("sandbox", view.summary(engine.model))
     left = _not_active(engine.model)

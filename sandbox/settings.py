@@ -95,12 +95,31 @@ def request_action(model: Model, unit: Unit, action: str, values: collections.ab
     """Queue an action. Raises `SandboxError` for what the controller would refuse."""
     app = model.applications[unit.app]
     params = action_params(app, action, values)
-    parallel = bool((app.section("actions")[action] or {}).get("parallel", False))
-    event = enqueue(
-        model, unit, "action", action={"name": action, "id": new_id(), "params": params, "parallel": parallel}
-    )
+    is_parallel = bool((app.section("actions")[action] or {}).get("parallel", False))
+    task = model.next_task + 1  # Juju counts the operation, too
+    model.next_task += 2
+    described = {
+        "name": action,
+        "id": str(task),
+        "params": params,
+        "parallel": is_parallel and model.version.honours_parallel,
+    }
+    event = enqueue(model, unit, "action", action=described)
     assert event is not None
     return event
+
+
+def cancel_task(model: Model, task: str) -> bool:
+    """Have a task cancelled, and return whether this Juju does that. Raises `SandboxError` if there is no such task."""
+    for unit in model.units.values():
+        for event in unit.events:
+            if event.action is None or event.action["id"] != task:
+                continue
+            if event is unit.executing and not model.version.cancels_running:
+                return False
+            event.action["cancelled"] = True
+            return True
+    raise SandboxError(f'task "{task}" not found')
 
 
 def find_secret(model: Model, name: str) -> Secret:

@@ -14,6 +14,7 @@ import uuid
 
 import pydantic
 
+from sandbox import juju as versions
 from slurm_ddp import files
 
 ROOT = pathlib.Path("/var/lib/slurm-ddp")
@@ -50,7 +51,7 @@ class Event(_Record):
     departing: str | None = None
     secret: str | None = None
     storage: tuple[str, int] | None = None
-    action: dict[str, typing.Any] | None = None  # {name, id, params, parallel}
+    action: dict[str, typing.Any] | None = None  # {name, id, params, parallel, cancelled}
     asked: bool = False  # by juju-exec
     attempts: int = 0  # that failed; the unit is in error until this one is done
     retry_at: float = 0.0  # when it runs again by itself
@@ -89,8 +90,8 @@ class Application(_Record):
     options: dict[str, typing.Any] = {}  # only what differs from the defaults
     resources: dict[str, str] = {}
     annotations: dict[str, str] = {}
+    constraints: str = ""
     dying: bool = False
-    next_unit: int = 0
     status: Status = Status()
 
     def section(self, name: str) -> dict[str, dict[str, typing.Any]]:
@@ -153,6 +154,21 @@ class Unit(_Record):
         return next((event for event in self.events if event.attempts), None)
 
 
+class Storage(_Record):
+    """A storage: Juju's id of it is like volume/0."""
+
+    name: str
+    index: int
+    unit: str | None = None  # that has it
+    machine: int | None = None  # on whose host its files lie; None for kept ones
+    destroy: bool = False  # together with its unit
+
+    @property
+    def id(self) -> str:
+        """Its name for Juju and the operator."""
+        return f"{self.name}/{self.index}"
+
+
 class Relation(_Record):
     """A relation with its databags. A peer relation has one end, every other two."""
 
@@ -197,6 +213,7 @@ class Model(_Record):
     """The whole state of one deployment."""
 
     name: str
+    juju: str = versions.DEFAULT  # the Juju that it is played on
     uuid: str = pydantic.Field(default_factory=lambda: str(uuid.uuid4()))
     seed: int = pydantic.Field(default_factory=lambda: secrets.randbelow(10**6))  # of what happens by chance
     applications: dict[str, Application] = {}
@@ -207,6 +224,14 @@ class Model(_Record):
     next_relation: int = 0
     next_sequence: int = 0
     next_storage: int = 0
+    next_units: dict[str, int] = {}  # application -> number; Juju goes on counting when one is deployed again
+    storage: dict[str, Storage] = {}  # also what no unit has
+    next_task: int = 1
+
+    @property
+    def version(self) -> versions.Juju:
+        """What its Juju does."""
+        return versions.VERSIONS[self.juju]
 
     def app_units(self, app: str) -> list[Unit]:
         """Return the units of `app` by number."""
@@ -255,7 +280,10 @@ class Model(_Record):
         return self.applications[name]
 
     def unit(self, name: str) -> Unit:
-        """Return the unit, or raise `SandboxError` naming those that exist."""
+        """Return the unit, or that of `APP/leader`; raise `SandboxError` naming those that exist."""
+        app, _, number = name.partition("/")
+        if number == "leader":
+            name = self.leader(self.application(app).name) or name
         if name not in self.units:
             raise SandboxError(f"unit {name!r} not found (there are: {', '.join(self.units) or 'none'})")
         return self.units[name]
@@ -269,8 +297,10 @@ def new_id() -> str:
 class Store:
     """The files of one model. `name` becomes part of paths and of host and bridge names."""
 
-    def __init__(self, name: str, root: pathlib.Path = ROOT) -> None:
+    def __init__(self, name: str, root: pathlib.Path = ROOT, juju: str | None = None) -> None:
+        """Name the model; `juju` is the version that it must have, or gets when it is made."""
         self.name = name
+        self._juju = juju
         self.directory = root / name
         self.path = self.directory / "model.json"
         self.log_path = self.directory / "debug.log"
@@ -280,7 +310,7 @@ class Store:
     def load(self) -> Model:
         """Read the model, or raise `SandboxError` if it does not exist."""
         try:
-            return Model.model_validate_json(self.path.read_bytes())
+            model = Model.model_validate_json(self.path.read_bytes())
         except FileNotFoundError:
             raise SandboxError(
                 f"model {self.name!r} does not exist: ./sandboxctl deploy ./bundle.yaml makes it"
@@ -289,6 +319,12 @@ class Store:
             raise SandboxError(
                 f"{self.path} was written by another version of the sandbox: ./sandboxctl destroy, then deploy again"
             ) from e
+        if self._juju not in (None, model.juju):
+            raise SandboxError(
+                f"model {self.name!r} is on Juju {model.juju} since its first deployment: "
+                f"./sandboxctl --juju {self._juju} --model OTHER deploy ./bundle.yaml makes another"
+            )
+        return model
 
     def save(self, model: Model) -> None:
         """Replace the model's file; it holds secrets, so only root reads it."""
@@ -315,11 +351,14 @@ class Store:
         """
         with contextlib.closing(self.lock("model")):
             if self._model is None or not self.path.exists() or self.path.read_text() != self._saved:
-                self._model = Model(name=self.name) if create and not self.path.exists() else self.load()
+                self._model = self._new() if create and not self.path.exists() else self.load()
             model, self._model = self._model, None  # an exception drops what it left half changed
             yield model
             self.save(model)
             self._model = model
+
+    def _new(self) -> Model:
+        return Model(name=self.name, juju=self._juju or versions.DEFAULT)
 
     def _lock_file(self, name: str) -> pathlib.Path:
         """Return the file behind a lock. Raises `SandboxError` when the model does not exist."""

@@ -1,4 +1,4 @@
-"""The model as `juju status` and `juju config` of Juju 3.6 show it: as data, and as text in the same layout."""
+"""The model as `juju status` and `juju config` show it: as data, and as text in the same layout."""
 
 import collections
 import collections.abc
@@ -9,6 +9,7 @@ from sandbox import settings
 from sandbox.store import Application, Model, Status, Unit
 
 Json = dict[str, typing.Any]
+_MESSAGE_LIMIT = 120  # of the tables: cmd/juju/status/output_tabular.go, maxMessageLength
 _ORDER = ("error", "blocked", "maintenance", "waiting", "active", "unknown")
 
 
@@ -18,7 +19,13 @@ def as_data(model: Model) -> Json:
         (unit for unit in model.units.values() if unit.principal is None), key=lambda unit: unit.machine
     )
     return {
-        "model": {"name": model.name, "type": "iaas", "controller": "sandbox", "cloud": "sandbox", "version": "3.6"},
+        "model": {
+            "name": model.name,
+            "type": "iaas",
+            "controller": "sandbox",
+            "cloud": "sandbox",
+            "version": model.version.version,
+        },
         "machines": {
             str(unit.machine): {
                 "juju-status": {"current": "started" if unit.address else "pending"},
@@ -91,7 +98,7 @@ def as_text(model: Model) -> str:
     data = as_data(model)
     head = [
         ("Model", "Controller", "Cloud/Region", "Version", "SLA", "Timestamp", "Notes"),
-        (model.name, "sandbox", "this machine", "3.6", "unsupported", time.strftime("%H:%M:%S%z"), ""),
+        (model.name, "sandbox", "this machine", model.version.version, "unsupported", time.strftime("%H:%M:%S%z"), ""),
     ]
     apps = [("App", "Version", "Status", "Scale", "Charm", "Channel", "Rev", "Exposed", "Message")]
     units: list[tuple[str, ...]] = [("Unit", "Workload", "Agent", "Machine", "Public address", "Ports", "Message")]
@@ -99,7 +106,7 @@ def as_text(model: Model) -> str:
     for name, app in data["applications"].items():
         status, scale = app["application-status"], str(len(model.app_units(name)))
         row = (name, app["version"], status["current"], scale, app["charm"], "", str(app["charm-rev"]), "no")
-        apps.append((*row, status["message"]))
+        apps.append((*row, _cut(status["message"])))
         for unit, about in app.get("units", {}).items():
             units.append(_row(unit, about))
             units += [_row(f"  {other}", its) for other, its in about.get("subordinates", {}).items()]
@@ -112,7 +119,12 @@ def as_text(model: Model) -> str:
 def _row(name: str, unit: Json) -> tuple[str, ...]:
     status, agent = unit["workload-status"], unit["juju-status"]["current"]
     where = (unit.get("machine", ""), unit["public-address"], ",".join(unit["open-ports"]))
-    return (name + "*" * unit["leader"], status["current"], agent, *where, status["message"])
+    return (name + "*" * unit["leader"], status["current"], agent, *where, _cut(status["message"]))
+
+
+def _cut(message: str) -> str:
+    """Shorten a message as `juju status` does; the other formats have all of it."""
+    return f"{message[:_MESSAGE_LIMIT]}..." if len(message) > _MESSAGE_LIMIT else message
 
 
 def _table(rows: collections.abc.Sequence[tuple[str, ...]]) -> str:

@@ -21,8 +21,9 @@ field() {
     printf %s "$model" | /usr/bin/python3 -c 'import json, sys; print(*{m.get(sys.argv[1], "unknown") for m in json.load(sys.stdin).values()})' "$1"
 }
 cloud=$(field type) version=$(field agent-version)
+model_version=$version
 
-chosen="" first="" filesystem="" machine="" generation=""
+chosen="" without_arch="" first="" filesystem="" machine="" generation=""
 for word in ${OVERLAYS:-}; do
     case $word in
     */* | *.yaml) path=$word ;;
@@ -39,6 +40,9 @@ for word in ${OVERLAYS:-}; do
         [ -z "$filesystem" ] || fail "OVERLAYS: $filesystem and $kind: there is one shared filesystem; choose one"
         filesystem=$kind
     done
+    if line=$(grep -n '^ *constraints:' "$path" | grep -v -m 1 arch=); then
+        without_arch="$path line ${line%%:*}"
+    fi
     kind=$(sed -n -e 's/^ *constraints:.*virt-type=.*/lxd/p' -e 's/^ *constraints:.*\(instance-type\|tags\)=.*/gpu/p' -e 's/^machines:.*/machines/p' "$path" | head -n 1)
     if [ -n "$kind" ]; then
         [ -z "$machine" ] || fail "OVERLAYS: $machine and $kind: both say what machine a compute node is; choose one"
@@ -55,6 +59,11 @@ for word in ${OVERLAYS:-}; do
     fi
 done
 chosen="$first$chosen"
+case $model_version in
+[4-9].*)
+    [ -z "$without_arch" ] || fail "OVERLAYS: $without_arch: constraints without arch=amd64, which Juju $model_version adds itself: it could deploy this bundle once only; add arch=amd64"
+    ;;
+esac
 case $version in
 [4-9].*)
     [ -z "$generation" ] || fail "OVERLAYS: mysql needs a Juju below 4 and this model's is $version; mysql-proxy, which takes its place there, is for 24.04: leave 2604 out, or use Juju 3.6"
@@ -79,4 +88,4 @@ build/venvs/deploy/bin/python scripts/channels.py ./bundle.yaml $chosen
 echo "deploy: juju deploy ./bundle.yaml $*"
 juju deploy ./bundle.yaml "$@"
 echo "deploy: watch it settle with  watch -c juju status --relations --color"
-echo "deploy: then  juju run trainer/0 submit-ddp"
+echo "deploy: then  juju run trainer/leader submit-ddp"

@@ -29,7 +29,7 @@ variable "mysql" {
   description = "The accounting database."
   type = object({
     config      = optional(map(string), { profile = "testing" })
-    constraints = optional(string)
+    constraints = optional(string, "arch=amd64")
     machines    = optional(set(string))
   })
   default  = {}
@@ -40,7 +40,7 @@ variable "slurmctld" {
   description = "The controller. Options that are given here are added to the defaults."
   type = object({
     config      = optional(map(string), {})
-    constraints = optional(string)
+    constraints = optional(string, "arch=amd64")
     machines    = optional(set(string))
   })
   default  = {}
@@ -51,7 +51,7 @@ variable "slurmdbd" {
   description = "The accounting daemon."
   type = object({
     config      = optional(map(string), {})
-    constraints = optional(string)
+    constraints = optional(string, "arch=amd64")
     machines    = optional(set(string))
   })
   default  = {}
@@ -62,7 +62,7 @@ variable "slurmrestd" {
   description = "The REST API."
   type = object({
     config      = optional(map(string), {})
-    constraints = optional(string)
+    constraints = optional(string, "arch=amd64")
     machines    = optional(set(string))
   })
   default  = {}
@@ -74,7 +74,7 @@ variable "slurmd" {
   type = object({
     units       = optional(number, 2)
     config      = optional(map(string), {})
-    constraints = optional(string)
+    constraints = optional(string, "arch=amd64")
     machines    = optional(set(string))
   })
   default  = {}
@@ -85,7 +85,7 @@ variable "sackd" {
   description = "The login node."
   type = object({
     config      = optional(map(string), {})
-    constraints = optional(string)
+    constraints = optional(string, "arch=amd64")
     machines    = optional(set(string))
   })
   default  = {}
@@ -96,7 +96,7 @@ variable "juicefs_server_proxy" {
   description = "The shared JuiceFS volume; null leaves it out, and then `filesystem` names what is mounted instead."
   type = object({
     config             = optional(map(string), {})
-    constraints        = optional(string)
+    constraints        = optional(string, "arch=amd64")
     machines           = optional(set(string))
     resources          = optional(map(string), {})
     revision           = optional(number)

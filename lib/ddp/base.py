@@ -11,6 +11,7 @@ from ddp.problem import Problem, Remedy, Render, Results, one_line, plain
 from ddp.view import tables
 from ddp.view.result import Result
 from ddp.workspace.locks import Claims
+from ddp.workspace.waits import Wait
 
 __all__ = ["Results", "one_line"]  # and all that is defined here
 
@@ -29,6 +30,14 @@ class ParameterError(TrainerError):
     def __init__(self, name: str, message: str, *, remedy: Remedy | None = None) -> None:
         super().__init__(f"{name}: {message}", remedy=remedy)
         self.name = name
+
+
+class UnfinishedError(Exception):
+    """A command ends before its job does, and has not failed; `results` are the command's."""
+
+    def __init__(self, results: Results) -> None:
+        super().__init__("the job goes on")
+        self.results = results
 
 
 Answer = Result | Results
@@ -60,6 +69,7 @@ class Settings:
     token: str = dataclasses.field(default="", repr=False)  # Hugging Face's; empty: jobs get none
     takes_any_script: bool = False  # a user's own command runs scripts from outside the workspace, too
     claims: Claims = dataclasses.field(default_factory=Claims, repr=False, compare=False)
+    wait: Wait = dataclasses.field(default_factory=Wait, repr=False, compare=False)
     render: Render = dataclasses.field(default=plain, repr=False, compare=False)  # remedies in the front end's words
 
     @property

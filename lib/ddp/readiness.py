@@ -25,22 +25,27 @@ class Readiness:
 def check(settings: Settings) -> Readiness:
     """Check whether jobs can be submitted now."""
     if problem := slurm_problem() or mount_problem(settings):
-        return Readiness("waiting", problem.text(settings.render))
+        return Readiness("waiting", _status(settings, problem))
     try:
         contents = folders.look(settings)
     except folders.WorkspaceError as e:
-        return Readiness("waiting", e.text(settings.render))
+        return Readiness("waiting", _status(settings, e))
     try:
         checks.trusted(contents)
         checks.check_writable(settings, contents)
         environment = environments.installed(settings, contents)
     except TrainerError as e:
-        return Readiness("blocked", e.text(settings.render))
+        return Readiness("blocked", _status(settings, e))
     if environment is None:  # still active: the first job that needs one builds it
-        which = "no environment of this release" if contents.environments else "no environment yet"
         install = settings.render(Command("env install"))
+        which = environments.missing(settings, contents)
         return Readiness("active", f"{which}; the first job builds it, or: {install}")
     return Readiness("active", f"ready; environment installed: torch {environment.torch}")
+
+
+def _status(settings: Settings, problem: Problem) -> str:
+    """Write a problem with its remedy first: what comes last may be cut."""
+    return problem.what if problem.remedy is None else f"{settings.render(problem.remedy)}: {problem.what}"
 
 
 def require(settings: Settings, *, asks_nodes: bool = False) -> None:

@@ -10,6 +10,7 @@ import functools
 import json
 import os
 import pathlib
+import pwd
 import re
 import shlex
 import sys
@@ -33,8 +34,10 @@ _TEXT = re.compile(
     re.ASCII,
 )
 _YAML_WORDS = ("y", "n", "yes", "no", "on", "off", "true", "false", "null")
+_JUJUS_USER = "ubuntu"  # whose shell `juju ssh` opens
 _STEPS: dict[str, str] = backports.read_toml(pathlib.Path(__file__).with_suffix(".toml"))
 _QUIET_S = 5.0  # an action that takes longer gets a note on how to end it
+_HELD_LIMIT_S = 900  # how long an action waits for jobs at most while the machine's units wait for it
 
 
 def main() -> typing.NoReturn:
@@ -97,8 +100,16 @@ def _do(settings: Settings, request: Json, log: Log) -> Json:
     if verb is None:
         raise ParameterError("do", f"unknown request {wanted!r}")
     params = fields.parse(verb.options, request["params"])
-    stop = f"to stop waiting, without cancelling a job: juju cancel-task {request.get('task', '')}"
-    note = threading.Timer(_QUIET_S, log, [f"{settings.unit} runs no other action while this one waits; {stop}"])
+    if request.get("holds-machine"):
+        can_be_ended = not {"wait_limit", "follow"}.isdisjoint(verb.options.model_fields)
+        if can_be_ended:
+            settings.wait.begin(wanted)
+        params = _bounded(params)
+        text = _held(settings.unit, can_be_ended=can_be_ended)
+    else:
+        stop = f"to stop waiting, without cancelling a job: juju cancel-task {request.get('task', '')}"
+        text = f"{settings.unit} runs no other action while this one waits; {stop}"
+    note = threading.Timer(_quiet_s(request, params), log, [text])
     note.daemon = True
     note.start()
     try:
@@ -107,8 +118,38 @@ def _do(settings: Settings, request: Json, log: Log) -> Json:
         note.cancel()
 
 
+def _bounded(params: fields.Parsed) -> fields.Parsed:
+    """Limit the wait of an action that holds its machine, unless the operator chose a limit."""
+    if getattr(params, "wait_limit", 0) is not None:
+        return params
+    return params.model_copy(update={"wait_limit": _HELD_LIMIT_S})
+
+
+def _quiet_s(request: Json, params: fields.Parsed) -> float:
+    """Return when the note on how to end an action comes: at once if it holds its machine and is to wait."""
+    is_to_wait = getattr(params, "wait", False) or getattr(params, "follow", False)
+    return 0.0 if request.get("holds-machine") and is_to_wait else _QUIET_S
+
+
+def _held(unit: str, *, can_be_ended: bool) -> str:
+    """Say what waits for an action that holds its machine, and how to look, cancel and end it beside Juju."""
+    login = _login(unit)
+    text = f"hooks and actions of all units on the machine of {unit} wait while this action runs; "
+    text += f"to look: {login} ddp list; to cancel a job: {login} ddp cancel RUN"
+    if can_be_ended:
+        text += f"; to end this action, not its job: {login} ddp stop-waiting"
+    return text
+
+
+def _login(unit: str) -> str:
+    """Return the words before a command that runs as this account on the login host, beside all actions."""
+    user = pwd.getpwuid(os.geteuid()).pw_name
+    return f"juju ssh {unit}" if user == _JUJUS_USER else f"juju ssh {unit} sudo -u {user}"
+
+
 def render_remedy(unit: str, remedy: problem.Remedy) -> str:
-    """Render a remedy as an operator of the bundle types it."""
+    """Render a remedy as an operator of the bundle types it, also once the unit has another number."""
+    unit = f"{unit.partition('/')[0]}/leader"
     if isinstance(remedy, problem.Step):
         return _render_step(unit, remedy)
     verb = verbs.ALL[remedy.verb]
@@ -139,4 +180,6 @@ def _render_step(unit: str, step: problem.Step) -> str:
             return advice.partition_config(step.values["partition"], name, value)
     known = _STEPS.get(step.name)
     app = unit.partition("/")[0]
-    return step.text if known is None else known.format_map({"unit": unit, "app": app, **step.values})
+    if known is None:
+        return step.text
+    return known.format_map({"unit": unit, "app": app, "login": _login(unit), **step.values})

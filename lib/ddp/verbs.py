@@ -7,7 +7,7 @@ import pathlib
 import typing
 
 from ddp import backports
-from ddp.base import Answer, Log, Settings, TrainerError, ahead
+from ddp.base import Answer, Log, Settings, TrainerError, UnfinishedError, ahead
 from ddp.node import spec
 from ddp.options import fields, models
 
@@ -28,14 +28,18 @@ class Verb:
     examples: tuple[str, ...] = ()
 
     def do(self, settings: Settings, params: fields.Parsed, log: Log) -> Answer | None:
-        """Do it. Raises TrainerError."""
-        return self._function()(settings, params, log)
+        """Do it, or what can be done within the limit of its wait. Raises TrainerError."""
+        settings.wait.limit_s = getattr(params, "wait_limit", None)
+        try:
+            return self._function()(settings, params, log)
+        except UnfinishedError as e:
+            return e.results
 
     def do_when_ready(self, settings: Settings, params: fields.Parsed, log: Log) -> Answer | None:
         """Do it once Slurm and the workspace answer; its code is imported in the meantime. Raises TrainerError."""
         from ddp import readiness  # noqa: PLC0415 - `ddp --help` starts without it
 
-        with settings.claims:
+        with settings.claims, settings.wait:
             if self.needs_slurm:
                 imported = ahead(self._function)
                 try:

@@ -7,10 +7,15 @@ import collections.abc
 import contextlib
 import dataclasses
 import enum
+import logging
 import os
 import typing
 
 import pydantic
+
+MESSAGE_LIMIT = 120  # characters of a message in `juju status` (cmd/juju/status/output_tabular.go, maxMessageLength)
+
+_log = logging.getLogger(__name__)
 
 Results = dict[str, str]
 Log = collections.abc.Callable[[str], object]
@@ -28,10 +33,20 @@ class Level(str, enum.Enum):  # noqa: UP042 - enum.StrEnum came with Python 3.11
 
 @dataclasses.dataclass(frozen=True)
 class Status:
-    """A unit's status: one line that states what is wrong and what to type."""
+    """A unit's status: one line that states what to type and what is wrong."""
 
     level: Level
     text: str
+
+
+def shown(status: Status, before: str = "") -> str:
+    """Cut a status's text to what `juju status` shows; log all of it, unless the unit's last message is the same."""
+    if len(status.text) <= MESSAGE_LIMIT:
+        return status.text
+    cut = f"{status.text[: MESSAGE_LIMIT - 3]}..."
+    if cut != before:
+        _log.warning("the whole status: %s", status.text)
+    return cut
 
 
 class StatusError(Exception):

@@ -67,13 +67,13 @@ def explained(
     themselves. The operator must resolve `lasting` ones, and those of juicefs and other commands.
     """
     attach = f"juju attach-resource {app} juicefs=FILE"
-    remedies: dict[type[Exception], str] = {DownloadError: f": attach it: {attach}", OldProgramError: f": {attach}"}
+    remedies: dict[type[Exception], str] = {DownloadError: f"{attach}: ", OldProgramError: f"{attach}: "}
     try:
         yield
     except (UnreachableError, *passing) as e:
         raise StatusError(Level.WAITING, wait(e), retry=True) from e
     except (JuicefsError, CommandError, *lasting) as e:
-        raise StatusError(Level.BLOCKED, f"{e}{remedies.get(type(e), '')}") from e
+        raise StatusError(Level.BLOCKED, f"{remedies.get(type(e), '')}{e}") from e
 
 
 @dataclasses.dataclass(frozen=True)

@@ -108,8 +108,8 @@ def parse(url: str) -> tuple[Engine, str | None]:
     if not separator or scheme not in _SCHEMES:
         why = "serves one machine only" if scheme in _ONE_HOST else "is not supported"
         is_scheme = separator and re.fullmatch(r"[a-z][a-z0-9+.-]{0,20}", scheme)
-        problem = f"metadata engine {scheme} {why}; " if is_scheme else ""
-        raise ValueError(f"{problem}write it as one of {', '.join(rule.example for rule in _RULES.values())}")
+        problem = f": {scheme} {why}" if is_scheme else ""
+        raise ValueError(f"begin with {', '.join(f'{name}://' for name in _RULES)} (docs/howto/storage.md){problem}")
     kind = _SCHEMES[scheme]
     rule = _RULES[kind]
     hint = f"write it as {rule.example}"

@@ -129,7 +129,7 @@ def _dispatch(request: Json, send: typing.Callable[..., None]) -> Json:
         charm,
         meta=_metadata(charm_root, request["event"].get("action") or {}),
         charm_root=charm_root,
-        juju_version="3.6.8",
+        juju_version=request["juju"],
         app_name=app,
         unit_id=int(number),
         machine_id=request["machine_id"],

@@ -29,7 +29,7 @@ run "options_and_constraints_reach_the_application" {
   command = plan
 
   variables {
-    mysql = { config = { profile = "production" }, constraints = "mem=8G" }
+    mysql = { config = { profile = "production" }, constraints = "arch=amd64 mem=8G" }
   }
 
   assert {
@@ -38,7 +38,7 @@ run "options_and_constraints_reach_the_application" {
   }
 
   assert {
-    condition     = juju_application.mysql.constraints == "mem=8G"
+    condition     = juju_application.mysql.constraints == "arch=amd64 mem=8G"
     error_message = "The database's constraints are those of the variable."
   }
 }

@@ -211,6 +211,11 @@ def _application_problems(name: str, body: dict[str, Any], charm: Charm) -> coll
         yield f"{name}: {charm.name} is subordinate: it has neither num_units nor to"
     if not charm.is_subordinate and (not isinstance(units, int) or isinstance(units, bool) or units < 1):
         yield f"{name}: num_units must be given, 1 or more (in a bundle its default is 0)"
+    has_arch = "arch=amd64" in str(body.get("constraints", "")).split()
+    if not charm.is_subordinate and not has_arch:
+        yield f"{name}: no arch=amd64 in its constraints: Juju 4 adds it, and could deploy this bundle once only"
+    if charm.is_subordinate and "constraints" in body:
+        yield f"{name}: {charm.name} is subordinate: it has no constraints"
     if body.get("base") is None:
         yield f"{name}: no base given"
     elif body["base"] not in charm.channels.get(str(body.get("channel")), charm.bases):

@@ -232,3 +232,22 @@ def test_charmhub_is_asked_for_a_revision_that_fits(place: Place, has_one_track:
 def test_a_mistake_in_an_overlay_is_named(place: Place, overlay: str, line: str):
     (place.folder / "my.yaml").write_text(f"applications: {overlay}\n")
     assert place.refusal("./my.yaml").startswith(f"deploy: {line}")
+
+
+@pytest.mark.parametrize(
+    ("version", "overlays", "is_refused"),
+    [("3.6.28", "./my.yaml", False), ("4.0.15", "./my.yaml", True), ("4.0.15", "juju4 ./my.yaml", True)],
+)
+def test_juju_4_gets_no_constraints_without_the_architecture(
+    place: Place, version: str, overlays: str, is_refused: bool
+):
+    """They could be deployed once, and nothing after them."""
+    place.on("aws", version)
+    overlay = place.folder / "my.yaml"
+    overlay.write_text("applications:\n  slurmd:\n    # constraints: x\n    constraints: mem=8G\n")
+    if not is_refused:
+        assert "./my.yaml" in place.deployed(overlays)
+        return
+    assert "OVERLAYS: ./my.yaml line 4: constraints without arch=amd64" in place.refusal(overlays)
+    overlay.write_text("applications:\n  slurmd:\n    constraints: mem=8G arch=amd64\n")
+    assert "./my.yaml" in place.deployed(overlays)

@@ -15,6 +15,7 @@ PRODUCT = rules.ROOT / "terraform"
 UPSTREAM = yaml.safe_load((rules.ROOT / "tests" / "bundle" / "upstream.yaml").read_text())
 MODULES = [*(charm / "terraform" for charm in CHARMS), PRODUCT]
 FILES = {"main.tf", "outputs.tf", "terraform.tf", "variables.tf"}  # Canonical's CC008
+ARCH = "arch=amd64"  # what Juju 4 adds itself
 EVERYWHERE = {"app_name", "base", "channel", "config", "model_uuid", "revision"}
 
 
@@ -79,10 +80,25 @@ def test_a_charm_s_module_is_of_its_charmcraft_yaml(charm: pathlib.Path):
     (deployed,) = application["charm"]
     assert deployed["name"] == metadata["name"]
     assert variables["base"]["default"] + ":amd64" in metadata["platforms"]
+    if not is_subordinate:
+        assert variables["constraints"]["default"] == ARCH
     outputs = parsed(charm / "terraform" / "outputs.tf")["output"]
     for side in ("provides", "requires"):
         ends = {end.replace("-", "_"): end for end in metadata.get(side, {})}
         assert outputs[side]["value"] == ends
+
+
+def test_every_application_with_units_has_the_bundle_s_constraints():
+    bundle = yaml.safe_load(rules.BUNDLE.read_text())
+    given = {
+        name.replace("-", "_"): body["constraints"]
+        for name, body in bundle["applications"].items()
+        if "num_units" in body
+    }
+    text = (PRODUCT / "variables.tf").read_text()
+    for name, constraints in given.items():
+        (block,) = re.findall(rf'^variable "{name}" {{\n(.*?)^}}', text, re.MULTILINE | re.DOTALL)
+        assert re.search(rf'constraints += optional\(string, "{constraints}"\)', block), name
 
 
 def test_the_product_deploys_the_bundle():

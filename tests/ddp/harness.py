@@ -26,6 +26,7 @@ class Trainer:
     config: dict[str, typing.Any]
     results: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
     log: list[str] = dataclasses.field(default_factory=list[str])
+    holds_machine: bool = False  # the action does, as on Juju 4
 
     def run(self, action: str, **params: typing.Any) -> dict[str, str]:
         """Return an action's results; a failed one raises ActionFailedError."""
@@ -40,6 +41,7 @@ class Trainer:
             "config": options,
             "unit": "trainer/0",
             "task": "7",
+            "holds-machine": self.holds_machine,
             "wheelhouse": attached,
         }
         self.log = []

@@ -63,10 +63,11 @@ class Cluster:
     """The deployed bundle, spoken to as a user does: through ./sandboxctl."""
 
     model: str = MODEL
+    juju: str = "3.6"
 
     def ctl(self, *arguments: str, timeout: float = 600) -> Answer:
         done = subprocess.run(
-            [REPOSITORY / "sandboxctl", "--model", self.model, *arguments],
+            [REPOSITORY / "sandboxctl", "--model", self.model, "--juju", self.juju, *arguments],
             capture_output=True,
             text=True,
             errors="replace",

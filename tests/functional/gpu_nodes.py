@@ -68,7 +68,7 @@ def until_held(cluster: Cluster, loss: str) -> None:
     """Let five minutes pass, again and again, until slurmd runs and the node is drained for this loss."""
 
     def is_held() -> None:
-        assert notice(cluster) == f"blocked: {loss}: bring back what is missing, or run accept-gpus"
+        assert notice(cluster) == f"blocked: bring back what is missing, or run accept-gpus: {loss}"
         found = show(cluster)
         base, flags = states(found)
         assert (found["Reason"], base, flags - {"INVALID_REG"}) == (f"slurm-gpu: {loss}", "IDLE", {"DRAIN"})

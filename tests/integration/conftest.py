@@ -1,7 +1,6 @@
 """Deploy the bundle once, on the current controller; without a controller the lane fails, in one line."""
 
 import collections.abc
-import json
 import pathlib
 import secrets
 import shutil
@@ -32,14 +31,11 @@ def _missing() -> str | None:
 
 @pytest.fixture(scope="module")
 def cluster(request: pytest.FixtureRequest) -> collections.abc.Iterator[Cluster]:
-    """The bundle, deployed and active. On LXD with the overlay for virtual machines, on Juju 4 with a database of ours."""
+    """The bundle, deployed and active."""
     with clients.connected(request) as client:
         cluster = Cluster(client)
         if "slurmctld" not in cluster.status()["applications"]:
-            (details,) = json.loads(cluster.juju("show-model", "--format", "json")).values()
-            names = [*(["lxd"] if details["type"] == "lxd" else []), *(["juju4"] if client.major >= 4 else [])]
-            overlays = [word for name in names for word in ("--overlay", str(ROOT / f"overlays/{name}.yaml"))]
-            cluster.juju("deploy", str(ROOT / "bundle.yaml"), *overlays)
+            cluster.deploy()
             if client.major >= 4:
                 _give_database(cluster)
         cluster.wait_until_active()

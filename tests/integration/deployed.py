@@ -39,6 +39,19 @@ class Cluster:
         """Return `juju status`."""
         return json.loads(self.juju("status", "--format", "json"))
 
+    def deploy(self, *overlays: pathlib.Path) -> None:
+        """Deploy the bundle: on LXD with the overlay for virtual machines, on Juju 4 with a database of ours."""
+        (details,) = json.loads(self.juju("show-model", "--format", "json")).values()
+        names = [*(["lxd"] if details["type"] == "lxd" else []), *(["juju4"] if self._client.major >= 4 else [])]
+        words: list[str] = []
+        for path in [*(ROOT / f"overlays/{name}.yaml" for name in names), *overlays]:
+            words += ["--overlay", str(path)]
+        self.juju("deploy", str(ROOT / "bundle.yaml"), *words)
+
+    def revisions(self) -> dict[str, int]:
+        """Return the revision of each application's charm."""
+        return {name: application["charm-rev"] for name, application in self.status()["applications"].items()}
+
     def units(self) -> dict[str, dict[str, typing.Any]]:
         """Return every unit, subordinates too, by name."""
         found: dict[str, dict[str, typing.Any]] = {}

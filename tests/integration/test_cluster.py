@@ -1,6 +1,7 @@
 """What a user of the deployed bundle sees. Each test asserts an effect on the machines, and leaves them as it found them."""
 
 import json
+import pathlib
 import uuid
 
 import pytest
@@ -19,6 +20,28 @@ def test_slurm_has_two_idle_nodes(cluster: Cluster):
     assert dict(line.split() for line in lines) == {"slurmd-0": "idle", "slurmd-1": "idle"}
 
 
+def test_a_second_deployment_changes_nothing(cluster: Cluster):
+    before = set(cluster.units()), cluster.revisions()
+    cluster.deploy()
+    cluster.wait_until_active(timeout_s=900)
+    assert (set(cluster.units()), cluster.revisions()) == before
+
+
+def test_an_overlay_that_is_added_later_is_applied(cluster: Cluster, tmp_path: pathlib.Path):
+    """To an application of a local charm with units, which Juju 4 would not find without arch=amd64."""
+    overlay = tmp_path / "later.yaml"
+    overlay.write_text("applications:\n  juicefs-server-proxy:\n    options:\n      trash-days: 2\n")
+    before = set(cluster.units()), cluster.revisions()
+    try:
+        cluster.deploy(overlay)
+        assert cluster.juju("config", "juicefs-server-proxy", "trash-days").strip() == "2"
+        cluster.wait_until_active(timeout_s=900)
+    finally:
+        cluster.juju("config", "juicefs-server-proxy", "--reset", "trash-days")
+    cluster.wait_until_active(timeout_s=900)
+    assert (set(cluster.units()), cluster.revisions()) == before
+
+
 def test_a_file_written_on_one_machine_is_read_on_the_others(cluster: Cluster):
     name, text = f"{SHARED}/integration-{uuid.uuid4().hex}", uuid.uuid4().hex
     cluster.exec(NODES[0], f"echo {text} > {name}")
@@ -31,7 +54,7 @@ def test_a_file_written_on_one_machine_is_read_on_the_others(cluster: Cluster):
 
 
 def test_a_job_runs_on_two_hosts(cluster: Cluster):
-    result = cluster.run(TRAINER, "submit-ddp", workload="smoke", nodes=2, wait=True)
+    result = cluster.run(TRAINER, "submit-ddp", workload="smoke", nodes=2, wait=True, wait_limit=JOB_S)
     assert result["state"] == "COMPLETED"
     found = summary(cluster, result["run-dir"])
     assert found["state"] == "done"
@@ -41,8 +64,8 @@ def test_a_job_runs_on_two_hosts(cluster: Cluster):
 
 
 def test_training_lowers_the_loss_and_leaves_a_checkpoint(cluster: Cluster):
-    cluster.run(TRAINER, "prepare-dataset")
-    result = cluster.run(TRAINER, "submit-ddp", nodes=2, wait=True)
+    cluster.run(TRAINER, "prepare-dataset", wait_limit=JOB_S)
+    result = cluster.run(TRAINER, "submit-ddp", nodes=2, wait=True, wait_limit=JOB_S)
     assert result["state"] == "COMPLETED"
     found = summary(cluster, result["run-dir"])
     assert isinstance(found["first_loss"], float) and isinstance(found["last_loss"], float)
@@ -108,7 +131,7 @@ def test_a_rebooted_node_comes_back_with_its_mount(cluster: Cluster):
     cluster.wait_until(is_back, f"{NODES[0]} answers after its reboot", timeout_s=900)
     cluster.wait_until_active(timeout_s=900)
     assert cluster.exec(NODES[0], f"findmnt --noheadings --output TARGET {SHARED}") == SHARED
-    result = cluster.run(TRAINER, "submit-ddp", workload="smoke", nodes=2, wait=True)
+    result = cluster.run(TRAINER, "submit-ddp", workload="smoke", nodes=2, wait=True, wait_limit=JOB_S)
     assert result["state"] == "COMPLETED"
 
 
@@ -120,7 +143,7 @@ def test_a_node_that_joins_takes_part(cluster: Cluster):
         cluster.wait_until_active(timeout_s=SETTLE_S)
         (new,) = [unit for unit in set(cluster.units()) - before if unit.startswith("slurmd/")]
         assert cluster.exec(new, f"findmnt --noheadings --output TARGET {SHARED}") == SHARED
-        result = cluster.run(TRAINER, "submit-ddp", workload="smoke", nodes=3, wait=True)
+        result = cluster.run(TRAINER, "submit-ddp", workload="smoke", nodes=3, wait=True, wait_limit=JOB_S)
         found = summary(cluster, result["run-dir"])
         assert isinstance(found["ranks"], list)
         assert len({rank["host"] for rank in found["ranks"]}) == 3

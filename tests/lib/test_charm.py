@@ -98,3 +98,15 @@ def test_an_option_that_cannot_be_is_a_blocked_status_that_names_it(value: objec
     assert caught.value.status.text.startswith(message)
     with pytest.raises(charm.StatusError, match=r"^bucket: set it$"), charm.config_errors(), charm.naming("bucket"):
         raise ValueError("set it")
+
+
+@pytest.mark.parametrize("length", [0, 120, 121, 400])
+def test_a_status_is_as_long_as_juju_shows_and_the_rest_is_logged_once(length: int, caplog: pytest.LogCaptureFixture):
+    status = charm.Status(charm.Level.BLOCKED, "set volume-name: ".ljust(length, "x")[:length])
+    shown = charm.shown(status, "active before")
+    assert len(shown) <= charm.MESSAGE_LIMIT
+    assert status.text.startswith(shown.removesuffix("..."))
+    whole = [f"the whole status: {status.text}"] if length > charm.MESSAGE_LIMIT else []
+    assert caplog.messages == whole
+    assert charm.shown(status, shown) == shown
+    assert caplog.messages == whole, "it is logged again only when the message changes"

@@ -19,3 +19,9 @@ def world() -> World:
 @pytest.fixture
 def bench(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     return Bench(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def juju4(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """The bench on Juju 4."""
+    return Bench(tmp_path, monkeypatch, juju="4")

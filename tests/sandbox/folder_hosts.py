@@ -146,10 +146,11 @@ class FolderHosts:
 class Bench:
     """A model with a small charm, and as many commands at work on it as a test starts."""
 
-    def __init__(self, folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch, juju: str | None = None) -> None:
         self.room = folder / "room"
         self.room.mkdir()
-        self.store = Store("t", folder / "state")
+        self.store = Store("t", folder / "state", juju=juju)
+        self.juju = juju
         self.lines: list[str] = []
         self.threads = concurrent.futures.ThreadPoolExecutor()
         hosts = FolderHosts(folder / "hosts")
@@ -170,7 +171,7 @@ class Bench:
         self.clear()
 
     def engine(self, *, create: bool = False) -> Engine:
-        store = Store("t", self.store.directory.parent)
+        store = Store("t", self.store.directory.parent, juju=self.juju)
         return Engine(store, Progress(self.lines.append), create=create)
 
     def add(self, model: Model, metadata: dict[str, typing.Any]) -> None:

@@ -47,7 +47,7 @@ class Prompt:
 @pytest.fixture
 def prompt(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Prompt:
     one = Prompt(tmp_path)
-    monkeypatch.setattr(cli, "Store", lambda _: one.store)
+    monkeypatch.setattr(cli, "Store", lambda _name, **_options: one.store)
 
     def settle(engine: typing.Any, *, once: bool, **_: object) -> None:
         one.settled.append((once, [event.label for unit in engine.model.units.values() for event in unit.events]))

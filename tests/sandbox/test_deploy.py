@@ -112,3 +112,30 @@ def test_mock_gpus_are_asked_for_by_annotation(text: str, gpus: tuple[Gpu, ...] 
         return
     with pytest.raises(SandboxError, match="write '2 x Mock GPU', "):
         mock_gpus.parse(text)
+
+
+def test_juju_4_finds_no_local_charm_for_a_bundle_without_arch_once_it_is_deployed(bench: Bench):
+    bench.model.juju = "4"
+    bench.deploy()
+    assert bench.model.applications["thing"].constraints == "arch=amd64", "Juju adds it"
+    with pytest.raises(SandboxError, match=r"^cannot deploy local charm at /.*/thing: file does not exist$"):
+        bench.deploy()
+    named = BUNDLE.replace("num_units:", "constraints: arch=amd64, num_units:")
+    bench.folder.joinpath("bundle.yaml").write_text(named)
+    before = bench.model.model_dump()
+    assert bench.deploy() == []
+    assert bench.model.model_dump() == before
+
+
+def test_juju_3_6_adds_no_constraint_and_takes_the_bundle_again(bench: Bench):
+    bench.deploy()
+    assert bench.model.applications["thing"].constraints == ""
+    assert bench.deploy() == []
+
+
+def test_a_subordinate_has_no_constraints(bench: Bench):
+    (bench.folder / "thing" / "charmcraft.yaml").write_text(METADATA + "subordinate: true\n")
+    body = "applications:\n  thing: {charm: ./thing, constraints: arch=amd64}\n"
+    bench.folder.joinpath("bundle.yaml").write_text(body)
+    with pytest.raises(SandboxError, match=r"^thing is subordinate: it has no constraints$"):
+        bench.deploy()

@@ -57,15 +57,29 @@ def deploy(model: State, words: list[str]) -> str:
         for name, body in _yaml(path)["applications"].items():
             if body is None:
                 del merged[name]
-            else:
-                merged[name] = merged.get(name, {}) | body
+                continue
+            before = merged.get(name, {})
+            merged[name] = before | body
+            merged[name]["options"] = before.get("options", {}) | body.get("options", {})
     facts = _yaml("tests/bundle/upstream.yaml")["charms"]
     for name, body in merged.items():
         if "juju < 4" in facts.get(body["charm"], {}).get("assumes", "") and not STATE["version"].startswith("3."):
             raise JujuError(f'Charm feature requirements cannot be met: charm requires feature "juju" ({name})')
-        model["applications"][name] = {"units": list(range(body.get("num_units", 0))), "next": body.get("num_units", 0)}
-    model["lacks-database"] = "mysql-proxy" in merged
+        if name in model["applications"]:
+            _deploy_again(model["applications"][name], body)
+            continue
+        units = body.get("num_units", 0)
+        model["applications"][name] = {"units": list(range(units)), "next": units, "options": body["options"]}
+        model["lacks-database"] = model.get("lacks-database", False) or name == "mysql-proxy"
     return ""
+
+
+def _deploy_again(application: State, body: State) -> None:
+    """Set options; Juju 4, which gave the application arch=amd64, misses that in the bundle and looks for the charm."""
+    is_local, has_units = body["charm"].startswith("."), bool(body.get("num_units"))
+    if is_local and has_units and STATE["version"].startswith("4.") and "arch=" not in body.get("constraints", ""):
+        raise JujuError(f"cannot deploy local charm at {body['charm'].removesuffix('.charm')}: file does not exist")
+    application["options"].update(body["options"])
 
 
 def status(model: State, words: list[str]) -> str:
@@ -78,7 +92,7 @@ def status(model: State, words: list[str]) -> str:
             units[f"{name}/{number}"] = _unit("waiting" if waits else "active") | {
                 "subordinates": {f"{sub}/{number}": _unit("active") for sub in SUBORDINATES.get(name, ())}
             }
-        applications[name] = {"units": units}
+        applications[name] = {"units": units, "charm-rev": application.get("revision", 0)}
     return json.dumps({"applications": applications})
 
 
@@ -105,6 +119,8 @@ def refresh(model: State, words: list[str]) -> str:
     name, flag, path = words
     if flag != "--path" or name not in model["applications"] or not path.endswith(".charm"):
         raise JujuError(f"cannot refresh {words}")
+    application = model["applications"][name]
+    application["revision"] = application.get("revision", 0) + 1
     return ""
 
 
@@ -120,8 +136,14 @@ def grant_secret(model: State, words: list[str]) -> str:
 
 
 def config(model: State, words: list[str]) -> str:
-    """An option; mysql-proxy has its database once the secret is granted and named."""
+    """An option, or one back to its default; mysql-proxy has its database once the secret is granted and named."""
+    options = model["applications"][words[0]]["options"]
+    if words[1] == "--reset":
+        del options[words[2]]
+        return ""
     name, pair = words
+    if "=" not in pair:
+        return f"{options[pair]}\n"
     option, _, value = pair.partition("=")
     granted = [secret for secret in model["secrets"].values() if secret["uri"] == value and name in secret["granted"]]
     if (name, option) != ("mysql-proxy", "db-uri") or not granted or not model.get("mariadb"):

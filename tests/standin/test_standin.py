@@ -58,12 +58,35 @@ def test_every_test_of_the_lane_passes(version: str, overlays: list[str]):
     done = place.lane("-q")
     assert done.returncode == 0, done.stdout
     assert re.search(r"^=+ \d+ passed in ", done.stdout, re.MULTILINE), done.stdout[-500:]  # none skipped
-    ((bundle, *words),) = place.calls("deploy")
-    assert bundle.endswith("/bundle.yaml")
-    assert [pathlib.Path(word).stem for word in words if word != "--overlay"] == overlays
+    first, second, third = place.calls("deploy")
+    assert first[0].endswith("/bundle.yaml")
+    assert [pathlib.Path(word).stem for word in first[1:] if word != "--overlay"] == overlays
+    assert second == first
+    assert third[:-2] == first
+    assert third[-1].endswith("/later.yaml")
     assert len(place.calls("destroy-model")) == 1
     named = place.calls("add-model")[0]
     assert any(word.startswith("jubilant-") for word in named) == version.startswith("4.")
+
+
+@pytest.mark.parametrize(
+    ("version", "constraints", "fails"),
+    [("3.6.28", "mem=4G", False), ("4.0.15", "arch=amd64 mem=4G", False), ("4.0.15", "mem=4G", True)],
+)
+def test_juju_4_deploys_a_bundle_without_arch_once(tmp_path: pathlib.Path, version: str, constraints: str, fails: bool):
+    """As the stand-in plays it, so that the lane's tests can fail."""
+    place = Place(version)
+    bundle = tmp_path / "bundle.yaml"
+    body = f"charm: ./dist/one.charm, num_units: 1, constraints: {constraints}"
+    bundle.write_text(f"applications: {{one: {{{body}}}}}")
+    juju = [place.home / "bin" / "juju"]
+    env = {**os.environ, "PYTHONPATH": str(HERE)}
+    subprocess.run([*juju, "add-model", "m"], check=True, env=env)
+    deploy = [*juju, "deploy", "--model", "m", str(bundle)]
+    subprocess.run(deploy, check=True, env=env)
+    again = subprocess.run(deploy, check=False, env=env, capture_output=True, text=True)
+    assert (again.returncode != 0) == fails
+    assert ("cannot deploy local charm at ./dist/one: file does not exist" in again.stderr) == fails
 
 
 def test_a_cluster_in_which_a_test_s_effect_is_missing_fails_it():

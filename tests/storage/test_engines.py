@@ -277,7 +277,7 @@ def test_an_engine_that_was_emptied_is_not_formatted_again(mine: proxies.Proxy, 
     uuid = mine.action("status")["uuid"]
     servers.redis_cli(redis, "-n", "1", "flushdb")
     assert mine.hook().unit_status == testing.BlockedStatus(
-        f"the metadata engine lost volume {mine.config['volume-name']} ({uuid}): restore a backup: restore-metadata"
+        f"run restore-metadata with a backup: the metadata engine lost volume {mine.config['volume-name']} ({uuid})"
     )
     assert servers.redis_cli(redis, "-n", "1", "dbsize") == "0"
 
@@ -289,7 +289,7 @@ def test_an_engine_that_holds_another_volume_is_left_alone(
     content = {"meta-password": servers.PASSWORD}
     other = proxy(Case(redis, str(mine.config["metadata-url"]), content), bucket)
     name = mine.config["volume-name"]
-    text = f"the metadata engine holds volume {name}: set volume-name={name}, or a new database"
+    text = f"set volume-name={name}, or use a new database: that volume is in the metadata engine"
     assert other.hook("config_changed").unit_status == testing.BlockedStatus(text)
     assert servers.redis_cli(redis, "-n", "1", "get", "setting") == before
 
@@ -298,7 +298,7 @@ def test_a_second_application_does_not_offer_the_same_volume_unasked(mine: proxi
     uuid = mine.action("status")["uuid"]
     second = dataclasses.replace(mine, app="second", state=None, logs=[])
     out = second.hook("config_changed")
-    assert f"({uuid}) that was not made here: if no other application offers it" in out.unit_status.message
+    assert f"set adopt={uuid} to take over volume" in out.unit_status.message
     assert "endpoint" not in out.get_relation(10).local_app_data
     out = second.hook("config_changed", config={**out.config, "adopt": uuid})
     assert isinstance(out.unit_status, testing.ActiveStatus)

@@ -2,11 +2,17 @@
 
 # pyright: reportPrivateUsage=false
 
+import collections.abc
 import dataclasses
+import logging
 from typing import Any
 
+import pytest
 import scenario._consistency_checker as checker
+import scenario.mocking
 import yaml
+
+import messages
 
 # Scenario writes and reads charmcraft.yaml for every event, which by Python's own code is most of what a test costs
 yaml.SafeLoader, yaml.SafeDumper = yaml.CSafeLoader, yaml.CSafeDumper
@@ -33,3 +39,35 @@ def _one(schema: dict[str, Any], value: object) -> dict[str, str]:
 
 
 checker._check_action_param_types = _check
+
+
+@pytest.fixture(autouse=True)
+def messages_fit(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> collections.abc.Generator[list[str]]:
+    """Fail a test in which a charm sets a message that `juju status` cuts, or that the charm itself had to cut.
+
+    The marker `cut` is for messages that end with words of another program, which may be cut.
+    """
+    shown, cut = list[str](), list[str]()
+    backend: Any = scenario.mocking._MockModelBackend
+    status_set = backend.status_set
+
+    def watched(self: Any, status: Any, message: str = "", **named: Any) -> None:
+        shown.append(message)
+        status_set(self, status, message, **named)
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            cut.append(record.getMessage())
+
+    handler, logger = Handler(), logging.getLogger("slurm_ddp.charm")
+    monkeypatch.setattr(backend, "status_set", watched)
+    logger.addHandler(handler)
+    yield shown
+    logger.removeHandler(handler)
+    assert [message for message in shown if len(message) > messages.SHOWN] == []
+    if request.node.get_closest_marker("cut") is None:
+        uncut = [message for message in shown if not message.endswith("...")]
+        whole = [*uncut, *(message.removeprefix("the whole status: ") for message in cut)]
+        assert [message for message in map(messages.at_length, whole) if len(message) > messages.SHOWN] == []

@@ -8,6 +8,7 @@ import pathlib
 import ops
 
 import host
+import machine_lock
 import metrics
 import program
 import secret_token
@@ -15,7 +16,7 @@ from ddp import verbs
 from ddp.base import ParameterError
 from ddp.options import fields
 from slurm_ddp import exporter, wake
-from slurm_ddp.charm import Level, Status, StatusError, action_name, is_principal
+from slurm_ddp.charm import Level, Status, StatusError, action_name, is_principal, shown
 from slurm_ddp.interfaces import cos_agent
 
 _AGAIN_S = 20
@@ -74,7 +75,7 @@ class DdpTrainerCharm(ops.CharmBase):
             status = self._check()
         except StatusError as e:
             status = e.status
-        event.add_status(ops.StatusBase.from_name(status.level, status.text))
+        event.add_status(ops.StatusBase.from_name(status.level, shown(status, self.unit.status.message)))
 
     def _check(self) -> Status:
         """Return the status that the program reports. Raises StatusError."""
@@ -123,17 +124,20 @@ class DdpTrainerCharm(ops.CharmBase):
         except (ParameterError, StatusError) as e:
             event.fail(str(e))
             return
+        holds_machine = machine_lock.is_held_by(self.unit.name, event.id)
         request = {
             "do": action,
             "params": dict(event.params),
             "config": host.settings(config, self.unit.name),
             "unit": self.unit.name,
             "task": event.id,
+            "holds-machine": holds_machine,
             "token": token,
             "wheelhouse": host.share(self._fetch_wheelhouse()),
         }
         try:
-            answer = program.ask(config.submit_user, request, event.log)
+            with machine_lock.named_waiters(event.log, is_held=holds_machine) as log:
+                answer = program.ask(config.submit_user, request, log)
         except program.ProgramError as e:
             event.fail(str(e))
             return
@@ -149,7 +153,7 @@ class DdpTrainerCharm(ops.CharmBase):
             token = secret_token.parse(self._content(config.hf_token), self.app.name) if config.hf_token else ""
             host.account(config.submit_user)
         except ParameterError as e:
-            raise StatusError(Level.BLOCKED, f"fix config: {e}") from e
+            raise StatusError(Level.BLOCKED, f"fix config: {_without_value(e)}") from e
         return config, token
 
     def _content(self, identifier: str) -> dict[str, str] | None:
@@ -163,6 +167,12 @@ class DdpTrainerCharm(ops.CharmBase):
         with contextlib.suppress(ops.ModelError):  # none was attached
             return self.model.resources.fetch("wheelhouse")
         return None
+
+
+def _without_value(error: ParameterError) -> str:
+    """Leave the value out of the line: it may be long, or hold a password."""
+    before, _, allowed = str(error).partition(" is not allowed; ")
+    return f"{before.partition(': ')[0]}: {allowed}" if allowed else before
 
 
 if __name__ == "__main__":

@@ -40,8 +40,8 @@ def account(name: str) -> pwd.struct_passwd:
     try:
         found = pwd.getpwnam(name)
     except KeyError:
-        text = f"no account {name!r} on this host; it must exist with the same uid here, on slurmctld's machine and on"
-        raise ParameterError("submit-user", f"{text} every node: useradd -m -u UID {name}, or use another") from None
+        text = f"useradd -m -u UID {name} here, on slurmctld's machine and each node, or use another account"
+        raise ParameterError("submit-user", text) from None
     if found.pw_uid == 0:
         raise ParameterError("submit-user", "jobs never run as root; use an ordinary account")
     return found
@@ -87,8 +87,8 @@ def ensure(config: Config, unit: str, charm_dir: pathlib.Path, token: str) -> st
 def refused(config: Config, name: str, why: str) -> str:
     """Explain that the submit user cannot write a folder of the workspace, and the remedy."""
     folder = f"{config.workspace}/{name}"
-    hint = f"as root, on the filesystem's server or here: chown {config.submit_user} {folder}"
-    return f"{config.submit_user} cannot write {folder}{why}; {hint}"
+    hint = f"chown {config.submit_user} {folder}, as root, here or on the filesystem's server"
+    return f"{hint}{why or ': it cannot write there'}"
 
 
 def ask(config: Config, unit: str, do: str, *, token: str = "", timeout_s: float | None = _ANSWER_S) -> program.Answer:

@@ -13,7 +13,7 @@ from relations.application import Application
 from relations.peers import PEERS
 from relations.sources import CLIENTS, ENGINES, STORE
 from slurm_ddp import exporter, juicefs, wake
-from slurm_ddp.charm import Level, Status, StatusError, action_name, run_action
+from slurm_ddp.charm import Level, Status, StatusError, action_name, run_action, shown
 from slurm_ddp.interfaces import cos_agent
 from slurm_ddp.run import CommandError
 from volume import actions, formatting
@@ -106,7 +106,8 @@ class JuicefsServerProxyCharm(ops.CharmBase):
 
     def _on_collect_unit_status(self, event: ops.CollectStatusEvent) -> None:
         if self._status is not None:
-            event.add_status(ops.StatusBase.from_name(self._status.level, self._status.text))
+            text = shown(self._status, self.unit.status.message)
+            event.add_status(ops.StatusBase.from_name(self._status.level, text))
 
     def _explained(self) -> contextlib.AbstractContextManager[None]:
         """Turn what fails inside into a `StatusError`: waiting for what may pass by itself, else blocked."""

@@ -27,9 +27,9 @@ variable "config" {
 }
 
 variable "constraints" {
-  description = "Juju constraints of the application's machines."
+  description = "Juju constraints of the application's machines; arch=amd64 is what Juju 4 adds where it is missing."
   type        = string
-  default     = null
+  default     = "arch=amd64"
 }
 
 variable "machines" {

@@ -12,7 +12,7 @@ import mount_plan
 from mount import actions, judge, mounter, plans, watching
 from scripts import keeper
 from slurm_ddp import exporter, mounts, readiness, wake
-from slurm_ddp.charm import Level, Status, StatusError, action_name, config_errors, is_principal, run_action
+from slurm_ddp.charm import Level, Status, StatusError, action_name, config_errors, is_principal, run_action, shown
 from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.interfaces import mount_info
 from slurm_ddp.run import CommandError
@@ -90,8 +90,8 @@ class SharedFilesystemClientCharm(ops.CharmBase):
     def _mount(self, plan: mount_plan.Plan) -> Status:
         """Mount as planned; return the status."""
         if not mounts.at(plan.spec.mountpoint):
-            text = f"mounting {plan.source} at {plan.spec.mountpoint}"
-            self.unit.status = ops.MaintenanceStatus(text)
+            status = Status(Level.MAINTENANCE, f"mounting {plan.source} at {plan.spec.mountpoint}")
+            self.unit.status = ops.MaintenanceStatus(shown(status))
         if plan.version:
             self.unit.set_workload_version(plan.version)
         found = mounter.ensure(plan)
@@ -111,7 +111,8 @@ class SharedFilesystemClientCharm(ops.CharmBase):
 
     def _on_collect_unit_status(self, event: ops.CollectStatusEvent) -> None:
         if self._status is not None:
-            event.add_status(ops.StatusBase.from_name(self._status.level, self._status.text))
+            text = shown(self._status, self.unit.status.message)
+            event.add_status(ops.StatusBase.from_name(self._status.level, text))
 
     def _on_action(self, event: ops.ActionEvent) -> None:
         action = actions.ACTIONS[action_name(event.handle.kind)]

@@ -12,13 +12,13 @@ import metrics
 import settings
 from controller import gres_lines
 from maintenance import work
-from node import compute, hold
+from node import compute, hold, node_state
 from node import machine as machines
 from node.registration import Progress
 from relations import gres as endpoints
 from relations.gres import COMPUTE, CONTROLLER, GRES, NODE_GRES
 from slurm_ddp import exporter, wake
-from slurm_ddp.charm import Level, Status, action_name, is_principal, run_action
+from slurm_ddp.charm import Level, Status, action_name, is_principal, run_action, shown
 from slurm_ddp.interfaces import cos_agent
 from slurm_ddp.run import CommandError
 
@@ -112,6 +112,7 @@ class SlurmGpuCharm(ops.CharmBase):
             work.release()
             compute.release(owner=self.unit.name, config=self.load_config(settings.Config))
             gres_lines.release(owner=self.unit.name, last=self.app.planned_units() == 0)
+            node_state.remove_folder()
         except CommandError as e:  # a hook that fails keeps the unit from going, and the next one tries again
             logger.warning("something of slurm-gpu is left on this machine: %s", e)
 
@@ -139,8 +140,9 @@ class SlurmGpuCharm(ops.CharmBase):
             found.append(gres_lines.status(view, related=self._has(GRES)))
             if found[-1].level == Level.WAITING:
                 wake.later(self.unit.name, self.charm_dir, _AGAIN_S)
+        before = self.unit.status.message
         for status in found or [_NO_ROLE]:
-            event.add_status(ops.StatusBase.from_name(status.level, status.text))
+            event.add_status(ops.StatusBase.from_name(status.level, shown(status, before)))
 
     def _on_action(self, event: ops.ActionEvent) -> None:
         def reconcile() -> Progress | None:

@@ -40,6 +40,7 @@ def run_log(settings: Settings, params: models.RunLog, log: Log) -> Result:
 
 
 def _follow(settings: Settings, path: pathlib.Path, job_id: int, params: models.RunLog, log: Log) -> None:
+    settings.wait.begin(path.name, str(job_id))
     began = time.monotonic()
     offsets: dict[str, int] = {}
     is_pending = False
@@ -54,6 +55,7 @@ def _follow(settings: Settings, path: pathlib.Path, job_id: int, params: models.
         was_pending, is_pending = is_pending, known is not None and known.state == "PENDING"
         if known is not None and is_pending and not was_pending:
             log(f"job {known.job_id} PENDING ({known.reason})")
-        if has_ended or time.monotonic() - began >= params.follow_timeout:
+        is_over = settings.wait.is_over or time.monotonic() - began >= params.follow_timeout
+        if has_ended or is_over:
             return
         control.pause(1.0)

@@ -24,6 +24,8 @@ from ddp.workspace.folders import Contents, Manifest
 
 _FORMAT = "4"  # goes into the key: raise it when the same inputs shall give another environment
 _CLAIM = "environments"
+_EXTRAS = (("tracking", "tuning"), ("tracking",), ("tuning",), ())  # what Settings.extras can be, the most first
+_MOST_NAMED = 2
 _NUM_STORED, _NUM_LAYERS = 3, 16  # of each build and name; of layers without a name
 _IDENTITY = {"key": "0" * 16, "hash": "0" * 16, "sha256": "0" * 64, "size_bytes": 1, "unpacked_bytes": 1}
 _NOTHING = _IDENTITY | {"python": "3.0", "torch": "none", "build": "cpu", "created": "-", "folder": "/not-installed"}
@@ -68,6 +70,31 @@ def installed(settings: Settings, contents: Contents) -> Manifest | None:
         found = (find(settings, contents, builder.Request(build)) for build in ("cuda", "cpu"))
         return next(filter(None, found), None)
     return find(settings, contents, builder.Request(settings.torch_build))
+
+
+def missing(settings: Settings, contents: Contents) -> str:
+    """Explain why no environment is the one that jobs would use: there is none, or it lacks what an option asks for."""
+    own = {one.key for one in contents.environments if not (one.name or one.requirements)}
+    if not own:
+        return "no environment yet"
+    builds = ("cuda", "cpu") if settings.torch_build == "auto" else (settings.torch_build,)
+    for extras in _EXTRAS:
+        keys = {_key(settings, build, extras=extras) for build in builds}
+        if keys & own:
+            lacking = _packages(settings, set(settings.extras) - set(extras))
+            return f"the environment lacks {lacking}" if lacking else "the environment has packages of options now off"
+    return "no environment of this release"
+
+
+def _packages(settings: Settings, extras: set[str]) -> str:
+    """Name the packages of some extras as the options that ask for them do."""
+    tracking = {"mlflow": bool(settings.mlflow_uri), "tensorboard": settings.tensorboard, "wandb": settings.wandb}
+    names = [name for name, is_wanted in tracking.items() if is_wanted and "tracking" in extras]
+    if "tuning" in extras:
+        names.append("transformers")
+    if len(names) > _MOST_NAMED:
+        return f"{names[0]} and {len(names) - 1} more"
+    return ", ".join(names)
 
 
 def is_current(settings: Settings, manifest: Manifest) -> bool:
@@ -175,10 +202,11 @@ def describe(environment: Manifest) -> dict[str, str]:
     }
 
 
-def _key(settings: Settings, build: str, requirements: str = "") -> str:
+def _key(settings: Settings, build: str, requirements: str = "", extras: tuple[str, ...] | None = None) -> str:
     torch = TORCH if build == "cuda" else f"{TORCH}+cpu"
     inputs = [_FORMAT, builder.python_version(), platform.machine(), torch, _payload_digest(settings.payload)]
-    return hashlib.sha256(json.dumps([*inputs, *settings.extras, requirements]).encode()).hexdigest()[:16]
+    chosen = settings.extras if extras is None else extras
+    return hashlib.sha256(json.dumps([*inputs, *chosen, requirements]).encode()).hexdigest()[:16]
 
 
 def _payload_digest(payload: pathlib.Path) -> str:

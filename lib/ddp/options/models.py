@@ -114,6 +114,7 @@ class SubmitDdp(Training):
     resume: fields.Name = "auto"
     dry_run: bool = False
     wait: bool = False
+    wait_limit: fields.Seconds | None = None
     wait_timeout: fields.Seconds = 86400
 
 
@@ -133,6 +134,7 @@ class SubmitSweep(Training):
     parallel: typing.Annotated[int, between(1, fields.MAX_SWEEP)] | None = None
     dry_run: bool = False
     wait: bool = False
+    wait_limit: fields.Seconds | None = None
     wait_timeout: fields.Seconds = 86400
 
 
@@ -146,11 +148,18 @@ class PrepareDataset(Resources):
     elements: typing.Annotated[int, between(1, 1000)] | None = None
     parallel: typing.Annotated[int, between(1, 1000)] | None = None
     wait: bool = True
+    wait_limit: fields.Seconds | None = None
     wait_timeout: fields.Seconds = 86400
 
 
 class OneRun(Parsed):
     """Options of show and resume: a run."""
+
+    run: fields.Name | None = None  # or a job's id
+
+
+class StopWaiting(Parsed):
+    """Options of stop-waiting."""
 
     run: fields.Name | None = None  # or a job's id
 
@@ -257,6 +266,7 @@ class BenchmarkCollectives(Nodes):
     datatype: typing.Annotated[str, among(*_DATATYPES)] | None = None
     env: fields.Env = ""
     fabric: fields.Fabric = "auto"
+    wait_limit: fields.Seconds | None = None
     wait_timeout: fields.Seconds = 86400
 
 

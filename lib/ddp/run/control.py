@@ -11,7 +11,7 @@ import time
 import uuid
 
 from ddp import copies, remedies
-from ddp.base import REPORT_S, Log, ParameterError, Results, Settings, TrainerError
+from ddp.base import REPORT_S, Log, ParameterError, Results, Settings, TrainerError, UnfinishedError
 from ddp.problem import Command, Step
 from ddp.run import catalog, failure, folder, state
 from ddp.run.model import UTC, Run
@@ -183,8 +183,23 @@ def _send(settings: Settings, run: str, name: str, text: str, mark: str) -> int:
         return found
 
 
-def follow(settings: Settings, submitted: Submitted, log: Log, *, timeout_s: float) -> Results:
-    """Wait for a job, report its progress, return its results. Raises TrainerError unless it completed."""
+def follow(
+    settings: Settings, submitted: Submitted, log: Log, *, timeout_s: float, to_the_end: bool = False
+) -> Results:
+    """Wait for a job, report its progress, return its results.
+
+    Args:
+        settings: of the command, whose wait may have a limit, or be ended by someone.
+        submitted: the job.
+        log: gets the progress.
+        timeout_s: in seconds; then the command has failed.
+        to_the_end: the command goes on with what the job makes, so its wait is not ended.
+
+    Raises:
+        TrainerError: the job did not complete, or not in time.
+        UnfinishedError: the command's wait is over; the job goes on.
+    """
+    settings.wait.begin(submitted.run, str(submitted.job_id))
     began = answered = time.monotonic()
     last_reported, reported = 0.0, ""
     while True:
@@ -207,6 +222,9 @@ def follow(settings: Settings, submitted: Submitted, log: Log, *, timeout_s: flo
                 raise problem
             if known.state == "PENDING":
                 text += f" ({known.reason})" + (f", requeued {known.restarts} times" if known.restarts else "")
+        if settings.wait.is_over and not to_the_end:
+            state_now = known.state if known is not None else "UNKNOWN"
+            raise unfinished(settings, submitted.run, {**submitted.as_results(), "state": state_now}, log)
         if text != reported or time.monotonic() - last_reported >= REPORT_S:
             reported, last_reported = text, time.monotonic()
             is_running = known is not None and known.state == "RUNNING"
@@ -216,6 +234,13 @@ def follow(settings: Settings, submitted: Submitted, log: Log, *, timeout_s: flo
             text = f"no end after {timeout_s:g} s: {text}; the job continues"
             raise TrainerError(text, remedy=Command("log", arguments=(submitted.run,)), results=results)
         pause(1.0 if time.monotonic() - began < 120 else 3.0)
+
+
+def unfinished(settings: Settings, run: str, results: Results, log: Log) -> UnfinishedError:
+    """End a command's wait for a run: say how to go on, and return what is raised."""
+    go_on = settings.render(Step("follow-run", f"ddp watch {run}", {"run": run}))
+    log(f"no longer waiting for {run}, which goes on; to follow it: {go_on}")
+    return UnfinishedError({**results, "to-follow": go_on})
 
 
 def conclude(settings: Settings, submitted: Submitted, known: jobs.Job | None) -> Results:

@@ -39,7 +39,7 @@ _USABLE = frozenset({"IDLE", "ALLOCATED", "MIXED", "COMPLETING"})
 _NOISE = re.compile(
     r"^(?:sbatch|scancel|srun|squeue|scontrol|sacct): (?:error: |fatal: )?|^(?:fatal|error): |^slurm_\w+ error: ?"
 )
-NOT_CONFIGURED = "Slurm is not configured on this host: no slurm.conf, and no controller in DNS"
+NOT_CONFIGURED = "Slurm is not configured here: no slurm.conf, no controller in DNS"
 
 
 class SlurmError(Exception):

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import pathlib
 
-from ddp.base import Log, Results, Settings, TrainerError
+from ddp.base import Log, Results, Settings, TrainerError, UnfinishedError
 from ddp.environment import environments
 from ddp.options import models
 from ddp.run import control, folder, reading
@@ -114,7 +114,10 @@ def prepare_dataset(
     log(f"job {submitted.job_id} prepares the dataset {name}" + (f" with {work.elements} elements" if array else ""))
     if not params.wait:
         return results
-    return results | _follow(work, submitted, array, log)
+    try:
+        return results | _follow(work, submitted, array, log, to_the_end=is_automatic)
+    except UnfinishedError as e:
+        raise UnfinishedError(results | e.results) from None
 
 
 def ensure_default(settings: Settings, params: models.PrepareDataset, log: Log) -> None:
@@ -128,12 +131,12 @@ def ensure_default(settings: Settings, params: models.PrepareDataset, log: Log) 
         settings.claims.drop(run)
         log(f"job {active[0].job_id} prepares it already; waiting for that")
         submitted = control.Submitted(active[0].job_id, settings.runs / run)
-        control.follow(settings, submitted, log, timeout_s=params.wait_timeout)
+        control.follow(settings, submitted, log, timeout_s=params.wait_timeout, to_the_end=True)
     elif DEFAULT_DATASET not in folders.look(settings).datasets:
         prepare_dataset(settings, params, log, is_automatic=True)
 
 
-def _follow(work: _Work, submitted: control.Submitted, array: int | None, log: Log) -> Results:
+def _follow(work: _Work, submitted: control.Submitted, array: int | None, log: Log, *, to_the_end: bool) -> Results:
     """Wait for the end, and describe the dataset. Raises TrainerError with the input at fault."""
     settings = work.settings
 
@@ -145,7 +148,8 @@ def _follow(work: _Work, submitted: control.Submitted, array: int | None, log: L
         log(tables.Step(f"{text}, {done} parts done", work.run) if done else text)
 
     try:
-        results = control.follow(settings, submitted, report, timeout_s=work.params.wait_timeout)
+        timeout_s = work.params.wait_timeout
+        results = control.follow(settings, submitted, report, timeout_s=timeout_s, to_the_end=to_the_end)
     except TrainerError as e:
         if array is None:
             raise

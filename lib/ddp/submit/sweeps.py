@@ -60,6 +60,7 @@ def submit_sweep(settings: Settings, params: models.SubmitSweep, log: Log) -> An
 
 def _follow(settings: Settings, name: str, results: Results, log: Log, *, timeout_s: float) -> Results:
     """Wait for all runs of a sweep and return their table. Raises TrainerError unless all ended well."""
+    settings.wait.begin(name, results["job-id"])
     began = reported_at = time.monotonic()
     states = ""
     while True:
@@ -69,6 +70,8 @@ def _follow(settings: Settings, name: str, results: Results, log: Log, *, timeou
         if shown_now["states"] != states or time.monotonic() - reported_at > REPORT_S:
             states, reported_at = shown_now["states"], time.monotonic()
             log(tables.Step(f"sweep {name}: {states}", f"sweep {name}"))
+        if settings.wait.is_over:
+            raise control.unfinished(settings, name, results | shown_now, log)
         if time.monotonic() - began > timeout_s:
             show = Command("show", arguments=(name,))
             text = f"no end after {timeout_s:g} s: {states}; the sweep continues"

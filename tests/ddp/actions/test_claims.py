@@ -47,7 +47,7 @@ def test_a_run_that_another_action_is_about_to_submit_is_refused(
 ):
     action, run, params = case
     assert other.take(run)
-    line = f"run: another command is submitting {run}; juju run trainer/0 list-runs"
+    line = f"run: another command is submitting {run}; juju run trainer/leader list-runs"
     assert ready.fails(action, **params) == line
     assert not cluster.changes
     other.drop(run)

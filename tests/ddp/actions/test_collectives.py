@@ -74,7 +74,7 @@ def test_a_slower_measurement_does_not_replace_the_baseline(ready: Trainer, clus
     measure(ready, cluster, 2.0)
     results = measure(ready, cluster, 1.0)
     assert results["comparison"].endswith("0.50 of the baseline of 2026-11-20T18:00:00Z (2 GB/s); not stored")
-    assert any("slower; to find out why: juju run trainer/0 doctor" in line for line in ready.log)
+    assert any("slower; to find out why: juju run trainer/leader doctor" in line for line in ready.log)
     assert stored() == [2.0]
     measure(ready, cluster, 1.9)
     assert stored() == [1.9]
@@ -159,7 +159,9 @@ def add_vocabulary(ready: Trainer, vocab: int) -> str:
 
 def test_without_a_baseline_the_command_that_measures_is_named(ready: Trainer):
     text = "no baseline of all_reduce over several nodes on CPUs: the network is not measured"
-    assert ready.fails("plan", tokens_per_second=5000) == f"{text}; juju run trainer/0 benchmark-collectives nodes=2"
+    assert (
+        ready.fails("plan", tokens_per_second=5000) == f"{text}; juju run trainer/leader benchmark-collectives nodes=2"
+    )
     assert "compute" in ready.results
 
 

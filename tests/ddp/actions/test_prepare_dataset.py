@@ -128,7 +128,7 @@ def test_a_preparation_is_cancelled_with_all_its_jobs(
     assert (results["state"], results["run"], results["cancelled"]) == ("CANCELLED", "prepare-raw", "41 40")
     assert cluster.changes[-1] == ("scancel", "41", "40"), "what ends the work first, or it would start"
     assert all(job.cancelled for job in cluster.jobs)
-    line = "no job of prepare-raw is pending or running; juju run trainer/0 list-runs"
+    line = "no job of prepare-raw is pending or running; juju run trainer/leader list-runs"
     assert ready.fails("cancel-run", **named).endswith(line)
 
 

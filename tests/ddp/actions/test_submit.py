@@ -115,7 +115,7 @@ def test_mock_gpus_are_reserved_and_the_job_trains_on_cpus(ready: Trainer, clust
     ready.run("submit-ddp", workload="smoke", wait=False)
     assert "#SBATCH --gpus-per-node=1\n" in cluster.job(40).text
     assert (
-        "the environment has torch for CPUs, so this job trains on them; for GPUs: juju run trainer/0 install-environment torch=cuda"
+        "the environment has torch for CPUs, so this job trains on them; for GPUs: juju run trainer/leader install-environment torch=cuda"
         in ready.log
     )
 
@@ -170,7 +170,7 @@ def test_a_dry_run_names_the_environment_that_is_there(ready: Trainer):
 def test_another_runs_checkpoint_can_be_the_beginning(ready: Trainer, cluster: Cluster):
     ready.run("submit-ddp", run="base")
     cluster.jobs[0].states = [("COMPLETED", 0)]
-    line = "resume: base has no checkpoint to start from; juju run trainer/0 show-run run=base"
+    line = "resume: base has no checkpoint to start from; juju run trainer/leader show-run run=base"
     assert ready.fails("submit-ddp", run="tuned", resume="base") == line
     ready.run("submit-ddp", run="later", resume="base", dependency="afterok:40", dry_run=True)
     (cluster.jobs[0].script.parent / "epoch-0001").mkdir()
@@ -199,12 +199,12 @@ def refusals(trainer: Trainer) -> list[tuple[dict[str, typing.Any], str]]:
         (
             {"dataset": "nope"},
             f"dataset: no dataset 'nope' in {place}/datasets; there are: python-stdlib; "
-            "make it; juju run trainer/0 prepare-dataset name=nope source=PATH",
+            "make it; juju run trainer/leader prepare-dataset name=nope source=PATH",
         ),
         ({"dataset": f"{place}/nope"}, f"dataset: {place}/nope does not exist"),
         (
             {"dataset": f"{place}/folder"},
-            f"dataset: {place}/folder has no dataset.json; juju run trainer/0 prepare-dataset source={place}/folder",
+            f"dataset: {place}/folder has no dataset.json; juju run trainer/leader prepare-dataset source={place}/folder",
         ),
         ({"dataset": "python-stdlib", "workload": "smoke"}, "dataset: only the workload gpt has it"),
         (
@@ -214,7 +214,7 @@ def refusals(trainer: Trainer) -> list[tuple[dict[str, typing.Any], str]]:
         (
             {"resume": "nope"},
             f"resume: no run 'nope' of the workload gpt in {place}/runs; use auto, never or the name of one; "
-            "juju run trainer/0 list-runs",
+            "juju run trainer/leader list-runs",
         ),
         ({"run": "old", "resume": "never"}, "run: old exists already; choose another name, or resume auto"),
         ({"run": "old", "workload": "smoke"}, "run: old exists already; choose another name"),
@@ -337,5 +337,5 @@ def test_a_source_that_cannot_be_is_refused(ready: Trainer, cluster: Cluster):
     cluster.states = [("RUNNING", 0)]
     ready.run("prepare-dataset", wait=False)
     run = "prepare-python-stdlib"
-    line = f"run: {run} is active as job 40 (RUNNING); wait for its end, or cancel it; juju run trainer/0 cancel-run run={run}"
+    line = f"run: {run} is active as job 40 (RUNNING); wait for its end, or cancel it; juju run trainer/leader cancel-run run={run}"
     assert ready.fails("prepare-dataset") == line

@@ -12,6 +12,7 @@ from ops import testing
 
 import charm
 import host as host_module
+import messages
 from ddp.slurm import jobs
 from ddp.workspace import operations
 from slurm_ddp import mounts
@@ -26,7 +27,7 @@ EVENTS = ["install", "start", "config_changed", "upgrade_charm", "update_status"
 def test_every_event_reaches_the_same_state(trainer: Trainer, host: dict[str, object], event: str):
     out = trainer.event(event)
     assert out.unit_status == testing.ActiveStatus(
-        "no environment yet; the first job builds it, or: juju run trainer/0 install-environment"
+        "no environment yet; the first job builds it, or: juju run trainer/leader install-environment"
     )
     assert host["installed"] == ("python3-venv", "zstd")
     made = {path.name for path in trainer.workspace.iterdir()}
@@ -38,7 +39,9 @@ def test_every_event_reaches_the_same_state(trainer: Trainer, host: dict[str, ob
 
 def test_an_environment_that_jobs_would_not_use_is_reported(ready: Trainer):
     """As after a refresh, or with another build of torch asked for: the next job would wait for a new one."""
-    expected = "no environment of this release; the first job builds it, or: juju run trainer/0 install-environment"
+    expected = (
+        "no environment of this release; the first job builds it, or: juju run trainer/leader install-environment"
+    )
     package = ready.root / "payload" / "ddptrain" / "__init__.py"
     package.write_text("__version__ = '1'\n")
     assert ready.event("upgrade_charm").unit_status == testing.ActiveStatus(expected)
@@ -48,21 +51,43 @@ def test_an_environment_that_jobs_would_not_use_is_reported(ready: Trainer):
     assert ready.event("update_status").unit_status.name == "blocked", "a charm that was not packed right"
 
 
-SLURM = "is slurmctld up (juju status)? else: juju integrate sackd slurmctld"
-MOUNT = "integrate shared-filesystem-client:juju-info with the application of this machine"
+def test_what_the_environment_lacks_for_an_option_is_named(ready: Trainer):
+    ready.run("install-environment")
+    again = "the first job builds it, or: juju run trainer/leader install-environment"
+    for given, lacks in (
+        ({"tensorboard": True}, "the environment lacks tensorboard"),
+        ({"tensorboard": True, "wandb": True}, "the environment lacks tensorboard, wandb"),
+        ({"tensorboard": True, "wandb": True, "transformers": True}, "the environment lacks tensorboard and 2 more"),
+        ({"transformers": True}, "the environment lacks transformers"),
+        ({"torch-build": "cuda"}, "no environment of this release"),
+    ):
+        before = dict(ready.config)
+        ready.config.update(given)
+        assert ready.event("config_changed").unit_status == testing.ActiveStatus(f"{lacks}; {again}")
+        ready.config.clear()
+        ready.config.update(before)
+    assert ready.event("config_changed").unit_status.message.startswith("ready; ")
+
+
+SLURM = "is slurmctld up? else: juju integrate sackd slurmctld"
+MOUNT = "integrate shared-filesystem-client:juju-info with this machine's charm"
 HUNG = mounts.Result(mounts.State.HUNG, "/mnt/shared did not answer within 5 s")
 
 
 @pytest.mark.parametrize(
     ("slurm", "about", "line"),
     [
-        ({"silent": 9}, {}, f"Unable to contact slurm controller (connect failure); {SLURM}"),
-        ({"silent": 9, "silence": NOT_CONFIGURED}, {}, f"{jobs.NOT_CONFIGURED}; {SLURM}"),
-        ({"hung": True}, {}, f"Slurm: scontrol: no answer within 10 s; {SLURM}"),
-        (None, {}, "Slurm's client is not installed on this host; the principal must be sackd"),
-        ({}, {"mount": None}, "no filesystem is mounted at {}; " + MOUNT),
-        ({}, {"mount": "/"}, "no filesystem is mounted at {}; " + MOUNT),
-        ({}, {"probe": HUNG}, "/mnt/shared did not answer within 5 s; is the filesystem's server up? see: juju status"),
+        ({"silent": 9}, {}, (SLURM, "Unable to contact slurm controller (connect failure)")),
+        ({"silent": 9, "silence": NOT_CONFIGURED}, {}, (SLURM, jobs.NOT_CONFIGURED)),
+        ({"hung": True}, {}, (SLURM, "Slurm: scontrol: no answer within 10 s")),
+        (None, {}, ("the principal must be sackd", "Slurm's client is not installed on this host")),
+        ({}, {"mount": None}, (MOUNT, "no filesystem is mounted at {}")),
+        ({}, {"mount": "/"}, (MOUNT, "no filesystem is mounted at {}")),
+        (
+            {},
+            {"probe": HUNG},
+            ("is the filesystem's server up? see: juju status", "/mnt/shared did not answer within 5 s"),
+        ),
     ],
 )
 def test_waits_for_slurm_and_the_filesystem(
@@ -72,16 +97,18 @@ def test_waits_for_slurm_and_the_filesystem(
     monkeypatch: pytest.MonkeyPatch,
     slurm: dict[str, object] | None,
     about: dict[str, object],
-    line: str,
+    line: tuple[str, str],
 ):
+    """The remedy comes first in a status, which may be cut, and last in an action's error."""
     vars(cluster).update(slurm or {})
     monkeypatch.setattr(jobs, "is_installed", lambda: slurm is not None)
     host.update(about)
-    expected = testing.WaitingStatus(line.format(trainer.workspace))
-    assert trainer.event("update_status").unit_status == expected
+    remedy, problem = (text.format(trainer.workspace) for text in line)
+    status = trainer.event("update_status").unit_status
+    assert status == testing.WaitingStatus(messages.fitted(f"{remedy}: {problem}"))
     if about:
         assert not list(trainer.workspace.iterdir()), "nothing is written beneath a mountpoint"
-        assert trainer.fails("submit-ddp") == expected.message
+        assert trainer.fails("submit-ddp") == f"{problem}; {remedy}"
 
 
 def test_a_unit_that_waits_looks_again_soon(trainer: Trainer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
@@ -104,7 +131,7 @@ def test_nothing_is_submitted_where_others_could_replace_what_runs(ready: Traine
         f"chmod +t {ready.workspace}"
     )
     before, asked = ready.files(), len(cluster.changes)
-    assert ready.event("update_status").unit_status == testing.BlockedStatus(problem)
+    assert ready.event("update_status").unit_status == testing.BlockedStatus(messages.fitted(problem))
     for action in ("submit-ddp", "prepare-dataset", "install-environment", "benchmark-collectives"):
         assert ready.fails(action) == problem
     assert (ready.files(), len(cluster.changes)) == (before, asked)
@@ -140,7 +167,5 @@ def test_a_folder_of_another_account_blocks(trainer: Trainer, monkeypatch: pytes
     monkeypatch.setattr(host_module, "hand_over", denied)
     out = trainer.event("update_status")
     place = trainer.workspace / "runs"
-    assert out.unit_status == testing.BlockedStatus(
-        f"{USER} cannot write {place}: /mnt/shared/runs belongs to uid 33; "
-        f"as root, on the filesystem's server or here: chown {USER} {place}"
-    )
+    text = f"chown {USER} {place}, as root, here or on the filesystem's server"
+    assert out.unit_status == testing.BlockedStatus(messages.fitted(f"{text}: /mnt/shared/runs belongs to uid 33"))

@@ -20,6 +20,7 @@ FORMS = (
     urllib.parse.quote(TOKEN, safe=""),
     *(base64.b64encode(b" " * shift + TOKEN.encode()).decode()[4:-6] for shift in range(3)),
 )
+AGAIN = "juju update-secret NAME token=hf_..."
 ID = testing.Secret({"token": TOKEN}).id
 SUBMISSIONS = pytest.mark.parametrize(
     ("action", "params"), [("submit-ddp", {"run": "first"}), ("submit-sweep", {"name": "first", "grid": "lr=0.1,0.2"})]
@@ -130,13 +131,13 @@ def test_a_file_of_the_users_own_goes_before(cloud: Trainer, cluster: Cluster):
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (None, "the secret does not exist or is not granted: juju grant-secret NAME trainer"),
-        ({"key": TOKEN}, "the secret has no key token: juju update-secret NAME token=hf_..."),
+        (None, "juju grant-secret NAME trainer: the secret does not exist or is not granted"),
+        ({"key": TOKEN}, f"{AGAIN}: the secret has no key token"),
         *(
-            ({"token": TOKEN + more}, "the secret's token has blanks, line breaks or characters that are not ASCII: ")
+            ({"token": TOKEN + more}, f"{AGAIN}: the secret's token has blanks or is not ASCII")
             for more in ("\n", " x", "\u00e9")
         ),
-        ({"token": TOKEN * 200}, "the secret's token has 6600 characters, at most 4096: "),
+        ({"token": TOKEN * 200}, f"{AGAIN}: the secret's token has 6600 characters, at most 4096"),
     ],
 )
 def test_a_secret_that_cannot_be_says_why_in_one_line(cloud: Trainer, content: dict[str, str] | None, why: str):

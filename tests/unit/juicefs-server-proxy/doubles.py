@@ -2,13 +2,17 @@
 
 import collections.abc
 import dataclasses
+import gzip
+import json
 import pathlib
 import time
 import typing
 
 import embedded.store
 from slurm_ddp import juicefs, juicefs_access
+from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.run import CommandError, Completed
+from volume.target import Target
 
 UUID = "11111111-2222-3333-4444-555555555555"
 QUOTAS = """\
@@ -18,6 +22,10 @@ QUOTAS = """\
 | /data | 5.0 GiB | 1.6 MiB |   0% | unlimited |   314 |       |
 +-------+---------+---------+------+-----------+-------+-------+
 """
+
+
+class Killed(BaseException):
+    """The hook's process ends here: what it wrote to Juju is lost, what it did to the machine stays."""
 
 
 @dataclasses.dataclass
@@ -37,6 +45,10 @@ class FakeJuicefs:
         default_factory=dict[str, "str | Exception | collections.abc.Callable[..., str]"]
     )
     modes: dict[str, int] = dataclasses.field(default_factory=dict[str, int])  # of the volumes' roots, by URL
+    keys: dict[str, str] = dataclasses.field(default_factory=dict[str, str])  # that embedded volumes hold, by URL
+    serving: "collections.abc.Callable[[], embedded.store.Settings | None]" = lambda: None
+    trials: list[str] = dataclasses.field(default_factory=list[str])  # volumes that were mounted for a trial
+    dies_at: str = ""  # where a hook is killed
 
     def ensure_program(self, target: pathlib.Path, resource: pathlib.Path | None) -> bool:
         was_there = target.exists()
@@ -73,7 +85,54 @@ class FakeJuicefs:
             if isinstance(answer, Exception):
                 raise answer
             return Completed(0, answer(*arguments) if callable(answer) else answer, "")
-        return Completed(0, {"format": self._format, "config": self._config}[arguments[0]](*arguments), "")
+        own = {"format": self._format, "config": self._config, "dump": self._dump}
+        done = Completed(0, own[arguments[0]](*arguments), "")
+        self._die(arguments[0])
+        return done
+
+    def redis(
+        self, *argv: object, stdin: str | None = None, env: typing.Mapping[str, str], timeout: float, **_: object
+    ) -> Completed:
+        """Act as redis-cli on the volume that the unit serves."""
+        served = self.serving()
+        assert served is not None, "its servers run"
+        assert env["REDISCLI_AUTH"] == fs.reveal(served.credentials.meta_password)
+        words = [str(word) for word in argv]
+        assert not any(key in word for key in self.keys.values() for word in words)
+        (url,) = (url for url, volume in self.volumes.items() if volume.storage == "sftp")
+        volume = self.volumes[url]
+        if words[-2:] == ["GET", "setting"]:
+            kept = {"Name": volume.name, "UUID": volume.uuid, "SecretKey": "Y2lwaGVy", "KeyEncrypted": True}
+            return Completed(0, json.dumps(kept | {"Bucket": volume.bucket, "AccessKey": "juicefs-objects"}), "")
+        assert words[-3:] == ["-x", "SET", "setting"]
+        setting = json.loads(stdin or "")
+        assert setting["UUID"] == volume.uuid
+        assert "KeyEncrypted" not in setting, "the key is in plain until juicefs encrypts it"
+        self.keys[url] = setting["SecretKey"]
+        self.volumes[url] = dataclasses.replace(volume, bucket=setting["Bucket"])
+        self._die("renew")
+        return Completed(0, "OK\n", "")
+
+    def mount_for_trial(self, volume: Target) -> None:
+        self._open(volume.access.url)
+        self.trials.append(volume.volume.name)
+        self._die("trial")
+
+    def _die(self, step: str) -> None:
+        if step == self.dies_at:
+            self.dies_at = ""
+            raise Killed
+
+    def _open(self, url: str) -> None:
+        """Fail as juicefs does where the volume's settings hold another key than the server of its data takes."""
+        served, key = self.serving(), self.keys.get(url)
+        if served is not None and key is not None and key != fs.reveal(served.credentials.secret_key):
+            raise CommandError("juicefs exited 1", stderr="<FATAL>: object storage: ssh: handshake failed: EOF")
+
+    def _dump(self, *arguments: str) -> str:
+        setting = {"Name": self.volumes[arguments[1]].name, "UUID": self.volumes[arguments[1]].uuid}
+        pathlib.Path(arguments[-1]).write_bytes(gzip.compress(json.dumps({"Setting": setting}, indent=1).encode()))
+        return ""
 
     def _format(self, *arguments: str) -> str:
         flags = _flags(arguments[1:-2])
@@ -96,9 +155,16 @@ class FakeJuicefs:
             trash_days=int(flags.get("trash-days", "0")),
         )
         self.volumes.setdefault(url, made)
+        served = self.serving()
+        if made.storage == "sftp" and served is not None:
+            self.keys[url] = self.environment["SECRET_KEY"]
+            folder = served.directory / "objects" / "data" / name
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "juicefs_uuid").write_text(UUID)
         return ""
 
     def _sync(self, source: str, target: str, url: str) -> None:
+        self._open(url)
         if source == "jfs://VOLUME/":
             pathlib.Path(target).chmod(self.modes.get(url, 0o777))
         else:
@@ -108,6 +174,8 @@ class FakeJuicefs:
     def _config(self, *arguments: str) -> str:
         flags = _flags(arguments[1:-1])
         assert "yes" in flags, "it would ask, and nobody answers"
+        if "bucket" in flags or "session-token" in flags:
+            self._open(arguments[-1])
         names = {"capacity": "capacity_gib", "inodes": "inodes", "trash-days": "trash_days"}
         changes: dict[str, typing.Any] = {names[flag]: int(value) for flag, value in flags.items() if flag in names}
         if "bucket" in flags:

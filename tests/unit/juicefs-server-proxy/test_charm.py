@@ -150,7 +150,7 @@ def test_a_server_that_left_with_the_data_is_not_replaced(rig: Rig):
     relation = peers(mode="embedded", server="juicefs-server-proxy/1", uuid=UUID, secret_id=secret.id)
     out = rig.ctx.run(rig.ctx.on.update_status(), rig.state(relation, secrets=[secret]))
     assert out.unit_status == testing.BlockedStatus(
-        "juicefs-server-proxy/1, whose storage holds the volume, was removed: deploy another application"
+        "deploy another application with --attach-storage: juicefs-server-proxy/1, which served the volume, was removed"
     )
     assert rig.servers.running is None
     assert rig.world.formats == []
@@ -194,7 +194,7 @@ def test_new_credentials_reach_the_clients(rig: Rig):
 def test_a_volume_that_was_made_elsewhere_is_taken_over_only_with_its_uuid(rig: Rig):
     rig.world.volumes[ENGINE] = juicefs.Setting("shared", "old-uuid", "s3", str(EXTERNAL["bucket"]) + "/")
     out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(config=EXTERNAL | {"trash-days": 0}))
-    assert "(old-uuid) that was not made here: if no other application offers it" in out.unit_status.message
+    assert "set adopt=old-uuid to take over volume shared (not made here)" in out.unit_status.message
     config = EXTERNAL | {"trash-days": 0, "adopt": "old-uuid"}
     out = rig.ctx.run(rig.ctx.on.config_changed(), dataclasses.replace(out, config=config))
     assert out.unit_status == testing.ActiveStatus("offering volume shared")
@@ -207,8 +207,8 @@ def test_a_volume_that_was_made_elsewhere_is_taken_over_only_with_its_uuid(rig: 
 @pytest.mark.parametrize(
     ("there", "message"),
     [
-        (None, f"the metadata engine lost volume shared ({UUID}): restore a backup: restore-metadata"),
-        ("other", f"the metadata engine holds another volume shared (other) than the one published ({UUID}): "),
+        (None, f"run restore-metadata with a backup: the metadata engine lost volume shared ({UUID})"),
+        ("other", "set the old metadata-url, or deploy another application: the engine holds volume other"),
     ],
 )
 def test_another_volume_than_the_one_that_was_there_is_never_touched(rig: Rig, there: str | None, message: str):

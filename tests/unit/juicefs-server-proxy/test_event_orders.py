@@ -167,7 +167,7 @@ class Volume(orders.Unit):
             "servers": (running and dataclasses.replace(running, credentials=fs.JuicefsSecret()), servers.enabled),
             "volumes": {url: volume for url, volume in world.volumes.items() if offered.hosts[0] in url},
             "modes": {url: mode for url, mode in world.modes.items() if offered.hosts[0] in url},
-            "files": self.place.files("backups/*", "*/kubernetes/*", "*/reports/*"),
+            "files": self.place.files("backups/*", "*/kubernetes/*", "*/reports/*", "storage/volume/*"),
         }
 
 

@@ -119,6 +119,7 @@ CLIENTS = ("juju-2586ad-3 at /mnt/shared", "juju-2586ad-4 at /mnt/shared")
     ("problem", "remedy"),
     CASES["the_storage_of_a_volume_that_may_be_mounted_stays_until_it_is_not_or_the_operator_allows_it"],
 )
+@pytest.mark.cut
 def test_the_storage_of_a_volume_that_may_be_mounted_stays_until_it_is_not_or_the_operator_allows_it(
     rig: Rig, clock: list[float], problem: str, remedy: str
 ):
@@ -142,6 +143,7 @@ def test_the_storage_of_a_volume_that_may_be_mounted_stays_until_it_is_not_or_th
     assert (rig.servers.running, clock) == (None, [])
 
 
+@pytest.mark.cut
 def test_nothing_but_the_sessions_of_clients_has_to_change(rig: Rig, clock: list[float]):
     """A unit whose hook failed gets no relation-departed."""
     out, storage = used(rig, *CLIENTS)
@@ -192,8 +194,9 @@ def test_a_client_that_cannot_mount_juicefs_is_named_at_every_event(
     for _ in range(2):
         out = rig.ctx.run(rig.ctx.on.update_status(), out)
         assert out.unit_status.name == ("blocked" if is_blocked else "active")
-        remedy = "juju remove-relation juicefs-server-proxy filesystem-client, and use shared-filesystem-client"
-        assert (f"filesystem-client cannot mount JuiceFS: {remedy}" == out.unit_status.message) is is_blocked
+        remedy = "juju remove-relation juicefs-server-proxy filesystem-client"
+        text = f"{remedy}: it cannot mount JuiceFS; use shared-filesystem-client"
+        assert (text == out.unit_status.message) is is_blocked
     assert waking == ([60] if is_blocked else [])
     gone = dataclasses.replace(out, relations={one for one in out.relations if one.id != client.id})
     out = rig.ctx.run(rig.ctx.on.update_status(), gone)

@@ -123,7 +123,7 @@ def test_the_status_is_never_active_over_a_node_that_takes_no_jobs(registered: S
     assert hook().level == Level.ACTIVE
     registered.run("/usr/bin/scontrol", "update", "nodename=slurmd-0", f"state={state}", "reason=bad fan")
     how = {"drain": "drained", "down": "down", "fail": "failing"}[state]
-    text = f"slurmd-0 takes no jobs: {how} (bad fan); scontrol update nodename=slurmd-0 state=resume ends that"
+    text = f"scontrol update nodename=slurmd-0 state=resume, since it takes no jobs: {how} (bad fan)"
     assert hook() == Status(Level.BLOCKED, text)
 
 
@@ -140,8 +140,8 @@ INVALID = Record("", flags={"DYNAMIC_NORM", "DRAIN", "INVALID_REG"}, reason=LOW)
             {"record": Record("gpu:mock_gpu:1")},
             Status(
                 Level.BLOCKED,
-                "slurmd-0 has Gres=gpu:mock_gpu:1, slurmd's options (none): "
-                "scontrol delete nodename=slurmd-0, then systemctl restart slurmd",
+                "scontrol delete nodename=slurmd-0, then systemctl restart slurmd: "
+                "it has Gres=gpu:mock_gpu:1, not (none)",
             ),
         ),
     ],
@@ -209,7 +209,7 @@ def test_a_node_that_stands_in_slurm_conf(slurm: SlurmDouble, mock_gpu: pathlib.
     slurmd_options.PATH.write_text("SLURMD_OPTIONS=-N slurmd-0 --conf-server ctl:6817\n")
     slurm.record = Record("gpu:2", flags=set())
     slurm.register = lambda: None  # pyright: ignore[reportAttributeAccessIssue] - there is no --conf to read
-    text = "slurm.conf has Gres=gpu:2 for slurmd-0: set Gres=gpu:mock_gpu:1 there"
+    text = "set Gres=gpu:mock_gpu:1 for slurmd-0 in slurm.conf: it has Gres=gpu:2"
     assert hook() == Status(Level.BLOCKED, text)
     slurm.record = Record("gpu:mock_gpu:1", flags=set())
     assert hook() == Status(Level.ACTIVE, BY_DETECTION)

@@ -21,7 +21,7 @@ from slurm_ddp.charm import Level, Status
 from slurm_ddp.interfaces.slurm_gres import NodeGres
 
 LOSS = "1 of 2 GPUs found, 0000:9d:00.0 missing"
-STATUS = Status(Level.BLOCKED, f"{LOSS}: bring back what is missing, or run accept-gpus")
+STATUS = Status(Level.BLOCKED, f"bring back what is missing, or run accept-gpus: {LOSS}")
 DRAIN = f"/usr/bin/scontrol update nodename=slurmd-0 state=drain 'reason=slurm-gpu: {LOSS}'"
 RESUME = "/usr/bin/scontrol update nodename=slurmd-0 state=resume"
 

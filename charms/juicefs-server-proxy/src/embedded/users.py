@@ -47,7 +47,7 @@ def await_none(
             problem, remedy = f"it is unknown who has the volume mounted ({e})", "repair the metadata server"
         if time.monotonic() >= end:
             raise RemovalRefusedError(settings.app, problem, remedy)
-        show(f"{problem}; waiting until it is unmounted")
+        show(f"waiting until the volume is unmounted: {problem}")
         time.sleep(_LOOK_S)
 
 

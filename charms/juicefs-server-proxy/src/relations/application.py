@@ -5,11 +5,12 @@ import functools
 import ops
 
 import embedded.store
+import embedded.takeover
 import embedded.users
 from relations.peers import Ledger
 from relations.sources import CLIENTS, Sources
 from slurm_ddp import juicefs, wake
-from slurm_ddp.charm import Level, Status, StatusError
+from slurm_ddp.charm import Level, Status, StatusError, shown
 from slurm_ddp.interfaces import filesystem_info as fs
 from volume import formatting
 from volume.target import Target, open_target, program_path
@@ -42,8 +43,10 @@ class Application:
         """Serve the volume where it is this unit's, offer it on the leader, and look at it: the unit's status."""
         settings = self._serve()
         if self.leads:
-            self._offer()
+            self._offer(settings)
         target, setting = self.verify()
+        if not self.leads:
+            self._prove(settings, target, setting)
         name, pinned = target.volume.name, self._ledger.pinned
         if settings is not None:
             usage = embedded.store.usage(settings.directory)
@@ -114,14 +117,14 @@ class Application:
             ledger.publish_room(embedded.store.usage(settings.directory).room_gib(0))
         return settings
 
-    def _offer(self) -> None:
+    def _offer(self, settings: embedded.store.Settings | None) -> None:
         """Format the volume if there is none, make it have its options, and offer it to every related application."""
-        ledger, target = self._ledger, self.target()
-        known = ledger.known(target.access.url, target.volume.name, adopt=self._sources.config.adopt)
+        ledger, target, adopt = self._ledger, self.target(), self._sources.config.adopt
+        known = ledger.known(target.access.url, target.volume.name, adopt=adopt, before=self._left_here(settings))
         setting = formatting.ensure_formatted(target, known)
+        self._prove(settings, target, setting)
         ledger.pin(uuid=setting.uuid, formatting=None)
         formatting.ensure_options(target, setting)
-        formatting.ensure_sticky_root(target)
         secret, revision = ledger.ensure_secret(target.credentials)
         uri = formatting.published(target, setting, (secret.id if secret else None, revision)).uri()
         for relation in self._clients:
@@ -130,6 +133,17 @@ class Application:
             relation.data[self._charm.app][fs.KEY] = uri
         if self._clients:
             ledger.pin(offered="yes")
+
+    def _left_here(self, settings: embedded.store.Settings | None) -> str | None:
+        """Return the UUID of the volume that an application of this name left in the unit's storage."""
+        owner = embedded.takeover.owner(settings.directory) if settings is not None else None
+        return owner.uuid if owner is not None and owner.application == self._charm.app.name else None
+
+    def _prove(self, settings: embedded.store.Settings | None, target: Target, setting: juicefs.Setting) -> None:
+        """See that clients can open the volume; where it lies in this unit's storage, have it hold the present keys."""
+        if settings is not None:
+            embedded.takeover.ensure(target, setting, settings.directory, self._show_progress)
+        formatting.ensure_sticky_root(target)
 
     def _unable(self) -> Status | None:
         """Name a related application none of whose units publishes that it can mount JuiceFS.
@@ -147,9 +161,9 @@ class Application:
             wake.later(self.name, self._charm.charm_dir, _SILENT_S)
         for relation, client in silent.items():
             if silent_s[relation] >= _SILENT_S:
-                remedy = f"juju remove-relation {self._charm.app.name} {client}, and use shared-filesystem-client"
-                return Status(Level.BLOCKED, f"{client} cannot mount JuiceFS: {remedy}")
+                remedy = f"juju remove-relation {self._charm.app.name} {client}"
+                return Status(Level.BLOCKED, f"{remedy}: it cannot mount JuiceFS; use shared-filesystem-client")
         return None
 
     def _show_progress(self, text: str) -> None:
-        self._charm.unit.status = ops.MaintenanceStatus(text)
+        self._charm.unit.status = ops.MaintenanceStatus(shown(Status(Level.MAINTENANCE, text)))

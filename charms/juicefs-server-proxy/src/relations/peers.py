@@ -69,12 +69,17 @@ class Ledger:
         self.pin(mode=mode, server=self._unit.name if embedded else None, uuid=None, formatting=None)
         return True
 
-    def known(self, url: str, name: str, *, adopt: str) -> formatting.Known:
-        """State what is known of the volume `name` in the engine at `url`; from here on, one that is made is ours."""
+    def known(self, url: str, name: str, *, adopt: str, before: str | None = None) -> formatting.Known:
+        """State what is known of the volume `name` in the engine at `url`; from here on, one that is made is ours.
+
+        `before` is the UUID of the volume that an application of this name left in the unit's storage.
+        """
         app, pinned = self._app.name, self.pinned
         if pinned.uuid is not None:
             format_journal.forget(app)
             return formatting.Known(pinned.uuid)
+        if before is not None:
+            return formatting.Known(before)
 
         def announce() -> None:
             self.pin(formatting="yes")
@@ -114,7 +119,7 @@ class Ledger:
         if server is None:
             return None
         if server not in units:
-            text = f"{server}, whose storage holds the volume, was removed: deploy another application"
+            text = f"deploy another application with --attach-storage: {server}, which served the volume, was removed"
             raise StatusError(Level.BLOCKED, text)
         return self._relation.data[units[server]].get(key)
 

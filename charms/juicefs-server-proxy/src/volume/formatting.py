@@ -40,7 +40,8 @@ def ensure_formatted(volume: Target, known: Known) -> juicefs.Setting:
     """
     wanted, setting, uuid = volume.volume, volume.inspect(), known.uuid
     if setting is None and uuid is not None:
-        raise VolumeError(f"the metadata engine lost volume {wanted.name} ({uuid}): restore a backup: restore-metadata")
+        remedy = "run restore-metadata with a backup" if wanted.keyless else "restore a copy of the storage"
+        raise VolumeError(f"{remedy}: the metadata engine lost volume {wanted.name} ({uuid})")
     if setting is None:
         known.announce()
         _format(volume)
@@ -49,15 +50,16 @@ def ensure_formatted(volume: Target, known: Known) -> juicefs.Setting:
             raise juicefs.JuicefsError("juicefs format reported success and the engine holds no volume")
     elif uuid is None and not known.ours and known.adopt != setting.uuid:
         _check_same(wanted, setting, None)
-        raise VolumeError(
-            f"the metadata engine holds a volume {setting.name} ({setting.uuid}) that was not made here: if no "
-            f"other application offers it, take it over with adopt={setting.uuid}; else name another database"
-        )
-    if not wanted.keyless and setting.uuid == uuid and not _same_bucket(wanted, setting):
-        _config(volume, {"bucket": wanted.bucket})  # an embedded volume follows its server to a new address
-        setting = dataclasses.replace(setting, bucket=wanted.bucket)
+        remedy = f"set adopt={setting.uuid} to take over volume {setting.name}"
+        raise VolumeError(f"{remedy} (not made here), or use another database")
     _check_same(wanted, setting, uuid)
     return setting
+
+
+def ensure_bucket(volume: Target, setting: juicefs.Setting) -> None:
+    """Have an embedded volume follow its server to a new address. Raises `juicefs.JuicefsError`."""
+    if not _same_bucket(volume.volume, setting):
+        _config(volume, {"bucket": volume.volume.bucket})
 
 
 def _format(volume: Target) -> None:
@@ -85,7 +87,7 @@ def _format(volume: Target) -> None:
             volume.change("format", *flags, volume.access.url, wanted.name, env=keys)
         except juicefs.JuicefsError as e:
             if "is not empty" in str(e):
-                text = f"{e}: it may be another application's volume; choose another volume-name, bucket or prefix"
+                text = f"choose another volume-name, bucket or prefix, or empty this one: {e}"
                 raise juicefs.JuicefsError(text) from e
             raise
 
@@ -102,21 +104,21 @@ def _check_same(volume: Volume, setting: juicefs.Setting, uuid: str | None) -> N
     """Raise `VolumeError` unless what the engine holds is the volume that should be there."""
     name, found = volume.name, setting.name
     if found != name:
-        raise VolumeError(f"the metadata engine holds volume {found}: set volume-name={found}, or a new database")
+        raise VolumeError(f"set volume-name={found}, or use a new database: that volume is in the metadata engine")
     if uuid not in (None, setting.uuid):
-        problem = f"the metadata engine holds another volume {name} ({setting.uuid}) than the one published ({uuid})"
-        raise VolumeError(f"{problem}: set the old metadata-url, or deploy another application")
-    if not _same_bucket(volume, setting):
-        raise VolumeError(f"volume {name} keeps its data at {setting.bucket}, not at {volume.bucket}: set that again")
+        remedy = "set the old metadata-url, or deploy another application"
+        raise VolumeError(f"{remedy}: the engine holds volume {setting.uuid}")
+    if volume.keyless and not _same_bucket(volume, setting):  # an embedded one follows its server: `ensure_bucket`
+        raise VolumeError(f"set bucket={setting.bucket} again: volume {name} keeps its data there")
     for option, found, wanted in (
         ("storage-type", setting.storage or volume.storage, volume.storage),
         ("block-size", f"{setting.block_kib}K", f"{volume.format.block_kib}K"),
         ("compression", setting.compression, volume.format.compression),
     ):
         if found != wanted:
-            raise VolumeError(f"{option}: volume {name} was made with {found}, for good: set {option}={found}")
+            raise VolumeError(f"set {option}={found}: volume {name} was made with it, for good")
     if volume.encrypt_key and not setting.encrypted:
-        raise VolumeError(f"credentials: volume {name} was made without encryption: remove encrypt-key from the secret")
+        raise VolumeError(f"remove encrypt-key from the secret: volume {name} was made without encryption")
 
 
 def ensure_options(volume: Target, setting: juicefs.Setting) -> None:
@@ -132,13 +134,23 @@ def ensure_options(volume: Target, setting: juicefs.Setting) -> None:
 
 
 def ensure_sticky_root(volume: Target) -> None:
-    """Keep accounts from replacing what others have in the root; where it fails, clients do so when they mount it."""
-    name = volume.volume.name
+    """Keep accounts from replacing what others have in the root; it shows as well that the volume's data is there.
+
+    Raises `juicefs.JuicefsError`.
+    """
+    if done := juicefs.ensure_sticky(volume.program, volume.access):
+        _log.warning("volume %s: %s", volume.volume.name, done)
+
+
+def opens(volume: Target) -> bool:
+    """Report whether juicefs opens the volume, its data included. Raises `juicefs.UnreachableError`."""
     try:
-        if done := juicefs.ensure_sticky(volume.program, volume.access):
-            _log.warning("volume %s: %s", name, done)
-    except juicefs.JuicefsError as e:
-        _log.info("volume %s: the mode of its root was not checked, clients do when they mount: %s", name, e)
+        ensure_sticky_root(volume)
+    except juicefs.UnreachableError:
+        raise
+    except juicefs.JuicefsError:
+        return False
+    return True
 
 
 def published(volume: Target, setting: juicefs.Setting, secret: tuple[str | None, int | None]) -> fs.Juicefs:

@@ -81,11 +81,19 @@ def _gc(unit: Unit, wanted: _Gc, log: Log) -> Results:
 def _back_up(unit: Unit, wanted: _Long, log: Log) -> Results:
     """Write all metadata, without credentials, into a file on this machine."""
     target, setting = unit.verify()
+    path = back_up(target, setting, timeout_s=wanted.timeout, log=log)
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"file": str(path), "bytes": str(path.stat().st_size), "sha256": digest, "uuid": setting.uuid}
+
+
+def back_up(target: Target, setting: juicefs.Setting, *, timeout_s: float, log: Log) -> pathlib.Path:
+    """Write all metadata of the volume, without credentials, into a file; return it. Raises `ActionError`."""
     path = private(target.directory / "backups") / f"{target.volume.name}-{_stamp()}.json.gz"
     partial = path.with_name(f".{path.name.removesuffix('.gz')}.{os.getpid()}.gz")  # another may begin this second
     partial.touch(mode=0o600)
     try:
-        _run_long(target, "dump", str(partial), timeout_s=wanted.timeout, log=log)
+        _run_long(target, "dump", str(partial), timeout_s=timeout_s, log=log)
         found = _uuid_of(partial)
         if found != setting.uuid:
             raise ActionError(f"the backup is of volume {found or 'unknown'}, not {setting.uuid}: it is not kept")
@@ -93,9 +101,7 @@ def _back_up(unit: Unit, wanted: _Long, log: Log) -> Results:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"file": str(path), "bytes": str(path.stat().st_size), "sha256": digest, "uuid": setting.uuid}
+    return path
 
 
 def _restore(unit: Unit, wanted: _Restore, log: Log) -> Results:

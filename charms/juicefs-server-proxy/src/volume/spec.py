@@ -2,6 +2,7 @@
 
 import collections.abc
 import dataclasses
+import difflib
 import pathlib
 import re
 import urllib.parse
@@ -88,7 +89,9 @@ def read_credentials(
     """
     possible = (*fs.JuicefsSecret.names(), "encrypt-key")
     if unknown := sorted(set(content) - set(possible)):
-        raise ValueError(f"unknown key {unknown[0]}; possible: {', '.join(possible)}")
+        close = difflib.get_close_matches(unknown[0], possible, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise ValueError(f"unknown key {unknown[0]}: {hint}all keys: docs/howto/storage.md")
     if user is not None and "meta-user" in content:
         raise ValueError("meta-user: metadata-url already names the user: remove one of the two")
     key = content.get("encrypt-key", "")

@@ -12,7 +12,6 @@ from scripts import keeper
 from slurm_ddp import files, juicefs, juicefs_access, mounts
 from slurm_ddp.charm import naming
 from slurm_ddp.interfaces import filesystem_info as fs
-from slurm_ddp.run import CommandError
 
 _log = logging.getLogger(__name__)
 
@@ -66,23 +65,20 @@ def ensure_sticky_folders(spec: mount_plan.Spec, volume: fs.Juicefs, secret: fs.
     """Keep accounts from replacing the folder that is mounted, or one above it; log what is done.
 
     The mount shows no folder above its own, and juicefs makes those that are absent with mode 0777. It is done once for
-    each folder, before it is first mounted; where it fails, the mount is made nevertheless, and it is tried again.
+    each folder, before it is first mounted. Raises `juicefs.JuicefsError` and `CommandError`.
     """
     subdir, note = _subdir(spec, volume), mount_plan.STATE / spec.app / "sticky"
     done = f"{volume.uuid} {subdir}\n"
     if subdir == "/" or spec.read_only or (note.is_file() and note.read_text() == done):
         return
     program = program_path(spec.app)
-    try:
-        access = juicefs_access.of(volume, secret, directory=mount_plan.ETC / spec.app)
-        access.ensure_files()
-        juicefs.check_reachable(volume.addresses())
-        for folder in (subdir, *map(str, pathlib.PurePosixPath(subdir).parents)):  # those above are made 0755 with it
-            if report := juicefs.ensure_sticky(program, access, folder):
-                _log.warning("volume %s: %s", volume.name, report)
-        files.ensure_file(note, done)
-    except (juicefs.JuicefsError, CommandError) as e:
-        _log.info("volume %s: the modes of the folders above %s are unknown: %s", volume.name, subdir, e)
+    access = juicefs_access.of(volume, secret, directory=mount_plan.ETC / spec.app)
+    access.ensure_files()
+    juicefs.check_reachable(volume.addresses())
+    for folder in (subdir, *map(str, pathlib.PurePosixPath(subdir).parents)):  # those above are made 0755 with it
+        if report := juicefs.ensure_sticky(program, access, folder):
+            _log.warning("volume %s: %s", volume.name, report)
+    files.ensure_file(note, done)
 
 
 def check(config: mount_plan.Config) -> None:

@@ -20,11 +20,11 @@ def judge(plan: mount_plan.Plan, found: mounts.Result) -> Status:
         case State.RIGHT:
             warning = exposed(plan, found)
             change = "restart pending: a change waits until nobody uses it" if waits else ""
-            return Status(Level.ACTIVE, "; ".join(filter(None, (mounted, change, warning))))
+            return Status(Level.ACTIVE, "; ".join(filter(None, (warning or mounted, change))))
         case State.WRONG if waits:
             return Status(Level.MAINTENANCE, f"{found.detail}; the change waits until nobody uses it")
         case State.WRONG:
-            return Status(Level.BLOCKED, f"{found.detail}: unmount it, or choose another mountpoint")
+            return Status(Level.BLOCKED, f"unmount it, or choose another mountpoint: {found.detail}")
         case State.ABSENT:
             return Status(Level.BLOCKED, f"{plan.source} does not mount: {mounter.reason(plan)}")
         case State.FAILED:
@@ -46,8 +46,8 @@ def exposed(plan: mount_plan.Plan, found: mounts.Result) -> str:
     """Warn that others can replace what is in the filesystem's root, and what to type; nothing where they cannot."""
     if found.open_mode is None:
         return ""
-    remedy = plan.remedy or f"chmod +t {plan.spec.mountpoint}, as root where it is neither read-only nor root squashed"
-    return f"others can replace folders in it (mode {found.open_mode:04o}, no sticky bit): {remedy}"
+    remedy = plan.remedy or f"chmod +t {plan.spec.mountpoint}, as root where that may write"
+    return f"{remedy}: others can replace folders in it (mode {found.open_mode:04o})"
 
 
 def explained(app: str) -> contextlib.AbstractContextManager[None]:

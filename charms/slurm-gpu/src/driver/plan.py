@@ -159,8 +159,8 @@ def _resolve(facts: Facts, wanted: Spec, suffix: str) -> Plan:
     pins = {_PINNED: f"{version}-*"} if version else {}
     available = apt.candidates([*core, _MODPROBE], pins)
     if missing := [name for name in (*core, _MODPROBE) if name not in available]:
-        hint = "check that restricted and multiverse are enabled (add-apt-repository restricted multiverse)"
-        raise DriverError(f"{option}: {', '.join(missing)} not in this machine's archives: {hint}")
+        hint = "add-apt-repository restricted multiverse"
+        raise DriverError(f"{hint}: {option}: not in this machine's archives: {', '.join(missing)}")
     if not version.startswith(f"{wanted.driver}."):
         other = version.partition(".")[0]
         raise DriverError(f"{option}: {core[0]} only leads on to branch {other} now: set driver={other}")

@@ -27,21 +27,18 @@ _TEXTS = {
     Stage.UNREGISTERED: (Level.WAITING, "waiting for slurmd to register {node}"),
     Stage.AWAITS_LINES: (Level.WAITING, "waiting for slurm-gpu on slurmctld to hand out this node's lines"),
     Stage.AWAITS_JOBS: (Level.WAITING, "{node} is drained: waiting for {detail} before its GPUs are registered"),
-    Stage.RESERVED: (Level.BLOCKED, "{node} cannot be registered with {gres} while it is in {detail}"),
+    Stage.RESERVED: (Level.BLOCKED, "{detail}: it holds {node}"),
     Stage.STOPPED: (Level.WAITING, "waiting for slurmd to run on {node}"),
     Stage.SILENT: (Level.WAITING, "waiting for slurmctld ({detail})"),
     Stage.DIFFERS: (Level.WAITING, "{node} has Gres={detail}; {gres} follows with the next event"),
-    Stage.KEPT_AWAY: (
-        Level.BLOCKED,
-        "{node} takes no jobs: {detail}; scontrol update nodename={node} state=resume ends that",
-    ),
+    Stage.KEPT_AWAY: (Level.BLOCKED, "scontrol update nodename={node} state=resume, since it takes no jobs: {detail}"),
     Stage.INVALID: (Level.BLOCKED, "Slurm refuses {node}: {detail}"),
-    Stage.STATIC: (Level.BLOCKED, "slurm.conf has {detail} for {node}: set Gres={gres} there"),
-    Stage.FAILED: (Level.BLOCKED, "{detail}; see journalctl -u slurmd"),
+    Stage.STATIC: (Level.BLOCKED, "set Gres={gres} for {node} in slurm.conf: it has {detail}"),
+    Stage.FAILED: (Level.BLOCKED, "see journalctl -u slurmd: {detail}"),
 }  # LOST never comes here: the loss is reported before
 _DIFFERS_WITHOUT_GPUS = (
     Level.BLOCKED,
-    "{node} has Gres={detail}, slurmd's options {gres}: scontrol delete nodename={node}, then systemctl restart slurmd",
+    "scontrol delete nodename={node}, then systemctl restart slurmd: it has Gres={detail}, not {gres}",
 )
 _NO_GPU = "no NVIDIA GPU on this machine"
 _NO_CONTROLLER = Status(
@@ -204,7 +201,7 @@ def status(machine: Machine, *, related: bool, progress: Progress | None) -> Sta
     """Return the status of the node, asking the controller again unless this hook's `progress` is an obstacle."""
     node, plan, loss = machine.node, machine.plan, lost(machine)
     if machine.problem or loss:
-        return Status(Level.BLOCKED, machine.problem or f"{loss}: bring back what is missing, or run accept-gpus")
+        return Status(Level.BLOCKED, machine.problem or f"bring back what is missing, or run accept-gpus: {loss}")
     if plan is None:
         return _status_without_gpus(machine, progress)
     if node is None:

@@ -10,7 +10,7 @@ from gpu import detect, gres, gres_check, gres_conf, pci
 from node import node_state, slurmd_options, slurmd_unit
 from slurm_ddp import files
 from slurm_ddp.interfaces import slurm_gres
-from slurm_ddp.slurm import advice, nodes
+from slurm_ddp.slurm import nodes
 
 logger = logging.getLogger(__name__)
 
@@ -139,8 +139,8 @@ def _check_gres_types(wanted: dict[str, str]) -> None:
         return  # nothing is registered without a controller, and the next event asks again
     for name, option in wanted.items():
         if name not in types:
-            typed = advice.slurm_conf({"GresTypes": ",".join(sorted({*wanted, *types}))})
-            raise ValueError(f"{option}slurm.conf has no {name} among its GresTypes: {typed}")
+            kinds = ",".join(sorted({*wanted, *types}))
+            raise ValueError(f"{option}set GresTypes={kinds} in slurm.conf (docs/howto/gpus.md): it has no {name}")
 
 
 def _autodetect(answer: slurm_gres.ControllerGres | None) -> str:

@@ -5,6 +5,7 @@ none.
 """
 
 import collections.abc
+import contextlib
 import dataclasses
 import json
 import pathlib
@@ -64,3 +65,10 @@ def write(journal: str | pathlib.Path, record: collections.abc.Mapping[str, obje
 def clear(journal: str) -> None:
     """Remove a journal."""
     files.ensure_absent(STATE_DIR / journal)
+
+
+def remove_folder() -> None:
+    """Remove STATE_DIR, unless something is in it: another role's on the same machine, or what could not be undone."""
+    for folder in (STATE_DIR / "holds", STATE_DIR):
+        with contextlib.suppress(OSError):
+            folder.rmdir()

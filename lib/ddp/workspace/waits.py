@@ -1,0 +1,77 @@
+"""The waits of an account's commands on this host, each a file: who removes it ends the waiting, not the job."""
+
+import contextlib
+import fcntl
+import os
+import pathlib
+import time
+
+from ddp.workspace import files, locks
+
+_NAME = "wait-{}"  # of the command's process
+
+
+def folder() -> pathlib.Path:
+    """Return the folder of the files, which is this account's own. Raises RefusedError, OSError."""
+    place = locks.FOLDER.with_name("waits")
+    for each in (place.parent, place):
+        each.mkdir(mode=0o700, exist_ok=True)
+        files.private(each)
+    return place
+
+
+class Wait(contextlib.AbstractContextManager["Wait"]):
+    """How long one command may wait for jobs; as a context manager, until the command ends."""
+
+    def __init__(self) -> None:
+        self.limit_s: float | None = None  # since the command began
+        self._began = time.monotonic()
+        self._path: pathlib.Path | None = None
+        self._lock = -1  # held while the command lives
+
+    def __exit__(self, *_: object) -> None:
+        """Remove the file."""
+        if self._path is None:
+            return
+        self._path.unlink(missing_ok=True)
+        os.close(self._lock)
+        self._path = None
+
+    def begin(self, *names: str) -> None:
+        """Let `stop` find this command, by any of these names; a second time they are added."""
+        with contextlib.suppress(OSError):  # a full disk: the job is submitted, and the wait goes on
+            if self._path is None:
+                path = folder() / _NAME.format(os.getpid())
+                self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+                self._path = path
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.write(self._lock, "".join(f"{name}\n" for name in names).encode())
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the limit has passed, or someone has ended the waiting."""
+        if self.limit_s is not None and time.monotonic() - self._began >= self.limit_s:
+            return True
+        return self._path is not None and not self._path.exists()
+
+
+def stop(name: str | None) -> list[list[str]]:
+    """End the waits of this account's commands for a run or job, or all of them; return the names of each."""
+    ended: list[list[str]] = []
+    for path in sorted(folder().glob(_NAME.format("*"))):
+        names = _names_of_live(path)
+        if names and name in (None, *names):
+            path.unlink(missing_ok=True)
+            ended.append(names)
+    return ended
+
+
+def _names_of_live(path: pathlib.Path) -> list[str]:
+    """Return what a command waits for; nothing if it was killed, and then its file goes."""
+    with contextlib.suppress(FileNotFoundError), path.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return file.read().split()
+        path.unlink(missing_ok=True)
+    return []
