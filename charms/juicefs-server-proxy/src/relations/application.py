@@ -122,6 +122,7 @@ class Application:
         ledger.pin(uuid=setting.uuid, formatting=None)
         formatting.ensure_options(target, setting)
         formatting.ensure_sticky_root(target)
+        formatting.ensure_private_trash(target)
         secret, revision = ledger.ensure_secret(target.credentials)
         uri = formatting.published(target, setting, (secret.id if secret else None, revision)).uri()
         for relation in self._clients:
