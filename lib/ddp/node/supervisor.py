@@ -195,7 +195,7 @@ class Supervisor:
         program = [self.program, "node", self.spec_path, *words]
         argv = step.command(self.srun, self.job, self.hosts, program, env=env, mounts=self.fabric.mounts)
         self.lost, self.joined, self.stalled = [], set(), ""
-        lines = lifelines.Lifelines(self._on_joined, self._on_lost)
+        lines = lifelines.Lifelines(self._on_joined, self._on_lost, env["HEAD_IP"])
         env["LIFELINE"] = lines.place
         self.code = 0
         if self.job.container and self.job.environment:  # slurmstepd reads the bundle before the step begins

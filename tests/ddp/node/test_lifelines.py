@@ -51,12 +51,34 @@ def task(lines: lifelines.Lifelines, joined: Reports) -> collections.abc.Iterato
         yield connection
 
 
-def test_a_stranger_is_turned_away(lines: lifelines.Lifelines, joined: Reports):
-    stranger = lifelines.hold("127.0.0.1", f"{lines.place}é", "slurmd-1")
-    assert stranger is not None
-    with stranger:
-        assert stranger.recv(1) == b""
+def test_a_stranger_is_turned_away_and_what_it_says_is_no_news(
+    lines: lifelines.Lifelines, joined: Reports, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(lifelines, "JOINING_S", 0.5)
+    assert lifelines.hold("127.0.0.1", f"{lines.place}é", "slurmd-1") is None
     assert joined.empty()
+
+
+def test_a_task_tries_again_where_its_supervisor_had_no_time_for_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(lifelines, "PROBING_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        held: queue.Queue[socket.socket | None] = queue.Queue()
+        port = server.getsockname()[1]
+        task = threading.Thread(target=lambda: held.put(lifelines.hold("127.0.0.1", f"{port} secret", "slurmd-1")))
+        task.start()
+        server.accept()[0].close()
+        again = server.accept()[0]
+        with again:
+            assert again.recv(100) == b"secret slurmd-1\n"
+            again.sendall(b"joined\nsignal 10\n")
+            connection = held.get(timeout=20)
+            assert connection is not None
+            again.shutdown(socket.SHUT_WR)
+            got: list[int] = []
+            with connection:
+                lifelines.follow(connection, got.append)
+            assert got == [10]
+        task.join(timeout=20)
 
 
 def test_a_step_that_is_ended_waits_for_its_tasks(lines: lifelines.Lifelines, task: socket.socket, lost: Reports):
