@@ -39,6 +39,16 @@ def tail_logfile(header, file, dst, finished, interval_sec, *_, **__):
     if part:
         dst.write(header + part + "\\n")
 """
+# The store listens on the job's own address; torch's own socket would listen on all of the node's (2.13)
+STORE = """\
+import socket
+from torch.distributed.elastic.rendezvous import static_tcp_rendezvous as static
+def make_store(address, port, size, is_master, timeout, *, make=static.TCPStore, **options):
+    if is_master:
+        options = {"master_listen_fd": socket.create_server((address, port), backlog=4096).detach()}
+    return make(address, port, size, is_master, timeout, **options)
+static.TCPStore = make_store
+"""
 # torchrun, which ends without a traceback when Slurm's TERM reaches it: a cancellation is no error of the program's.
 # Its imports do not look into the folder that the ranks start in. Its first two options are newer than torch 2.6
 AGENT = f"""\
@@ -50,6 +60,7 @@ from torch.distributed.elastic.multiprocessing import tail_log
 tail_log.tail_logfile = tail_logfile
 known = run.get_args_parser().format_help()
 sys.argv[1:3] = [word for word in sys.argv[1:3] if word.partition("=")[0] in known]
+{STORE}
 from torch.distributed.elastic.multiprocessing.api import SignalException
 try:
     run.main()
