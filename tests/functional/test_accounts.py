@@ -2,6 +2,7 @@
 
 import collections.abc
 import contextlib
+import subprocess
 import time
 import typing
 
@@ -17,6 +18,7 @@ pytestmark = pytest.mark.timeout(1500)
 
 NODES = ("slurmd/0", "slurmd/1")
 CLIENT = "shared-filesystem-client"
+# Until its input ends
 LISTENS = """
 import os, socket, sys, threading
 def serve(server):
@@ -25,7 +27,9 @@ def serve(server):
 servers = [socket.create_server(("", 0)), socket.create_server(("::", 0), family=socket.AF_INET6)]
 print(*(server.getsockname()[1] for server in servers), flush=True)
 for server in servers:
-    threading.Thread(target=serve, args=(server,)).start()
+    threading.Thread(target=serve, args=(server,), daemon=True).start()
+sys.stdin.read()
+os._exit(0)
 """
 CONNECTS = """
 import socket, sys
@@ -110,14 +114,15 @@ def attempts(cluster: Cluster, unit: str, account: str, places: list[str]) -> li
 def listening(one: Person, unit: str) -> collections.abc.Generator[tuple[str, str]]:
     """Serve two ports of a unit's host under an account: of IPv4 and of IPv6."""
     host = Hosts(one.cluster.model).get(Store(one.cluster.model).load().host_of(unit))
-    process = host.popen(["runuser", "-u", one.name, "--", "python3", "-c", LISTENS], stdout=-1)
-    try:
+    argv = ["runuser", "-u", one.name, "--", "python3", "-c", LISTENS]
+    with host.popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
         assert process.stdout is not None
         first, second = process.stdout.readline().decode().split()
-        yield first, second
-    finally:
-        one.cluster.exec(unit, "runuser", "-u", one.name, "--", "kill", "--", "-1")
-        process.wait(timeout=60)
+        try:
+            yield first, second
+        finally:
+            process.stdin.close()
 
 
 def test_what_an_account_deletes_no_other_reads(cluster: Cluster, alice: Person, bob: Person):
@@ -241,7 +246,7 @@ def test_thousands_of_idle_connections_of_another_hurt_no_training(cluster: Clus
     threads = cluster.on("slurmd/0", "sh", "-c", "ps -L -u alice | wc -l")
     host = Hosts(cluster.model).get(Store(cluster.model).load().host_of(LOGIN))
     crowds = [
-        host.popen(["runuser", "-u", "bob", "--", "python3", "-c", IDLE, place, "30", "5000"], stdout=-1)
+        host.popen(["runuser", "-u", "bob", "--", "python3", "-c", IDLE, place, "30", "5000"], stdout=subprocess.PIPE)
         for place in ports(cluster, "slurmd/0", alice.uid)
     ]
     time.sleep(15)
