@@ -8,9 +8,10 @@ import typing
 
 import pytest
 
-from functional.conftest import Cluster, eventually
+from functional.conftest import Cluster, Json, eventually
 from functional.storage_faults import MP, PROXY
 from functional.test_people import LOGIN, SMALL, Person, person
+from functional.training_jobs import until
 from sandbox.hosts import Hosts
 from sandbox.store import Store
 
@@ -63,6 +64,9 @@ TRAINS = """
 import os, pathlib, time
 import torch, torch.distributed as dist
 dist.init_process_group("gloo")
+dist.barrier()
+if dist.get_rank() == 0:
+    print("ranks have met", flush=True)
 ended = pathlib.Path(os.environ["RUN_DIR"], "end")
 while True:
     flag = torch.tensor([float(ended.exists())])
@@ -194,21 +198,19 @@ def ports(cluster: Cluster, unit: str, uid: str) -> list[str]:
     return found
 
 
-def submit(one: Person, run: str) -> dict[str, typing.Any]:
-    """Submit a training on both nodes; return it once its ranks have met."""
+@contextlib.contextmanager
+def training(one: Person, run: str) -> collections.abc.Generator[Json]:
+    """Train on both nodes; yield the job once its ranks have met."""
     one.writes("trains.py", TRAINS)
     job = one.json(f"ddp submit --json --run {run} {SMALL} trains.py")
-
-    def running() -> None:
-        listeners = [len(ports(one.cluster, unit, one.uid)) for unit in NODES]
-        assert min(listeners) >= 1 and max(listeners) >= 3, listeners  # gloo's; the store's and the lifelines' too
-
-    eventually(running)
-    time.sleep(2)
-    return job
+    try:
+        until(one.cluster, job, "ranks have met")
+        yield job
+    finally:
+        one.cluster.exec(LOGIN, "scancel", str(job["job-id"]))
 
 
-def completed(one: Person, job: dict[str, typing.Any]) -> bool:
+def completed(one: Person, job: Json) -> bool:
     """End a training, and return whether it completed at the first attempt."""
     one.does(f"touch {job['run-dir']}/end")
     done = eventually(lambda: _ended(one, job))
@@ -216,7 +218,7 @@ def completed(one: Person, job: dict[str, typing.Any]) -> bool:
     return done == "COMPLETED" and "[FAILED]" not in log and "[RESTART]" not in log
 
 
-def _ended(one: Person, job: dict[str, typing.Any]) -> str:
+def _ended(one: Person, job: Json) -> str:
     state = str(one.json(f"ddp show {job['run']} --json")["state"])
     assert state not in ("PENDING", "RUNNING", "COMPLETING"), state
     return state
@@ -229,29 +231,32 @@ def test_a_training_runs_where_accounts_are_separated_and_no_other_reaches_its_p
     """torchrun's store obeys whoever connects: so did a job end that another account told to."""
     cluster.action("install-environment", timeout=1500)
     with separated(cluster):
-        job = submit(alice, "apart")
-        for unit in NODES:
-            places = ports(cluster, unit, alice.uid)
-            assert all(not place.startswith("127.") for place in places), places
-            for source in (LOGIN, *NODES):
-                assert set(attempts(cluster, source, "bob", places)) == {"refused"}, (source, places)
-        assert completed(alice, job)
+        with training(alice, "apart") as job:
+            for unit in NODES:
+                places = ports(cluster, unit, alice.uid)
+                assert all(not place.startswith("127.") for place in places), places
+                for source in (LOGIN, *NODES):
+                    assert set(attempts(cluster, source, "bob", places)) == {"refused"}, (source, places)
+            assert completed(alice, job)
 
 
 @pytest.mark.trains
 @pytest.mark.long
 def test_thousands_of_idle_connections_of_another_hurt_no_training(cluster: Cluster, alice: Person, bob: Person):
     cluster.action("install-environment", timeout=1500)
-    job = submit(alice, "crowded")
-    threads = cluster.on("slurmd/0", "sh", "-c", "ps -L -u alice | wc -l")
     host = Hosts(cluster.model).get(Store(cluster.model).load().host_of(LOGIN))
-    crowds = [
-        host.popen(["runuser", "-u", "bob", "--", "python3", "-c", IDLE, place, "30", "5000"], stdout=subprocess.PIPE)
-        for place in ports(cluster, "slurmd/0", alice.uid)
-    ]
-    time.sleep(15)
-    now = cluster.on("slurmd/0", "sh", "-c", "ps -L -u alice | wc -l")
-    began = [int(crowd.communicate(timeout=120)[0] or b"0") for crowd in crowds]
-    assert max(began) == 5000, began
-    assert int(now) < int(threads) + 20, f"{threads} threads of alice's were {now} meanwhile ({began})"
-    assert completed(alice, job)
+    count = ["sh", "-c", "ps -L -u alice | wc -l"]
+    with training(alice, "crowded") as job:
+        head = cluster.on(LOGIN, "scontrol", "show", "job", "--oneliner", str(job["job-id"]))
+        unit = NODES["BatchHost=slurmd-1 " in head]
+        before = int(cluster.on(unit, *count))
+        crowds = [
+            host.popen(["runuser", "-u", "bob", "--", "python3", "-c", IDLE, place, "30", "5000"], stdout=subprocess.PIPE)
+            for place in ports(cluster, unit, alice.uid)
+        ]
+        time.sleep(15)
+        during = int(cluster.on(unit, *count))
+        began = [int(crowd.communicate(timeout=300)[0] or b"0") for crowd in crowds]
+        assert max(began) > 1000, began
+        assert during < before + 20, f"{before} threads of alice's were {during} meanwhile ({began})"
+        assert completed(alice, job)

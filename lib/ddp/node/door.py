@@ -55,7 +55,7 @@ class Door:
         with self._server, selectors.DefaultSelector() as self._selector:
             self._selector.register(self._server, selectors.EVENT_READ)
             while not self._is_closed:
-                for key, _ in self._selector.select(LOOKING_S):
+                for key, _ in self._selector.select(LOOKING_S if self._waiting else None):
                     if key.fileobj is self._server:
                         self._accept()
                     elif isinstance(key.fileobj, socket.socket):
