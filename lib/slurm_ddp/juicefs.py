@@ -209,10 +209,7 @@ def _sticky(mode: int) -> int:
 
 
 def _change_mode(
-    program: pathlib.Path,
-    access: juicefs_access.Access,
-    folder: str,
-    choose: collections.abc.Callable[[int], int],
+    program: pathlib.Path, access: juicefs_access.Access, folder: str, choose: collections.abc.Callable[[int], int]
 ) -> tuple[int, int]:
     """Give a folder the mode that is chosen for its present one; return both. One that is absent has _UNREAD."""
     inside = f"jfs://VOLUME{folder.rstrip('/')}/"

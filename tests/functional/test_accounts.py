@@ -230,14 +230,13 @@ def test_a_training_runs_where_accounts_are_separated_and_no_other_reaches_its_p
 ):
     """torchrun's store obeys whoever connects: so did a job end that another account told to."""
     cluster.action("install-environment", timeout=1500)
-    with separated(cluster):
-        with training(alice, "apart") as job:
-            for unit in NODES:
-                places = ports(cluster, unit, alice.uid)
-                assert all(not place.startswith("127.") for place in places), places
-                for source in (LOGIN, *NODES):
-                    assert set(attempts(cluster, source, "bob", places)) == {"refused"}, (source, places)
-            assert completed(alice, job)
+    with separated(cluster), training(alice, "apart") as job:
+        for unit in NODES:
+            places = ports(cluster, unit, alice.uid)
+            assert all(not place.startswith("127.") for place in places), places
+            for source in (LOGIN, *NODES):
+                assert set(attempts(cluster, source, "bob", places)) == {"refused"}, (source, places)
+        assert completed(alice, job)
 
 
 @pytest.mark.trains
@@ -251,7 +250,9 @@ def test_thousands_of_idle_connections_of_another_hurt_no_training(cluster: Clus
         unit = NODES["BatchHost=slurmd-1 " in head]
         before = int(cluster.on(unit, *count))
         crowds = [
-            host.popen(["runuser", "-u", "bob", "--", "python3", "-c", IDLE, place, "30", "5000"], stdout=subprocess.PIPE)
+            host.popen(
+                ["runuser", "-u", "bob", "--", "python3", "-c", IDLE, place, "30", "5000"], stdout=subprocess.PIPE
+            )
             for place in ports(cluster, unit, alice.uid)
         ]
         time.sleep(15)

@@ -258,11 +258,14 @@ def test_a_folder_on_a_hosts_disk_that_another_made_first_hinders_nobody(alice: 
     """Anybody can take the name in /var/tmp, on the login host and on each node."""
     cache = "/var/tmp/slurm-ddp-2002"
     for host in (LOGIN, "slurmd/0", "slurmd/1"):
-        bob.cluster.on(host, "runuser", "-u", "alice", "--", "mkdir", "-m", "777", cache, f"{cache}/jobs", f"{cache}/locks")
-    bob.writes("train.py", TRAIN)
-    bob.writes("beside.py", 'WORD = "kept"')
+        bob.cluster.on(
+            host, "runuser", "-u", "alice", "--", "mkdir", "-m", "777", cache, f"{cache}/jobs", f"{cache}/locks"
+        )
+    bob.does("mkdir -p exp")
+    bob.writes("exp/train.py", TRAIN)
+    bob.writes("exp/beside.py", 'WORD = "kept"')
     for attempt in range(2):
-        done = bob.json(f"ddp submit --json --wait {SMALL} train.py")
+        done = bob.json(f"cd exp && ddp submit --json --wait {SMALL} train.py")
         log = bob.does(f"cat {done['log']}")
         assert (done["state"], log.count("sum=3 same=True")) == ("COMPLETED", 2), log
         assert ("unpacked the environment" in log) == (not attempt), "it is found again"

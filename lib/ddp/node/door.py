@@ -20,7 +20,9 @@ MOST_WAITING = 256
 MOST_BYTES = 1024
 PAUSE_S = 0.1  # when this process may open no more files
 
-OnEntered = collections.abc.Callable[[socket.socket, str, str], None]  # with the address, and what came behind the secret
+OnEntered = collections.abc.Callable[
+    [socket.socket, str, str], None
+]  # with the address, and what came behind the secret
 
 
 @dataclasses.dataclass
