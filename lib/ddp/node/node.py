@@ -242,7 +242,7 @@ class Node:
         self._child.kill()
 
     def _signal_ranks(self, number: int) -> None:
-        """Send a signal to the ranks alone: not to torchrun's agent, nor to what it or they started."""
+        """Send a signal to the ranks alone: neither to torchrun's agent nor to other processes that it or they started."""
         for rank in self._ranks():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(rank, number)
