@@ -33,6 +33,7 @@ SINCE = {"hide-internal": (1, 4), "max-downloads": (1, 4)}  # the version that i
 _SYNC_S = 30.0
 _UNREAD = 0o2001  # the mode of a folder whose mode was not replaced by one that was read
 _DIED_AT_START = re.compile(r"^panic: (?s:.*)/minio@[^/\s]+/cmd/net\.go:\d+", re.MULTILINE)
+TRASH = "/.trash"  # in a volume's root
 _NOT_FORMATTED = "database is not formatted"  # what `status` reports of an engine without a volume
 Version = tuple[int, int, int]
 
@@ -182,21 +183,47 @@ def ensure_sticky(program: pathlib.Path, access: juicefs_access.Access, folder: 
     what is another's. It needs no mount: sync copies mode and owner of the first thing it lists, the folder itself.
     Raises `JuicefsError`.
     """
+    found, wanted = _change_mode(program, access, folder, _sticky)
+    if found == wanted:
+        return ""
+    if found == _UNREAD:
+        return f"{folder} was made with mode {wanted:04o}"
+    return f"{folder} had mode {found:04o}, so others could replace what is in it: it has {wanted:04o} now"
+
+
+def ensure_private_trash(program: pathlib.Path, access: juicefs_access.Access) -> bool:
+    """Close a volume's trash to all but root; return whether it was open. Raises `JuicefsError`.
+
+    After format it has mode 0555 and what is deleted lies in it with its own mode, so anybody could read a file of
+    mode 0644 that was in a folder of mode 0700. Only mounts with --subdir, / included, have the trash's mode from the
+    engine (1.3.1 and 1.4.1, NewVFS in pkg/vfs/vfs.go); the others show 0555.
+    """
+    found, wanted = _change_mode(program, access, TRASH, lambda _: 0o700)
+    return found != wanted
+
+
+def _sticky(mode: int) -> int:
+    if mode == _UNREAD:
+        return 0o1777
+    return mode | 0o1000 if mode & 0o022 else mode
+
+
+def _change_mode(
+    program: pathlib.Path, access: juicefs_access.Access, folder: str, choose: collections.abc.Callable[[int], int]
+) -> tuple[int, int]:
+    """Give a folder the mode that is chosen for its present one; return both. One that is absent has _UNREAD."""
     inside = f"jfs://VOLUME{folder.rstrip('/')}/"
     with tempfile.TemporaryDirectory(prefix="juicefs-mode-") as scratch:  # 0700
         copy = pathlib.Path(scratch, "copy")
         copy.mkdir()
         copy.chmod(_UNREAD)
         _sync(program, access, inside, f"{copy}/")
-        mode = copy.stat().st_mode & 0o7777
-        if mode != _UNREAD and (not mode & 0o022 or mode & 0o1000):
-            return ""
-        wanted = 0o1777 if mode == _UNREAD else mode | 0o1000
-        copy.chmod(wanted)  # its owner is the folder's, which stays
-        _sync(program, access, f"{copy}/", inside)
-        if mode == _UNREAD:
-            return f"{folder} was made with mode {wanted:04o}"
-        return f"{folder} had mode {mode:04o}, so others could replace what is in it: it has {wanted:04o} now"
+        found = copy.stat().st_mode & 0o7777
+        wanted = choose(found)
+        if wanted != found:
+            copy.chmod(wanted)  # its owner is the folder's, which stays
+            _sync(program, access, f"{copy}/", inside)
+        return found, wanted
 
 
 def _sync(program: pathlib.Path, access: juicefs_access.Access, source: str, target: str) -> None:

@@ -72,7 +72,7 @@ def workspace(tmp_path: pathlib.Path) -> pathlib.Path:
 def settings(workspace: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     """Make the settings of a user's command, with a small payload, and with claims in a folder of the test's."""
     payload = small_payload(tmp_path / "payload")
-    monkeypatch.setattr(locks, "FOLDER", tmp_path / "private" / "locks")
+    monkeypatch.setattr(locks, "CACHE", tmp_path / "private")
     monkeypatch.setattr(checks, "_listing", None)
     monkeypatch.delenv("VIRTUAL_ENV", raising=False)  # the lane's own
     about = pwd.getpwuid(os.geteuid())

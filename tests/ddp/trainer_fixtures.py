@@ -28,7 +28,7 @@ USER = pwd.getpwuid(os.geteuid()).pw_name
 @pytest.fixture(autouse=True)
 def claims(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
     """Let actions claim names in a folder of the test's."""
-    monkeypatch.setattr(locks, "FOLDER", tmp_path / "private" / "locks")
+    monkeypatch.setattr(locks, "CACHE", tmp_path / "private")
     monkeypatch.setattr(checks, "_listing", None)
     monkeypatch.setattr(locks, "POLL_S", 0.01)
 

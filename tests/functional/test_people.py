@@ -121,7 +121,7 @@ def person(cluster: Cluster, name: str, uid: str) -> collections.abc.Generator[P
         cluster.exec(LOGIN, "rm", "-rf", f"{MP}/users/{name}")
         for host in HOSTS:
             cluster.exec(host, "userdel", "--force", "--remove", name)
-            cluster.exec(host, "rm", "-rf", f"/var/tmp/slurm-ddp-{uid}")
+            cluster.exec(host, "sh", "-c", f"rm -rf /var/tmp/slurm-ddp-{uid} /var/tmp/slurm-ddp-{uid}.*")
 
 
 @pytest.fixture(scope="module")
@@ -254,12 +254,24 @@ def test_a_folder_that_another_made_first_is_refused(alice: Person, bob: Person)
     assert bob.json("ddp list --json")["count"] == 0
 
 
-def test_a_cache_that_another_made_first_is_refused(alice: Person, bob: Person):
+def test_a_folder_on_a_hosts_disk_that_another_made_first_hinders_nobody(alice: Person, bob: Person):
+    """Anybody can take the name in /var/tmp, on the login host and on each node."""
     cache = "/var/tmp/slurm-ddp-2002"
-    alice.does(f"mkdir -m 777 {cache} {cache}/locks")
-    bob.writes("uses.py", LAYERED)
-    output = bob.refused(f"ddp submit {ONE} uses.py")
-    assert output == f"{cache} is not a folder of this account (uid 2002); as root: remove it"
+    for host in (LOGIN, "slurmd/0", "slurmd/1"):
+        bob.cluster.on(
+            host, "runuser", "-u", "alice", "--", "mkdir", "-m", "777", cache, f"{cache}/jobs", f"{cache}/locks"
+        )
+    bob.does("mkdir -p exp")
+    bob.writes("exp/train.py", TRAIN)
+    bob.writes("exp/beside.py", 'WORD = "kept"')
+    for attempt in range(2):
+        done = bob.json(f"cd exp && ddp submit --json --wait {SMALL} train.py")
+        log = bob.does(f"cat {done['log']}")
+        assert (done["state"], log.count("sum=3 same=True")) == ("COMPLETED", 2), log
+        assert ("unpacked the environment" in log) == (not attempt), "it is found again"
+    for host in ("slurmd/0", "slurmd/1"):
+        left = bob.cluster.on(host, "find", cache, "-user", "bob", "-o", "-type", "f")
+        assert left == "", "nothing of bob's lies in alice's folder"
 
 
 def test_an_archive_that_another_put_there_is_not_used(alice: Person, bob: Person):

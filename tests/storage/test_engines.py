@@ -113,7 +113,8 @@ def mounted(
     access.ensure_files()
     mountpoint = folder / "mnt"
     mountpoint.mkdir()
-    flags = juicefs.flags({"no-usage-report": True, "cache-dir": str(folder / "cache"), "cache-size": "64"})
+    about = {"no-usage-report": True, "cache-dir": str(folder / "cache"), "cache-size": "64", "subdir": "/"}
+    flags = juicefs.flags(about)
     if is_read_only:
         flags.append("--read-only")
     argv = [str(proxy.program), "--no-agent", "mount", *flags, access.url, str(mountpoint)]
@@ -200,6 +201,45 @@ def test_a_root_that_others_can_write_gets_the_sticky_bit_and_a_stricter_one_sta
             assert [stat.st_mode & 0o7777 for stat in found] == [wanted, mode, mode]
             assert {(stat.st_uid, stat.st_gid) for stat in found} == {(owner, owner)}
         (tmp_path / "mnt").rmdir()
+
+
+def test_only_root_reads_what_was_deleted(
+    case: Case, bucket: servers.Bucket, proxy: typing.Callable[..., proxies.Proxy]
+):
+    """A file of mode 0644 in a folder of mode 0700 is its owner's alone; so it is in the trash."""
+    owner, other = 2001, 2002
+    mine = proxy(case, bucket, trash_days=1)
+    mine.hook("config_changed")
+    with servers.folder() as place, mounted(mine, place) as mountpoint:
+        private = mountpoint / "private"
+        private.mkdir(mode=0o700)
+        os.chown(private, owner, owner)
+        _does(owner, f"umask 022; cd {private} && echo mine >file && rm file")
+        kept = [path for path in mountpoint.glob(".trash/*/*") if path.name.endswith("-file")]
+        assert [path.read_text() for path in kept] == ["mine\n"]
+        assert kept[0].stat().st_mode & 0o777 == 0o644
+        for command in (f"cat {kept[0]}", f"ls {kept[0].parent}", f"ls {mountpoint}/.trash/"):
+            for account in (owner, other):
+                assert "Permission denied" in _does(account, command, succeeds=False)
+        assert _does(other, f"chmod 755 {mountpoint}/.trash", succeeds=False)
+        mine.hook()
+        assert (mountpoint / ".trash").stat().st_mode & 0o7777 == 0o700
+
+
+def test_without_trash_nothing_that_was_deleted_stays(mine: proxies.Proxy):
+    mine.hook("config_changed")
+    with servers.folder() as place, mounted(mine, place) as mountpoint:
+        (mountpoint / "file").write_text("mine")
+        (mountpoint / "file").unlink()
+        assert list(mountpoint.glob(".trash/*")) == []
+
+
+def _does(uid: int, script: str, *, succeeds: bool = True) -> str:
+    """Run a script under an account; return what it prints."""
+    identity: dict[str, typing.Any] = {"user": uid, "group": uid, "extra_groups": []}
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False, timeout=60, **identity)
+    assert (done.returncode == 0) == succeeds, f"{script}: {done.returncode} {done.stdout} {done.stderr}"
+    return done.stdout + done.stderr
 
 
 def test_folders_on_the_way_to_what_is_mounted_are_looked_at_alone(

@@ -11,6 +11,7 @@ import program
 from ddp import config as configuration
 from ddp.base import USERS, ParameterError
 from ddp.options import fields
+from ddp.workspace import operations
 from slurm_ddp import apt, files, mounts
 from slurm_ddp.run import CommandError
 
@@ -137,7 +138,7 @@ def hand_over(workspace: str, names: list[str], owner: pwd.struct_passwd) -> Non
         for name in (*names, USERS):
             uid, gid = (0, 0) if name == USERS else (owner.pw_uid, owner.pw_gid)
             with contextlib.suppress(FileExistsError):
-                os.mkdir(name, 0o755, dir_fd=top)
+                os.mkdir(name, operations.folder_mode(name), dir_fd=top)
             folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
             try:
                 found = os.fstat(folder)

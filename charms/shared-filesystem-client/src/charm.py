@@ -7,6 +7,7 @@ import pathlib
 
 import ops
 
+import accounts
 import metrics
 import mount_plan
 from mount import actions, judge, mounter, plans, watching
@@ -94,6 +95,7 @@ class SharedFilesystemClientCharm(ops.CharmBase):
             self.unit.status = ops.MaintenanceStatus(shown(status))
         if plan.version:
             self.unit.set_workload_version(plan.version)
+        accounts.ensure(self.app.name, plan.spec.separate_accounts)
         found = mounter.ensure(plan)
         if found.was_open is not None:
             _log.warning("%s: %s", plan.spec.mountpoint, keeper.made_sticky(found.was_open))

@@ -41,6 +41,7 @@ class Config(pydantic.BaseModel, frozen=True):
     profile: typing.Literal["none", "dataset", "checkpoint", "tokens"] = "none"
     mount_options: str = ""
     drain_on_failure: bool = False
+    separate_accounts: Stripped = ""
     cephfs_client: typing.Literal["auto", "kernel", "fuse"] = "auto"
     cache_size: Stripped = "auto"
     cache_directories: str = ""

@@ -90,10 +90,13 @@ def disk(cache: str) -> Json:
 def is_unpacked(cache: str, environment: Json | None) -> bool:
     """Whether a stored environment is unpacked here."""
     boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    with contextlib.suppress(OSError):
-        if environment is not None:
-            complete = pathlib.Path(cache, f"{environment['hash']}.complete")
-            return complete.read_text().split() == [environment["sha256"], boot]
+    if environment is None:
+        return False
+    path = pathlib.Path(cache)
+    for folder in (path, *path.parent.glob(f"{path.name}.*")):
+        with contextlib.suppress(OSError):
+            if (folder / f"{environment['hash']}.complete").read_text().split() == [environment["sha256"], boot]:
+                return True
     return False
 
 

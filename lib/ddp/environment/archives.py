@@ -11,6 +11,7 @@ import tempfile
 import time
 
 from ddp.environment import packing
+from ddp.node import spool
 from ddp.node.explain import Json
 from ddp.workspace import files
 
@@ -19,9 +20,8 @@ _BEHIND = 'import os, site, sys; site.addsitedir(os.path.join(os.path.dirname(sy
 
 
 def open_build(base: str) -> str:
-    """Make the folder of this host's only build below `base`, which is private to this account. Raises RefusedError."""
-    pathlib.Path(base).mkdir(mode=0o700, exist_ok=True)
-    folder = files.private(pathlib.Path(base)) / "build"
+    """Make the folder of this host's only build below `base`, which this account alone reads."""
+    folder = pathlib.Path(spool.own_cache(base), "build")
     shutil.rmtree(folder, ignore_errors=True)  # a killed command's
     folder.mkdir()
     return str(folder)

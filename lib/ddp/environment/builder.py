@@ -70,7 +70,7 @@ def _open(settings: Settings, request: Request, folder: pathlib.Path, log: Log) 
     if path := request.wheels:
         unpack = functools.partial(folders.call, settings, wheelhouse.unpack, timeout_s=3600)
         wheels = do(f"opening {path}", lambda: unpack(path=path, target=folder / "wheels"))
-    kept = settings.node_cache / f"uv-{hashlib.sha256(uv.PINNED.read_bytes()).hexdigest()[:16]}"
+    kept = folder.parent / f"uv-{hashlib.sha256(uv.PINNED.read_bytes()).hexdigest()[:16]}"
     if not kept.exists() or time.time() - kept.stat().st_mtime > _KEPT_S:
         python = folder / "tools" / "bin" / "python"
         do("making a virtual environment", lambda: uv.call(folders.PYTHON, "-m", "venv", folder / "tools"))

@@ -12,10 +12,11 @@ import time
 
 from ddp.base import Log, ParameterError, Results, Settings, TrainerError, with_progress
 from ddp.environment import archives, environments
+from ddp.node import spool
 from ddp.node.explain import read_object
 from ddp.options import models
 from ddp.problem import Command, Step
-from ddp.workspace import files, folders
+from ddp.workspace import folders
 
 TOOLS = ("skopeo", "umoci", "zstd")
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}  # uname(2)'s names, and those of images
@@ -31,8 +32,7 @@ def import_image(settings: Settings, params: models.ImportImage, log: Log) -> Re
     if environments.own(settings, name):
         remedy = Command("env remove", arguments=(name,))
         raise ParameterError("name", f"{name} exists; choose another name, or remove it", remedy=remedy)
-    settings.node_cache.mkdir(mode=0o700, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="image-", dir=files.private(settings.node_cache)) as build:
+    with tempfile.TemporaryDirectory(prefix="image-", dir=spool.own_cache(str(settings.node_cache))) as build:
         digest = with_progress(log, f"copying {source}", lambda: _unpack(build, source))
         size = sum(path.lstat().st_size for path in pathlib.Path(build, "env").rglob("*"))
         about = {"name": name, "source": source, "digest": digest, "python": "", "unpacked_bytes": size}

@@ -24,7 +24,7 @@ def keep_local(env: dict[str, str], cache: str) -> None:
     if is_local(env.get("HOME", "")):
         return
     with contextlib.suppress(OSError):
-        spool.ensure_private(cache)
+        cache = spool.own_cache(cache)
         for name, place in _PLACES.items():
             if name not in env:
                 os.makedirs(f"{cache}/caches/{place}", 0o700, exist_ok=True)

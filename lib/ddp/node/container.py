@@ -52,6 +52,7 @@ def main(spec_path: str) -> int:
     assert job.environment is not None
     home, bundle = _folders(job.environment, env)
     try:
+        spool.ensure_private(job.cache)  # by this name alone: srun has one for all nodes
         environment.use(job.environment, env["SLURMD_NODENAME"], f"{env['RUN_DIR']}/control")
         with open(f"{home}/config.json", encoding="utf-8") as file:
             of_image = json.load(file)["process"]["env"]

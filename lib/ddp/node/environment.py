@@ -6,6 +6,7 @@ job at a time unpack it.
 
 import collections.abc
 import contextlib
+import dataclasses
 import fcntl
 import os
 import subprocess
@@ -32,7 +33,7 @@ def use(wanted: spec.Environment, host: str, control: str = "") -> tuple[str, tu
     if wanted.python not in ("", version):
         raise ending.FatalError(f"this node has Python {version}, the environment was made for {wanted.python}")
     try:
-        spool.ensure_private(wanted.cache)
+        wanted = dataclasses.replace(wanted, cache=spool.own_cache(wanted.cache))
     except OSError as e:
         raise ending.FatalError(str(e)) from e
     locks = tuple(_use(wanted, layer, host, control) for layer in wanted.layers)

@@ -1,80 +1,85 @@
 """A connection from each task of a step to the supervisor: TCP's keepalive shows within seconds that a node is lost.
 
-Slurm needs SlurmdTimeout for that, and the ranks wait in their collectives for many minutes.
+Slurm needs SlurmdTimeout for that, and the ranks wait in their collectives for many minutes. The supervisor sends
+signals for the ranks the other way, a line `signal NUMBER` each: Slurm would send them to torchrun's agents, too.
 """
 
 import collections.abc
 import contextlib
-import secrets
 import socket
 import threading
 import time
 
-from ddp.node import slurm
+from ddp.node import door, slurm
 
 IDLE_S, EVERY_S, PROBES = 5, 2, 5  # a node is lost when it does not respond for 15 s
 PROBING_S = 2.0
 CONNECTING_S = 5.0
+JOINING_S = 30.0  # for a task whose supervisor is busy with strangers
 ENDING_S = 20.0  # for the tasks of a step that the supervisor ended
 MAX_BYTES = 1024
+_JOINED = b"joined\n"  # the supervisor's answer: before it, a connection that ends says nothing about the step
 
 Report = collections.abc.Callable[[str], None]
+OnSignal = collections.abc.Callable[[int], None]
 
 
 class Lifelines:
     """The supervisor's ends of the connections of one step."""
 
-    def __init__(self, on_joined: Report, on_lost: Report) -> None:
+    def __init__(self, on_joined: Report, on_lost: Report, address: str = "") -> None:
         self._on_joined, self._on_lost = on_joined, on_lost
         self._closed = threading.Event()
         self._watched: list[tuple[socket.socket, threading.Thread]] = []
-        self._server = socket.create_server(("", 0), backlog=1024)
-        self._secret = secrets.token_hex(16)  # other users' processes reach the port, too
-        self.place = f"{self._server.getsockname()[1]} {self._secret}"
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._tasks: dict[str, socket.socket] = {}  # by node, while the task runs
+        self._sending = threading.Lock()
+        self._door = door.Door(address, self._enter)
+        self.place = f"{self._door.port} {self._door.secret}"
 
     def close(self) -> None:
         """End the tasks that still run, and wait for them: srun and scancel would do so on nodes that returned, too."""
         self._closed.set()
-        with contextlib.suppress(OSError):
-            self._server.shutdown(socket.SHUT_RDWR)  # which wakes accept()
-        self._server.close()
+        self._door.close()
         until = time.monotonic() + ENDING_S
         for connection, thread in self._watched:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_WR)
             thread.join(max(0.0, until - time.monotonic()))
 
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                connection, (address, _) = self._server.accept()
-                thread = threading.Thread(target=self._watch, args=(connection, address), daemon=True)
-                self._watched.append((connection, thread))
-                thread.start()
+    def signal(self, number: int) -> list[str]:
+        """Send a signal to the ranks of every task, and return the nodes that it reached, in order."""
+        reached: list[str] = []
+        with self._sending:
+            for host, connection in sorted(self._tasks.items()):
+                with contextlib.suppress(OSError):
+                    connection.sendall(f"signal {number}\n".encode())
+                    reached.append(host)
+        return reached
 
-    def _watch(self, connection: socket.socket, address: str) -> None:
+    def _enter(self, connection: socket.socket, address: str, host: str) -> None:
+        thread = threading.Thread(target=self._watch, args=(connection, address, host), daemon=True)
+        self._watched.append((connection, thread))
+        thread.start()
+
+    def _watch(self, connection: socket.socket, address: str, host: str) -> None:
         """Report a task's node, and its loss if the connection breaks.
 
         A task that ends closes it, and so does a machine that is stopped: from then on the node is probed.
         """
         with connection:
             _keep_alive(connection)
-            host = ""
             try:
-                secret, host = connection.recv(MAX_BYTES).decode(errors="replace").split(" ")
-                if not secrets.compare_digest(secret.encode(), self._secret.encode()):
-                    return
+                connection.sendall(_JOINED)
+                self._tasks[host] = connection
                 self._on_joined(host)
                 while connection.recv(MAX_BYTES):
                     pass
+                self._tasks.pop(host)
                 if not self._closed.is_set():
                     self._probe(address)
             except OSError:
                 if not self._closed.is_set():
                     self._on_lost(host)
-            except ValueError:
-                return  # not a task
 
     def _probe(self, address: str) -> None:
         """Wait for the step's end. Raises OSError when the node's slurmd stops responding."""
@@ -100,16 +105,39 @@ def _keep_alive(connection: socket.socket) -> None:
 def hold(address: str, place: str, host: str) -> socket.socket | None:
     """Return a connection to the supervisor, to keep open as long as the task runs; None where it is not reached."""
     port, _, secret = place.partition(" ")
+    until = time.monotonic() + JOINING_S
+    while time.monotonic() < until:
+        try:
+            return _join(address, int(port), f"{secret} {host}\n")
+        except ConnectionRefusedError:  # the step has ended
+            return None
+        except OSError:
+            time.sleep(PROBING_S / 10)
+    return None
+
+
+def _join(address: str, port: int, words: str) -> socket.socket:
+    """Connect and say who this is. Raises OSError unless the supervisor answers."""
+    connection = socket.create_connection((address, port), timeout=CONNECTING_S)
     try:
-        connection = socket.create_connection((address, int(port)), timeout=CONNECTING_S)
-        connection.sendall(f"{secret} {host}".encode())
+        connection.sendall(words.encode())
+        answer = b""
+        while len(answer) < len(_JOINED):  # and not what follows it
+            data = connection.recv(len(_JOINED) - len(answer))
+            if not data:
+                raise ConnectionAbortedError(f"{address}:{port} closed the connection")
+            answer += data
     except OSError:
-        return None
+        connection.close()
+        raise
     connection.settimeout(None)
     return connection
 
 
-def await_end(connection: socket.socket) -> None:
-    """Wait until the supervisor ends the step, or has ended."""
-    with contextlib.suppress(OSError):
-        connection.recv(1)
+def follow(connection: socket.socket, on_signal: OnSignal) -> None:
+    """Pass on the signals that the supervisor sends, until it ends the step or has ended."""
+    with contextlib.suppress(OSError), connection.makefile(encoding="ascii", errors="replace") as lines:
+        for line in lines:
+            word, _, number = line.strip().partition(" ")
+            if word == "signal" and number.isdecimal():
+                on_signal(int(number))

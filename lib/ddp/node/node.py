@@ -39,6 +39,16 @@ def tail_logfile(header, file, dst, finished, interval_sec, *_, **__):
     if part:
         dst.write(header + part + "\\n")
 """
+# The store listens on the job's own address; torch's own socket would listen on all of the node's (2.13)
+STORE = """\
+import socket
+from torch.distributed.elastic.rendezvous import static_tcp_rendezvous as static
+def make_store(address, port, size, is_master, timeout, *, make=static.TCPStore, **options):
+    if is_master:
+        options = {"master_listen_fd": socket.create_server((address, port), backlog=4096).detach()}
+    return make(address, port, size, is_master, timeout, **options)
+static.TCPStore = make_store
+"""
 # torchrun, which ends without a traceback when Slurm's TERM reaches it: a cancellation is no error of the program's.
 # Its imports do not look into the folder that the ranks start in. Its first two options are newer than torch 2.6
 AGENT = f"""\
@@ -50,6 +60,7 @@ from torch.distributed.elastic.multiprocessing import tail_log
 tail_log.tail_logfile = tail_logfile
 known = run.get_args_parser().format_help()
 sys.argv[1:3] = [word for word in sys.argv[1:3] if word.partition("=")[0] in known]
+{STORE}
 from torch.distributed.elastic.multiprocessing.api import SignalException
 try:
     run.main()
@@ -139,7 +150,7 @@ class Node:
         if self.host != head_node:
             network.check_head(head, port, head_node)
         if connection := lifelines.hold(head, self.env["LIFELINE"], self.host):
-            threading.Thread(target=self._await_end, args=(connection,), daemon=True).start()
+            threading.Thread(target=self._follow, args=(connection,), daemon=True).start()
         self.env["MY_IP"] = address
         if interface:
             self.env["GLOO_SOCKET_IFNAME"] = self.env.get("GLOO_SOCKET_IFNAME") or interface
@@ -222,21 +233,35 @@ class Node:
         if child is not None:
             threading.Thread(target=self._end, args=(child,), daemon=True).start()
 
-    def _await_end(self, connection: socket.socket) -> None:
-        """End the ranks when the supervisor ends the step, as after the loss of another node."""
-        lifelines.await_end(connection)
+    def _follow(self, connection: socket.socket) -> None:
+        """Pass on the supervisor's signals; end the ranks when it ends the step, as after the loss of another node."""
+        lifelines.follow(connection, self._signal_ranks)
         self._signal_ranks(signal.SIGKILL)
         if self._child is None:
             os._exit(1)
         self._child.kill()
 
     def _signal_ranks(self, number: int) -> None:
-        """Send a signal to the ranks, torchrun's children: Slurm may send it to this process alone."""
+        """Send a signal to the ranks alone: not to torchrun's agent, nor to what it or they started."""
+        for rank in self._ranks():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(rank, number)
+
+    def _ranks(self) -> list[int]:
+        """Return the ranks' process ids: the agent's children whose environment has a rank's number."""
+        ranks: list[int] = []
+        agent = self._child
+        if agent is None:
+            return ranks
         for path in glob.iglob("/proc/[0-9]*/stat"):
-            with contextlib.suppress(OSError, IndexError), open(path, encoding="utf-8", errors="replace") as file:
-                about = file.read()
-                if self._child is not None and int(about.rpartition(")")[2].split()[1]) == self._child.pid:
-                    os.kill(int(about.split()[0]), number)
+            with contextlib.suppress(OSError, IndexError):  # it ended meanwhile
+                parent = int(_bytes(path).rpartition(b")")[2].split()[1])
+                if parent != agent.pid:
+                    continue
+                process = path.split("/")[2]
+                if b"\0LOCAL_RANK=" in b"\0" + _bytes(f"/proc/{process}/environ"):
+                    ranks.append(int(process))
+        return ranks
 
     def _end(self, child: subprocess.Popen[bytes]) -> None:
         is_lost = False
@@ -245,6 +270,11 @@ class Node:
         if is_lost:
             time.sleep(SAVING_S)
             child.kill()
+
+
+def _bytes(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
 
 
 def main(spec_path: str, words: list[str]) -> int:

@@ -23,17 +23,41 @@ def ensure_private(folder: str) -> None:
     """Make a folder of mode 0700. Raises PermissionError where another account owns it."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(folder, 0o700)
+    if not _is_own(folder):
+        raise PermissionError(f"{folder} is not a folder of uid {os.geteuid()}; as root: remove it")
+
+
+def own_cache(cache: str) -> str:
+    """Return this account's folder on this node's disk, of mode 0700: `cache`, or one beside it. Raises OSError.
+
+    Any account can take the name first, as /var/tmp is everybody's. Then the folder has random characters behind the
+    name, and its owner tells it from what others make: nobody can give a folder away.
+    """
+    import glob
+    import tempfile
+
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(cache, 0o700)
+    for path in (cache, *sorted(glob.iglob(f"{glob.escape(cache)}.*"))):
+        if _is_own(path):
+            return path
+    above, name = os.path.split(cache)
+    return tempfile.mkdtemp(prefix=f"{name}.", dir=above)
+
+
+def _is_own(folder: str) -> bool:
+    """Return whether a folder is this account's; give it the mode 0700 then."""
     about = os.lstat(folder)
     if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid():
-        raise PermissionError(f"{folder} is not a folder of uid {os.geteuid()}; remove it")
+        return False
     if stat.S_IMODE(about.st_mode) != 0o700:
         os.chmod(folder, 0o700)
+    return True
 
 
 def folder(cache: str, *parts: str) -> str:
     """Make a folder for output below the user's cache on this node. Raises OSError."""
-    ensure_private(cache)
-    path = os.path.join(cache, "jobs", *parts)
+    path = os.path.join(own_cache(cache), "jobs", *parts)
     os.makedirs(path, 0o700, exist_ok=True)
     return path
 
@@ -43,8 +67,9 @@ def remove_old(cache: str) -> None:
     import shutil
 
     with contextlib.suppress(OSError):
-        for name in os.listdir(f"{cache}/jobs"):
-            path = f"{cache}/jobs/{name}"
+        jobs = f"{own_cache(cache)}/jobs"
+        for name in os.listdir(jobs):
+            path = f"{jobs}/{name}"
             if time.time() - os.lstat(path).st_mtime > KEPT_S:
                 shutil.rmtree(path, ignore_errors=True)
 

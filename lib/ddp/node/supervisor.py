@@ -8,6 +8,7 @@ import contextlib
 import functools
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -195,16 +196,14 @@ class Supervisor:
         program = [self.program, "node", self.spec_path, *words]
         argv = step.command(self.srun, self.job, self.hosts, program, env=env, mounts=self.fabric.mounts)
         self.lost, self.joined, self.stalled = [], set(), ""
-        lines = lifelines.Lifelines(self._on_joined, self._on_lost)
+        lines = lifelines.Lifelines(self._on_joined, self._on_lost, env["HEAD_IP"])
         env["LIFELINE"] = lines.place
         self.code = 0
         if self.job.container and self.job.environment:  # slurmstepd reads the bundle before the step begins
             prepare = step.command(self.srun, self.job, self.hosts, [self.program, "image", self.spec_path], env=env)
             self.code = subprocess.call(prepare, env=env, cwd="/")
-        for offset in range(0 if self.code else 3):
+        for port in _ports(0 if self.code else 3):
             self.code = 1
-            number = int(self.job_id) * 8 + offset + 3 * (self.restarts + self.again)
-            port = PORT + number % PORTS  # different for each job and attempt
             if not network.is_free(port):
                 spool.write(f"[ENV] port {port} is taken, trying another")
                 continue
@@ -412,6 +411,11 @@ class Supervisor:
     def _write(self, path: str, text: str, *, append: bool = False) -> None:
         with contextlib.suppress(OSError):  # the log holds the same
             self.storage.do(lambda: _write(path, text, append=append))
+
+
+def _ports(count: int) -> list[int]:
+    """Choose ports for torchrun's store that nobody foresees: it asks no one who they are."""
+    return random.SystemRandom().sample(range(PORT, PORT + PORTS), count)
 
 
 def _begin(outcome: str, stop: str, latest: str) -> bool:

@@ -16,7 +16,8 @@ from ddp.node import storage
 from ddp.workspace import files, operations
 
 PYTHON = "/usr/bin/python3"
-FOLDERS = ("runs", "datasets", "environments", "baselines")
+SECRETS = ".secrets"
+FOLDERS = ("runs", "datasets", "environments", "baselines", SECRETS)
 T = typing.TypeVar("T")
 
 

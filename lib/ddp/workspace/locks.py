@@ -9,9 +9,9 @@ import os
 import pathlib
 import time
 
-from ddp.workspace import files
+from ddp.node import spool
 
-FOLDER = pathlib.Path(f"/var/tmp/slurm-ddp-{os.geteuid()}/locks")  # noqa: S108 - owner and mode are checked
+CACHE = pathlib.Path(f"/var/tmp/slurm-ddp-{os.geteuid()}")  # noqa: S108 - its owner is checked
 POLL_S = 0.5
 
 
@@ -29,10 +29,9 @@ class Claims(contextlib.AbstractContextManager["Claims"]):
         """Acquire a lock unless another command holds it; return whether this one does."""
         if name in self._held:
             return True
-        for folder in (FOLDER.parent, FOLDER):
-            folder.mkdir(mode=0o700, exist_ok=True)
-            files.private(folder)
-        lock = os.open(FOLDER / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        folder = pathlib.Path(spool.own_cache(str(CACHE)), "locks")
+        folder.mkdir(mode=0o700, exist_ok=True)
+        lock = os.open(folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

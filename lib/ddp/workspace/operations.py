@@ -34,7 +34,7 @@ def make_folders(workspace: str, names: list[str], trusted: list[int]) -> Json:
     for name in names:
         path = pathlib.Path(workspace, name)
         try:
-            path.mkdir(mode=0o755)
+            path.mkdir(mode=folder_mode(name))
         except FileExistsError:
             pass
         except PermissionError:
@@ -43,6 +43,11 @@ def make_folders(workspace: str, names: list[str], trusted: list[int]) -> Json:
         if not path.is_dir() or not os.access(path, os.W_OK | os.X_OK):
             denied.append(name)
     return {"denied": denied, "untrusted": _untrusted(workspace, names, trusted) if denied else ""}
+
+
+def folder_mode(name: str) -> int:
+    """Return the mode with which a folder of a workspace is made: a hidden one is its owner's alone."""
+    return 0o700 if name.startswith(".") else 0o755
 
 
 def make_workspace(path: str) -> None:

@@ -20,7 +20,6 @@ from ddp.workspace import folders, operations
 
 # huggingface_hub reads the file at each request: constants.py HF_TOKEN_PATH, utils/_auth.py get_token.
 VARIABLE = "HF_TOKEN_PATH"
-FOLDER = ".secrets"
 _MOST_BYTES = 64 * 1024
 
 logger = logging.getLogger(__name__)
@@ -29,7 +28,7 @@ T = typing.TypeVar("T")
 
 def path(settings: Settings, run: str, suffix: str = operations.HF_SUFFIX) -> str:
     """Return the path of the token's file, or of another one with secrets, for a run's job or all jobs of a sweep."""
-    return str(settings.folder / FOLDER / _owner(settings) / f"{run}{suffix}")
+    return str(settings.folder / folders.SECRETS / _owner(settings) / f"{run}{suffix}")
 
 
 def read_variables(settings: Settings, params: models.Training) -> dict[str, str]:
@@ -50,7 +49,7 @@ def is_wanted(settings: Settings, params: models.Training) -> bool:
 
 def deliver(settings: Settings, run: str) -> None:
     """Write the file for a run before it is submitted. Raises WorkspaceError."""
-    folders.ensure_folders(settings, (FOLDER,))
+    folders.ensure_folders(settings, (folders.SECRETS,))
     _call(settings, operations.keep_secret, name=f"{run}{operations.HF_SUFFIX}", text=f"{settings.token}\n")
 
 
@@ -58,7 +57,7 @@ def deliver_variables(settings: Settings, run: str, variables: collections.abc.M
     """Write a run's secret variables before it is submitted; remove those of runs that ended. Raises WorkspaceError."""
     if not variables:
         return
-    folders.ensure_folders(settings, (FOLDER,))
+    folders.ensure_folders(settings, (folders.SECRETS,))
     with contextlib.suppress(jobs.SlurmError):
         active = [job.name for job in jobs.jobs(user=settings.user) if job.is_active]
         _call(settings, operations.drop_variables, active=active)
@@ -87,7 +86,7 @@ def sync(settings: Settings) -> None:
 
 
 def _call(settings: Settings, operation: collections.abc.Callable[..., T], **arguments: typing.Any) -> T:
-    secrets = str(settings.folder / FOLDER)
+    secrets = str(settings.folder / folders.SECRETS)
     return folders.call(settings, operation, secrets=secrets, owner=_owner(settings), **arguments)
 
 

@@ -117,9 +117,40 @@ def test_the_folder_on_the_node_is_this_accounts_alone(tmp_path: pathlib.Path):
     made = pathlib.Path(spool.folder(str(tmp_path / "cache"), "12"))
     assert stat.S_IMODE((tmp_path / "cache").stat().st_mode) == 0o700
     assert made == tmp_path / "cache" / "jobs" / "12"
-    (tmp_path / "link").symlink_to(tmp_path / "cache")
+
+
+@pytest.mark.parametrize("what", ["folder", "file", "link", "dangling"])
+def test_a_name_that_another_account_took_first_is_left_to_it(tmp_path: pathlib.Path, what: str):
+    """As anybody can in /var/tmp; and each later job on the node finds the folder that was made instead."""
+    cache, theirs = tmp_path / "cache-7", tmp_path / "theirs"
+    theirs.mkdir()
+    match what:
+        case "folder":
+            cache.mkdir(mode=0o777)
+        case "file":
+            cache.touch()
+        case _:
+            cache.symlink_to(theirs if what == "link" else tmp_path / "nowhere")
+    os.chown(cache, 33, 33, follow_symlinks=False)
+    for decoy in ("cache-7.aaaa", "cache-70", "cache-7.zzzz"):
+        (tmp_path / decoy).mkdir(mode=0o777)
+        os.chown(tmp_path / decoy, 33, 33)
+    own = pathlib.Path(spool.own_cache(str(cache)))
+    assert own.parent == tmp_path
+    assert own.name.startswith("cache-7.")
+    assert (own.stat().st_uid, stat.S_IMODE(own.stat().st_mode)) == (os.geteuid(), 0o700)
+    assert spool.own_cache(str(cache)) == str(own)
+    assert spool.folder(str(cache), "12") == f"{own}/jobs/12"
+    assert not list(theirs.iterdir())
     with pytest.raises(PermissionError, match="is not a folder of uid"):
-        spool.folder(str(tmp_path / "link"), "12")
+        spool.ensure_private(str(cache))
+
+
+def test_an_own_folder_that_others_could_write_is_closed(tmp_path: pathlib.Path):
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o777)
+    assert spool.own_cache(str(tmp_path / "cache")) == str(tmp_path / "cache")
+    assert stat.S_IMODE((tmp_path / "cache").stat().st_mode) == 0o700
 
 
 def test_a_call_that_hangs_is_abandoned_and_the_filesystem_waited_for(tmp_path: pathlib.Path):

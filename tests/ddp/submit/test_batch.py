@@ -26,7 +26,8 @@ def test_torchrun_gets_exactly_the_command(settings: Settings, node: Node):
     lines = output.splitlines()
     assert len(lines) == 2, "nothing else is printed"
     assert lines[1] == "[RESULT] rc=0 outcome=done"
-    assert lines[0] == "[ENV] job=12 attempt=12.r0 nodes=slurmd-0 head=127.0.0.1:20096 ranks_per_node=1"
+    about = r"\[ENV\] job=12 attempt=12\.r0 nodes=slurmd-0 head=127\.0\.0\.1:2\d{4} ranks_per_node=1"
+    assert re.fullmatch(about, lines[0])
 
 
 @pytest.mark.parametrize(
@@ -161,12 +162,22 @@ def test_a_controller_that_restarts_is_asked_again_for_the_addresses(settings: S
 
 def test_a_port_that_is_taken_is_passed_over(settings: Settings, node: Node):
     node.add("srun", 'echo "port=$HEAD_PORT"; ' + ENDS % "done")
-    with socket.socket() as taken:
-        taken.bind(("", 20000 + 12 * 8 % 10000))
-        taken.listen()
-        _, output = node.run(texts(settings))
-    assert "[ENV] port 20096 is taken, trying another" in output
-    assert "port=20097" in output
+    files, first = texts(settings), 20500
+    program = "program/ddp/node/supervisor.py"
+    assert "PORT, PORTS = 20000, 10000" in files[program]
+    files[program] = files[program].replace("PORT, PORTS = 20000, 10000", f"PORT, PORTS = {first}, 3")
+    with socket.create_server(("", first)), socket.create_server(("", first + 1)):
+        outputs = [node.run(files)[1] for _ in range(4)]
+    for output in outputs:
+        assert f"port={first + 2}" in output
+        assert set(re.findall(r"\[ENV\] port (\d+) is taken, trying another", output)) <= {str(first), str(first + 1)}
+
+
+def test_the_ports_of_a_jobs_attempts_follow_from_nothing(settings: Settings, node: Node):
+    node.add("srun", 'echo "port=$HEAD_PORT"; ' + ENDS % "done")
+    ports = [int(re.findall(r"port=(\d+)", node.run(texts(settings))[1])[0]) for _ in range(3)]
+    assert len(set(ports)) > 1, "the job and its attempt are the same"
+    assert all(20000 <= port < 30000 for port in ports)
 
 
 def test_what_the_run_has_saved_goes_before_what_it_began_from(settings: Settings, node: Node):

@@ -17,13 +17,14 @@ CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 
 
 def test_the_folders_are_made_once(settings: Settings):
-    for name in folders.FOLDERS:
-        (settings.workspace / name).rmdir()
+    for path in settings.workspace.iterdir():
+        path.rmdir()
     folders.ensure_folders(settings)
     before = {path.name: path.stat().st_mtime_ns for path in settings.workspace.iterdir()}
     folders.ensure_folders(settings)
     assert {path.name: path.stat().st_mtime_ns for path in settings.workspace.iterdir()} == before
-    assert set(before) == {"runs", "datasets", "environments", "baselines"}
+    assert set(before) == {"runs", "datasets", "environments", "baselines", ".secrets"}
+    assert stat.S_IMODE((settings.workspace / ".secrets").stat().st_mode) == 0o700
 
 
 def test_in_a_workspace_of_the_trainers_own_it_makes_the_users_folder(settings: Settings):
@@ -63,6 +64,7 @@ def test_a_folder_that_another_account_made_first_is_named(settings: Settings, n
     """In a sticky root anybody can squat on a name; what lies there is never used."""
     settings.workspace.chmod(0o1777)
     squatted = settings.workspace / name
+    squatted.mkdir(exist_ok=True)
     squatted.chmod(mode)
     os.chown(squatted, 33, 33)
     owner = pwd.getpwuid(os.geteuid()).pw_name

@@ -31,7 +31,7 @@ def test_every_event_reaches_the_same_state(trainer: Trainer, host: dict[str, ob
     )
     assert host["installed"] == ("python3-venv", "zstd")
     made = {path.name for path in trainer.workspace.iterdir()}
-    assert made == {"runs", "datasets", "environments", "baselines", "users"}
+    assert made == {"runs", "datasets", "environments", "baselines", ".secrets", "users"}
     before = trainer.files()
     trainer.event(event)
     assert trainer.files() == before, "a second time nothing changes"

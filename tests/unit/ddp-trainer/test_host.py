@@ -9,7 +9,7 @@ import pytest
 import host
 
 NOBODY = pwd.getpwnam("nobody")
-FOLDERS = ["runs", "datasets", "environments", "baselines"]
+FOLDERS = ["runs", "datasets", "environments", "baselines", ".secrets"]
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root hands folders over")
 
 
@@ -19,6 +19,7 @@ def test_a_workspace_of_roots_is_handed_over(workspace: pathlib.Path, mode: int)
     workspace.chmod(mode)
     host.hand_over(str(workspace), FOLDERS, NOBODY)
     assert {(workspace / name).stat().st_uid for name in FOLDERS} == {NOBODY.pw_uid}
+    assert (workspace / ".secrets").stat().st_mode & 0o7777 == 0o700
     users = (workspace / "users").stat()
     assert (workspace.stat().st_uid, users.st_uid, users.st_mode & 0o7777) == (0, 0, 0o1777), "everybody's own"
 

@@ -117,7 +117,7 @@ def test_without_the_option_there_is_none(cloud: Trainer, cluster: Cluster):
     cloud.config.pop("hf-token")
     cloud.run("submit-ddp", workload="smoke")
     assert "HF_TOKEN" not in spec.dump(cluster.jobs[-1].asked())
-    assert not (cloud.workspace / ".secrets").exists()
+    assert files(cloud) == {}
 
 
 def test_a_file_of_the_users_own_goes_before(cloud: Trainer, cluster: Cluster):

@@ -15,6 +15,8 @@ from slurm_ddp.run import CommandError, Completed
 from volume.target import Target
 
 UUID = "11111111-2222-3333-4444-555555555555"
+ROOT, TRASH = "jfs://VOLUME/", "jfs://VOLUME/.trash/"
+_MADE_WITH = {ROOT: 0o777, TRASH: 0o555}
 QUOTAS = """\
 +-------+---------+---------+------+-----------+-------+-------+
 |  Path |   Size  |   Used  | Use% |   Inodes  | IUsed | IUse% |
@@ -44,7 +46,8 @@ class FakeJuicefs:
     answers: dict[str, "str | Exception | collections.abc.Callable[..., str]"] = dataclasses.field(
         default_factory=dict[str, "str | Exception | collections.abc.Callable[..., str]"]
     )
-    modes: dict[str, int] = dataclasses.field(default_factory=dict[str, int])  # of the volumes' roots, by URL
+    # By a volume's URL and a folder in it
+    modes: dict[tuple[str, str], int] = dataclasses.field(default_factory=dict[tuple[str, str], int])
     keys: dict[str, str] = dataclasses.field(default_factory=dict[str, str])  # that embedded volumes hold, by URL
     serving: "collections.abc.Callable[[], embedded.store.Settings | None]" = lambda: None
     trials: list[str] = dataclasses.field(default_factory=list[str])  # volumes that were mounted for a trial
@@ -165,11 +168,11 @@ class FakeJuicefs:
 
     def _sync(self, source: str, target: str, url: str) -> None:
         self._open(url)
-        if source == "jfs://VOLUME/":
-            pathlib.Path(target).chmod(self.modes.get(url, 0o777))
+        if source in _MADE_WITH:
+            pathlib.Path(target).chmod(self.modes.get((url, source), _MADE_WITH[source]))
         else:
-            assert target == "jfs://VOLUME/"
-            self.modes[url] = pathlib.Path(source).stat().st_mode & 0o7777
+            assert target in _MADE_WITH
+            self.modes[url, target] = pathlib.Path(source).stat().st_mode & 0o7777
 
     def _config(self, *arguments: str) -> str:
         flags = _flags(arguments[1:-1])

@@ -58,9 +58,7 @@ def test_every_event_reaches_the_same_embedded_volume(rig: Rig, event: str):
     assert rig.servers.running.address == ADDRESS
     assert rig.servers.running.synchronous
     assert list(rig.world.volumes) == [URL]
-    assert rig.world.volumes[URL] == juicefs.Setting(
-        "shared", UUID, "sftp", BUCKET, encrypted=False, trash_days=1, capacity_gib=28
-    )
+    assert rig.world.volumes[URL] == juicefs.Setting("shared", UUID, "sftp", BUCKET, encrypted=False, capacity_gib=28)
     assert rig.world.format_env == {
         "REDIS_PASSWORD": own_secret(out).latest_content["meta-password"],  # pyright: ignore[reportOptionalSubscript]
         "ACCESS_KEY": "juicefs-objects",

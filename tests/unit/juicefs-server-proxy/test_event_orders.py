@@ -166,7 +166,7 @@ class Volume(orders.Unit):
             "unit": {key: running and pinned.local_unit_data.get(key) for key in ("address", "room-gib")},
             "servers": (running and dataclasses.replace(running, credentials=fs.JuicefsSecret()), servers.enabled),
             "volumes": {url: volume for url, volume in world.volumes.items() if offered.hosts[0] in url},
-            "modes": {url: mode for url, mode in world.modes.items() if offered.hosts[0] in url},
+            "modes": {place: mode for place, mode in world.modes.items() if offered.hosts[0] in place[0]},
             "files": self.place.files("backups/*", "*/kubernetes/*", "*/reports/*", "storage/volume/*"),
         }
 

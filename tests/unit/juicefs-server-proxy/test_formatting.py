@@ -19,8 +19,8 @@ APP, URL, BUCKET = "app", "redis://h:6379/1", "https://h/b"
 ENGINE = juicefs_access.Engine("redis", ("h:6379",), "1")
 WANTED = spec.Volume("shared", ENGINE, "s3", BUCKET, keyless=True)
 EMBEDDED = spec.Volume("shared", ENGINE, "sftp", "new:2022:/data/", keyless=False)
-THERE = juicefs.Setting("shared", UUID, "s3", BUCKET, trash_days=1)
-SERVED = juicefs.Setting("shared", UUID, "sftp", "old:2022:/data/", trash_days=1)
+THERE = juicefs.Setting("shared", UUID, "s3", BUCKET)
+SERVED = juicefs.Setting("shared", UUID, "sftp", "old:2022:/data/")
 KEYS = fs.JuicefsSecret.from_content({"access-key": "topSecret2", "secret-key": "topSecret3"})
 
 
@@ -38,7 +38,7 @@ def test_a_volume_is_formatted_with_what_differs_from_the_defaults_alone(rig: Ri
     assert formatting.ensure_formatted(opened(), known) == THERE
     assert announced == [0], "before juicefs formats"
     (made,) = rig.world.formats
-    assert made == ("format", "--no-update", "--storage=s3", f"--bucket={BUCKET}", "--trash-days=1", URL, "shared")
+    assert made == ("format", "--no-update", "--storage=s3", f"--bucket={BUCKET}", "--trash-days=0", URL, "shared")
     assert rig.world.format_env == {"AWS_ACCESS_KEY_ID": "topSecret2", "AWS_SECRET_ACCESS_KEY": "topSecret3"}
     assert formatting.ensure_formatted(opened(), Known(UUID, announce=lambda: announced.append(9))) == THERE
     assert (announced, commands(rig)) == ([0], ["format"])
@@ -95,7 +95,7 @@ def test_why_juicefs_did_not_format(rig: Rig, reason: str, has_advice: bool):
 
 @pytest.mark.parametrize(
     ("change", "flag"),
-    [({"capacity_gib": 1}, "--capacity=1"), ({"inodes": 2}, "--inodes=2"), ({"trash_days": 0}, "--trash-days=0")],
+    [({"capacity_gib": 1}, "--capacity=1"), ({"inodes": 2}, "--inodes=2"), ({"trash_days": 1}, "--trash-days=1")],
 )
 def test_an_option_that_can_change_is_changed_alone(rig: Rig, change: dict[str, typing.Any], flag: str):
     rig.world.volumes[URL] = THERE

@@ -75,7 +75,7 @@ def test_the_volume_is_asked_with_the_units_credentials(rig: Rig, served: FakeEx
         "volume_used_bytes": 4096,
         "volume_used_inodes": 7,
         "volume_sessions": 2,
-        "volume_trash_days": 1,
+        "volume_trash_days": 0,
         "volume_capacity_bytes": 2 << 30,
     }
     rig.world.volumes[URL] = dataclasses.replace(rig.world.volumes[URL], capacity_gib=0)

@@ -4,6 +4,7 @@ import dataclasses
 import pathlib
 import typing
 
+import doubles
 import pytest
 import yaml
 from ops import testing
@@ -32,13 +33,21 @@ def repairs(rig: Rig) -> list[str]:
     [(0o777, 0o1777), (0o775, 0o1775), (0o2775, 0o3775), (0o1777, 0o1777), (0o755, 0o755), (0o700, 0o700)],
 )
 def test_a_root_that_others_can_write_gets_the_sticky_bit_once(rig: Rig, mode: int, wanted: int):
-    rig.world.modes[URL] = mode
+    rig.world.modes[URL, doubles.ROOT] = mode
     out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(config=EXTERNAL))
-    assert (out.unit_status, rig.world.modes[URL]) == (OFFERING, wanted)
+    assert (out.unit_status, rig.world.modes[URL, doubles.ROOT]) == (OFFERING, wanted)
     logged = f"volume shared: / had mode {mode:04o}, so others could replace what is in it: it has {wanted:04o} now"
     assert repairs(rig) == ([logged] if mode != wanted else [])
     rig.ctx.run(rig.ctx.on.update_status(), out)
     assert len(repairs(rig)) == (mode != wanted)
+
+
+def test_a_volumes_trash_is_closed_to_all_but_root_whoever_made_the_volume(rig: Rig):
+    out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(config=EXTERNAL))
+    assert (out.unit_status, rig.world.modes[URL, doubles.TRASH]) == (OFFERING, 0o700)
+    rig.world.modes[URL, doubles.TRASH] = 0o555  # as a metadata engine restored from an old backup has it
+    rig.ctx.run(rig.ctx.on.update_status(), out)
+    assert rig.world.modes[URL, doubles.TRASH] == 0o700
 
 
 def test_an_encryption_key_goes_by_a_file_and_its_passphrase_to_the_clients(rig: Rig, monkeypatch: pytest.MonkeyPatch):

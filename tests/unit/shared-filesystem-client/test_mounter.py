@@ -325,6 +325,11 @@ def test_no_copies_are_kept_in_memory_or_on_another_network_filesystem(
     assert str(caught.value) == (f"cache-directories: /scratch/cache lies on {fstype}: name folders of a local disk")
 
 
+@pytest.mark.parametrize(("given", "mounted"), [("", "/"), ("team/a", "/team/a")])
+def test_a_folder_is_named_always_else_deleted_files_are_everybodys(rig: Rig, given: str, mounted: str):
+    assert f" --subdir={mounted} " in rig.plan(subdirectory=given).unit_text
+
+
 def test_a_folder_with_files_is_not_hidden(rig: Rig):
     path = pathlib.Path(rig.mountpoint)
     path.mkdir()

@@ -144,6 +144,7 @@ class Application:
         if settings is not None:
             embedded.takeover.ensure(target, setting, settings.directory, self._show_progress)
         formatting.ensure_sticky_root(target)
+        formatting.ensure_private_trash(target)
 
     def _unable(self) -> Status | None:
         """Name a related application none of whose units publishes that it can mount JuiceFS.

@@ -153,6 +153,16 @@ def opens(volume: Target) -> bool:
     return True
 
 
+def ensure_private_trash(volume: Target) -> None:
+    """Keep accounts from reading what others deleted; log what is done. The next hook tries again where it fails."""
+    name = volume.volume.name
+    try:
+        if juicefs.ensure_private_trash(volume.program, volume.access):
+            _log.info("volume %s: only root reads what was deleted, on each client once it mounts again", name)
+    except juicefs.JuicefsError as e:
+        _log.warning("volume %s: other accounts may read what was deleted: %s", name, e)
+
+
 def published(volume: Target, setting: juicefs.Setting, secret: tuple[str | None, int | None]) -> fs.Juicefs:
     """Describe the volume to those who mount it; `secret` is the id and revision of the credentials."""
     wanted, (secret_id, auth_rev) = volume.volume, secret

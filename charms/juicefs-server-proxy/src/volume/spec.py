@@ -41,7 +41,7 @@ class Format:
     compression: str = "none"
     capacity_gib: int = 0  # 0: no limit
     inodes: int = 0  # 0: no limit
-    trash_days: int = 1
+    trash_days: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -124,7 +124,7 @@ def _command(
             "backup-meta": "0",  # a dump of all names by every client: it has exhausted their memory (CSI driver #1648)
             "metrics": f"127.0.0.1:{spec.metrics_port}" if spec.metrics_port else False,
             "read-only": spec.read_only,
-            "subdir": subdir if subdir != "/" else False,
+            "subdir": subdir,  # also /: without it, every account reads what others deleted
             **{name: value or True for name, value in chosen.items()},
         }
     )

@@ -8,6 +8,7 @@ import re
 import shutil
 import time
 
+import accounts
 import mount_plan
 from mount import states, watching
 from scripts import keeper
@@ -109,6 +110,7 @@ def remove(app: str, *, unit: str) -> None:
             _take_down(state)
         for path in state.caches:
             shutil.rmtree(path, ignore_errors=True)
+    accounts.remove(app)
     readiness.withdraw(unit)  # which the keeper wrote
     with contextlib.suppress(OSError):
         readiness.DIRECTORY.rmdir()  # unless another unit's file lies there

@@ -3,6 +3,7 @@
 import collections.abc
 import pathlib
 
+import accounts
 import mount_plan
 from kinds import cephfs, kernel, lustre, nfs
 from kinds import juicefs as juicefs_kind
@@ -90,6 +91,7 @@ def _check(config: mount_plan.Config) -> None:
     parts, path = config.subdirectory.strip("/").split("/"), config.subdirectory
     if path and (any(part in ("", ".", "..") for part in parts) or not path.isprintable()):
         raise ValueError("subdirectory: a folder of the filesystem, like team/a, without . and .. in it")
+    accounts.check(config.separate_accounts)
     juicefs_kind.check(config)
     lustre.check(config)
 
