@@ -83,6 +83,7 @@ class Node:
         signal.signal(signal.SIGABRT, lambda number, _frame: self._signal_ranks(number))
         for number in _NOT_OURS:
             signal.signal(number, lambda _number, _frame: None)  # children would inherit SIG_IGN
+        witness = storage.Witness(self.spec_path)
         self._start_agent(python, words, logs)
         scanner = self._scanner(logs)
         assert self._child is not None
@@ -91,6 +92,8 @@ class Node:
         if code:
             if shortage := memory.shortage(self.host):
                 spool.write(f"[ENV] {shortage}")
+            if lost := witness.trouble():
+                spool.write(f"[ENV] {self.host}: {self.job.workspace} lost the files that were open ({lost})")
             with contextlib.suppress(OSError):  # the file at which the other tasks exit without saving
                 storage.within(lambda: open(self._failed, "w", encoding="ascii").close(), storage.CALL_S)
         if scanner is not None:
