@@ -90,7 +90,7 @@ class Verdict(typing.NamedTuple):
 def blame(run_dir: str, job_id: str, attempt: str, hosts: list[str]) -> Verdict:
     """Classify the failure of a job's last attempt."""
     folder = pathlib.Path(run_dir)
-    log = _log(folder, int(job_id))
+    log = attempt_log(folder, int(job_id))
     complaints = {found[1]: found[2] for line in log if (found := _COMPLAINT.match(line)) and found[1] in hosts}
     if complaints:
         host, words = next(iter(complaints.items()))
@@ -193,7 +193,7 @@ def first_failure(folder: pathlib.Path, job_id: int, lines: int) -> Failure:
     with no error, as with `sys.exit("why")`; among equals the earliest counts. Where the launcher reports that ranks
     exited, but none of those with an error, these errors did not end their ranks.
     """
-    log = _log(folder, job_id)
+    log = attempt_log(folder, job_id)
     if noted := _noted(folder, job_id, log):
         return Failure(None, None, [noted])
     short = ends.shortages(log)
@@ -326,7 +326,7 @@ def absentees(folder: pathlib.Path, job_id: int, lines: list[str], hosts: list[s
     if found := _NEVER_JOINED.match(text):
         ranks = [int(number) for number in re.findall(r"\d+", found[1] or "0")]
     elif _TIMED_OUT.search(text):
-        log = _log(folder, job_id)
+        log = attempt_log(folder, job_id)
         started = {found[1] for line in log if (found := re.match(r"(?:\d+: )?\[ENV\] node=(\S+) ", line))}
         absent = [number for number, host in enumerate(hosts) if started and host not in started]
         ranks = [rank for number in absent for rank in range(number * per_node, (number + 1) * per_node)]
@@ -334,7 +334,7 @@ def absentees(folder: pathlib.Path, job_id: int, lines: list[str], hosts: list[s
     return ranks, [hosts[number] for number in numbers if number < len(hosts)]
 
 
-def _log(folder: pathlib.Path, job_id: int) -> list[str]:
+def attempt_log(folder: pathlib.Path, job_id: int) -> list[str]:
     """Return the lines of a job's last attempt: the end of its log, after earlier lines of the job and its launcher.
 
     A rank that prints much goes on after another one has failed, so its output lies between that and the log's end.

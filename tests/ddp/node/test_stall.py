@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from ddp.node import stall
+from ddp.node import processes, stall
 
 BEGAN = 1000.0
 
@@ -98,3 +98,46 @@ def test_the_rank_that_is_behind(tmp_path: pathlib.Path, ranks: tuple[tuple[str,
         stand(tmp_path, rank, name, at=at)
     node, words = wanted
     assert stall.behind(str(tmp_path), "12", ["a", "b"]) == (node, words.format(tmp_path / "mine"))
+
+
+WAITS, LOADS = ("all_reduce", "torch/distributed"), ("load", "mine")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "states", "wanted"),
+    [
+        # one that was stopped says where once it is continued, others never
+        ((WAITS, WAITS), ("S", "T"), ("b", "rank 1 on b is behind; it is stopped (T)")),
+        ((WAITS, LOADS), ("S", "T"), ("b", "rank 1 on b is behind, in load ({0}/x.py:4); it is stopped (T)")),
+        ((WAITS, None), ("S", "T"), ("b", "rank 1 on b is behind and showed no stack; it is stopped (T)")),
+        ((None, WAITS), ("t", "S"), ("a", "rank 0 on a is behind and showed no stack; it is stopped by a debugger (t)")),
+        (
+            (WAITS, None),
+            ("S", "D, request_wait_answer"),
+            (
+                "b",
+                "rank 1 on b is behind and showed no stack; "
+                "it is in a call of the kernel that nothing interrupts (D, request_wait_answer)",
+            ),
+        ),
+        ((WAITS, None), ("S", "R"), ("b", "rank 1 on b is behind and showed no stack; it runs (R)")),
+        ((WAITS, LOADS), ("S", "S"), ("b", "rank 1 on b is behind, in load ({0}/x.py:4); it sleeps (S)")),
+        ((WAITS, WAITS), ("S", "D"), ("-", "")),  # a thread that reads ahead
+        ((WAITS, None, None), ("S", "S", "S"), ("-", "")),
+        ((None, None), ("S", "S"), ("-", "")),
+    ],
+)
+def test_a_rank_that_cannot_say_where_it_is_is_named_by_its_state(
+    tmp_path: pathlib.Path, ranks: tuple[tuple[str, str] | None, ...], states: tuple[str, ...], wanted: tuple[str, str]
+):
+    (tmp_path / "job.json").write_text('{"ranks_per_node": 1}')
+    (tmp_path / "logs").mkdir()
+    log = ["[ENV] job=12 attempt=12.r0 nodes=a b c"]
+    for rank, (place, state) in enumerate(zip(ranks, states, strict=True)):
+        letter, _, function = state.partition(", ")
+        log.append(f"{rank}: [ENV] {'abc'[rank]}: rank {rank} {processes.State(letter, function)}")
+        if place is not None:
+            stand(tmp_path, rank, place[0], at=place[1])
+    (tmp_path / "logs" / "12.out").write_text("".join(f"{line}\n" for line in log))
+    node, words = wanted
+    assert stall.behind(str(tmp_path), "12", ["a", "b", "c"]) == (node, words.format(tmp_path / "mine"))
