@@ -29,7 +29,7 @@ MAX_LAUNCHER_LINES = 10_000
 MAX_CHAIN = 200  # lines of a rank that are searched for what led to its last error
 TELLING = re.compile(
     r"\[FATAL\]|Traceback \(most recent call last\)|^\S*(Error|Exception)\b|Segmentation fault|Killed|[Oo]ut of memory"
-    r"|^\s*what\(\): "
+    r"|^\s*what\(\): |^rank \d+ leaves: "
 )
 
 _GONE = re.compile(  # printed by spool.py and storage.py

@@ -46,13 +46,14 @@ def reason(e: OSError) -> str:
 class Witness:
     """A file that is held open: it is lost with the filesystem's client, as whatever programs hold open there.
 
-    A client that is started again within a second leaves no other sign.
+    A client that is started again within a second leaves no other sign. The file is opened to be written, and is not:
+    JuiceFS's client knows files that are only read even after it was killed.
     """
 
     def __init__(self, path: str) -> None:
         self._descriptor = -1
         with contextlib.suppress(OSError):
-            self._descriptor = within(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC), CALL_S)
+            self._descriptor = within(lambda: os.open(path, os.O_RDWR | os.O_CLOEXEC), CALL_S)
 
     def trouble(self) -> str:
         """Return why the file does not work any more, "" where it does."""

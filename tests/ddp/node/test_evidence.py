@@ -60,7 +60,9 @@ class Attempt:
         logs = self.folder / "logs" / "12.r0" / f"node-{rank}" / "12.r0_x" / "attempt_0" / "0"
         logs.mkdir(parents=True)
         self.log.append(AGENT.format(rank))
-        if way == "stderr":
+        if way == "bare":
+            (logs / "stderr.log").write_text(f"{line}\n")
+        elif way == "stderr":
             (logs / "stderr.log").write_text(f"{TRACE}{line}\n")
         elif way == "a cause":
             chained = "\nThe above exception was the direct cause of the following exception:\n\n"
@@ -206,7 +208,7 @@ TOLD = {
 def test_what_rank_1_passes_on_is_rank_0s(attempt: Attempt, number: int, by: str, wording: str, is_listed: bool):
     words = WITH_PATH[wording].removeprefix("[FATAL] ")
     error = words.format(number=number, words=evidence.OF_FILESYSTEM[number], path=f"{attempt.top}/metrics.jsonl")
-    attempt.fails(1, TOLD[by].format(error=error), way="stderr")
+    attempt.fails(1, TOLD[by].format(error=error), way="bare")
     if is_listed:
         attempt.log.append(AGENT.format(0))  # which left no word
     found = attempt.blame()
@@ -215,7 +217,7 @@ def test_what_rank_1_passes_on_is_rank_0s(attempt: Attempt, number: int, by: str
 
 
 def test_what_rank_1_tells_of_a_bug_is_the_programs(attempt: Attempt):
-    attempt.fails(1, "rank 1 leaves: rank 0 on gpu-0: KeyError: 'x'", way="stderr")
+    attempt.fails(1, "rank 1 leaves: rank 0 on gpu-0: KeyError: 'x'", way="bare")
     found = attempt.blame()
     assert (found.kind, found.node) == ("program", "gpu-0")
 
