@@ -10,15 +10,7 @@ import typing
 # with ECONNABORTED and later ones with ENOTCONN, and one that was started again knows no open file, hence EBADF.
 # Lustre and CephFS give ESHUTDOWN to a client that was cut off, NFS ESTALE and ETIMEDOUT.
 OF_FILESYSTEM = frozenset(
-    (
-        errno.EIO,
-        errno.EBADF,
-        errno.ECONNABORTED,
-        errno.ENOTCONN,
-        errno.ESHUTDOWN,
-        errno.ETIMEDOUT,
-        errno.ESTALE,
-    )
+    (errno.EIO, errno.EBADF, errno.ECONNABORTED, errno.ENOTCONN, errno.ESHUTDOWN, errno.ETIMEDOUT, errno.ESTALE)
 )
 
 

@@ -177,7 +177,7 @@ class Refusal:
 
 
 def refusal(lines: list[str]) -> Refusal | None:
-    """Return what the operating system refused by a rank's last line; a filesystem's error that led to it goes before."""
+    """Return what the operating system refused, by a rank's last line; a filesystem's error before it goes first."""
     found = [refused for line in _raised(lines, _CHAINED) if (refused := _parse_refusal(line))]
     of_filesystem = [refused for refused in found if refused.is_of_filesystem]
     return next(iter([*of_filesystem, *found]), None)

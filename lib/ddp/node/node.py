@@ -14,7 +14,20 @@ import subprocess
 import threading
 import time
 
-from ddp.node import caches, ending, environment, lifelines, memory, network, processes, quantities, slurm, spec, spool, storage
+from ddp.node import (
+    caches,
+    ending,
+    environment,
+    lifelines,
+    memory,
+    network,
+    processes,
+    quantities,
+    slurm,
+    spec,
+    spool,
+    storage,
+)
 
 _SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"  # torchrun forwards them, so that the ranks save
 _NOT_OURS = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)

@@ -76,8 +76,8 @@ def judge(lines: list[str], began: float, now: float) -> str:
 def behind(run_dir: str, job_id: str, hosts: list[str]) -> tuple[str, str]:
     """Return the node of the rank that the others wait for, and what it does; "-", "": unknown.
 
-    The ranks' stacks show it, and the states that their nodes' tasks printed before: a rank that is stopped, or stuck in
-    the kernel, prints no stack.
+    The ranks' stacks show it, and the states that their nodes printed before: one that is stuck in the kernel prints no
+    stack.
     """
     folder = pathlib.Path(run_dir)
     places = _places(explain.attempt_log(folder, int(job_id)))

@@ -104,7 +104,12 @@ def test_the_payload_and_the_job_know_the_same_errors():
 
 @hypothesis.settings(max_examples=300, deadline=None)
 @hypothesis.given(
-    st.sampled_from(OURS), st.sampled_from(sorted(WITH_PATH)), st.sampled_from(WAYS), NAMES, st.integers(0, 1), st.data()
+    st.sampled_from(OURS),
+    st.sampled_from(sorted(WITH_PATH)),
+    st.sampled_from(WAYS),
+    NAMES,
+    st.integers(0, 1),
+    st.data(),
 )
 def test_a_path_of_the_workspace_makes_it_the_filesystems_and_another_one_does_not(
     number: int, wording: str, way: str, name: str, rank: int, data: st.DataObject

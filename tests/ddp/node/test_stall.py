@@ -110,7 +110,11 @@ WAITS, LOADS = ("all_reduce", "torch/distributed"), ("load", "mine")
         ((WAITS, WAITS), ("S", "T"), ("b", "rank 1 on b is behind; it is stopped (T)")),
         ((WAITS, LOADS), ("S", "T"), ("b", "rank 1 on b is behind, in load ({0}/x.py:4); it is stopped (T)")),
         ((WAITS, None), ("S", "T"), ("b", "rank 1 on b is behind and showed no stack; it is stopped (T)")),
-        ((None, WAITS), ("t", "S"), ("a", "rank 0 on a is behind and showed no stack; it is stopped by a debugger (t)")),
+        (
+            (None, WAITS),
+            ("t", "S"),
+            ("a", "rank 0 on a is behind and showed no stack; it is stopped by a debugger (t)"),
+        ),
         (
             (WAITS, None),
             ("S", "D, request_wait_answer"),

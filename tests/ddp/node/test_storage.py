@@ -8,9 +8,8 @@ from ddp.node import storage
 
 def descriptor_of(path: pathlib.Path) -> int:
     """Return this process's descriptor of a file."""
-    links = {int(link.name): link for link in pathlib.Path("/proc/self/fd").iterdir()}
-    (found,) = [number for number, link in links.items() if os.path.exists(link) and os.path.samefile(link, path)]
-    return found
+    (link,) = [link for link in pathlib.Path("/proc/self/fd").iterdir() if link.exists() and link.samefile(path)]
+    return int(link.name)
 
 
 def test_a_file_that_was_held_open_tells_that_its_filesystem_was_lost(tmp_path: pathlib.Path):
