@@ -74,8 +74,11 @@ def check_blamed_on_filesystem(drills: Cluster, job: Json, node: str = "") -> No
 
 # Of half a minute on a core of its own, and the number of steps after which the client is killed
 BUILT_IN = {
-    "gpt": ("--layers 1 --heads 1 --width 32 --seq-len 64 --batch 4 --steps 1000 --seed 5 --save-minutes 0.2", 100),
-    "smoke": ("--epochs 40 --samples 20480 --batch 16", 5000),
+    "gpt": (
+        "--layers 1 --heads 1 --width 32 --seq-len 64 --batch 4 --eval-rows 8 --steps 500 --seed 5 --save-minutes 0.1",
+        100,
+    ),
+    "smoke": ("--epochs 40 --samples 20480 --batch 64", 2000),
 }
 
 
