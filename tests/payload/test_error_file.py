@@ -93,7 +93,9 @@ CAUSES = st.sampled_from([errno.ENOTCONN, errno.EBADF, errno.ESTALE, errno.ENOEN
 def test_what_the_system_refused_is_found_behind_whatever_it_led_to(
     numbers: list[int | None], is_cause: bool, is_shared: bool
 ):
-    links = [OSError(n, os.strerror(n), f"/x/{n}") if n else ValueError("other words") for n in numbers]
+    links: list[Exception] = [
+        OSError(n, os.strerror(n), f"/x/{n}") if n else ValueError("other words") for n in numbers
+    ]
     e = raised(errors.UserError("it failed"), links, is_cause=is_cause)
     if is_shared:
         e = errors.SharedError("rank 1 on b: it failed", cause=errors.cause_of(e))
