@@ -25,6 +25,8 @@ _EVERY_S = 10.0
 _TAIL_BYTES = 65536
 # Where a rank waits for others: torch's collectives, and DDP's in the engine of autograd
 _WAITING = re.compile(r"/torch/(?:distributed/|nn/parallel/|autograd/graph\.py)")
+# The main thread comes last (faulthandler begins with the newest): a stopped process gets a signal in any of its threads
+_THREAD = re.compile(r"(?:Current thread|Thread) 0x[\da-f]+ ")
 _FRAME = re.compile(r'  File "(.+)", line (\d+) in (\S+)')
 # Printed by node.py for each rank before it is asked for its stack
 _STATE = re.compile(r"(?:\d+: )?\[ENV\] (?P<node>\S+): rank (?P<rank>\d+) (?P<words>.*\((?P<letter>\w)(?:, \S+)?\))$")
@@ -129,8 +131,10 @@ def _stacks(folder: pathlib.Path, job_id: int) -> _Stacks:
     stacks = _Stacks({}, set(), {})
     for log in explain.rank_logs(folder, job_id):
         lines = explain.tail(pathlib.Path(log["path"]), _TAIL_BYTES)
-        begin = next((index for index, line in enumerate(lines) if line.startswith("Current thread")), len(lines))
-        found = list(itertools.takewhile(bool, map(_FRAME.match, lines[begin + 1 :])))
+        begins = [index for index, line in enumerate(lines) if _THREAD.match(line)]
+        if not begins:
+            continue
+        found = list(itertools.takewhile(bool, map(_FRAME.match, lines[begins[-1] + 1 :])))
         frames = [frame for frame in found if frame]
         if not frames:
             continue

@@ -65,6 +65,14 @@ def {name}():
     print("ready", flush=True); time.sleep(60)
 {name}()
 """
+ABORTED_IN_A_THREAD = """
+import os, signal, sys, threading, time
+def helper():
+    time.sleep(0.5); signal.pthread_kill(threading.get_ident(), signal.SIGABRT)
+def load():
+    threading.Thread(target=helper).start(); time.sleep(60)
+load()
+"""
 
 
 def stand(folder: pathlib.Path, rank: int, name: str, *, at: str) -> None:
@@ -145,3 +153,15 @@ def test_a_rank_that_cannot_say_where_it_is_is_named_by_its_state(
     (tmp_path / "logs" / "12.out").write_text("".join(f"{line}\n" for line in log))
     node, words = wanted
     assert stall.behind(str(tmp_path), "12", ["a", "b", "c"]) == (node, words.format(tmp_path / "mine"))
+
+
+def test_the_main_thread_tells_where_a_rank_is_whichever_got_the_signal(tmp_path: pathlib.Path):
+    (tmp_path / "job.json").write_text('{"ranks_per_node": 1}')
+    log = tmp_path / "logs" / "12.r0" / "node-0" / "x" / "attempt_0" / "0" / "stderr.log"
+    log.parent.mkdir(parents=True)
+    script = tmp_path / "x.py"
+    script.write_text(ABORTED_IN_A_THREAD)
+    with log.open("w") as stderr:
+        subprocess.run([sys.executable, "-X", "faulthandler", str(script)], stderr=stderr, check=False)
+    assert "in helper" in log.read_text().partition("Current thread")[2]
+    assert stall.behind(str(tmp_path), "12", ["a"]) == ("a", f"rank 0 on a is behind, in load ({script}:6)")
