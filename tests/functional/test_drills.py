@@ -178,6 +178,7 @@ def node(cluster: Cluster, name: str) -> dict[str, str]:
             r"rank 1 on slurmd-1 is behind and showed no stack; it is in a call of .* nothing interrupts \(D.*\)",
         ),
     ],
+    ids=["sleeping", "stopped", "uninterruptible"],
 )
 def test_a_run_that_stands_still_names_the_rank_and_continues_from_its_checkpoint(
     drills: Cluster, how: str, words: str
