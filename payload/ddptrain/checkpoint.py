@@ -14,6 +14,7 @@ Checkpoints of slurm-ddp 0.1 before November 2026 have `rank-0000/model.pt` and 
 import collections.abc
 import contextlib
 import dataclasses
+import errno
 import functools
 import io
 import json
@@ -35,6 +36,7 @@ DCP = "dcp"  # the folder of weights and moments, and the name of their format
 MANIFEST = "manifest.json"
 LATEST, BEST = "latest", "best"
 _TMP, _TRASH = ".tmp-", ".trash-"
+_AWAY = errors.OF_FILESYSTEM - {errno.EIO}  # proves no damage; EIO may
 _PATTERNS = ("epoch-*", "checkpoint-*")  # the latter are those of transformers' Trainer, see resume.py
 
 State = dict[str, typing.Any]
@@ -84,6 +86,9 @@ def verify(path: pathlib.Path) -> Checkpoint:
     except FileNotFoundError as e:
         raise CheckpointError(f"{path} is no checkpoint: it has no {MANIFEST}") from e
     except (OSError, ValueError, KeyError, TypeError) as e:
+        if isinstance(e, OSError) and e.errno in _AWAY:
+            e.filename = e.filename or str(path)
+            raise
         raise CheckpointError(f"{manifest_path} cannot be read: {e}") from e
 
 

@@ -4,7 +4,6 @@ import argparse
 import collections.abc
 import functools
 import importlib
-import json
 import os
 import pathlib
 import re
@@ -13,7 +12,7 @@ import time
 import traceback
 import typing
 
-from ddptrain import __version__, config, errors, files, markers
+from ddptrain import __version__, config, error_file, errors, files, markers
 
 # How long a rank lingers after an error that all share: the first to leave makes torchrun kill the others, and rank 0,
 # which reports it and may hold the rendezvous store, must have done so by then.
@@ -51,8 +50,9 @@ def main(argv: collections.abc.Sequence[str] | None = None) -> int:
             time.sleep(_GRACE_S)
         code = 2
     except errors.PeerError as e:
-        _write_error_file(e, f"rank {_rank()} leaves: {e}")
-        print(f"rank {_rank()} leaves: {e}", file=sys.stderr, flush=True)
+        text = f"rank {_rank()} leaves: {e}"
+        error_file.leave(e, text)
+        print(text, file=sys.stderr, flush=True)
         code = 1
     except errors.UserError as e:
         _report(args, e)
@@ -79,6 +79,8 @@ def _run_ranks(module: str, args: argparse.Namespace) -> int:
         options = _module(module).check(args)
         args.run_dir = options.run_dir  # of train it may come from the file
     except errors.UserError as e:
+        if (cause := errors.cause_of(e)) and cause.is_of_filesystem:
+            raise  # no mistake in the options, and its file says so
         problem = str(e)
     device, minutes = (options.device, options.timeout_minutes) if options else ("cpu", config.TIMEOUT_MINUTES)
     args.timeout_minutes = minutes
@@ -134,7 +136,7 @@ def _report(args: argparse.Namespace, e: Exception) -> None:
     if not isinstance(e, errors.UserError) and not (isinstance(e, OSError) and e.errno is not None):
         traceback.print_exception(e)
         text, retry = _explain(e, name, getattr(args, "timeout_minutes", None)), True
-    _write_error_file(e, text)
+    error_file.leave(e, text, of_peer=_has_lost_peer(e))
     markers.fatal(text)
     run_dir: pathlib.Path | None = _run_dir(args)
     from ddptrain import report
@@ -144,25 +146,6 @@ def _report(args: argparse.Namespace, e: Exception) -> None:
             report.write_outcome(run_dir, "failed", error=text[:500], retry=retry)
     except OSError:
         markers.warn("ENV", "the outcome file could not be written")
-
-
-def _write_error_file(e: Exception, text: str) -> None:
-    """Write this rank's error file for the launcher, as `record` of torch.distributed.elastic does.
-
-    Not by that decorator: it imports torch, which a mistake in the options need not wait for, and it takes no
-    exception that ends in an exit code. The format is error_handler.py's, since torch 1.9. A bug has its stack in it.
-    """
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if not path:
-        return
-    is_bug = not isinstance(e, errors.UserError | errors.PeerError | OSError)
-    stack = "".join(traceback.format_exception(e)) if is_bug else ""
-    about = {"py_callstack": f"{stack}[FATAL] {text}\n", "timestamp": str(int(time.time()))}
-    try:
-        with pathlib.Path(path).open("w", encoding="utf-8") as file:
-            json.dump({"message": {"message": text, "extraInfo": about}}, file)
-    except OSError:
-        markers.warn("ENV", "the error file could not be written")
 
 
 def _run_dir(args: argparse.Namespace) -> pathlib.Path | None:
@@ -192,9 +175,16 @@ def _explain(e: Exception, name: str | None, timeout_minutes: float | None) -> s
             f"a rank did not answer within --timeout-minutes {timeout_minutes:g}: it hangs or is far behind; look at "
             f"its log, or raise the timeout: {e}"
         )
-    if _LOST(text):  # gloo's and NCCL's words; a rank that failed otherwise would have reported by now
+    if _LOST(text):
         return f"a rank was lost, killed (out of memory?) or with its host; look at its log: {e}"
     return text
+
+
+def _has_lost_peer(e: Exception) -> bool:
+    """Return whether an error is gloo's or NCCL's about another rank: one that failed itself reports first."""
+    is_ours = isinstance(e, errors.UserError | OSError)
+    text = f"{type(e).__name__}: {e}"
+    return not is_ours and bool(_LATE(text) or _LOST(text))
 
 
 def _rank() -> int:

@@ -11,6 +11,7 @@ others learn of it: what they meet then is only a consequence.
 import collections.abc
 import contextlib
 import datetime
+import json
 import math
 import os
 import signal
@@ -22,7 +23,7 @@ import typing
 import torch
 import torch.distributed as dist
 
-from ddptrain import config, errors, files, hardware, markers, rendezvous, tree
+from ddptrain import config, error_file, errors, files, hardware, markers, rendezvous, tree
 
 WATCH_S = 1.0
 REPORT_S = 10.0  # how long the first rank that gives up has to report why
@@ -88,14 +89,14 @@ class World(tree.Tree):
         (failed,) = self.sum([float(own is not None)])
         if not failed:
             return
-        report = None if own is None else (self.rank, self.host, *files.describe(own))
+        report = None if own is None else (self.rank, self.host, *files.describe(own), _cause_of(own, self))
         reports = [one for one in self.collect(report) if one]
-        rank, host, text, retry = self.broadcast(reports[0] if reports else None)
+        rank, host, text, retry, cause = self.broadcast(reports[0] if reports else None)
         if own is not None and not isinstance(own, (errors.UserError, OSError)):
             raise own
         if failed < self.size:
             text = f"rank {rank} on {host}: {text}"
-        raise errors.SharedError(text, retry=retry) from own
+        raise errors.SharedError(text, retry=retry, cause=cause) from own
 
 
 @contextlib.contextmanager
@@ -224,22 +225,27 @@ def _start_watch(world: World) -> None:
 def _keep_watch(world: World) -> None:
     ends_at: float | None = None
     while not world._watch_over.wait(WATCH_S):
-        reported, is_lost = "", False
+        reported: errors.PeerError | None = None
+        is_lost = False
         ends_at = ends_at or _end_asked(world)
         if ends_at and time.monotonic() > ends_at and not world.stop_requested.is_set():
             # Python's own handler has not run: the main thread stands in a collective, and SIGKILL comes next.
             ends_at, words = math.inf, "ended from outside, waiting for a rank that is lost or stuck"
             world.report(errors.LostError(f"rank {world.rank} leaves: {words}", retry=True))
-            reported = words if world.store is None else ""
+            reported = errors.PeerError(words) if world.store is None else None
         elif world.store is not None:
             try:
-                reported = world.store.check([_ABORT]) and world.store.get(_ABORT).decode()
+                if world.store.check([_ABORT]):
+                    reported = _read_abort(world)
             except (RuntimeError, dist.DistError):
-                reported, is_lost = "connection closed by the rendezvous store", True
-        if reported and not world._watch_over.is_set():
-            print(f"rank {world.rank} leaves: {reported}", file=sys.stderr, flush=True)
+                reported, is_lost = errors.PeerError("connection closed by the rendezvous store"), True
+        if reported is not None and not world._watch_over.is_set():
+            text = f"rank {world.rank} leaves: {reported}"
+            print(text, file=sys.stderr, flush=True)
             if is_lost:  # the store's host is lost, and with it every rank that could have reported why
                 world.report(errors.LostError(f"a rank was lost, killed or with its host: {reported}", retry=True))
+            else:
+                error_file.leave(reported, text)
             leave(EXIT_FAILED)
 
 
@@ -255,12 +261,12 @@ def _give_up(world: World, e: Exception) -> None:
     """Report why this rank ends, in the log and to the others. Raises PeerError when another one was first."""
     world._watch_over.set()
     if (reported := _reported_by_another(world)) is not None:
-        raise errors.PeerError(reported) from e
+        raise reported from e
     world.report(e)
     _alert_others(world, e)
 
 
-def _reported_by_another(world: World) -> str | None:
+def _reported_by_another(world: World) -> errors.PeerError | None:
     """Return why another rank, the first to give up, does so; None on that rank itself."""
     if world.store is None:
         return None
@@ -268,7 +274,7 @@ def _reported_by_another(world: World) -> str | None:
         if world.store.compare_set(_FIRST, "", str(world.rank)).decode() == str(world.rank):
             return None
         world.store.wait([_ABORT], datetime.timedelta(seconds=REPORT_S))
-        return world.store.get(_ABORT).decode()
+        return _read_abort(world)
     except (RuntimeError, dist.DistError):  # the store has ended, or the first rank was killed too early
         return None
 
@@ -278,9 +284,24 @@ def _alert_others(world: World, e: BaseException) -> None:
     world._watch_over.set()
     if world.store is not None:
         with contextlib.suppress(RuntimeError, dist.DistError):
-            world.store.set(_ABORT, f"rank {world.rank} on {world.host}: {type(e).__name__}: {e}"[:500])
+            text = f"rank {world.rank} on {world.host}: {type(e).__name__}: {e}"[:500]
+            world.store.set(_ABORT, json.dumps([text, _cause_of(e, world)]))
             if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and world.is_main:
                 time.sleep(2 * WATCH_S)  # this process holds the store: let the others read it
+
+
+def _read_abort(world: World) -> errors.PeerError:
+    """Return what `_alert_others` of another rank wrote."""
+    text, cause = json.loads(world.store.get(_ABORT))
+    return errors.PeerError(text, errors.Cause(*cause) if cause else None)
+
+
+def _cause_of(e: BaseException, world: World) -> errors.Cause | None:
+    """Return what the operating system refused on this rank's node, or on the one that told it."""
+    cause = errors.cause_of(e)
+    if cause is None or cause.node:
+        return cause
+    return cause._replace(node=world.host)
 
 
 def describe(world: World) -> dict[str, object]:

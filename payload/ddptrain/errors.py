@@ -1,7 +1,30 @@
-"""Errors that the user can fix."""
+"""Errors that the user can fix, and what the operating system refused behind an error."""
 
+import collections.abc
+import errno
 import importlib
+import os
 import typing
+
+# What a call on a shared filesystem returns once its client or its server is gone (errno.h): FUSE's ends open calls
+# with ECONNABORTED and later ones with ENOTCONN, and one that was started again knows no open file, hence EBADF.
+# Lustre and CephFS give ESHUTDOWN to a client that was cut off, NFS ESTALE and ETIMEDOUT.
+OF_FILESYSTEM = frozenset(
+    (errno.EIO, errno.EBADF, errno.ECONNABORTED, errno.ENOTCONN, errno.ESHUTDOWN, errno.ETIMEDOUT, errno.ESTALE)
+)
+
+
+class Cause(typing.NamedTuple):
+    """What the operating system refused, as data: whoever starts the ranks decides by it on another attempt."""
+
+    errno: int
+    path: str  # "": unknown
+    node: str = ""  # where; "": on this one
+
+    @property
+    def is_of_filesystem(self) -> bool:
+        """Return whether a shared filesystem that is gone for a while gives this error."""
+        return self.errno in OF_FILESYSTEM
 
 
 class UserError(Exception):
@@ -19,9 +42,43 @@ class LostError(UserError):
 class SharedError(UserError):
     """A `UserError` that every rank knows of, so that rank 0 alone reports it."""
 
+    def __init__(self, message: str, *, retry: bool = False, cause: Cause | None = None) -> None:
+        super().__init__(message, retry=retry)
+        self.cause = cause
+
 
 class PeerError(Exception):
     """Another rank has failed and tells why; this one only leaves."""
+
+    def __init__(self, message: str, cause: Cause | None = None) -> None:
+        super().__init__(message)
+        self.cause = cause
+
+
+def cause_of(e: BaseException) -> Cause | None:
+    """Return what the operating system refused, if an exception is that or led to this one; a filesystem's first."""
+    found = [cause for one in _chain(e) if (cause := _own_cause(one))]
+    of_filesystem = [cause for cause in found if cause.is_of_filesystem]
+    return next(iter([*of_filesystem, *found]), None)
+
+
+def _chain(e: BaseException | None) -> collections.abc.Iterator[BaseException]:
+    """Yield an exception and those that it was raised from, or after."""
+    seen = set[int]()
+    while e is not None and id(e) not in seen:
+        yield e
+        seen.add(id(e))
+        before = None if e.__suppress_context__ else e.__context__
+        e = e.__cause__ or before
+
+
+def _own_cause(e: BaseException) -> Cause | None:
+    if isinstance(e, (SharedError, PeerError)):
+        return e.cause
+    if isinstance(e, OSError) and e.errno is not None:
+        is_path = isinstance(e.filename, (str, bytes, os.PathLike))  # it may be a descriptor's number
+        return Cause(e.errno, os.fsdecode(e.filename) if is_path else "")
+    return None
 
 
 def need(package: str, where: object) -> typing.Any:

@@ -50,7 +50,8 @@ def explain(e: OSError, where: pathlib.Path | None = None) -> str:
 def describe(e: Exception) -> tuple[str, bool]:
     """Return an error in one line, and whether the same again may work, later or elsewhere."""
     if isinstance(e, errors.UserError):
-        return str(e), e.retry
+        cause = errors.cause_of(e)
+        return str(e), e.retry or (cause is not None and cause.is_of_filesystem)
     if isinstance(e, OSError) and e.errno is not None:
         return explain(e), e.errno not in _COMES_AGAIN
     return f"{type(e).__name__}: {e}", isinstance(e, OSError)

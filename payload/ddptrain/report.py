@@ -45,7 +45,7 @@ class Metrics:
 
     def add(self, record: Record) -> None:
         """Append a record. Readers elsewhere see it within some seconds."""
-        with self._lock:
+        with self._lock, files.naming(self.path):
             self._file.write(json.dumps(record) + "\n")
         if time.monotonic() - self._last_flush > 2:
             self.flush()

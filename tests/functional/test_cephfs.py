@@ -15,7 +15,7 @@ from functional import training_jobs
 from functional.conftest import MODEL, REPOSITORY, Answer, Cluster, deployed, eventually
 from functional.storage_faults import APP, HOSTS, MP, health, until, until_right
 from functional.test_bundle_runs import check_mounts, check_settled, check_smoke
-from functional.test_drills import check_run_outlives, kill
+from functional.test_drills import check_losses_are_the_same, check_run_outlives, kill
 from functional.test_observability import value
 from storage import leaks
 
@@ -80,6 +80,10 @@ def test_a_run_outlives_its_client_on_cephfs(drilled: Cluster):
     began = time.monotonic()
     check_run_outlives(drilled, lambda host: kill(drilled, host, CLIENT))
     print(f"client killed under a run: completed after {time.monotonic() - began:.0f} s")
+
+
+def test_gpt_outlives_its_client_on_cephfs_and_computes_the_same(drilled: Cluster):
+    check_losses_are_the_same(drilled, lambda host: kill(drilled, host, CLIENT), "gpt", nodes=1)
 
 
 @pytest.mark.parametrize(("daemon", "seconds"), [("ceph-mon@a", 15), ("ceph-mds@a", 40)])

@@ -1,6 +1,9 @@
 """What happens to a running job when the cluster fails under it: the filesystem's client dies, a node loses power."""
 
 import collections.abc
+import functools
+import json
+import pathlib
 import re
 import time
 
@@ -31,30 +34,129 @@ def assert_whole(cluster: Cluster, job: Json) -> None:
     assert {step for done in steps.values() for step in done} == set(range(STEPS)), log_of(cluster, job)
 
 
-def test_a_run_outlives_both_processes_of_its_filesystem_client(drills: Cluster):
-    check_run_outlives(drills, lambda host: kill(drills, host, storage_faults.CLIENT, storage_faults.SERVER))
-
-
 def kill(cluster: Cluster, host: str, *processes: str) -> None:
     """Kill what these scripts find on a host."""
     cluster.on(host, "bash", "-c", f"kill -9 {' '.join(f'$({process})' for process in processes)}")
 
 
+def test_a_run_outlives_both_processes_of_its_filesystem_client(drills: Cluster):
+    check_run_outlives(drills, lambda host: kill(drills, host, storage_faults.CLIENT, storage_faults.SERVER))
+
+
+@pytest.mark.long
+def test_a_run_outlives_the_child_of_its_filesystem_client(drills: Cluster):
+    check_run_outlives(drills, lambda host: kill(drills, host, storage_faults.SERVER))
+
+
 def check_run_outlives(drills: Cluster, fault: collections.abc.Callable[[str], object]) -> None:
-    """Check that a run goes on, with no restart of its program's, after a fault of storage on its host."""
+    """Check that a script goes on, without a restart, after a fault of storage on its host."""
     storage_faults.until_right(drills)
-    job = submit(drills, "steps.py", f"args={STEPS} 0.5", "max-restarts=3")
+    job = submit(drills, "steps.py", f"args={STEPS} 0.5", "max-restarts=0")
     until(drills, job, "step=5 ")
     fault(batch_host(drills, job))
     until_state(drills, job, "COMPLETED", "FAILED")
+    check_blamed_on_filesystem(drills, job)
+    assert_whole(drills, job)
+
+
+def check_blamed_on_filesystem(drills: Cluster, job: Json, node: str = "") -> None:
+    """Check that a run is complete, and that no failure of it is the program's."""
     output = log_of(drills, job)
     assert record(drills, job["job-id"])["JobState"] == "COMPLETED", output
-    assert_whole(drills, job)
-    assert re.findall(r"^\[RESTART\] \d of 3$", output, re.MULTILINE) == [], "no restart of the program's was used"
+    assert re.findall(r"^\[RESTART\] \d of \d$", output, re.MULTILINE) == [], "no restart of the program's was used"
     faults = re.findall(r"^\[FAILED\] attempt=\S+ fault=(\S+) node=(\S+): (.*)", output, re.MULTILINE)
+    print(*faults, sep="\n")
     assert all(kind == "filesystem" for kind, _, _ in faults), faults
     assert all("[CKPT]" not in words for _, _, words in faults)
-    print(*faults, sep="\n")
+    if node:
+        assert {where for _, where, _ in faults} <= {node}, faults
+
+
+# Of half a minute on a core of its own, and the number of steps after which the client is killed
+BUILT_IN = {
+    "gpt": (
+        "--layers 1 --heads 1 --width 32 --seq-len 64 --batch 4 --eval-rows 8 --steps 500 --seed 5 --save-minutes 0.1",
+        100,
+    ),
+    "smoke": ("--epochs 40 --samples 20480 --batch 64", 2000),
+}
+
+
+def train(cluster: Cluster, workload: str, run: str, nodes: int) -> Json:
+    """Start one of the built-in trainings; no failure of its program's is forgiven."""
+    small = (f"nodes={nodes}", "gpus-per-node=0", "cpus-per-task=1", "memory=1G", "max-restarts=0")
+    return cluster.action("submit-ddp", f"workload={workload}", f"args={BUILT_IN[workload][0]}", f"run={run}", *small)
+
+
+def losses(cluster: Cluster, job: Json) -> dict[int, float]:
+    """Return the loss of each step that a run's metrics.jsonl has by now, the last one of each."""
+    path = f"{pathlib.PurePath(job['log']).parents[1]}/metrics.jsonl"
+    lines = cluster.on("sackd/0", "sh", "-c", f"cat {path} 2>/dev/null || true").splitlines()
+    records = [json.loads(line) for line in lines if line.endswith("}")]
+    return {one["step"]: one["loss"] for one in records if one.get("kind") == "step"}
+
+
+def until_step(cluster: Cluster, job: Json, step: int) -> None:
+    began = time.monotonic()
+    while max(losses(cluster, job), default=0) < step:
+        assert time.monotonic() - began < PATIENCE_S, log_of(cluster, job)
+        time.sleep(0.5)
+
+
+@functools.cache
+def undisturbed(cluster: Cluster, workload: str, nodes: int) -> dict[int, float]:
+    """Return the losses of one of the built-in trainings without a fault."""
+    job = train(cluster, workload, f"{workload}-{time.time():.0f}", nodes)
+    assert until_state(cluster, job, "COMPLETED", "FAILED", limit_s=600)["JobState"] == "COMPLETED"
+    found = losses(cluster, job)
+    assert len(found) > BUILT_IN[workload][1]
+    return found
+
+
+def check_losses_are_the_same(
+    cluster: Cluster, fault: collections.abc.Callable[[str], object], workload: str, nodes: int, on: str = ""
+) -> None:
+    """Check that a built-in training outlives a fault on its first node, or `on` another one, and computes the same."""
+    storage_faults.until_right(cluster)
+    expected = undisturbed(cluster, workload, nodes)
+    job = train(cluster, workload, f"{workload}-{time.time():.0f}", nodes)
+    until_step(cluster, job, BUILT_IN[workload][1])
+    host = on or batch_host(cluster, job)
+    fault(host)
+    until_state(cluster, job, "COMPLETED", "FAILED", limit_s=600)
+    check_blamed_on_filesystem(cluster, job, node=host.replace("/", "-"))
+    found = losses(cluster, job)
+    assert found == expected, "each loss, bit for bit"
+    attempts = len(re.findall(r"^\[FAILED\]", log_of(cluster, job), re.MULTILINE)) + 1
+    print(f"{workload} on {nodes}: {len(found)} of {len(expected)} losses are the same, in {attempts} attempts")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("workload", "processes", "nodes", "on"),
+    [
+        ("gpt", (storage_faults.CLIENT, storage_faults.SERVER), 1, ""),
+        ("gpt", (storage_faults.SERVER,), 1, ""),
+        ("gpt", (storage_faults.CLIENT, storage_faults.SERVER), 2, "slurmd/1"),
+        ("smoke", (storage_faults.CLIENT, storage_faults.SERVER), 1, ""),
+        ("smoke", (storage_faults.SERVER,), 1, ""),
+    ],
+)
+def test_a_built_in_training_outlives_its_filesystem_client_without_a_restart(
+    drills: Cluster, workload: str, processes: tuple[str, ...], nodes: int, on: str
+):
+    check_losses_are_the_same(drills, lambda host: kill(drills, host, *processes), workload, nodes, on)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("unit", ["slurmd/0", "slurmd/1"])
+def test_a_killed_rank_is_reported_on_its_own_node(drills: Cluster, unit: str):
+    job = train(drills, "gpt", f"killed-{time.time():.0f}", 2)
+    until_step(drills, job, 5)
+    kill(drills, unit, f"pgrep -f 'ddptrain train .*{job['run']}'")
+    until_state(drills, job, "FAILED", "COMPLETED")
+    node = unit.replace("/", "-")
+    assert f"fault=unknown node={node}: killed by signal 9 (SIGKILL)" in log_of(drills, job)
 
 
 NOTICED_S = 60  # the bundle's SlurmdTimeout
@@ -66,12 +168,28 @@ def node(cluster: Cluster, name: str) -> dict[str, str]:
 
 
 @pytest.mark.long
-def test_a_run_that_stands_still_continues_from_its_checkpoint(drills: Cluster):
-    job = submit(drills, "stands.py", nodes=2)
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("sleep", r"rank 1 on slurmd-1 is behind, in stand \(.*stands\.py:\d+\); it sleeps \(S.*\)"),
+        ("stop", r"rank 1 on slurmd-1 is behind, in stand \(.*stands\.py:\d+\); it is stopped \(T.*\)"),
+        (
+            "vfork",
+            r"rank 1 on slurmd-1 is behind and showed no stack; it is in a call of .* nothing interrupts \(D.*\)",
+        ),
+    ],
+    ids=["sleeping", "stopped", "uninterruptible"],
+)
+def test_a_run_that_stands_still_names_the_rank_and_continues_from_its_checkpoint(
+    drills: Cluster, how: str, words: str
+):
+    job = submit(drills, "stands.py", f"args={how}", "nodelist=slurmd-0,slurmd-1", nodes=2)
     until_state(drills, job, "COMPLETED", "FAILED", limit_s=600)
     output = log_of(drills, job)
-    (words,) = re.findall(r"^\[FAILED\] attempt=\S+ fault=program node=\S+: (.*)", output, re.MULTILINE)
-    assert re.fullmatch(r"no step for 1\d\d s, .*; rank 1 on slurmd-\d is behind, in load \(.*stands\.py:9\)", words)
+    (found,) = re.findall(r"^\[FAILED\] attempt=\S+ fault=program node=slurmd-1: (.*)", output, re.MULTILINE)
+    print(found)
+    assert re.fullmatch(rf"no step for 1\d\d s, .*; {words}", found)
+    assert not re.search('File ".*elastic/agent', output), "torchrun's agents print no stack"
     assert re.findall("begins at (\\d+)", output) == ["0", "0", "10", "10"]
     assert record(drills, job["job-id"])["JobState"] == "COMPLETED"
 

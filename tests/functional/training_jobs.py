@@ -7,18 +7,21 @@ from functional.conftest import Cluster, Json
 
 CODE = "/mnt/shared/drills"
 PATIENCE_S = 300  # a deadline for what takes seconds on a machine with nothing else to do
-# Counts steps, keeps its count in the run's folder, and leaves when it is asked to, as a script of a user's should.
+# Counts steps, keeps its count in the run's folder, and leaves when it is asked to, as a script of a user's should. Its
+# journal stays open, so that a filesystem's client that is lost shows as an error without a path.
 STEPS = """
 import json, os, pathlib, sys, time
 steps, pause = int(sys.argv[1]), float(sys.argv[2])
 run, attempt = pathlib.Path(os.environ["RUN_DIR"]), os.environ["RUN_ATTEMPT_ID"]
 saved = run / "steps"
 began = int(saved.read_text()) if saved.exists() else 0
+journal = (run / f"journal-{os.environ['RANK']}").open("a")
 if ".r0" not in attempt:  # queued again: a few more, and that is all
     steps = began + 5
 for step in range(began, steps):
     print(f"step={step} attempt={attempt} host={os.environ['SLURMD_NODENAME']}", flush=True)
     time.sleep(pause)
+    print(step, attempt, file=journal, flush=True)
     if os.environ["RANK"] == "0":
         (run / "steps.new").write_text(str(step + 1))
         os.replace(run / "steps.new", saved)
@@ -56,15 +59,22 @@ held = [bytearray(b"x" * (64 << 20)) for _ in range(40 if os.environ["RANK"] == 
 time.sleep(600)
 """
 STANDS = """
-import time, torch
+import os, signal, sys, time, torch
 from ddptrain import resume
 torch.distributed.init_process_group("gloo")
 run = resume.Run()
 print("begins at", run.step, flush=True)
 def load(step):
     if step == 15 and run.rank == 1 and "t" not in run.attempt:
-        time.sleep(3000)
+        stand(sys.argv[1])
     return torch.ones(1)
+def stand(how):
+    if how == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if how == "vfork":  # holds us in a call that nothing interrupts, as a driver does: its child waits for a pipe
+        os.mkfifo(f"/tmp/{run.attempt}")
+        os.posix_spawn("/bin/true", ["true"], {}, file_actions=[(os.POSIX_SPAWN_OPEN, 9, f"/tmp/{run.attempt}", os.O_RDONLY, 0)])
+    time.sleep(3000)
 for step in range(run.step + 1, 21):
     torch.distributed.all_reduce(load(step))
     run.log(step, loss=1.0, total_steps=20)

@@ -74,6 +74,7 @@ def run(ranks: int, *args: object, timeout: float = _LIMIT_S, accident: str | No
     """Run the command on so many ranks.
 
     `accident` names a module of this folder to import in each first, and may add variables of its own: `name A=1`.
+    A variable's `{rank}` is the rank's number.
     """
     accident, variables = parse(accident)
     _await_server()
@@ -84,9 +85,8 @@ def run(ranks: int, *args: object, timeout: float = _LIMIT_S, accident: str | No
         processes = []
         for rank in range(ranks):
             place = {**meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {}
-            process = CONTEXT.Process(
-                target=_rank, args=(words(args), {**place, **variables, **env}, log.name, accident)
-            )
+            own = {name: value.replace("{rank}", str(rank)) for name, value in {**variables, **env}.items()}
+            process = CONTEXT.Process(target=_rank, args=(words(args), {**place, **own}, log.name, accident))
             process.start()
             processes.append(process)
         late = []

@@ -4,6 +4,7 @@ Each pattern is anchored to who writes the line: the kernel, NCCL, or torch by a
 text. A word anywhere in a message, or in what a program prints, proves nothing.
 """
 
+import dataclasses
 import itertools
 import re
 
@@ -44,7 +45,10 @@ _PEER_LOST = re.compile(
     r"|collective operation timeout|communicator was aborted|recvValue failed|heartbeat monitor|Last error: \w*socket",
     re.IGNORECASE,
 )
-_PEER_LEFT = re.compile(rf"rank \d+ leaves:|{_MODULES}(?:SharedError|SignalException)\b|Signal \d+ ")
+_PEER_LEFT = re.compile(
+    rf"(?:(?:\w+:ddptrain:)?\[FATAL\] )?(?:rank \d+ leaves:|a rank (?:was lost|did not answer)\b)"  # of the payload
+    rf"|{_MODULES}(?:SharedError|LostError|PeerError|SignalException)\b|Signal \d+ "
+)
 # Faults of the network, where no rank failed by itself: errors of gloo, NCCL and errno.h
 CUT = re.compile(
     r"[Cc]onnection (closed|refused|reset|timed out)|Broken pipe|remote process exit(?:ed|ing)|No route to host"
@@ -53,11 +57,41 @@ CUT = re.compile(
 _SHM = "shared memory is full: use fewer workers, or a larger /dev/shm"
 # Python's errors begin with the number, torch's, h5py's and safetensors' have strerror(3)'s words; `>: ` is torch's shm
 _OF_SYSTEM = rf"{_MODULES}(?:\w+Error: \[Errno %s\]|(?:OS|IO|Runtime|Safetensor)Error: .*%s)"
-# Faults of a filesystem (errno.h): its client died or was restarted, or its server is not available
-_GONE = ((5, "Input/output error"), (107, "Transport endpoint is not connected"), (116, "Stale file handle"))
-# FUSE (fs/fuse/dev.c) ends the calls of a client that died with ECONNABORTED; so do sockets, which have no path
-_ABORTED = rf"{_MODULES}ConnectionAbortedError: \[Errno 103\] .*: '/"
-_FILESYSTEM = re.compile("|".join((*(_OF_SYSTEM % one for one in _GONE), _ABORTED)))
+# What a call on a shared filesystem returns once its client or its server is gone (errno.h, strerror(3)): FUSE's ends
+# open calls with ECONNABORTED and later ones with ENOTCONN (fs/fuse/dev.c), and one that was started again knows no
+# open file, hence EBADF. Lustre and CephFS give ESHUTDOWN to a client that was cut off, NFS ESTALE and ETIMEDOUT.
+# Sockets, and closed files, give most of them, too: they count with a path, or with other evidence.
+OF_FILESYSTEM = {
+    5: "Input/output error",
+    9: "Bad file descriptor",
+    103: "Software caused connection abort",
+    107: "Transport endpoint is not connected",
+    108: "Cannot send after transport endpoint shutdown",
+    110: "Connection timed out",
+    116: "Stale file handle",
+}
+_OF_LIMITS = (12, 24, 28, 122)  # memory, open files, room, quota
+_NUMBERS = {words: number for number, words in OF_FILESYSTEM.items()}
+_WORDS = "|".join(map(re.escape, _NUMBERS))
+_REFUSED = re.compile(rf"{_MODULES}\w*Error: (?:\[\(.*?)?\[Errno (\d+)\]")  # Python's; shutil.copytree's is in a list
+_REFUSED_BY_LIBRARY = re.compile(
+    rf"(?:{_MODULES}(?:OS|IO|Runtime|Safetensor)Error: |\s*what\(\):  filesystem error: ).*({_WORDS})"
+)
+_REFUSED_BEHIND_PATH = re.compile(rf": ({_WORDS})(?:;|$)")  # of the payload (files.py) and of the shell's commands
+# What a rank tells of another one (distributed.py of the payload): its number, its node, its error
+_PASSED_ON = re.compile(
+    rf"(?:(?:\w+:ddptrain:)?\[FATAL\] |{_MODULES}(?:Shared|Peer)Error: )?(?:rank \d+ leaves: )?"
+    r"rank (?P<rank>\d+) on (?P<node>\S+): "
+)
+_QUOTED_PATH = re.compile(r"(['\"])(/.*?)\1")
+_BARE_PATH = re.compile(r"(?<![\w.'\"/])/[^\s'\":;,()\[\]<>]+")
+_RELATIVE_PATH = re.compile(r": '([^'/][^']*)'(?: -> '[^']*')?$")
+# What a program says whose files went away without an errno: the writers of torch, C++ and NumPy, and Python's imports
+_OF_FILES = re.compile(
+    rf"\[Errno (?!(?:{'|'.join(map(str, _OF_LIMITS))})\])\d+\]|Bus error|SIGBUS|signal 7 |{_WORDS}|inline_container\.cc"
+    r"|PytorchStream|iostream error|requested and \d+ written|Parent directory .* does not exist|SafetensorError"
+    r"|ModuleNotFoundError|ImportError|BadZipFile|EOFError"
+)
 _QUOTA = "quota -s, lfs quota or juicefs quota"
 # Faults of the program by their exceptions (errno.h's numbers), each with its remedy: those that another attempt may
 # not meet, then those that would come again
@@ -123,9 +157,73 @@ def _raised(lines: list[str], chained: tuple[str, ...]) -> list[str]:
     return found
 
 
-def proves_filesystem(line: str) -> bool:
-    """Return whether an exception is that a filesystem does not work."""
-    return bool(_FILESYSTEM.match(RANK.sub("", line, count=1)))
+@dataclasses.dataclass(frozen=True)
+class Refusal:
+    """What the operating system refused a rank."""
+
+    number: int  # errno.h's
+    paths: tuple[str, ...]  # (): unknown, or none as of a socket
+    node: str = ""  # where; "": the rank's own
+
+    @property
+    def is_of_filesystem(self) -> bool:
+        """Return whether a shared filesystem that is gone gives this error."""
+        return self.number in OF_FILESYSTEM
+
+    @property
+    def may_be_of_files(self) -> bool:
+        """Return whether files that went away may be the reason, as no limit is."""
+        return self.number not in _OF_LIMITS
+
+
+def refusal(lines: list[str]) -> Refusal | None:
+    """Return what the operating system refused, by a rank's last line; a filesystem's error before it goes first."""
+    found = [refused for line in _raised(lines, _CHAINED) if (refused := _parse_refusal(line))]
+    of_filesystem = [refused for refused in found if refused.is_of_filesystem]
+    return next(iter([*of_filesystem, *found]), None)
+
+
+def _parse_refusal(line: str) -> Refusal | None:
+    passed = _PASSED_ON.match(line)
+    rest = line[passed.end() :] if passed else line
+    number = _number(rest)
+    if number is None:
+        return None
+    return Refusal(number, paths(rest), passed["node"] if passed else "")
+
+
+def _number(line: str) -> int | None:
+    """Return the errno that an error names by number or words; None where it names none."""
+    if found := _REFUSED.match(line):
+        return int(found[1])
+    if found := _REFUSED_BY_LIBRARY.match(line):
+        return _NUMBERS[found[1]]
+    found = _REFUSED_BEHIND_PATH.search(line)
+    if found and paths(line[: found.start()]):
+        return _NUMBERS[found[1]]
+    return None
+
+
+def told_of(line: str) -> int | None:
+    """Return the rank whose own failure a line of another rank tells; None where it only tells of a lost one."""
+    line = RANK.sub("", line, count=1)
+    found = _PASSED_ON.match(line)
+    if found is None or reports_peer(line[found.end() :]):
+        return None
+    return int(found["rank"])
+
+
+def paths(line: str) -> tuple[str, ...]:
+    """Return the paths that an error names; a relative one is that in quotes at its end."""
+    quoted = [match[2] for match in _QUOTED_PATH.finditer(line)]
+    bare = _BARE_PATH.findall(_QUOTED_PATH.sub("", line))
+    relative = [match[1] for match in _RELATIVE_PATH.finditer(line)]
+    return (*quoted, *bare, *relative)
+
+
+def is_of_files(line: str) -> bool:
+    """Return whether an error may come from files that went away: with other evidence it does."""
+    return bool(_OF_FILES.search(line))
 
 
 def reports_peer(line: str) -> bool:

@@ -26,16 +26,17 @@ MAX_JSON_BYTES = 4 * 1024 * 1024
 MAX_RANK_LOGS = 2048
 MAX_SEARCHED_BYTES = 64 * 1024 * 1024  # of a job's log
 MAX_LAUNCHER_LINES = 10_000
+MAX_CHAIN = 200  # lines of a rank that are searched for what led to its last error
 TELLING = re.compile(
     r"\[FATAL\]|Traceback \(most recent call last\)|^\S*(Error|Exception)\b|Segmentation fault|Killed|[Oo]ut of memory"
-    r"|^\s*what\(\): "
+    r"|^\s*what\(\): |^rank \d+ leaves: "
 )
 
-_ANY_OSERROR = re.compile(r"\[Errno \d+\]|OSError|Bus error|SIGBUS|signal 7 ")
-_QUOTED_PATH = re.compile(r"['\"](/[^'\"]*)['\"]")
-_GONE = re.compile(
-    r"(?:\d+: )?\[ENV\] (\S+): (?:output cannot be written|\S+ does not respond) \(([^)]*)\)"
-)  # printed by spool.py and storage.py
+_GONE = re.compile(  # printed by spool.py and storage.py
+    r"(?:\d+: )?\[ENV\] (\S+): "
+    r"(?:output cannot be written|\S+ does not respond|\S+ lost the files that were open) \(([^)]*)\)"
+)
+_FULL = ("No space left on device", "Disk quota exceeded")  # strerror(3)'s, where nothing is gone
 LOST = "Slurm lost the node"
 # What the launchers print
 _COMPLAINT = re.compile(r"(?:\d+: )?\[FATAL\] (\S+): (.*)")  # of node.py and what it starts, before any rank
@@ -74,6 +75,7 @@ class Failure:
     at: float = 0.0  # the time, in seconds
     is_peers: bool = False  # it reports the loss of another rank
     reporting: tuple[int, ...] = ()  # numbers of the nodes with any error
+    refused: evidence.Refusal | None = None  # by its error file
 
 
 class Verdict(typing.NamedTuple):
@@ -88,11 +90,7 @@ class Verdict(typing.NamedTuple):
 def blame(run_dir: str, job_id: str, attempt: str, hosts: list[str]) -> Verdict:
     """Classify the failure of a job's last attempt."""
     folder = pathlib.Path(run_dir)
-    with contextlib.suppress(OSError, ValueError):
-        outcome = read_object(folder / "control" / f"{attempt}.outcome")
-        if outcome.get("retry") is False:
-            return Verdict("parameters", "-", str(outcome.get("error", "")), comes_again=True)
-    log = _log(folder, int(job_id))
+    log = attempt_log(folder, int(job_id))
     complaints = {found[1]: found[2] for line in log if (found := _COMPLAINT.match(line)) and found[1] in hosts}
     if complaints:
         host, words = next(iter(complaints.items()))
@@ -102,16 +100,19 @@ def blame(run_dir: str, job_id: str, attempt: str, hosts: list[str]) -> Verdict:
     lost = [found[1] for line in log if (found := re.match(r"srun: error: Node failure on (\S+)", line))]
     if lost and lost[0] in hosts:
         return Verdict("node", lost[0], LOST)
-    failure = first_failure(folder, int(job_id), 20)
+    failure = first_failure(folder, int(job_id), MAX_CHAIN)
+    node = hosts[failure.node] if failure.node is not None and failure.node < len(hosts) else "-"
+    if found := _filesystem_fault(folder, log, failure, node):
+        return found if found.node in hosts else found._replace(node=node)
+    with contextlib.suppress(OSError, ValueError):
+        outcome = read_object(folder / "control" / f"{attempt}.outcome")
+        if outcome.get("retry") is False:
+            return Verdict("parameters", "-", str(outcome.get("error", "")), comes_again=True)
     ranks, absent = absentees(folder, int(job_id), failure.lines, hosts)
     if len(absent) == 1 < len(hosts):
         numbers = ", ".join(map(str, ranks[:16]))
         return Verdict("node", absent[0], f"rank{'s' if len(ranks) > 1 else ''} {numbers} never joined the rendezvous")
-    node = hosts[failure.node] if failure.node is not None and failure.node < len(hosts) else "-"
     words = failure.lines[-1] if failure.lines else ""
-    if found := _filesystem_fault(folder, log, failure):
-        host, reason = found
-        return Verdict("filesystem", host if host in hosts else node, reason)
     if evidence.proves_node(failure.lines) and node != "-":
         return Verdict("node", node, words)
     if failure.is_peers:
@@ -126,19 +127,63 @@ def blame(run_dir: str, job_id: str, attempt: str, hosts: list[str]) -> Verdict:
     return Verdict("program" if words and words != ends.words(-signal.SIGKILL, None) else "unknown", node, words)
 
 
-def _filesystem_fault(folder: pathlib.Path, log: list[str], failure: Failure) -> tuple[str, str] | None:
-    """Return the node ("-": unknown) and the reason of a fault of the shared filesystem; None where it is none."""
-    gone = next((found.groups() for line in log if (found := _GONE.match(line))), None)
-    host, reason = gone or ("-", "")
+def _filesystem_fault(folder: pathlib.Path, log: list[str], failure: Failure, node: str) -> Verdict | None:
+    """Return the verdict on a fault of the shared filesystem; None where nothing proves one.
+
+    An error of the operating system proves it by a path there. Without a path, as of a socket, it takes another sign
+    from the same node; a lost peer, and an error that names no number, take one as well.
+    """
     words = failure.lines[-1] if failure.lines else ""
-    about = f"the shared filesystem did not respond on {host} ({reason})" if gone else "the shared filesystem failed"
-    if evidence.proves_filesystem(words):
-        paths = _QUOTED_PATH.findall(words)
-        is_elsewhere = bool(paths) and not any(path.startswith(f"{folder.parent.parent}/") for path in paths)
-        return None if is_elsewhere and not gone else (host, f"{about}: {words}")
-    if gone and (failure.is_peers or failure.rank is None or _ANY_OSERROR.search(words)):
-        return host, f"{about}: {words}" if words and failure.rank is not None else about
+    refused = failure.refused or evidence.refusal(failure.lines)
+    if refused and refused.node:
+        node = refused.node
+    paths = refused.paths if refused else ()
+    if paths and not _are_shared(paths, folder):
+        return None
+    gone = _gone(log)
+    if refused and paths and refused.is_of_filesystem:
+        return Verdict("filesystem", node, _about(node, gone.get(node, ""), words))
+    host = node
+    if node not in gone and (node == "-" or failure.is_peers):
+        host = next(iter(gone), node)
+    if host not in gone:
+        return None
+    if failure.rank is None:
+        return Verdict("filesystem", host, _about(host, gone[host], ""))
+    is_of_files = refused.may_be_of_files if refused else evidence.is_of_files(words)
+    if failure.is_peers or is_of_files:
+        return Verdict("filesystem", host, _about(host, gone[host], words))
     return None
+
+
+def _gone(log: list[str]) -> dict[str, str]:
+    """Return the nodes that missed the shared filesystem in this attempt, each with the first reason."""
+    gone: dict[str, str] = {}
+    for line in log:
+        found = _GONE.match(line)
+        if found and found[2] not in _FULL:
+            gone.setdefault(found[1], found[2])
+    return gone
+
+
+def _are_shared(paths: tuple[str, ...], folder: pathlib.Path) -> bool:
+    """Return whether one of the paths is on the filesystem of a run's folder; relative ones begin in the workspace."""
+    workspace = os.path.realpath(folder.parent.parent)
+    top = workspace
+    while not os.path.ismount(top):
+        top = os.path.dirname(top)
+    if top == "/":
+        top = workspace
+    for path in paths:
+        whole = os.path.normpath(os.path.join(workspace, path))
+        if f"{whole}/".startswith(f"{top}/") or f"{os.path.realpath(whole)}/".startswith(f"{top}/"):
+            return True
+    return False
+
+
+def _about(host: str, reason: str, words: str) -> str:
+    about = f"the shared filesystem did not respond on {host} ({reason})" if reason else "the shared filesystem failed"
+    return f"{about}: {words}" if words else about
 
 
 def first_failure(folder: pathlib.Path, job_id: int, lines: int) -> Failure:
@@ -148,7 +193,7 @@ def first_failure(folder: pathlib.Path, job_id: int, lines: int) -> Failure:
     with no error, as with `sys.exit("why")`; among equals the earliest counts. Where the launcher reports that ranks
     exited, but none of those with an error, these errors did not end their ranks.
     """
-    log = _log(folder, job_id)
+    log = attempt_log(folder, job_id)
     if noted := _noted(folder, job_id, log):
         return Failure(None, None, [noted])
     short = ends.shortages(log)
@@ -161,6 +206,7 @@ def first_failure(folder: pathlib.Path, job_id: int, lines: int) -> Failure:
     def found(rank: int, node: int, last: list[str]) -> Failure:
         return Failure(rank, node, last, reporting=tuple(sorted({*reporting, node})))
 
+    told = _told(suspects, _per_node(folder), reporting)
     ended = ends.parse(log, _per_node(folder))
     left = [end for end in ended if end.code >= 0]
     is_clear = any(end.rank in own for end in left)
@@ -181,8 +227,13 @@ def first_failure(folder: pathlib.Path, job_id: int, lines: int) -> Failure:
         if end.rank not in failed_ranks:
             tag = f"[rank{end.rank}]: "
             printed = [line.removeprefix(tag) for line in text if line.startswith(tag)]  # its own file may lack the end
-            last = _gist(printed, lines) if any(map(TELLING.search, printed)) else quiet.get(end.rank, [])[-lines:]
-            return found(end.rank, end.node, last or [end.words])
+            if any(map(TELLING.search, printed)):
+                return found(end.rank, end.node, _gist(printed, lines))
+            if end.rank in told:
+                return told[end.rank]
+            return found(end.rank, end.node, quiet.get(end.rank, [])[-lines:] or [end.words])
+    if not own and told:
+        return min(told.values(), key=lambda failure: failure.at)
     if suspects and not own and (early := next((match for line in log if (match := _LEFT_EARLY.match(line))), None)):
         words = "exited with code 0 while others went on; do all ranks get the same number of batches?"
         return found(int(early[1]) * _per_node(folder), int(early[1]), [words])
@@ -190,6 +241,17 @@ def first_failure(folder: pathlib.Path, job_id: int, lines: int) -> Failure:
         first = min(suspects, key=lambda suspect: (suspect.is_peers, suspect.at))
         return dataclasses.replace(first, is_peers=not own, reporting=reporting)
     return Failure(None, None, _gist(others or text, lines))
+
+
+def _told(suspects: list[Failure], per_node: int, reporting: tuple[int, ...]) -> dict[int, Failure]:
+    """Return, by rank, the failures that only other ranks tell of: with its node a rank loses its own report."""
+    told: dict[int, Failure] = {}
+    for suspect in suspects:
+        rank = evidence.told_of(suspect.lines[-1]) if suspect.is_peers else None
+        if rank is not None:
+            of_rank = dataclasses.replace(suspect, rank=rank, node=rank // per_node)
+            told.setdefault(rank, dataclasses.replace(of_rank, is_peers=False, reporting=reporting))
+    return told
 
 
 def _with_memory(failure: Failure, shortage: str | None) -> Failure:
@@ -213,7 +275,8 @@ def _noted(folder: pathlib.Path, job_id: int, log: list[str]) -> str:
 def _suspects(folder: pathlib.Path, job_id: int, lines: int) -> tuple[list[Failure], dict[int, list[str]]]:
     """Return the ranks of the last attempt that report an error, and the output of the others by rank.
 
-    The error files' format is that of torch/distributed/elastic/multiprocessing/errors/error_handler.py, since 1.9.
+    The error files' format is that of torch/distributed/elastic/multiprocessing/errors/error_handler.py, since 1.9;
+    the payload's have more (error_file.py).
     """
     suspects: list[Failure] = []
     quiet: dict[int, list[str]] = {}
@@ -227,7 +290,8 @@ def _suspects(folder: pathlib.Path, job_id: int, lines: int) -> tuple[list[Failu
             text = text if any(line.strip() for line in text) else [message or "an error without a message"]
             gist = _gist(text, lines)
             at = float(more.get("timestamp") or path.lstat().st_mtime)
-            suspects.append(Failure(rank, node, gist, at, any(map(evidence.reports_peer, (gist[-1], message)))))
+            is_peers = more.get("of_peer") is True or any(map(evidence.reports_peer, (gist[-1], message)))
+            suspects.append(Failure(rank, node, gist, at, is_peers, refused=_refused(more)))
     recorded = {suspect.rank for suspect in suspects}
     logs = [log for log in rank_logs(folder, job_id)[:MAX_RANK_LOGS] if log["rank"] not in recorded]
     for log in sorted(logs, key=lambda log: log["path"].endswith("/stderr.log")):  # sys.exit("why") writes there
@@ -239,6 +303,15 @@ def _suspects(folder: pathlib.Path, job_id: int, lines: int) -> tuple[list[Failu
         else:
             quiet.setdefault(log["rank"], []).extend(text)
     return suspects, quiet
+
+
+def _refused(more: Json) -> evidence.Refusal | None:
+    """Return what the operating system refused, where the payload's error file says so."""
+    number, path, node = more.get("errno"), more.get("path"), more.get("node")
+    if not isinstance(number, int):
+        return None
+    paths = (path,) if isinstance(path, str) and path else ()
+    return evidence.Refusal(number, paths, node if isinstance(node, str) else "")
 
 
 def absentees(folder: pathlib.Path, job_id: int, lines: list[str], hosts: list[str]) -> tuple[list[int], list[str]]:
@@ -253,7 +326,7 @@ def absentees(folder: pathlib.Path, job_id: int, lines: list[str], hosts: list[s
     if found := _NEVER_JOINED.match(text):
         ranks = [int(number) for number in re.findall(r"\d+", found[1] or "0")]
     elif _TIMED_OUT.search(text):
-        log = _log(folder, job_id)
+        log = attempt_log(folder, job_id)
         started = {found[1] for line in log if (found := re.match(r"(?:\d+: )?\[ENV\] node=(\S+) ", line))}
         absent = [number for number, host in enumerate(hosts) if started and host not in started]
         ranks = [rank for number in absent for rank in range(number * per_node, (number + 1) * per_node)]
@@ -261,7 +334,7 @@ def absentees(folder: pathlib.Path, job_id: int, lines: list[str], hosts: list[s
     return ranks, [hosts[number] for number in numbers if number < len(hosts)]
 
 
-def _log(folder: pathlib.Path, job_id: int) -> list[str]:
+def attempt_log(folder: pathlib.Path, job_id: int) -> list[str]:
     """Return the lines of a job's last attempt: the end of its log, after earlier lines of the job and its launcher.
 
     A rank that prints much goes on after another one has failed, so its output lies between that and the log's end.

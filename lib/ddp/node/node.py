@@ -14,7 +14,20 @@ import subprocess
 import threading
 import time
 
-from ddp.node import caches, ending, environment, lifelines, memory, network, quantities, slurm, spec, spool, storage
+from ddp.node import (
+    caches,
+    ending,
+    environment,
+    lifelines,
+    memory,
+    network,
+    processes,
+    quantities,
+    slurm,
+    spec,
+    spool,
+    storage,
+)
 
 _SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"  # torchrun forwards them, so that the ranks save
 _NOT_OURS = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -94,6 +107,7 @@ class Node:
         signal.signal(signal.SIGABRT, lambda number, _frame: self._signal_ranks(number))
         for number in _NOT_OURS:
             signal.signal(number, lambda _number, _frame: None)  # children would inherit SIG_IGN
+        witness = storage.Witness(self.spec_path)
         self._start_agent(python, words, logs)
         scanner = self._scanner(logs)
         assert self._child is not None
@@ -102,6 +116,8 @@ class Node:
         if code:
             if shortage := memory.shortage(self.host):
                 spool.write(f"[ENV] {shortage}")
+            if lost := witness.trouble():
+                spool.write(f"[ENV] {self.host}: {self.job.workspace} lost the files that were open ({lost})")
             with contextlib.suppress(OSError):  # the file at which the other tasks exit without saving
                 storage.within(lambda: open(self._failed, "w", encoding="ascii").close(), storage.CALL_S)
         if scanner is not None:
@@ -235,11 +251,22 @@ class Node:
 
     def _follow(self, connection: socket.socket) -> None:
         """Pass on the supervisor's signals; end the ranks when it ends the step, as after the loss of another node."""
-        lifelines.follow(connection, self._signal_ranks)
+        lifelines.follow(connection, self._pass_on)
         self._signal_ranks(signal.SIGKILL)
         if self._child is None:
             os._exit(1)
         self._child.kill()
+
+    def _pass_on(self, number: int) -> None:
+        """Pass on a signal of the supervisor's. Before SIGABRT the log gets the ranks' states: not all can say more."""
+        if number != signal.SIGABRT:
+            self._signal_ranks(number)
+            return
+        for process, rank in self._ranks().items():
+            if state := processes.state_of(process):
+                spool.write(f"[ENV] {self.host}: rank {rank} {state}")
+        self._signal_ranks(number)
+        self._signal_ranks(signal.SIGCONT)  # one that is stopped prints its stack only then
 
     def _signal_ranks(self, number: int) -> None:
         """Send a signal to the ranks alone: not to torchrun's agent, nor to what it or they started."""
@@ -247,9 +274,9 @@ class Node:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(rank, number)
 
-    def _ranks(self) -> list[int]:
-        """Return the ranks' process ids: the agent's children whose environment has a rank's number."""
-        ranks: list[int] = []
+    def _ranks(self) -> dict[int, int]:
+        """Return the ranks by process id: the agent's children whose environment has a rank's number."""
+        ranks: dict[int, int] = {}
         agent = self._child
         if agent is None:
             return ranks
@@ -259,8 +286,8 @@ class Node:
                 if parent != agent.pid:
                     continue
                 process = path.split("/")[2]
-                if b"\0LOCAL_RANK=" in b"\0" + _bytes(f"/proc/{process}/environ"):
-                    ranks.append(int(process))
+                if found := re.search(rb"\0LOCAL_RANK=(\d+)\0", b"\0" + _bytes(f"/proc/{process}/environ")):
+                    ranks[int(process)] = int(self.number) * self.job.ranks_per_node + int(found[1])
         return ranks
 
     def _end(self, child: subprocess.Popen[bytes]) -> None:

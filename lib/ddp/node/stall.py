@@ -13,8 +13,9 @@ import re
 import statistics
 import threading
 import time
+import typing
 
-from ddp.node import explain, storage
+from ddp.node import explain, processes, storage
 
 LEAST_S = 120.0
 STEPS, SILENCES = 10, 2  # times the median step, and the longest silence so far, as of an evaluation
@@ -24,7 +25,12 @@ _EVERY_S = 10.0
 _TAIL_BYTES = 65536
 # Where a rank waits for others: torch's collectives, and DDP's in the engine of autograd
 _WAITING = re.compile(r"/torch/(?:distributed/|nn/parallel/|autograd/graph\.py)")
+# The main thread comes last (faulthandler begins with the newest): a stopped process gets a signal in any of its threads
+_THREAD = re.compile(r"(?:Current thread|Thread) 0x[\da-f]+ ")
 _FRAME = re.compile(r'  File "(.+)", line (\d+) in (\S+)')
+# Printed by node.py for each rank before it is asked for its stack
+_STATE = re.compile(r"(?:\d+: )?\[ENV\] (?P<node>\S+): rank (?P<rank>\d+) (?P<words>.*\((?P<letter>\w)(?:, \S+)?\))$")
+_HALTED = (processes.STOPPED, processes.TRACED, processes.ENDED)
 
 
 class Watch:
@@ -70,19 +76,78 @@ def judge(lines: list[str], began: float, now: float) -> str:
 
 
 def behind(run_dir: str, job_id: str, hosts: list[str]) -> tuple[str, str]:
-    """Return the node of the rank that the others wait for, and where it is, by the ranks' stacks; "-", "": unknown."""
-    found: dict[int, tuple[int, re.Match[str]]] = {}
-    waiting: set[int] = set()
-    for log in explain.rank_logs(pathlib.Path(run_dir), int(job_id)):
-        lines = explain.tail(pathlib.Path(log["path"]), _TAIL_BYTES)
-        begin = next((index for index, line in enumerate(lines) if line.startswith("Current thread")), len(lines))
-        frames = list(itertools.takewhile(bool, map(_FRAME.match, lines[begin + 1 :])))
-        if any(frame and _WAITING.search(frame[1]) for frame in frames):
-            waiting.add(log["rank"])
-        elif frames and frames[0]:
-            found[log["rank"]] = log["node"], frames[0]
-    if not found or (len(found) > 1 and not waiting):
+    """Return the node of the rank that the others wait for, and what it does; "-", "": unknown.
+
+    The ranks' stacks show it, and the states that their nodes printed before: one that is stuck in the kernel prints no
+    stack.
+    """
+    folder = pathlib.Path(run_dir)
+    places = _places(explain.attempt_log(folder, int(job_id)))
+    stacks = _stacks(folder, int(job_id))
+    ranks = sorted({*places, *stacks.stood, *stacks.waiting})
+    suspects = [rank for rank in ranks if rank in places and places[rank].letter in _HALTED]
+    suspects = suspects or sorted(stacks.stood)
+    if not suspects:
+        silent = [rank for rank in ranks if rank not in stacks.waiting]
+        suspects = silent if len(silent) == 1 else []
+    if not suspects or (len(suspects) > 1 and not stacks.waiting):
         return "-", ""
-    rank, (number, frame) = min(found.items())
-    node = hosts[number] if number < len(hosts) else "-"
-    return node, f"rank {rank} on {node} is behind, in {frame[3]} ({frame[1]}:{frame[2]})"
+    rank = suspects[0]
+    node = _node_of(rank, places, stacks, hosts)
+    words = f"rank {rank} on {node} is behind"
+    if rank in stacks.stood:
+        words += f", in {stacks.stood[rank]}"
+    elif rank not in stacks.waiting:
+        words += " and showed no stack"
+    if rank in places:
+        words += f"; it {places[rank].words}"
+    return node, words
+
+
+class _Place(typing.NamedTuple):
+    """Where a rank's process was, before it was asked for its stack."""
+
+    node: str
+    words: str
+    letter: str  # the kernel's
+
+
+class _Stacks(typing.NamedTuple):
+    """The ranks that printed their stack."""
+
+    stood: dict[int, str]  # the innermost call of those that did not wait for others
+    waiting: set[int]
+    nodes: dict[int, int]  # the numbers of the nodes
+
+
+def _places(log: list[str]) -> dict[int, _Place]:
+    """Return where the ranks' processes were, by rank."""
+    found = [match for line in log if (match := _STATE.match(line))]
+    return {int(match["rank"]): _Place(match["node"], match["words"], match["letter"]) for match in found}
+
+
+def _stacks(folder: pathlib.Path, job_id: int) -> _Stacks:
+    """Return where the ranks were by the stacks in their logs."""
+    stacks = _Stacks({}, set(), {})
+    for log in explain.rank_logs(folder, job_id):
+        lines = explain.tail(pathlib.Path(log["path"]), _TAIL_BYTES)
+        begins = [index for index, line in enumerate(lines) if _THREAD.match(line)]
+        if not begins:
+            continue
+        found = list(itertools.takewhile(bool, map(_FRAME.match, lines[begins[-1] + 1 :])))
+        frames = [frame for frame in found if frame]
+        if not frames:
+            continue
+        stacks.nodes[log["rank"]] = log["node"]
+        if any(_WAITING.search(frame[1]) for frame in frames):
+            stacks.waiting.add(log["rank"])
+        else:
+            stacks.stood[log["rank"]] = f"{frames[0][3]} ({frames[0][1]}:{frames[0][2]})"
+    return stacks
+
+
+def _node_of(rank: int, places: dict[int, _Place], stacks: _Stacks, hosts: list[str]) -> str:
+    if rank in places:
+        return places[rank].node
+    number = stacks.nodes[rank]
+    return hosts[number] if number < len(hosts) else "-"

@@ -67,13 +67,12 @@ def kill(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def abort(process: subprocess.Popen[bytes], job_id: str) -> None:
-    """End the ranks of a job's newest step by SIGABRT, and after a while the step."""
+def end(process: subprocess.Popen[bytes], job_id: str) -> None:
+    """Kill a job's newest step unless it ends by itself within ABORTING_S."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(ABORTING_S)
+        return
     listed = slurm.call("squeue", "-h", "-s", "-j", job_id, "-o", "%i").stdout.split()
     numbers = [int(number) for one in listed if (number := one.rpartition(".")[2]).isdigit()]
-    name = f"{job_id}.{max(numbers, default=0)}"
-    slurm.call("scancel", "--signal=ABRT", "--quiet", name)
-    slurm.pause(ABORTING_S)
-    if process.poll() is None:
-        slurm.call("scancel", "--signal=KILL", "--quiet", name)
-        kill(process)
+    slurm.call("scancel", "--signal=KILL", "--quiet", f"{job_id}.{max(numbers, default=0)}")
+    kill(process)

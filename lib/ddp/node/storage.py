@@ -7,7 +7,7 @@ import threading
 import time
 import typing
 
-from ddp.node import ending, spool
+from ddp.node import ending, evidence, spool
 
 CALL_S = 30.0  # for one call on a working filesystem, however busy
 PATIENCE_S = 900.0  # a mount is remounted in seconds; a server that is restarted may take minutes
@@ -41,6 +41,30 @@ def within(action: collections.abc.Callable[[], T], timeout_s: float) -> T:
 def reason(e: OSError) -> str:
     """Return the error's text."""
     return e.strerror or str(e) or type(e).__name__
+
+
+class Witness:
+    """A file that is held open: it is lost with the filesystem's client, as whatever programs hold open there.
+
+    A client that is started again within a second leaves no other sign. The file is opened to be written, and is not:
+    JuiceFS's client knows files that are only read even after it was killed.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._descriptor = -1
+        with contextlib.suppress(OSError):
+            self._descriptor = within(lambda: os.open(path, os.O_RDWR | os.O_CLOEXEC), CALL_S)
+
+    def trouble(self) -> str:
+        """Return why the file does not work any more, "" where it does."""
+        if self._descriptor < 0:
+            return ""
+        try:
+            within(lambda: os.fsync(self._descriptor), CALL_S)  # answered by the client or the server, not by a cache
+        except OSError as e:
+            is_over = e.errno is None or e.errno in evidence.OF_FILESYSTEM
+            return reason(e) if is_over else ""
+        return ""
 
 
 class Storage:

@@ -49,6 +49,7 @@ class Supervisor:
         self.removed: list[str] = []  # nodes that spare ones replaced
         self.stalled, self.stalled_at = "", -stall.APART_S  # that this attempt stands still; when the last one did
         self._step: subprocess.Popen[bytes] | None = None
+        self._lines: lifelines.Lifelines | None = None
         self.stopping = ""  # the first signal
         self.is_cancelled = False  # TERM was received, after whatever signal
         self.comes_back = False  # the job may be requeued and then needs its token
@@ -196,7 +197,7 @@ class Supervisor:
         program = [self.program, "node", self.spec_path, *words]
         argv = step.command(self.srun, self.job, self.hosts, program, env=env, mounts=self.fabric.mounts)
         self.lost, self.joined, self.stalled = [], set(), ""
-        lines = lifelines.Lifelines(self._on_joined, self._on_lost, env["HEAD_IP"])
+        lines = self._lines = lifelines.Lifelines(self._on_joined, self._on_lost, env["HEAD_IP"])
         env["LIFELINE"] = lines.place
         self.code = 0
         if self.job.container and self.job.environment:  # slurmstepd reads the bundle before the step begins
@@ -251,7 +252,11 @@ class Supervisor:
         if self._step is not None and time.monotonic() - self.stalled_at >= stall.APART_S:
             self.stalled, self.stalled_at = words, time.monotonic()
             spool.write(f"[ENV] {slurm.stamp()} {words}: the ranks print their stacks and end")
-            step.abort(self._step, self.job_id)
+            reached = self._lines.signal(signal.SIGABRT) if self._lines else []
+            for host in self.hosts:
+                if host not in reached:
+                    spool.write(f"[ENV] {host}: its ranks were not reached")
+            step.end(self._step, self.job_id)
 
     # -- after a failure -----------------------------------------------------------------------------------------------
 

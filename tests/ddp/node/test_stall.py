@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from ddp.node import stall
+from ddp.node import processes, stall
 
 BEGAN = 1000.0
 
@@ -65,6 +65,14 @@ def {name}():
     print("ready", flush=True); time.sleep(60)
 {name}()
 """
+ABORTED_IN_A_THREAD = """
+import os, signal, sys, threading, time
+def helper():
+    time.sleep(0.5); signal.pthread_kill(threading.get_ident(), signal.SIGABRT)
+def load():
+    threading.Thread(target=helper).start(); time.sleep(60)
+load()
+"""
 
 
 def stand(folder: pathlib.Path, rank: int, name: str, *, at: str) -> None:
@@ -98,3 +106,62 @@ def test_the_rank_that_is_behind(tmp_path: pathlib.Path, ranks: tuple[tuple[str,
         stand(tmp_path, rank, name, at=at)
     node, words = wanted
     assert stall.behind(str(tmp_path), "12", ["a", "b"]) == (node, words.format(tmp_path / "mine"))
+
+
+WAITS, LOADS = ("all_reduce", "torch/distributed"), ("load", "mine")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "states", "wanted"),
+    [
+        # one that was stopped says where once it is continued, others never
+        ((WAITS, WAITS), ("S", "T"), ("b", "rank 1 on b is behind; it is stopped (T)")),
+        ((WAITS, LOADS), ("S", "T"), ("b", "rank 1 on b is behind, in load ({0}/x.py:4); it is stopped (T)")),
+        ((WAITS, None), ("S", "T"), ("b", "rank 1 on b is behind and showed no stack; it is stopped (T)")),
+        (
+            (None, WAITS),
+            ("t", "S"),
+            ("a", "rank 0 on a is behind and showed no stack; it is stopped by a debugger (t)"),
+        ),
+        (
+            (WAITS, None),
+            ("S", "D, request_wait_answer"),
+            (
+                "b",
+                "rank 1 on b is behind and showed no stack; "
+                "it is in a call of the kernel that nothing interrupts (D, request_wait_answer)",
+            ),
+        ),
+        ((WAITS, None), ("S", "R"), ("b", "rank 1 on b is behind and showed no stack; it runs (R)")),
+        ((WAITS, LOADS), ("S", "S"), ("b", "rank 1 on b is behind, in load ({0}/x.py:4); it sleeps (S)")),
+        ((WAITS, WAITS), ("S", "D"), ("-", "")),  # a thread that reads ahead
+        ((WAITS, None, None), ("S", "S", "S"), ("-", "")),
+        ((None, None), ("S", "S"), ("-", "")),
+    ],
+)
+def test_a_rank_that_cannot_say_where_it_is_is_named_by_its_state(
+    tmp_path: pathlib.Path, ranks: tuple[tuple[str, str] | None, ...], states: tuple[str, ...], wanted: tuple[str, str]
+):
+    (tmp_path / "job.json").write_text('{"ranks_per_node": 1}')
+    (tmp_path / "logs").mkdir()
+    log = ["[ENV] job=12 attempt=12.r0 nodes=a b c"]
+    for rank, (place, state) in enumerate(zip(ranks, states, strict=True)):
+        letter, _, function = state.partition(", ")
+        log.append(f"{rank}: [ENV] {'abc'[rank]}: rank {rank} {processes.State(letter, function)}")
+        if place is not None:
+            stand(tmp_path, rank, place[0], at=place[1])
+    (tmp_path / "logs" / "12.out").write_text("".join(f"{line}\n" for line in log))
+    node, words = wanted
+    assert stall.behind(str(tmp_path), "12", ["a", "b", "c"]) == (node, words.format(tmp_path / "mine"))
+
+
+def test_the_main_thread_tells_where_a_rank_is_whichever_got_the_signal(tmp_path: pathlib.Path):
+    (tmp_path / "job.json").write_text('{"ranks_per_node": 1}')
+    log = tmp_path / "logs" / "12.r0" / "node-0" / "x" / "attempt_0" / "0" / "stderr.log"
+    log.parent.mkdir(parents=True)
+    script = tmp_path / "x.py"
+    script.write_text(ABORTED_IN_A_THREAD)
+    with log.open("w") as stderr:
+        subprocess.run([sys.executable, "-X", "faulthandler", str(script)], stderr=stderr, check=False)
+    assert "in helper" in log.read_text().partition("Current thread")[2]
+    assert stall.behind(str(tmp_path), "12", ["a"]) == ("a", f"rank 0 on a is behind, in load ({script}:6)")

@@ -1,5 +1,6 @@
 """The part of a job that runs on each node, started for real: torchrun, containers, quantities."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -199,6 +200,39 @@ def test_a_signal_of_the_supervisor_reaches_the_ranks_alone(settings: Settings, 
     lines.close()
     assert process.returncode == 3, output
     assert [line for line in output.splitlines() if line.endswith("got it")] == ["rank got it"]
+    assert " rank " not in output, "its state is of interest where it stands still"
+
+
+def test_before_a_rank_is_asked_for_its_stack_its_state_is_printed_and_a_stopped_one_goes_on(
+    settings: Settings, node: Node
+):
+    joined: queue.Queue[str] = queue.Queue()
+    lines = lifelines.Lifelines(joined.put, joined.put)
+    waiting = node.notes / "waiting"
+    waiting.write_text("trap 'echo its stack; exit 3' ABRT; kill -STOP $$; while :; do /bin/sleep 0.05; done")
+    starts = f"LOCAL_RANK=1 bash {waiting} & rank=$!; trap 'echo the agent got it' ABRT; wait $rank; exit $?"
+    process = run_node(settings, node, starts, LIFELINE=lines.place, QUICK="", SLURM_NODEID="2")
+    assert joined.get(timeout=30) == "slurmd-0"
+    until = time.monotonic() + 30
+    while "T (stopped)" not in "".join(path.read_text() for path in statuses(waiting)):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    assert lines.signal(signal.SIGABRT) == ["slurmd-0"]
+    output, _ = process.communicate(timeout=30)
+    lines.close()
+    assert process.returncode == 3, output
+    told = [line for line in output.splitlines() if " rank " in line or "stack" in line or "got it" in line]
+    assert [line.partition(" (T")[0] for line in told] == ["[ENV] slurmd-0: rank 5 is stopped", "its stack"]
+
+
+def statuses(script: pathlib.Path) -> list[pathlib.Path]:
+    """Return the status files of the processes that run a script."""
+    found: list[pathlib.Path] = []
+    for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if f"\0{script}\0".encode() in path.read_bytes():
+                found.append(path.with_name("status"))
+    return found
 
 
 def test_a_task_that_another_one_took_down_does_not_wait_to_save(settings: Settings, node: Node):
