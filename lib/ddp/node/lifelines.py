@@ -1,7 +1,7 @@
 """A connection from each task of a step to the supervisor: TCP's keepalive shows within seconds that a node is lost.
 
-Slurm needs SlurmdTimeout for that, and the ranks wait in their collectives for many minutes. The supervisor sends signals
-for the ranks the other way, a line `signal NUMBER` each: Slurm would send them to torchrun's agents, too.
+Slurm needs SlurmdTimeout for that, and the ranks wait in their collectives for many minutes. The supervisor sends
+signals for the ranks the other way, a line `signal NUMBER` each: Slurm would send them to torchrun's agents, too.
 """
 
 import collections.abc
