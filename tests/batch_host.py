@@ -43,9 +43,15 @@ class Node:
             "scontrol",
             'case "$*" in "show hostnames slurmd-[0-1]") printf "%s\\n" $HOSTS ;;\n'
             f'"-o show node slurmd-[0-1]") cat {self.notes}/nodes ;;\n'
+            f'"-o show job "*) restarts=${{SLURM_RESTART_COUNT:-0}}; '
+            f'if grep -qs "^requeue" {self.notes}/scontrol; then restarts=$((restarts + 1)); fi; '
+            'echo "JobId=12 JobState=${STATE:-RUNNING} Reason=${REASON:-None} Restarts=${RESTARTS:-$restarts}" ;;\n'
+            '"show config") printf "%s\\n" "ProctrackType = proctrack/${TRACKED_BY:-linuxproc}" ;;\n'
             f'*show*) echo "unexpected: $*"; exit 1 ;; *) echo "$*" >> {self.notes}/scontrol ;; esac',
         )
-        self.add("squeue", "echo ${STATE:-RUNNING}")
+        self.add(
+            "squeue", 'case "$*" in *PreemptTime*) echo "${PREEMPTED:-N/A}" ;; *) echo "${STATE:-RUNNING}" ;; esac'
+        )
 
     def add(self, name: str, text: str) -> None:
         path = self.bin / name

@@ -73,7 +73,8 @@ def test_a_cancelled_job_saves_and_never_comes_back(drills: Cluster):
     job = submit(drills, "steps.py", "args=1000 0.2")
     until(drills, job, "step=2 ")
     assert drills.action("cancel-run", f"run={job['run']}")["state"] == "CANCELLED"
-    until(drills, job, "TERM: asking the ranks to save and leave")
+    until(drills, job, "TERM: $STOP_FILE asks the ranks to save and leave")
+    until(drills, job, "Slurm ends this job: it was cancelled")
     until_gone(drills, job)
     found = record(drills, job["job-id"])
     assert (found["JobState"], found["Restarts"]) == ("CANCELLED", "0")
@@ -83,9 +84,9 @@ def test_a_warning_saves_requeues_once_and_the_run_goes_on_where_it_was(drills: 
     job = submit(drills, "steps.py", "args=100000 0.3")
     until(drills, job, "step=2 ")
     drills.on("sackd/0", "scancel", "--signal=USR1", "--batch", job["job-id"])
-    until(drills, job, "is queued again")
-    assert until_state(drills, job, "PENDING")["Restarts"] == "1"
-    drills.action("resume-run", f"run={job['run']}")
+    found = until_state(drills, job, "PENDING", "COMPLETED")  # it may have gone on before it is asked for
+    if found["JobState"] == "PENDING":
+        drills.ctl("run", "trainer/0", "resume-run", f"run={job['run']}")
     found = until_state(drills, job, "COMPLETED")
     assert found["Restarts"] == "1", "exactly once"
     done = steps_done(drills, job)

@@ -30,6 +30,7 @@ from ddp.node import (
 )
 
 _SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"  # torchrun forwards them, so that the ranks save
+_STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 _NOT_OURS = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 LAST_LINES_S = 3.0  # srun ends all tasks when one exits: the others get this long to print their errors
 SAVING_S = 5.0  # for a task to exit after another one has failed
@@ -92,6 +93,7 @@ class Node:
         self.number = env["SLURM_NODEID"]
         self._failed = f"{self.run_dir}/control/{self.attempt}.failed"
         self._child: subprocess.Popen[bytes] | None = None
+        self._is_leaving = False  # the ranks were asked to save and end
         self._locks: tuple[int, ...] = ()
         self.forwarder: spool.Forwarder | None = None
 
@@ -113,6 +115,9 @@ class Node:
         assert self._child is not None
         code = ending.exit_code(self._child.wait())
         self._child = None
+        if code and self._is_leaving:  # srun would end the other tasks, whose ranks may still save
+            spool.write(f"[PREEMPT] {self.host}: the ranks here ended with code {code} when they were asked to stop")
+            code = 0
         if code:
             if shortage := memory.shortage(self.host):
                 spool.write(f"[ENV] {shortage}")
@@ -246,6 +251,7 @@ class Node:
     def _on_term(self, _number: int, _frame: object) -> None:
         """Kill the child where another task has failed; else it exits by itself once its ranks have saved."""
         child = self._child
+        self._is_leaving = True
         if child is not None:
             threading.Thread(target=self._end, args=(child,), daemon=True).start()
 
@@ -270,6 +276,8 @@ class Node:
 
     def _signal_ranks(self, number: int) -> None:
         """Send a signal to the ranks alone: not to torchrun's agent, nor to what it or they started."""
+        if number in _STOPS:
+            self._is_leaving = True
         for rank in self._ranks():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(rank, number)
@@ -295,6 +303,7 @@ class Node:
         with contextlib.suppress(OSError):
             is_lost = storage.within(lambda: os.path.exists(self._failed), storage.CALL_S)
         if is_lost:
+            self._is_leaving = False
             time.sleep(SAVING_S)
             child.kill()
 

@@ -1,16 +1,23 @@
 """Slurm's commands, as a job calls them on its own behalf; they are repeated while the controller restarts."""
 
+import contextlib
+import dataclasses
+import os
 import re
 import subprocess
 import time
 
 from ddp.node import ending, spool, storage
 
+CONF_FOLDERS = ("/run/slurm/conf", "/etc/slurm")  # of slurmd: where it gets its files from slurmctld, and where not
 ASKING_S = (1, 2, 4, 8, 15, 30, 60, 0)  # pauses while the controller restarts
 REQUEUEING_S = (1, 2, 4, 8, 15, 15, 30, 30, 60)
 NODE_BACK_S = 600.0
+CAUSE_S = (1, 2, 4, 8, 0)  # pauses within Slurm's KillWait
 # Later than the end of the last attempt, 6 s if it lost a node; else cred_expire is added (batch_requeue_fini()).
 RELEASING_S = 10
+# ... and later than slurmd's next look whether the job has ended, every 10 s then (pause_for_job_completion()).
+QUICK_S, RELEASING_LATE_S = 8.0, 15
 
 
 def pause(seconds: float) -> None:
@@ -90,24 +97,87 @@ def await_node(node: str, is_stopping: storage.Claim, *, is_silent: bool) -> boo
     return True
 
 
-def requeue(job_id: str, is_cancelled: storage.Claim) -> bool:
-    """Requeue a job, once; return whether that succeeded.
+def show_job(job_id: str) -> dict[str, str]:
+    """Return what Slurm knows of a job, by scontrol's names; {} where it does not answer."""
+    shown = call("scontrol", "-o", "show", "job", job_id)
+    if shown.returncode:
+        return {}
+    return dict(re.findall(r"(\w+)=(\S*)", shown.stdout))
 
-    Only while it is RUNNING: a cancelled job would return, and Slurm requeues a preempted job by itself. The state
-    shows whether a request whose reply was lost succeeded.
+
+@dataclasses.dataclass(frozen=True)
+class Ending:
+    """Why Slurm ends a job, and whether it has queued it again by itself."""
+
+    cause: str  # limit, preemption, requeue, failure (of a node), cancelled
+    is_requeued: bool = False
+
+
+def ending_of(job_id: str, restarts: int, end: float) -> Ending:
+    """Return why Slurm ends a job. `end` of its time limit speaks where the controller is silent."""
+    for pause_s in CAUSE_S:
+        found = show_job(job_id)
+        if found:
+            return Ending(_cause(job_id, found, restarts), _restarts(found) > restarts)
+        pause(pause_s)
+    return Ending("limit" if time.time() >= end else "cancelled")
+
+
+def _cause(job_id: str, found: dict[str, str], restarts: int) -> str:
+    if is_preempted(job_id):
+        return "preemption"
+    if found.get("Reason") == "NodeDown":
+        return "failure"
+    if _restarts(found) > restarts:
+        return "requeue"
+    if found.get("Reason") == "TimeLimit":  # JobState is COMPLETING by now
+        return "limit"
+    return "cancelled"
+
+
+def is_preempted(job_id: str) -> bool:
+    """Return whether another job takes this one's place. Slurm forgets it as soon as the job's last node is free."""
+    shown = call("squeue", "-h", "-j", job_id, "-O", "PreemptTime")  # scontrol does not always show it
+    return bool(re.match(r"\d{4}-", shown.stdout))
+
+
+def _restarts(found: dict[str, str]) -> int:
+    return int(found.get("Restarts") or 0)
+
+
+def requeue(job_id: str, restarts: int, is_cancelled: storage.Claim, *, is_ending: bool = False) -> bool:
+    """Requeue a job, once; return whether it is queued again.
+
+    While it runs, or `is_ending`: Slurm ends it at its time limit or for another job, and takes a requeue until its
+    last process has ended. A cancelled job would return, too. Restarts shows that Slurm requeued it by itself, or that
+    a request whose reply was lost succeeded.
     """
     for pause_s in REQUEUEING_S:
         if is_cancelled():
             return False
-        asked = call("squeue", "-h", "-j", job_id, "-o", "%T")
-        if asked.returncode == 0 and (state := asked.stdout.strip()):
-            if state != "RUNNING":
+        found = show_job(job_id)
+        if found:
+            is_queued = _restarts(found) > restarts
+            if not is_queued and found.get("JobState") != "RUNNING" and not is_ending:
                 return False
-            if not is_cancelled() and call("scontrol", "requeue", job_id).returncode == 0:
+            if is_cancelled():
+                return False
+            if is_queued or call("scontrol", "requeue", job_id).returncode == 0:
                 spool.write(f"[REQUEUE] {stamp()} job {job_id} is queued again")
                 return True
         spool.write(f"[REQUEUE] Slurm does not respond; trying again in {pause_s} s")
         pause(pause_s)
+    return False
+
+
+def signals_every_process() -> bool:
+    """Return whether Slurm sends a signal to each process of a step; by default proctrack/cgroup spares children."""
+    shown = call("scontrol", "show", "config").stdout
+    if not re.search(r"^ProctrackType += proctrack/cgroup", shown, re.MULTILINE):
+        return True
+    for folder in (os.path.dirname(os.environ.get("SLURM_CONF", "")), *CONF_FOLDERS):
+        with contextlib.suppress(OSError), open(f"{folder}/cgroup.conf", encoding="utf-8", errors="replace") as file:
+            return bool(re.search(r"^\s*SignalChildrenProcesses\s*=\s*yes", file.read(), re.MULTILINE | re.IGNORECASE))
     return False
 
 
@@ -116,18 +186,18 @@ def keep(job_id: str, hosts: list[str]) -> None:
     call("scontrol", "update", f"JobId={job_id}", f"ReqNodeList={','.join(hosts)}")
 
 
-def release(job_id: str, restarts: int, *, is_ours: bool) -> None:
+def release(job_id: str, restarts: int, *, is_ours: bool, ending_s: float = 0.0) -> None:
     """Let a requeued job start without Slurm's delay. One that an operator holds, or requeued, waits.
 
     So does one that Slurm requeued as it lost a node: for some seconds Slurm tries to end the last attempt there, and a
-    node that is back by then would end the next one (deallocate_nodes()).
+    node that is back by then would end the next one (deallocate_nodes()). `ending_s` has passed since Slurm's TERM.
     """
-    shown = call("scontrol", "-o", "show", "job", job_id).stdout
-    found = dict(re.findall(r"(\w+)=(\S*)", shown))
-    if int(found.get("Restarts") or 0) <= restarts or found.get("Priority") == "0":
+    found = show_job(job_id)
+    if _restarts(found) <= restarts or found.get("Priority") == "0":
         return
-    if is_ours or found.get("PreemptTime", "None") != "None":
-        call("scontrol", "update", f"JobId={job_id}", f"StartTime=now+{RELEASING_S}")
+    if is_ours or is_preempted(job_id):
+        delay_s = RELEASING_S if ending_s < QUICK_S else RELEASING_LATE_S
+        call("scontrol", "update", f"JobId={job_id}", f"StartTime=now+{delay_s}")
 
 
 def exclude(job_id: str, names: str, more: list[str]) -> None:

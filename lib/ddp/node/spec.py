@@ -92,6 +92,7 @@ class JobSpec:
     python: str = ""  # of the user's own environment, which runs where it lies; empty: another environment
     nodes: int = 0  # that the ranks use, if the job has spare ones; 0: all of the job's
     payload: str = ""  # folder that holds the payload's package, for a container and the user's own Python
+    stop_signal: str = ""  # that the ranks get when they are asked to stop, such as USR1; empty: $STOP_FILE alone asks
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,6 +5,7 @@ disk first, so that this program survives the death of the shared filesystem's c
 """
 
 import contextlib
+import dataclasses
 import functools
 import json
 import os
@@ -17,7 +18,7 @@ import time
 import traceback
 import zipapp
 
-from ddp.node import ending, explain, lifelines, network, slurm, spec, spool, stall, step, storage
+from ddp.node import ending, explain, lifelines, network, progress, slurm, spec, spool, stall, step, storage
 
 LEAVING_S = 30.0  # Slurm's KillWait
 LAST_FLUSH_S = 5.0  # for output, after an earlier wait or when Slurm is about to kill this process
@@ -27,6 +28,15 @@ LONGEST_PAUSE_S = 60.0
 EXPLAINING_S = 120.0
 TOGETHER_S = 3.0  # nodes that are lost within this time are lost together
 PORT, PORTS = 20000, 10000  # below the range of outgoing connections
+WARNED_S = 300.0  # before the end of the time limit: a warning within it is Slurm's (_LEAD_S and up to 60 s)
+SAVING_S = 10.0  # for ranks to save before the supervisor looks whether they did, within Slurm's KillWait
+CAUSES = {
+    "limit": "it has reached its time limit",
+    "preemption": "another job takes its place",
+    "requeue": "it was requeued",
+    "failure": "a node has failed",
+    "cancelled": "it was cancelled",
+}
 
 
 class Supervisor:
@@ -35,6 +45,9 @@ class Supervisor:
     def __init__(self, job: spec.JobSpec, spec_path: str, env: dict[str, str]) -> None:
         self.job, self.spec_path, self.env = job, spec_path, env
         self.host, self.job_id = env["SLURMD_NODENAME"], env["SLURM_JOB_ID"]
+        self.slurm_id = self.job_id  # for commands: the id of an array's last task stands for all of its tasks
+        if job.is_sweep:
+            self.slurm_id = f"{env['SLURM_ARRAY_JOB_ID']}_{env['SLURM_ARRAY_TASK_ID']}"
         self.run_dir = f"{job.job_dir}-{env['SLURM_ARRAY_TASK_ID']}" if job.is_sweep else job.job_dir
         self.control = f"{self.run_dir}/control"
         self.program = f"{self.control}/{self.job_id}.pyz"
@@ -49,16 +62,27 @@ class Supervisor:
         self.removed: list[str] = []  # nodes that spare ones replaced
         self.stalled, self.stalled_at = "", -stall.APART_S  # that this attempt stands still; when the last one did
         self._step: subprocess.Popen[bytes] | None = None
-        self._lines: lifelines.Lifelines | None = None
         self.stopping = ""  # the first signal
-        self.is_cancelled = False  # TERM was received, after whatever signal
+        self.is_ending = False  # TERM was received, after whatever signal: Slurm ends this job
+        self.ending_at = 0.0
+        self.end = float(env.get("SLURM_JOB_END_TIME") or "inf")
+        self.cause = ""  # why it ends, a key of CAUSES
+        self.is_signalled = False  # the ranks got a signal, so that their end is no sign of a fault
+        self.is_stuck = False  # it reached its limit again without progress
         self.comes_back = False  # the job may be requeued and then needs its token
         self.is_requeued = False
+        self.words: list[str | None] = []
+        self._settling = threading.Lock()
+        self._is_settled = False
+        self._lines: lifelines.Lifelines | None = None
+        self._mark = progress.Mark(time.time(), -1, 1)
+        self._metrics = f"{self.run_dir}/metrics.jsonl"
+        self._metrics_size = 0
         self.attempt_id = ""
         self.code = 0
         self.outcome = ""
         self.output = spool.Output(job.cache, self.job_id, spool.note(self.host))
-        self.storage = storage.Storage(self.control, spool.note(self.host), is_cancelled=lambda: self.is_cancelled)
+        self.storage = storage.Storage(self.control, spool.note(self.host), is_cancelled=lambda: self.is_ending)
         self.fabric = network.choose(job, self.num_nodes)
         self._stop_file = ""
 
@@ -77,9 +101,11 @@ class Supervisor:
             traceback.print_exc()
             code = 1
         self._forget_token()
-        self.output.close(LAST_FLUSH_S if self.output.trouble or self.is_cancelled else spool.FLUSH_S)
-        if self.is_cancelled:
-            slurm.release(self.job_id, self.restarts, is_ours=self.is_requeued)
+        self.output.close(LAST_FLUSH_S if self.output.trouble or self.is_ending else spool.FLUSH_S)
+        if self.is_ending:
+            self._settle()
+            ending_s = time.monotonic() - self.ending_at
+            slurm.release(self.slurm_id, self.restarts, is_ours=self.is_requeued, ending_s=ending_s)
         return code
 
     def _run(self) -> int:
@@ -88,20 +114,20 @@ class Supervisor:
             self._attempt()
             if self.outcome == "done":
                 return 0
-            if self.outcome == "preempted":
-                # Only the early warning requeues: TERM is a cancellation.
-                if self.stopping == "USR1" and self.restarts < self.job.max_requeues and self._requeue():
-                    self._make_way()
-                return ending.COMES_BACK
+            if self._has_left():
+                return self._leave()
             if self.code == 0 and not self.job.leaves_outcome:
                 self._leave_outcome("done")
                 return 0
             self.code = self.code or 1
-            if self.stopping or not self._retry():
-                if self.is_requeued:
-                    return ending.COMES_BACK
-                self._leave_outcome("cancelled" if self.is_cancelled else "failed")
-                return self.code
+            if self._retry():
+                continue
+            if self.is_requeued:
+                return ending.COMES_BACK
+            if self.stopping and self.code != ending.FATAL:
+                return self._leave()
+            self._leave_outcome("failed")
+            return self.code
 
     def _prepare(self) -> None:
         import shutil
@@ -170,14 +196,131 @@ class Supervisor:
     def _on_signal(self, number: int, _: object) -> None:
         name = "TERM" if number == signal.SIGTERM else "USR1"
         self.stopping = self.stopping or name
-        self.is_cancelled = self.is_cancelled or name == "TERM"
-        spool.write(f"[PREEMPT] {slurm.stamp()} {name}: asking the ranks to save and leave")
-        if self._stop_file:
-            threading.Thread(target=self._ask_to_stop, args=(self._stop_file,), daemon=True).start()
+        if name == "TERM" and not self.is_ending:
+            self.ending_at = time.monotonic()
+            self.is_ending = True
+            self.is_signalled = True  # Slurm sends TERM to the ranks, too
+            threading.Thread(target=self._settle, daemon=True).start()
+        spool.write(f"[PREEMPT] {slurm.stamp()} {name}: $STOP_FILE asks the ranks to save and leave")
+        threading.Thread(target=self._ask_to_stop, args=(name,), daemon=True).start()
 
-    def _ask_to_stop(self, path: str) -> None:
-        with contextlib.suppress(OSError, ending.FatalError):
-            self.storage.do(lambda: _write(path, ""))
+    def _ask_to_stop(self, name: str) -> None:
+        if name == "USR1" and self.job.stop_signal:
+            self._signal_ranks(self.job.stop_signal)
+        if name == "TERM" and self._is_running() and not slurm.signals_every_process():
+            self._signal_ranks(name)
+        if path := self._stop_file:
+            with contextlib.suppress(OSError, ending.FatalError):
+                self.storage.do(lambda: _write(path, ""))
+
+    def _signal_ranks(self, name: str) -> None:
+        """Send the program's stop signal to the ranks on all nodes, and log who was reached."""
+        reached = self._lines.signal(signal.Signals[f"SIG{name}"]) if self._lines is not None else []
+        self.is_signalled = self.is_signalled or bool(reached)
+        if reached:
+            spool.write(f"[PREEMPT] {slurm.stamp()} {name} was sent to the ranks on {' '.join(reached)}")
+        if missed := [host for host in self.hosts if host not in reached]:
+            spool.write(f"[PREEMPT] {slurm.stamp()} {name} did not reach the ranks on {' '.join(missed)}")
+
+    # -- the end of an attempt that was asked to stop ------------------------------------------------------------------
+
+    def _has_left(self) -> bool:
+        """Return whether the attempt ended because it was asked to stop.
+
+        One that only $STOP_FILE asked, and that ended with 0 without an outcome, has come to its own end.
+        """
+        if self.outcome == "preempted" or self.is_ending:
+            return True
+        if not self.stopping:
+            return self._is_preempted()  # at the start of its grace time Slurm sends TERM to the ranks alone
+        if self.lost or self.stalled or self.code == ending.FATAL:
+            return False
+        return self.is_signalled or self.code != 0
+
+    def _is_preempted(self) -> bool:
+        return slurm.is_preempted(self.slurm_id)
+
+    def _leave(self) -> int:
+        """Requeue the job if that is right, and return its exit code."""
+        self._settle()
+        if self.cause == "cancelled":
+            self._leave_outcome("cancelled")
+            return ending.COMES_BACK if self.outcome == "preempted" else self.code
+        if self.is_stuck:
+            self._leave_outcome("failed")
+            return self.code or 1
+        self._leave_outcome("preempted")
+        if self.is_requeued and not self.is_ending:
+            self._make_way()
+        return ending.COMES_BACK
+
+    def _settle(self) -> None:
+        """Find out why the job is to stop, and requeue it where Slurm does not.
+
+        At once after TERM: Slurm takes a requeue until the job's last process has ended.
+        """
+        with self._settling:
+            if self._is_settled:
+                return
+            is_ending = self.is_ending
+            found = self._find_cause(is_ending=is_ending)
+            self.cause = found.cause
+            if found.cause in ("limit", "preemption") and not found.is_requeued:
+                self._come_back()
+            self._is_settled = is_ending or self.is_requeued or not self.is_ending
+
+    def _find_cause(self, *, is_ending: bool) -> slurm.Ending:
+        if is_ending:
+            found = slurm.ending_of(self.slurm_id, self.restarts, self.end)
+            spool.write(f"[PREEMPT] {slurm.stamp()} Slurm ends this job: {CAUSES[found.cause]}")
+            return found
+        if self._is_preempted():
+            return slurm.Ending("preemption")
+        return slurm.Ending("limit")  # what the warning is for
+
+    def _come_back(self) -> None:
+        """Requeue the job, unless it has come back often enough or does not get on."""
+        if self.restarts >= self.job.max_requeues:
+            spool.write(f"[REQUEUE] not again: max-requeues is {self.job.max_requeues}")
+            return
+        if self.cause == "limit" and not self._gets_on():
+            return
+        self._requeue()
+
+    def _gets_on(self) -> bool:
+        """Return whether another attempt may get further, and note where this one began for the next one."""
+        if time.time() < self.end - WARNED_S:
+            return True  # an operator's warning
+        path = f"{self.control}/{self.job_id}.limits"
+        places = progress.folders(self.run_dir, self.job.workdir, [word or "" for word in self.words])
+        before = progress.parse(self._read(path))
+        mark = dataclasses.replace(self._mark, step=self._first_step())
+        if before is not None and not self._is_further(before, mark, places):
+            mark = dataclasses.replace(before, attempts=before.attempts + 1)
+        if mark.attempts < progress.ATTEMPTS:
+            self._write(path, progress.dump(mark))
+            return True
+        self.is_stuck = True
+        why = f"{mark.attempts} attempts reached the time limit without progress (no file below {' or '.join(places)})"
+        why += "; save checkpoints there and start from them, or submit it with a longer time-limit"
+        spool.write(f"[REQUEUE] not again: {why}")
+        self._record_failure("program", "-", why)
+        return False
+
+    def _first_step(self) -> int:
+        is_counted = self.job.metrics and "step" not in dict(self.job.metrics)
+        if is_counted:  # our count of lines goes on over all attempts
+            return -1
+        return progress.first_step(self._metrics, self._metrics_size)
+
+    def _is_further(self, before: progress.Mark, mark: progress.Mark, places: list[str]) -> bool:
+        """Return whether this attempt began further than the one before, or either left something."""
+        if mark.step > before.step >= 0:
+            return True
+        if self._step is not None and self.is_ending:
+            with contextlib.suppress(subprocess.TimeoutExpired):  # the ranks may save now
+                self._step.wait(SAVING_S)
+        return progress.has_saved(self.run_dir, places, before.since)
 
     # -- an attempt ----------------------------------------------------------------------------------------------------
 
@@ -190,8 +333,10 @@ class Supervisor:
         env["TORCH_FR_DUMP_TEMP_FILE"] = f"{self.run_dir}/logs/{self.attempt_id}.flight-"
         resumes = self.storage.do(lambda: _begin(outcome, stop, f"{self.run_dir}/latest"))
         self._stop_file = stop
+        self._mark = progress.Mark(time.time(), -1, 1)
+        self._metrics_size = self.storage.do(lambda: progress.size(self._metrics))
         if self.stopping:  # the signal was received between two attempts
-            self._ask_to_stop(stop)
+            self._ask_to_stop("")
         resume = "auto" if resumes else self.job.resume  # this run's own checkpoint goes before the one it began from
         words = [resume if word is None else word for word in self.words]
         program = [self.program, "node", self.spec_path, *words]
@@ -236,16 +381,18 @@ class Supervisor:
         """
         self.joined.add(host)
         if self.removed and self.joined.issuperset(self.hosts):
-            slurm.keep(self.job_id, self.allocated)
+            slurm.keep(self.slurm_id, self.allocated)
 
     def _on_lost(self, host: str) -> None:
-        is_running = self._step is not None and self._step.poll() is None
-        if is_running and host in self.hosts and host not in self.lost:
+        if self._is_running() and host in self.hosts and host not in self.lost:
             spool.write(f"[ENV] {slurm.stamp()} {host} does not respond")
             self.lost.append(host)
             if len(self.lost) == 1 and self._step is not None:
                 slurm.pause(TOGETHER_S)
                 step.kill(self._step)  # its lifelines end the tasks
+
+    def _is_running(self) -> bool:
+        return self._step is not None and self._step.poll() is None
 
     def _on_stalled(self, words: str) -> None:
         """Let the ranks print their stacks and end, at most once an hour."""
@@ -264,10 +411,8 @@ class Supervisor:
         """Record why an attempt failed; requeue the job, or return True to try again here."""
         kind, node, words, comes_again = self._explain()
         words = " ".join(words.split())[:300] or f"exit code {self.code}"
-        line = f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}\t{self.attempt_id}\t{kind}\t{node}\t{words}\n"
-        self._write(f"{self.control}/{self.job_id}.failures", line, append=True)
-        spool.write(f"[FAILED] attempt={self.attempt_id} fault={kind} node={node}: {words}")
-        if comes_again or self.is_cancelled:
+        self._record_failure(kind, node, words)
+        if comes_again or self.is_ending:
             return False
         if kind in ("filesystem", "network") or self.stalled:
             return self._outwait(kind, node)
@@ -279,7 +424,7 @@ class Supervisor:
         if self.retries["faults"] < MAX_FAULTS and self._is_spare(bad):
             self._count("faults")
             if self.lost:  # else the job would be COMPLETING until Slurm notices
-                slurm.keep(self.job_id, [host for host in self.allocated if host not in bad])
+                slurm.keep(self.slurm_id, [host for host in self.allocated if host not in bad])
             if self._requeue():
                 self._leave_out(bad)
                 self._make_way()
@@ -290,6 +435,11 @@ class Supervisor:
             return self._outwait("filesystem", node)
         partition = self.env["SLURM_JOB_PARTITION"]
         return self._restart(f"{node} is suspect, but partition {partition} has no other node for it; trying it again")
+
+    def _record_failure(self, kind: str, node: str, words: str) -> None:
+        line = f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}\t{self.attempt_id}\t{kind}\t{node}\t{words}\n"
+        self._write(f"{self.control}/{self.job_id}.failures", line, append=True)
+        spool.write(f"[FAILED] attempt={self.attempt_id} fault={kind} node={node}: {words}")
 
     def _explain(self) -> explain.Verdict:
         if self.lost and 1 < len(self.lost) == len(self.hosts) - 1:
@@ -334,7 +484,7 @@ class Supervisor:
             if not self.stopping:
                 slurm.pause(_SLICE_S)
         self.again += 1
-        return not self.is_cancelled
+        return not self.stopping
 
     def _swap(self, bad: list[str]) -> bool:
         """Put the ranks on spare nodes of this job in place of bad ones, once; return whether there are enough."""
@@ -361,18 +511,20 @@ class Supervisor:
     def _leave_out(self, bad: list[str]) -> None:
         self._write(f"{self.control}/{self.job_id}.excluded", "".join(f"{node}\n" for node in bad), append=True)
         fewest = [f"NumNodes={self.num_nodes}-{self.env['SLURM_JOB_NUM_NODES']}"] if self.job.nodes else []
-        slurm.exclude(self.job_id, ",".join(sorted({*self.job.exclude, *self._left_out(), *bad})), fewest)
+        slurm.exclude(self.slurm_id, ",".join(sorted({*self.job.exclude, *self._left_out(), *bad})), fewest)
 
     def _requeue(self) -> bool:
         self.comes_back = True
-        self.is_requeued = slurm.requeue(self.job_id, lambda: self.is_cancelled)
+        is_ending = self.is_ending
+        is_interrupted = (lambda: False) if is_ending else (lambda: self.is_ending)
+        self.is_requeued = slurm.requeue(self.slurm_id, self.restarts, is_interrupted, is_ending=is_ending)
         return self.is_requeued
 
     def _make_way(self) -> None:
         """Wait for Slurm's TERM, so that the job can wait in the queue."""
         self.output.flush()
         for _ in range(int(LEAVING_S / _SLICE_S)):
-            if not self.is_cancelled:
+            if not self.is_ending:
                 slurm.pause(_SLICE_S)
 
     def _count(self, what: str) -> None:
@@ -382,7 +534,10 @@ class Supervisor:
     def _leave_outcome(self, outcome: str) -> None:
         """Write an outcome where the ranks wrote none: without accounting, Slurm soon forgets a job."""
         if not self.outcome:
-            text = json.dumps({"outcome": outcome, "exit_code": self.code})
+            found = {"outcome": outcome, "exit_code": self.code}
+            if self.cause:
+                found["cause"] = self.cause
+            text = json.dumps(found)
             self._write(f"{self.control}/{self.attempt_id}.outcome", f"{text}\n")
 
     def _forget_token(self) -> None:

@@ -75,6 +75,7 @@ class Training(Nodes):
     profile_steps: fields.Steps | None = None
     max_requeues: typing.Annotated[int, between(0, 1000)] = 16
     max_restarts: typing.Annotated[int, between(0, 100)] = 0
+    stop_signal: typing.Annotated[str, among("TERM", "USR1", "USR2", "INT")] | None = None
     spare_nodes: typing.Annotated[int, between(0, 64)] = 0
     environment: fields.Name | None = None
     python: fields.Python = "auto"

@@ -102,6 +102,7 @@ def training(
         python=own,
         nodes=request.num_nodes if request.spare_nodes else 0,
         payload=program.payload,
+        stop_signal=params.stop_signal or "",
     )
     return {"job.sbatch": script, "program/job.json": spec.dump(job), **_program()}
 

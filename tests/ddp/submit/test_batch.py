@@ -55,7 +55,8 @@ def test_a_warning_saves_and_requeues(settings: Settings, node: Node):
     assert code == 75
     assert node.requeued()
     stamp = r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
-    assert re.search(rf"^\[PREEMPT\] {stamp} USR1: asking the ranks to save and leave$", output, re.MULTILINE)
+    asked = rf"^\[PREEMPT\] {stamp} USR1: \$STOP_FILE asks the ranks to save and leave$"
+    assert re.search(asked, output, re.MULTILINE)
     assert re.search(rf"^\[REQUEUE\] {stamp} job 12 is queued again$", output, re.MULTILINE)
     assert (node.run_dir / "control" / "12.r0.stop").exists()
 

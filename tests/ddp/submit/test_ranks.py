@@ -198,7 +198,8 @@ def test_a_signal_of_the_supervisor_reaches_the_ranks_alone(settings: Settings, 
     assert lines.signal(signal.SIGUSR1) == ["slurmd-0"]
     output, _ = process.communicate(timeout=30)
     lines.close()
-    assert process.returncode == 3, output
+    assert process.returncode == 0, "else srun would end the other tasks, whose ranks may still save"
+    assert "[PREEMPT] slurmd-0: the ranks here ended with code 3 when they were asked to stop" in output
     assert [line for line in output.splitlines() if line.endswith("got it")] == ["rank got it"]
     assert " rank " not in output, "its state is of interest where it stands still"
 

@@ -148,6 +148,7 @@ def test_only_a_node_of_its_reservation_may_stand_in(settings: Settings, node: N
     node.add(
         "scontrol",
         f'case "$*" in *"show reservation team") echo "{shown}" ;; "show hostnames {reserved}") echo {reserved} | tr , "\\n" ;;'
+        ' *"show job 12") echo "JobId=12 JobState=RUNNING Restarts=0" ;;'
         f' show*) echo slurmd-0 ;; *) echo "$*" >> {node.notes}/scontrol ;; esac',
     )
     node.run(texts(settings, max_restarts=1, reservation="team"), FAULTY="slurmd-0")
@@ -197,7 +198,11 @@ def test_a_cancellation_while_a_warned_job_saves_wins(settings: Settings, node: 
 
 def test_a_controller_that_is_away_is_asked_again_and_the_job_is_queued_once(settings: Settings, node: Node):
     node.add("srun", WAITS + ENDS % "preempted")
-    node.add("squeue", 'echo x >> "$NOTES/asked"; [ $(wc -l < "$NOTES/asked") -gt 3 ] && echo RUNNING')
+    node.add(
+        "scontrol",
+        'case "$*" in *"show job 12") echo x >> "$NOTES/asked"; [ $(wc -l < "$NOTES/asked") -gt 3 ] || exit 1; '
+        'echo "JobId=12 JobState=RUNNING Restarts=0" ;; show*) echo slurmd-0 ;; *) echo "$*" >> "$NOTES/scontrol" ;; esac',
+    )
     code, output = stop(node, texts(settings), signal.SIGUSR1)
     assert code == 75
     assert (node.notes / "scontrol").read_text() == "requeue 12\n"
@@ -208,8 +213,11 @@ def test_a_requeue_whose_answer_was_lost_is_not_asked_for_twice(settings: Settin
     node.add("srun", WAITS + ENDS % "preempted")
     node.add(
         "scontrol",
-        'case $1 in show) echo slurmd-0 ;; *) echo "$*" >> "$NOTES/scontrol"; touch "$NOTES/queued"; exit 1 ;; esac',
+        'case "$*" in *"show job 12") queued=0; [ -e "$NOTES/queued" ] && queued=1; '
+        'echo "JobId=12 JobState=PENDING Restarts=$queued" | sed "s/PENDING Restarts=0/RUNNING Restarts=0/" ;; '
+        'show*) echo slurmd-0 ;; *) echo "$*" >> "$NOTES/scontrol"; touch "$NOTES/queued"; exit 1 ;; esac',
     )
-    node.add("squeue", 'if [ -e "$NOTES/queued" ]; then echo PENDING; else echo RUNNING; fi')
-    assert stop(node, texts(settings), signal.SIGUSR1)[0] == 75
+    code, output = stop(node, texts(settings), signal.SIGUSR1)
+    assert code == 75
     assert (node.notes / "scontrol").read_text() == "requeue 12\n"
+    assert output.count("job 12 is queued again") == 1

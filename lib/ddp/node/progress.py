@@ -1,0 +1,106 @@
+"""Whether a run that reaches its time limit gets on: else each further attempt would repeat the last one.
+
+It does if an attempt began at a later step than the one before, or if a file appeared or changed in the run's folder,
+in the folder that the ranks start in, or in one that their command names. What programs write in any case is no
+progress: logs, metrics and caches.
+"""
+
+import dataclasses
+import json
+import os
+import time
+
+ATTEMPTS = 2  # that may reach the limit without progress
+SEARCHING_S = 6.0  # within Slurm's KillWait: a larger tree counts as progress
+_READ_BYTES = 1 << 16
+_NO_FOLDERS = ("__pycache__", "wandb", "mlruns", ".git")
+_NO_ENDINGS = (".pyc", ".log", ".out", ".err", ".lock")
+_NO_BEGINNING = "events.out.tfevents"
+_OURS = ("control", "logs", "program", "profile", "metrics.jsonl")  # at the top of a run's folder
+
+
+@dataclasses.dataclass(frozen=True)
+class Mark:
+    """Where attempts that reached the limit without progress began."""
+
+    since: float  # the time
+    step: int  # the first step that was logged; -1: none was
+    attempts: int  # how many there are
+
+
+def parse(text: str) -> Mark | None:
+    """Return the mark in a file's text; None where there is none."""
+    try:
+        found = json.loads(text)
+        return Mark(float(found["since"]), int(found["step"]), int(found["attempts"]))
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def dump(mark: Mark) -> str:
+    """Return what `parse` reads."""
+    return json.dumps(dataclasses.asdict(mark)) + "\n"
+
+
+def folders(run_dir: str, workdir: str, words: list[str]) -> list[str]:
+    """Return the folders to search: the run's, the one the ranks start in, and those that their command names."""
+    named = [word.rpartition("=")[2] for word in words]
+    found = [run_dir, workdir]
+    for path in named:
+        if path.startswith("/") and path.strip("/") and os.path.isdir(path):
+            found.append(path)
+    return list(dict.fromkeys(os.path.realpath(path) for path in found))
+
+
+def has_saved(run_dir: str, places: list[str], since: float) -> bool:
+    """Return whether a file below one of these folders is newer than `since`; True where the search takes too long."""
+    until = time.monotonic() + SEARCHING_S
+    top = os.path.realpath(run_dir)
+    for place in places:
+        for folder, names, files in os.walk(place):
+            is_top = folder == top
+            names[:] = [name for name in names if not _is_ignored(name, is_top=is_top)]
+            for name in files:
+                if not _is_ignored(name, is_top=is_top) and _is_newer(os.path.join(folder, name), since):
+                    return True
+            if time.monotonic() > until:
+                return True
+    return False
+
+
+def _is_ignored(name: str, *, is_top: bool) -> bool:
+    if is_top and name in _OURS:
+        return True
+    return name in _NO_FOLDERS or name.endswith(_NO_ENDINGS) or name.startswith(_NO_BEGINNING)
+
+
+def _is_newer(path: str, since: float) -> bool:
+    try:
+        return os.lstat(path).st_mtime > since
+    except OSError:
+        return False
+
+
+def first_step(path: str, offset: int) -> int:
+    """Return the first step that metrics.jsonl has from `offset` on; -1 where it has none."""
+    try:
+        with open(path, "rb") as file:
+            is_shorter = file.seek(0, os.SEEK_END) < offset  # it was written anew
+            file.seek(0 if is_shorter else offset)
+            text = file.read(_READ_BYTES)
+    except OSError:
+        return -1
+    for line in text.splitlines():
+        try:
+            return int(json.loads(line)["step"])
+        except (ValueError, KeyError, TypeError):
+            continue
+    return -1
+
+
+def size(path: str) -> int:
+    """Return the size of a file; 0 where there is none."""
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
