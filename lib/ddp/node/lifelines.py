@@ -1,6 +1,7 @@
 """A connection from each task of a step to the supervisor: TCP's keepalive shows within seconds that a node is lost.
 
-Slurm needs SlurmdTimeout for that, and the ranks wait in their collectives for many minutes.
+Slurm needs SlurmdTimeout for that, and the ranks wait in their collectives for many minutes. The supervisor sends signals
+for the ranks the other way, a line `signal NUMBER` each: Slurm would send them to torchrun's agents, too.
 """
 
 import collections.abc
@@ -19,6 +20,7 @@ ENDING_S = 20.0  # for the tasks of a step that the supervisor ended
 MAX_BYTES = 1024
 
 Report = collections.abc.Callable[[str], None]
+OnSignal = collections.abc.Callable[[int], None]
 
 
 class Lifelines:
@@ -28,6 +30,8 @@ class Lifelines:
         self._on_joined, self._on_lost = on_joined, on_lost
         self._closed = threading.Event()
         self._watched: list[tuple[socket.socket, threading.Thread]] = []
+        self._tasks: dict[str, socket.socket] = {}  # by node, while the task runs
+        self._sending = threading.Lock()
         self._server = socket.create_server(("", 0), backlog=1024)
         self._secret = secrets.token_hex(16)  # other users' processes reach the port, too
         self.place = f"{self._server.getsockname()[1]} {self._secret}"
@@ -44,6 +48,16 @@ class Lifelines:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_WR)
             thread.join(max(0.0, until - time.monotonic()))
+
+    def signal(self, number: int) -> list[str]:
+        """Send a signal to the ranks of every task, and return the nodes that it reached, in order."""
+        reached: list[str] = []
+        with self._sending:
+            for host, connection in sorted(self._tasks.items()):
+                with contextlib.suppress(OSError):
+                    connection.sendall(f"signal {number}\n".encode())
+                    reached.append(host)
+        return reached
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -65,9 +79,11 @@ class Lifelines:
                 secret, host = connection.recv(MAX_BYTES).decode(errors="replace").split(" ")
                 if not secrets.compare_digest(secret.encode(), self._secret.encode()):
                     return
+                self._tasks[host] = connection
                 self._on_joined(host)
                 while connection.recv(MAX_BYTES):
                     pass
+                self._tasks.pop(host)
                 if not self._closed.is_set():
                     self._probe(address)
             except OSError:
@@ -109,7 +125,10 @@ def hold(address: str, place: str, host: str) -> socket.socket | None:
     return connection
 
 
-def await_end(connection: socket.socket) -> None:
-    """Wait until the supervisor ends the step, or has ended."""
-    with contextlib.suppress(OSError):
-        connection.recv(1)
+def follow(connection: socket.socket, on_signal: OnSignal) -> None:
+    """Pass on the signals that the supervisor sends, until it ends the step or has ended."""
+    with contextlib.suppress(OSError), connection.makefile(encoding="ascii", errors="replace") as lines:
+        for line in lines:
+            word, _, number = line.strip().partition(" ")
+            if word == "signal" and number.isdecimal():
+                on_signal(int(number))

@@ -139,7 +139,7 @@ class Node:
         if self.host != head_node:
             network.check_head(head, port, head_node)
         if connection := lifelines.hold(head, self.env["LIFELINE"], self.host):
-            threading.Thread(target=self._await_end, args=(connection,), daemon=True).start()
+            threading.Thread(target=self._follow, args=(connection,), daemon=True).start()
         self.env["MY_IP"] = address
         if interface:
             self.env["GLOO_SOCKET_IFNAME"] = self.env.get("GLOO_SOCKET_IFNAME") or interface
@@ -222,21 +222,35 @@ class Node:
         if child is not None:
             threading.Thread(target=self._end, args=(child,), daemon=True).start()
 
-    def _await_end(self, connection: socket.socket) -> None:
-        """End the ranks when the supervisor ends the step, as after the loss of another node."""
-        lifelines.await_end(connection)
+    def _follow(self, connection: socket.socket) -> None:
+        """Pass on the supervisor's signals; end the ranks when it ends the step, as after the loss of another node."""
+        lifelines.follow(connection, self._signal_ranks)
         self._signal_ranks(signal.SIGKILL)
         if self._child is None:
             os._exit(1)
         self._child.kill()
 
     def _signal_ranks(self, number: int) -> None:
-        """Send a signal to the ranks, torchrun's children: Slurm may send it to this process alone."""
+        """Send a signal to the ranks alone: neither to torchrun's agent nor to other processes that it or they started."""
+        for rank in self._ranks():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(rank, number)
+
+    def _ranks(self) -> list[int]:
+        """Return the ranks' process ids: the agent's children whose environment has a rank's number."""
+        ranks: list[int] = []
+        agent = self._child
+        if agent is None:
+            return ranks
         for path in glob.iglob("/proc/[0-9]*/stat"):
-            with contextlib.suppress(OSError, IndexError), open(path, encoding="utf-8", errors="replace") as file:
-                about = file.read()
-                if self._child is not None and int(about.rpartition(")")[2].split()[1]) == self._child.pid:
-                    os.kill(int(about.split()[0]), number)
+            with contextlib.suppress(OSError, IndexError):  # it ended meanwhile
+                parent = int(_bytes(path).rpartition(b")")[2].split()[1])
+                if parent != agent.pid:
+                    continue
+                process = path.split("/")[2]
+                if b"\0LOCAL_RANK=" in b"\0" + _bytes(f"/proc/{process}/environ"):
+                    ranks.append(int(process))
+        return ranks
 
     def _end(self, child: subprocess.Popen[bytes]) -> None:
         is_lost = False
@@ -245,6 +259,11 @@ class Node:
         if is_lost:
             time.sleep(SAVING_S)
             child.kill()
+
+
+def _bytes(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
 
 
 def main(spec_path: str, words: list[str]) -> int:

@@ -2,6 +2,7 @@
 
 import collections.abc
 import queue
+import signal
 import socket
 import struct
 import threading
@@ -61,13 +62,40 @@ def test_a_stranger_is_turned_away(lines: lifelines.Lifelines, joined: Reports):
 def test_a_step_that_is_ended_waits_for_its_tasks(lines: lifelines.Lifelines, task: socket.socket, lost: Reports):
     ending = threading.Thread(target=lines.close)
     ending.start()
-    lifelines.await_end(task)
+    lifelines.follow(task, lambda number: pytest.fail(f"signal {number}"))
     ending.join(timeout=0.2)
     assert ending.is_alive(), "the task has not ended"
     task.close()
     ending.join(timeout=20)
     assert not ending.is_alive()
     assert lost.empty()
+
+
+def test_signals_reach_the_tasks_in_order_and_their_nodes_are_named(
+    lines: lifelines.Lifelines, joined: Reports, task: socket.socket
+):
+    other = lifelines.hold("127.0.0.1", lines.place, "slurmd-0")
+    assert other is not None
+    assert joined.get(timeout=20) == "slurmd-0"
+    got: queue.Queue[int] = queue.Queue()
+
+    def run(connection: socket.socket) -> None:
+        with connection:
+            lifelines.follow(connection, got.put)
+
+    for connection in (task, other):
+        threading.Thread(target=run, args=(connection,), daemon=True).start()
+    numbers = [signal.SIGTERM, signal.SIGUSR1]
+    assert [lines.signal(number) for number in numbers] == [["slurmd-0", "slurmd-1"]] * 2
+    assert sorted(got.get(timeout=20) for _ in range(4)) == sorted(numbers * 2)
+    lines.close()
+    assert got.empty(), "the end of a step is no signal"
+
+
+def test_a_task_that_has_ended_gets_no_signal(slurmd: socket.socket, lines: lifelines.Lifelines, task: socket.socket):
+    task.close()
+    slurmd.accept()[0].close()  # its node is probed from now on
+    assert lines.signal(signal.SIGTERM) == []
 
 
 def test_a_task_that_ends_is_no_loss(slurmd: socket.socket, task: socket.socket, lost: Reports):

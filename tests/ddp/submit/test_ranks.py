@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import queue
 import signal
 import stat
 import subprocess
@@ -17,6 +18,7 @@ from script_texts import MANIFEST, texts, wait_for
 from batch_host import Node
 from ddp import copies
 from ddp.base import Settings
+from ddp.node import lifelines
 from ddp.node import node as agent
 from ddp.run import metrics
 from ddp.submit import resources
@@ -172,6 +174,31 @@ def test_a_signal_to_the_step_waits_for_the_agent_to_save(settings: Settings, no
         os.kill(int(child), signal.SIGTERM)
     assert process.communicate(timeout=30)[0].endswith("\nsaved\n")
     assert process.returncode == 0
+
+
+def test_a_signal_of_the_supervisor_reaches_the_ranks_alone(settings: Settings, node: Node):
+    joined: queue.Queue[str] = queue.Queue()
+    lines = lifelines.Lifelines(joined.put, joined.put)
+    waiting = node.notes / "waiting"
+    waiting.write_text("trap 'echo $1 got it; exit 3' USR1; echo $1 is ready; while :; do /bin/sleep 0.05; done")
+    starts = [
+        f"LOCAL_RANK=0 bash {waiting} rank &",
+        "rank=$!",
+        f"bash {waiting} helper &",
+        "trap 'echo the agent got it' USR1",
+        "wait $rank; code=$?; kill -9 $!; exit $code",
+    ]
+    process = run_node(settings, node, "\n".join(starts), LIFELINE=lines.place, QUICK="")
+    assert process.stdout is not None
+    seen: list[str] = []
+    while not {"rank is ready", "helper is ready"} <= set(seen):
+        seen.append(process.stdout.readline().strip())
+    assert joined.get(timeout=30) == "slurmd-0"
+    assert lines.signal(signal.SIGUSR1) == ["slurmd-0"]
+    output, _ = process.communicate(timeout=30)
+    lines.close()
+    assert process.returncode == 3, output
+    assert [line for line in output.splitlines() if line.endswith("got it")] == ["rank got it"]
 
 
 def test_a_task_that_another_one_took_down_does_not_wait_to_save(settings: Settings, node: Node):
