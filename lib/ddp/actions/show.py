@@ -32,6 +32,7 @@ def show_run(settings: Settings, params: models.OneRun, _: Log) -> Result:
         "workdir": str(run.record.get("workdir") or ""),
         "state": str(run.state),
         "reason": held.text(settings.render) if held else run.why,
+        "remark": reading.printable(run.remark, 400),
         "kind": run.kind,
         "job-id": catalog.cell(job_id),
         "submitted": str(run.record.get("submitted") or ""),

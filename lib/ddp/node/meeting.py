@@ -20,14 +20,17 @@ _SOURCE_BYTES = 1 << 20
 _IMPORT = re.compile(r"^\s*(?:import|from)\s+(\w+)", re.MULTILINE)
 # In the agent: tell the pipe when the ranks start, and once there is a group. `init_process_group` writes keys below
 # default_pg/ into the agent's store (torch 2.13); TCPStore.list_keys is newer than torch 2.6. The clone has a connection
-# of its own: the agent may wait on its own one.
+# of its own: the agent may wait on its own one. That one is kept, too: without it the store would end before the last look.
 AGENT = """\
 import threading
 from torch.distributed.elastic.rendezvous import static_tcp_rendezvous
 report = open({pipe}, "w", buffering=1)
 stores, over = [], threading.Event()
 def has_met():
-    return any("default_pg/" in key for store in stores for key in store.list_keys())
+    try:
+        return bool(stores) and any("default_pg/" in key for key in stores[0].list_keys())
+    except RuntimeError:
+        return False
 def watch():
     while not has_met():
         if over.wait(1.0):
@@ -36,7 +39,7 @@ def watch():
 def next_rendezvous(self, meet=static_tcp_rendezvous.StaticTCPRendezvous.next_rendezvous):
     found = meet(self)
     if not stores and hasattr(self._store, "list_keys"):
-        stores.append(self._store.clone())
+        stores[:] = self._store.clone(), self._store
         report.write("started\\n")
         threading.Thread(target=watch, daemon=True).start()
     return found

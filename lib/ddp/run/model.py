@@ -120,6 +120,7 @@ class Run:
     checkpointed: float | None = None
     notes: tuple[str, ...] = ()  # what is missing or damaged
     unpacked_percent: tuple[int, ...] = ()  # on each node that is unpacking the environment
+    remark: str = ""  # on the last attempt, which need not have failed
     user: str = ""
     job: jobs.Job | None = None
     state: State = State.UNKNOWN
