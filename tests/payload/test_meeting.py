@@ -4,6 +4,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import time
 
 import pytest
 import ranks
@@ -34,7 +35,7 @@ class Job:
         self.script, self.remark = folder / "train.py", folder / "9.r0.remark"
         connect = connect.format(port=ranks.free_port())
         self.script.write_text(SCRIPT.format(imports=imports, before=before, connect=connect, after=after))
-        port = ranks.free_port()
+        port = self.port = ranks.free_port()
         self.watch = meeting.Watch(str(self.remark), 1, 2, [str(self.script)], port)
         place = ["--nnodes=1", "--nproc-per-node=2", "--node-rank=0", "--rdzv-backend=static"]
         place += ["--master-addr=127.0.0.1", f"--master-port={port}"]
@@ -55,8 +56,8 @@ class Job:
         return self.remark.read_text() if self.remark.exists() else ""
 
 
-@pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meeting, "PATIENCE_S", 1.0)
 
 
@@ -66,6 +67,7 @@ def test_ranks_that_meet_get_no_remark(tmp_path: pathlib.Path, capfd: pytest.Cap
     assert "[ENV]" not in capfd.readouterr().out
 
 
+@pytest.mark.usefixtures("impatient")
 def test_ranks_that_never_meet_are_named_at_once_and_at_the_end(
     tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ):
@@ -86,6 +88,7 @@ def test_a_rendezvous_of_the_program_s_own_is_remarked_and_no_failure(tmp_path: 
     assert "unless the program connects them in a way of its own; the program has to call init_process_group" in job.end()
 
 
+@pytest.mark.usefixtures("impatient")
 def test_ranks_that_meet_late_take_the_remark_back(tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]):
     job = Job(tmp_path, before=f"until({str(tmp_path / '9.r0.remark')!r})", connect=MEET)
     assert job.end() == ""
@@ -95,14 +98,17 @@ def test_ranks_that_meet_late_take_the_remark_back(tmp_path: pathlib.Path, capfd
     assert "never" not in out
 
 
-def test_a_group_that_has_communicated_nothing_yet_counts(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
-    """NCCL writes its first key at the first collective: the connection to the agent's store tells."""
-    monkeypatch.setattr(meeting, "AGENT", meeting.AGENT.replace("default_pg/", "no such key"))
-    monkeypatch.setattr(meeting, "PATIENCE_S", 0.1)
-    looked = tmp_path / "looked"
-    job = Job(tmp_path, connect=MEET, after=f"until({str(looked)!r})")
-    met = job.watch._has_met  # pyright: ignore[reportPrivateUsage]
-    connected = met.wait(60)
+def test_a_group_that_has_communicated_nothing_yet_counts(tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]):
+    """NCCL writes its first key at the first collective: the ranks' connections to the agent's store tell before."""
+    connected, looked = tmp_path / "connected", tmp_path / "looked"
+    job = Job(tmp_path, connect=MEET, after=f"open({str(connected)!r}, 'w').close(); until({str(looked)!r})")
+    deadline = time.monotonic() + 120
+    while not connected.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    ranks_there = list(meeting.children(job.agent.pid))
+    assert len(ranks_there) == 2
+    assert all(meeting.is_connected(rank, job.port) for rank in ranks_there)
+    assert not meeting.is_connected(ranks_there[0], job.port + 1)
+    assert not meeting.is_connected(os.getpid(), job.port)
     looked.touch()
-    job.end()
-    assert connected or job.remark.exists()
+    assert job.end() == ""

@@ -111,6 +111,7 @@ class Watch:
     def _note_met(self) -> None:
         self._has_met.set()
         if self._is_remarked:
+            self._is_remarked = False
             spool.write(f"[ENV] the {self._num_ranks} ranks have connected now")
             with contextlib.suppress(OSError):
                 storage.within(lambda: os.unlink(self._path), storage.CALL_S)
