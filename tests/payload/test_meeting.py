@@ -12,7 +12,11 @@ import ranks
 from ddp.node import meeting, node
 
 MEET = "dist.init_process_group('gloo')"
-OWN = "dist.init_process_group('gloo', init_method='tcp://127.0.0.1:{port}', rank=int(os.environ['RANK']), world_size=2)"
+OWN = """
+rank = int(os.environ["RANK"])
+store = dist.TCPStore("127.0.0.1", {port}, 2, rank == 0)
+dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+"""
 SCRIPT = """\
 import os, sys, time
 {imports}

@@ -127,6 +127,15 @@ def test_a_recipe_that_changed_is_shown_and_compared(ready: Trainer):
     assert "0.1, 0.2 from step 218" in compared["results"]
 
 
+def test_ranks_that_never_connected_are_remarked_by_show_and_list(ready: Trainer):
+    folder = leave(ready, "night")
+    remark = "the 2 ranks never connected: each trained alone"
+    (folder / "control" / "7.r0.remark").write_text(f"{remark}, unless \x1b[31m; num_nodes=2\n")
+    shown = ready.run("show-run", run="night")
+    assert (shown["state"], shown["remark"]) == ("COMPLETED", f"{remark}, unless ?[31m; num_nodes=2")
+    assert ready.run("list-runs")["runs"].splitlines()[1].endswith(remark)
+
+
 @pytest.mark.parametrize(
     "changes", [7, "lr", [7, None, "x"], [{"setting": "lr"}], [{"setting": {}, "step": 1}], [{"setting": "lr", "step": 1}]]
 )
