@@ -136,8 +136,7 @@ def _find_origin(asked: config.Config) -> Origin:
     found = checkpoint.choose(asked.run_dir, asked.resume)
     if asked.resume == "never":
         return Origin()
-    if asked.resume != "auto":
-        assert found is not None
+    if found and not _is_within(found.path, asked.run_dir):
         there = found.meta["config"]
         return Origin(found, there, recipe.settings_of(there, is_own=False))
 
@@ -145,6 +144,10 @@ def _find_origin(asked: config.Config) -> Origin:
     saved = found.meta["config"] if found else own
     own = {**(own or saved), **_resolved(own or saved, asked.run_dir)}
     return Origin(found, saved, recipe.settings_of(own, is_own=True))
+
+
+def _is_within(path: pathlib.Path, run_dir: pathlib.Path) -> bool:
+    return path.parent.resolve() == run_dir.resolve()
 
 
 def _resolved(record: recipe.Record, run_dir: pathlib.Path) -> dict[str, typing.Any]:

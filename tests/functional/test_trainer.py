@@ -174,7 +174,7 @@ NEVER_MET = "the 2 ranks never connected: each trained alone"
 
 def test_ranks_that_never_met_are_remarked_in_the_log_and_by_show_and_list(drills: Cluster):
     job = submit(drills, "alone.py", "args=1", "env=ACCELERATE_USE_CPU=own", "wait=true", nodes=2)
-    assert job["state"] == "COMPLETED"
+    assert (job["state"], job["remark"].partition(",")[0]) == ("COMPLETED", NEVER_MET)
     output = log_of(drills, job)
     assert output.count(f"[ENV] {NEVER_MET}, unless the program connects them in a way of its own; ") == 1
     assert output.count("on CPUs: own") == 2
