@@ -16,7 +16,8 @@ Record = collections.abc.Mapping[str, typing.Any]
 
 # Of an attempt, not of the run: where things lie, and what is watched. They may change at each submission.
 OF_ATTEMPT = frozenset(
-    "run_dir data resume device timeout_minutes report_json local_files_only profile profile_ranks profile_steps".split()
+    "run_dir data resume device timeout_minutes report_json local_files_only profile profile_ranks "
+    "profile_steps".split()
 )
 # A training with others of these has the same losses to the bit
 WITHOUT_EFFECT = frozenset("keep_checkpoints save_minutes log_every model_local_dir tokenizer_local_dir".split())
@@ -58,7 +59,7 @@ def read(run_dir: pathlib.Path) -> dict[str, typing.Any]:
 
 
 def settings_of(record: Record, *, is_own: bool) -> dict[str, typing.Any]:
-    """Return the settings that a run takes from a record: its own, or that of the run whose checkpoint it begins with."""
+    """Return the settings that a run takes from its own record, or from that of the run that it begins from."""
     known = config.from_record(record)
     if is_own:
         return {name: value for name, value in known.items() if name not in OF_ATTEMPT}

@@ -35,7 +35,9 @@ import torch.distributed as dist
 class Job:
     """One agent with two ranks, started as a job's first node starts it."""
 
-    def __init__(self, folder: pathlib.Path, *, imports: str = "", before: str = "", connect: str = "", after: str = ""):
+    def __init__(
+        self, folder: pathlib.Path, *, imports: str = "", before: str = "", connect: str = "", after: str = ""
+    ):
         self.script, self.remark = folder / "train.py", folder / "9.r0.remark"
         connect = connect.format(port=ranks.free_port())
         self.script.write_text(SCRIPT.format(imports=imports, before=before, connect=connect, after=after))
@@ -89,7 +91,9 @@ def test_ranks_that_never_meet_are_named_at_once_and_at_the_end(
 
 def test_a_rendezvous_of_the_program_s_own_is_remarked_and_no_failure(tmp_path: pathlib.Path):
     job = Job(tmp_path, connect=OWN, after="dist.barrier(); dist.destroy_process_group()")
-    assert "unless the program connects them in a way of its own; the program has to call init_process_group" in job.end()
+    assert (
+        "unless the program connects them in a way of its own; the program has to call init_process_group" in job.end()
+    )
 
 
 @pytest.mark.usefixtures("impatient")

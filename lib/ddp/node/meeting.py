@@ -19,8 +19,8 @@ _ESTABLISHED = "01"  # include/net/tcp_states.h
 _SOURCE_BYTES = 1 << 20
 _IMPORT = re.compile(r"^\s*(?:import|from)\s+(\w+)", re.MULTILINE)
 # In the agent: tell the pipe when the ranks start, and once there is a group. `init_process_group` writes keys below
-# default_pg/ into the agent's store (torch 2.13); TCPStore.list_keys is newer than torch 2.6. The clone has a connection
-# of its own: the agent may wait on its own one. That one is kept, too: without it the store would end before the last look.
+# default_pg/ into the agent's store (torch 2.13); TCPStore.list_keys is newer than torch 2.6. The clone has its own
+# connection, since the agent may wait on its own; without the original the store would end before the last look.
 AGENT = """\
 import threading
 from torch.distributed.elastic.rendezvous import static_tcp_rendezvous

@@ -137,7 +137,8 @@ def test_ranks_that_never_connected_are_remarked_by_show_and_list(ready: Trainer
 
 
 @pytest.mark.parametrize(
-    "changes", [7, "lr", [7, None, "x"], [{"setting": "lr"}], [{"setting": {}, "step": 1}], [{"setting": "lr", "step": 1}]]
+    "changes",
+    [7, "lr", [7, None, "x"], [{"setting": "lr"}], [{"setting": {}, "step": 1}], [{"setting": "lr", "step": 1}]],
 )
 def test_whatever_stands_where_changes_are_recorded_the_run_is_shown(ready: Trainer, changes: object):
     leave(ready, "night", changes=changes)

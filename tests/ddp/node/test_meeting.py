@@ -34,7 +34,7 @@ def test_the_remedy_is_that_of_what_the_program_imports(
     script.write_text(source)
     watch = meeting.Watch(str(tmp_path / "7.r0.remark"), 2, 4, words or [str(script)], 20100)
     told = watch.pipe
-    with open(told, "w", closefd=False) as agent:  # noqa: PTH123 - a descriptor
+    with open(told, "w", closefd=False) as agent:
         agent.write("started\n")
     watch.start(0)
     watch.close(is_done=True)
@@ -48,7 +48,7 @@ def test_nothing_is_said_of_ranks_that_met_or_failed_or_whose_torch_cannot_tell(
     tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str], said: str, is_done: bool
 ):
     watch = meeting.Watch(str(tmp_path / "7.r0.remark"), 2, 1, ["train.py"], 20100)
-    with open(watch.pipe, "w", closefd=False) as agent:  # noqa: PTH123 - a descriptor
+    with open(watch.pipe, "w", closefd=False) as agent:
         agent.write(said)
     watch.start(0)
     watch.close(is_done=is_done)
