@@ -217,8 +217,7 @@ def complete(config: Config, device: str, recorded: collections.abc.Mapping[str,
 
     `recorded` are values of the run that goes on; they fill what flags and file do not say.
     """
-    given = {name: getattr(config, name) for name in config.given}
-    kept = without_other_length(recorded, given)
+    kept = without_other_length(recorded, config.given)
     silent = {name: value for name, value in kept.items() if name not in config.given}
     config = dataclasses.replace(config, **silent)
 
