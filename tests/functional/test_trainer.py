@@ -196,18 +196,19 @@ def test_ranks_that_have_not_met_after_a_minute_are_remarked_while_they_run(dril
 
 @pytest.mark.long
 def test_a_training_that_goes_on_keeps_its_recipe_and_names_what_is_changed(drills: Cluster):
-    def train(args: str, *more: str) -> dict[str, str]:
-        small = ("nodes=2", "gpus-per-node=0", "cpus-per-task=1", "memory=1G", "run=recipe", *more)
-        return drills.action("submit-ddp", "workload=gpt", f"args={args}", *small)
+    def train(*more: str) -> dict[str, str]:
+        small = ("nodes=2", "gpus-per-node=0", "cpus-per-task=1", "memory=1G", "run=recipe")
+        return drills.action("submit-ddp", "workload=gpt", *small, *more)
 
-    train("--steps 10 --lr 0.003 --epoch-steps 5", "wait=true")
-    assert "lr 0.003 -> 0.001 from step 10" in train("--steps 20 --lr 0.001", "dry-run=true")["checks"]
-    job = train("--steps 20 --lr 0.001", "wait=true")
+    train("args=--steps 10 --lr 0.003 --epoch-steps 5", "wait=true")
+    other = "args=--steps 20 --lr 0.001"
+    assert "lr 0.003 -> 0.001 from step 10" in train(other, "dry-run=true")["checks"]
+    job = train(other, "wait=true")
     output = log_of(drills, job)
     assert "[CKPT] lr 0.003 -> 0.001 from step 10" in output
     assert "exact=no" in output
     changed = "steps 10 -> 20 from step 10\nlr 0.003 -> 0.001 from step 10"
     assert drills.action("show-run", "run=recipe")["changed"] == changed
-    job = train("", "wait=true")
+    job = train("wait=true")
     assert "exact=yes" in log_of(drills, job)
     assert drills.action("show-run", "run=recipe")["changed"] == changed, "what nobody types is the run's"
