@@ -96,7 +96,8 @@ def history(record: Record) -> list[Change]:
     names = {field.name for field in dataclasses.fields(Change)}
     listed = record.get(config.CHANGES)
     lines = typing.cast(list[typing.Any], listed) if isinstance(listed, list) else []
-    return [Change(**line) for line in lines if isinstance(line, dict) and line.keys() == names]
+    objects = [typing.cast(dict[str, typing.Any], line) for line in lines if isinstance(line, dict)]
+    return [Change(**line) for line in objects if line.keys() == names]
 
 
 def as_record(settings: config.Config, changed: collections.abc.Iterable[Change] = ()) -> dict[str, typing.Any]:

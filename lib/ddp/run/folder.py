@@ -214,9 +214,8 @@ def _unpacked_percent(control: pathlib.Path) -> collections.abc.Iterator[int]:
 
 def _remark(control: pathlib.Path, attempts: list[Attempt]) -> str:
     """Read what the last attempt's first node found strange: that its ranks never connected."""
-    if not attempts:
-        return ""
-    return " ".join(reading.tail(control / f"{attempts[-1].name}{meeting.SUFFIX}", 2000)).strip()
+    own = [one.name for one in attempts if one.order[0] >= 0]  # a failure's name may be anything
+    return " ".join(reading.tail(control / f"{own[-1]}{meeting.SUFFIX}", 2000)).strip() if own else ""
 
 
 def names(runs: pathlib.Path) -> list[str]:
