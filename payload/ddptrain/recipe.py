@@ -101,7 +101,7 @@ def history(record: Record) -> list[Change]:
 
 
 def as_record(settings: config.Config, changed: collections.abc.Iterable[Change] = ()) -> dict[str, typing.Any]:
-    """Return what a run records: its settings, and their changes so far if there are any."""
+    """Return a run's record: its settings, and their changes so far if there are any."""
     record = config.as_record(settings)
     if lines := [dataclasses.asdict(change) for change in changed]:
         record[config.CHANGES] = lines
