@@ -42,7 +42,9 @@ def test_the_remedy_is_that_of_what_the_program_imports(
     assert (tmp_path / "7.r0.remark").read_text() == f"{line}\n"
 
 
-@pytest.mark.parametrize(("report", "is_done"), [("", True), ("started\n", False), ("started\nmet\n", True), ("x", True)])
+@pytest.mark.parametrize(
+    ("report", "is_done"), [("", True), ("started\n", False), ("started\nmet\n", True), ("x", True)]
+)
 def test_no_remark_is_made_of_ranks_that_met_or_failed_or_whose_torch_cannot_tell(
     tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str], report: str, is_done: bool
 ):
