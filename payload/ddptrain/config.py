@@ -2,13 +2,14 @@
 
 The file is the config.json that a run keeps: given back, it is the same training.
 
-A value comes from, first that has one: the flag, the file, the checkpoint that is resumed (what makes it the same
-training), the defaults of the device.
+A value comes from, first that has one: the flag, the file, the record of the run that goes on (recipe.py), the defaults
+of the device.
 """
 
 # ruff: noqa: RUF009 - option returns a dataclasses.field
 import argparse
 import collections.abc
+import contextlib
 import dataclasses
 import operator
 import os
@@ -107,13 +108,16 @@ class Config:
     save_minutes: float = option(15.0, "also save after so many minutes within an epoch; 0: never", least=0.0)
     log_every: int = option(10, "steps between [TRAIN] lines", least=1)
 
+    # Which of them flags or the file have; no setting itself
+    given: frozenset[str] = dataclasses.field(default=frozenset(), compare=False, repr=False)
 
-GONE = {"checkpoint_format"}  # settings in the config.json of older runs that mean nothing any more
 
-# What a checkpoint hands on to the run that resumes it, if flags and file are silent.
-INHERITED = ("model", "layers", "heads", "width", "seq_len", "dropout", "seed", "precision")
+FILE = "config.json"  # of a run
+CHANGES = "changes"  # beside the settings in a config.json: which of them changed, and from which step
+GONE = {"checkpoint_format", CHANGES}  # in the config.json of older runs, or no setting
+LENGTH = ("steps", "epochs")  # one of them says how long the training is
 
-_FIELDS = {field.name: field for field in dataclasses.fields(Config)}
+_FIELDS = {field.name: field for field in dataclasses.fields(Config) if field.metadata}
 
 
 class Parser(argparse.ArgumentParser):
@@ -122,6 +126,11 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> typing.NoReturn:
         """Raise UserError."""
         raise errors.SharedError(f"{message}; see `{self.prog} --help`")
+
+
+def names() -> tuple[str, ...]:
+    """Return the names of all settings, in the order of their declaration."""
+    return tuple(_FIELDS)
 
 
 def profiled_steps(text: str) -> tuple[int, int]:
@@ -153,6 +162,8 @@ def declare(
     group: typing.Any = parser
     for field in dataclasses.fields(options):
         meta, name = field.metadata, field.name
+        if not meta:
+            continue
         flags = [flag for flag in (meta.get("short"), f"--{name.replace('_', '-')}") if flag]
         if name in groups:
             group = parser.add_argument_group(groups[name])
@@ -180,7 +191,8 @@ def given(args: argparse.Namespace, options: typing.Any) -> typing.Any:
 def check(args: argparse.Namespace) -> Config:
     """Return the settings given by file and flags, each checked. Raises UserError naming the one that cannot be."""
     values: dict[str, typing.Any] = _from_file(args.config) if args.config else {}
-    values |= {name: value for name in _FIELDS if (value := getattr(args, name)) is not None}
+    flags = {name: value for name in _FIELDS if (value := getattr(args, name)) is not None}
+    values = without_other_length(values, flags) | flags
     for name in ("run_dir", "data"):
         if values.get(name) is None and name == "run_dir" and (from_env := os.environ.get("RUN_DIR")):
             values[name] = pathlib.Path(from_env)
@@ -188,7 +200,7 @@ def check(args: argparse.Namespace) -> Config:
             raise errors.UserError(f"--{name.replace('_', '-')} is missing; see `python -m ddptrain train --help`")
     for name, value in values.items():
         _check(_FIELDS[name], value)
-    config = Config(**values)
+    config = Config(**values, given=frozenset(values))
     if config.steps is not None and config.epochs is not None:
         raise errors.UserError("--steps and --epochs exclude each other; give one")
     if not config.local_files_only:
@@ -200,10 +212,15 @@ def check(args: argparse.Namespace) -> Config:
     return config
 
 
-def complete(config: Config, device: str, inherited: collections.abc.Mapping[str, typing.Any]) -> Config:
-    """Return the settings without gaps, except those that only the data can fill."""
-    silent = [name for name in INHERITED if name in inherited and getattr(config, name) == _FIELDS[name].default]
-    config = dataclasses.replace(config, **{name: inherited[name] for name in silent})
+def complete(config: Config, device: str, recorded: collections.abc.Mapping[str, typing.Any]) -> Config:
+    """Return the settings without gaps, except those that only the data can fill.
+
+    `recorded` are values of the run that goes on; they fill what flags and file do not say.
+    """
+    kept = without_other_length(recorded, config.given)
+    silent = {name: value for name, value in kept.items() if name not in config.given}
+    config = dataclasses.replace(config, **silent)
+
     cpu = device == "cpu"
     model = config.model or ("tiny" if cpu else "gpt2")
     lr = 2e-5 if config.model_local_dir else 2e-3 if model == "tiny" else 6e-4
@@ -218,12 +235,29 @@ def complete(config: Config, device: str, inherited: collections.abc.Mapping[str
     return dataclasses.replace(config, **{k: v for k, v in defaults.items() if getattr(config, k) is None})
 
 
+def without_other_length(
+    values: collections.abc.Mapping[str, typing.Any], chosen: collections.abc.Collection[str]
+) -> dict[str, typing.Any]:
+    """Return the values without steps and epochs if one of them is chosen elsewhere: they exclude each other."""
+    if any(name in chosen for name in LENGTH):
+        return {name: value for name, value in values.items() if name not in LENGTH}
+    return dict(values)
+
+
 def as_record(config: Config) -> dict[str, typing.Any]:
     """Return the settings as JSON values, in the form that `--config` reads."""
-    return {
-        name: str(value) if isinstance(value, pathlib.Path) else value
-        for name, value in dataclasses.asdict(config).items()
-    }
+    values = {name: getattr(config, name) for name in _FIELDS}
+    return {name: str(value) if isinstance(value, pathlib.Path) else value for name, value in values.items()}
+
+
+def from_record(table: collections.abc.Mapping[str, typing.Any]) -> dict[str, typing.Any]:
+    """Return the settings in a run's record, of any release; what this one does not know is left out."""
+    values: dict[str, typing.Any] = {}
+    for name, value in table.items():
+        if name in _FIELDS and value is not None:
+            with contextlib.suppress(TypeError):
+                values[name] = _of_kind(name, value)
+    return values
 
 
 def _from_file(path: pathlib.Path) -> dict[str, typing.Any]:
@@ -237,16 +271,23 @@ def _from_file(path: pathlib.Path) -> dict[str, typing.Any]:
             continue
         if name not in _FIELDS:
             raise errors.UserError(f"--config {path}: unknown setting {name!r}; the settings are {', '.join(_FIELDS)}")
-        kind = _FIELDS[name].metadata["kind"]
-        if kind is pathlib.Path and isinstance(value, str):
-            values[name] = pathlib.Path(value)
-        elif kind is float and type(value) is int:
-            values[name] = float(value)
-        elif type(value) is kind:
-            values[name] = value
-        else:
-            raise errors.UserError(f"--config {path}: {name} must be of type {kind.__name__}, not {value!r}")
+        try:
+            values[name] = _of_kind(name, value)
+        except TypeError as e:
+            raise errors.UserError(f"--config {path}: {e}") from e
     return values
+
+
+def _of_kind(name: str, value: object) -> object:
+    """Return a JSON value as the setting has it. Raises TypeError."""
+    kind = _FIELDS[name].metadata["kind"]
+    if kind is pathlib.Path and isinstance(value, str):
+        return pathlib.Path(value)
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not kind:
+        raise TypeError(f"{name} must be of type {kind.__name__}, not {value!r}")
+    return value
 
 
 def _check(field: typing.Any, value: typing.Any) -> None:

@@ -21,6 +21,8 @@ from ddptrain import (
     hardware,
     markers,
     model,
+    recipe,
+    report,
     sampler,
     shapes,
     shards,
@@ -74,7 +76,8 @@ class Decided:
     batching: Batching
     schedule: Schedule
     kind: model.Kind
-    found: checkpoint.Checkpoint | None  # what it goes on from
+    found: checkpoint.Checkpoint | None = None  # what it goes on from
+    changes: tuple[recipe.Change, ...] = ()  # of the settings, that of this attempt last
 
 
 def decide(asked: config.Config, world: distributed.World) -> Decided:
@@ -84,21 +87,23 @@ def decide(asked: config.Config, world: distributed.World) -> Decided:
     with world.together():
         if world.is_main:
             files.need_outputs(run_dir, {"--report-json": asked.report_json})
-    dataset = _open_data(asked, world)
     with world.together():
-        found = checkpoint.choose(run_dir, asked.resume) if world.is_main else None
-    found = typing.cast(checkpoint.Checkpoint | None, world.broadcast(found))
+        origin = _find_origin(asked) if world.is_main else None
+    origin = typing.cast(Origin, world.broadcast(origin))
+    found = origin.found
+    settings = config.complete(asked, world.device.type, origin.settings)
+    dataset = _open_data(settings, world)
 
     with world.together():
-        settings = config.complete(asked, world.device.type, found.meta["config"] if found else {})
-        batching = spread(asked, settings, world.size, found.meta if found else None)
+        batching = spread(settings, world.size, found.meta if found else None)
         assert settings.seq_len is not None
         plan = sampler.make_plan(settings.seed, settings.seq_len, batching.global_batch, dataset.tokens("train"))
         if found:
             kept = {name: found.meta["plan"][name] for name in ("lanes", "window_rows")}
             plan = dataclasses.replace(plan, **kept)
         index = sampler.Sampler(plan, dataset.splits["train"])
-        schedule = make_schedule(asked, settings, index.steps_per_pass, world.device.type)
+        settings = with_length(settings, index.steps_per_pass, world.device.type)
+        schedule = make_schedule(settings)
         kind = _model_kind(settings, dataset)
         if found:
             _same_training(found, kind.identity, dataset, plan)
@@ -113,10 +118,60 @@ def decide(asked: config.Config, world: distributed.World) -> Decided:
     order = {"steps_per_pass": index.steps_per_pass, "lanes": plan.lanes, "window_rows": plan.window_rows}
     dropped = index.rows - index.steps_per_pass * plan.global_batch
     markers.emit("DATA", **text, **tokens, **order, dropped_rows=dropped)
-    return Decided(settings, dataset, plan, batching, schedule, kind, found)
+    return Decided(settings, dataset, plan, batching, schedule, kind, found, _changes(origin, settings))
 
 
-def spread(asked: config.Config, settings: config.Config, ranks: int, saved: dict[str, typing.Any] | None) -> Batching:
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """What a training goes on from."""
+
+    found: checkpoint.Checkpoint | None = None
+    record: recipe.Record = dataclasses.field(default_factory=dict[str, typing.Any])  # of the state's settings
+    settings: recipe.Record = dataclasses.field(default_factory=dict[str, typing.Any])  # for all that is not given
+
+
+def _find_origin(asked: config.Config) -> Origin:
+    """Find the checkpoint and the record that a training goes on from; both are absent at a beginning. Rank 0 only."""
+    assert asked.run_dir is not None
+    found = checkpoint.choose(asked.run_dir, asked.resume)
+    if asked.resume == "never":
+        return Origin()
+    if found and not _is_within(found.path, asked.run_dir):
+        there = found.meta["config"]
+        return Origin(found, there, recipe.settings_of(there, is_own=False))
+
+    own = recipe.read(asked.run_dir)
+    saved = found.meta["config"] if found else own
+    own = {**(own or saved), **_resolved(own or saved, asked.run_dir)}
+    return Origin(found, saved, recipe.settings_of(own, is_own=True))
+
+
+def _is_within(path: pathlib.Path, run_dir: pathlib.Path) -> bool:
+    return path.parent.resolve() == run_dir.resolve()
+
+
+def _resolved(record: recipe.Record, run_dir: pathlib.Path) -> dict[str, typing.Any]:
+    """Return the warm-up that a run had by default if its record lacks it, as before 29 November 2026.
+
+    The learning rate of its first step tells: it is the peak's share of one step of the warm-up (`Schedule.lr`).
+    """
+    peak = record.get("lr")
+    if record.get("warmup") is not None or not peak:
+        return {}
+    for line in files.read_records(run_dir / report.METRICS):
+        if line.get("kind") == "step" and line.get("step") == 1 and line.get("lr"):
+            return {"warmup": max(0, round(peak / line["lr"]) - 1)}
+    return {}
+
+
+def _changes(origin: Origin, settings: config.Config) -> tuple[recipe.Change, ...]:
+    """Return the changes of the settings up to here; at a beginning there are none."""
+    step = origin.found.step if origin.found else 0
+    new = recipe.changes(origin.record, config.as_record(settings), step)
+    return (*recipe.history(origin.record), *new)
+
+
+def spread(settings: config.Config, ranks: int, saved: dict[str, typing.Any] | None) -> Batching:
     """Return how the batch is spread; a resumed training keeps its global batch. Raises UserError if it cannot."""
     assert settings.batch is not None
     assert settings.grad_accum is not None
@@ -124,7 +179,7 @@ def spread(asked: config.Config, settings: config.Config, ranks: int, saved: dic
     if saved is None:
         return Batching(whole, settings.batch, settings.grad_accum)
     before = int(saved["plan"]["global_batch"])
-    if asked.grad_accum is not None and whole != before:
+    if "grad_accum" in settings.given and whole != before:
         product = f"--batch {settings.batch} x {ranks} ranks x --grad-accum {settings.grad_accum} is {whole} sequences"
         raise errors.UserError(
             f"{product} per step, the checkpoint's training has {before}; omit --grad-accum{_OR_NEVER}"
@@ -138,31 +193,44 @@ def spread(asked: config.Config, settings: config.Config, ranks: int, saved: dic
     return Batching(before, micro, share // micro)
 
 
-def make_schedule(asked: config.Config, settings: config.Config, steps_per_pass: int, device: str) -> Schedule:
-    """Return the schedule, its gaps filled from the length of a pass over the data."""
+def with_length(settings: config.Config, steps_per_pass: int, device: str) -> config.Config:
+    """Return the settings with steps, epochs' steps and warm-up, their gaps filled from a pass over the data.
+
+    They go into the record, so that a later release has no other ones for this run.
+    """
     on_gpu = device == "cuda"
-    epoch_steps = asked.epoch_steps
+    epoch_steps = settings.epoch_steps
     if epoch_steps is None:
-        epoch_steps = steps_per_pass if asked.epochs else min(steps_per_pass, 1000 if on_gpu else 50)
-    if asked.steps:
-        steps = asked.steps
-    elif asked.epochs:
-        steps = asked.epochs * epoch_steps
-    else:
-        steps = steps_per_pass if on_gpu else 200
+        epoch_steps = steps_per_pass if settings.epochs else min(steps_per_pass, 1000 if on_gpu else 50)
+    settings = dataclasses.replace(settings, epoch_steps=epoch_steps)
+    if settings.epochs is None and settings.steps is None:
+        settings = dataclasses.replace(settings, steps=steps_per_pass if on_gpu else 200)
+    if settings.warmup is not None:
+        return settings
+    steps = recipe.num_steps(config.as_record(settings))
+    assert steps is not None
+    return dataclasses.replace(settings, warmup=min(700, steps // 2, max(40, steps // 5)))
+
+
+def make_schedule(settings: config.Config) -> Schedule:
+    """Return the schedule of settings without gaps."""
+    steps = recipe.num_steps(config.as_record(settings))
+    assert steps is not None
+    assert settings.epoch_steps is not None
     assert settings.lr is not None
-    warmup = settings.warmup if settings.warmup is not None else min(700, steps // 2, max(40, steps // 5))
+    assert settings.warmup is not None
     floor = settings.lr * settings.min_lr_ratio
-    return Schedule(steps, min(epoch_steps, steps), settings.lr, floor, min(warmup, steps - 1))
+    epoch_steps, warmup = min(settings.epoch_steps, steps), min(settings.warmup, steps - 1)
+    return Schedule(steps, epoch_steps, settings.lr, floor, warmup)
 
 
-def _open_data(asked: config.Config, world: distributed.World) -> shards.Dataset:
+def _open_data(settings: config.Config, world: distributed.World) -> shards.Dataset:
     """Return the dataset, which rank 0 reads for all, and one rank of each other node compares."""
-    assert asked.data is not None
-    root = asked.data
-    if asked.model_local_dir is not None:
+    assert settings.data is not None
+    root = settings.data
+    if settings.model_local_dir is not None:
         with world.together():
-            prepared = finetune.prepare_data(asked) if world.is_main else None
+            prepared = finetune.prepare_data(settings) if world.is_main else None
         root = typing.cast(pathlib.Path, world.broadcast(prepared))
     with world.together():
         dataset = shards.open_dataset(root) if world.is_main else None

@@ -5,9 +5,10 @@ import contextlib
 import io
 import json
 import os
+import pathlib
 import sys
 
-from ddptrain import config, errors, smoke_options
+from ddptrain import config, errors, recipe, smoke_options
 
 _COMMANDS = {"train": (config.add_arguments, config.check), "smoke": (smoke_options.add_arguments, smoke_options.check)}
 
@@ -32,15 +33,28 @@ def check(command: str, prog: str, words: collections.abc.Sequence[str]) -> str 
     return None
 
 
+def changes(words: collections.abc.Sequence[str]) -> list[str]:
+    """Return in words what a training that goes on in this folder changes in its settings, and from which step."""
+    parser = parser_of("train", "train")
+    asked = config.check(parser.parse_args(words))
+    return [str(change) for change in recipe.announced(pathlib.Path(), asked)]
+
+
 def main() -> None:
-    """Answer a request on standard input, with what is wrong with each of its lines, or with the command's help."""
+    """Answer a request on standard input.
+
+    The answer is what is wrong with each of its lines, what a run changes that goes on, or the command's help.
+    """
     request = json.load(sys.stdin)
     command, prog = request["command"], request["prog"]
-    if "lines" not in request:
+    if "hidden" in request:
         print(parser_of(command, prog, request["hidden"]).format_help(), end="")
         return
     with contextlib.suppress(OSError):  # the run's folder, where its ranks start; a new run has none yet
         os.chdir(request["folder"])
+    if "continues" in request:
+        print(json.dumps(changes(request["continues"])))
+        return
     print(json.dumps([check(command, prog, words) for words in request["lines"]]))
 
 

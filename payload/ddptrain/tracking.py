@@ -15,7 +15,7 @@ import threading
 import time
 import typing
 
-from ddptrain import files, markers
+from ddptrain import config, files, markers
 
 Record = dict[str, typing.Any]
 
@@ -246,7 +246,9 @@ class TensorBoard:
 def _config(run_dir: pathlib.Path) -> Record:
     """Return the options of the training that have a value."""
     with contextlib.suppress(OSError, ValueError):
-        return {name: value for name, value in files.read_json(run_dir / "config.json").items() if value is not None}
+        settings = files.read_json(run_dir / config.FILE)
+        settings.pop(config.CHANGES, None)
+        return {name: value for name, value in settings.items() if value is not None}
     return {}
 
 

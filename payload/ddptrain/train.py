@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ddptrain import (
+    arithmetic,
     checkpoint,
     config,
     distributed,
@@ -33,6 +34,7 @@ from ddptrain import (
     planning,
     profiling,
     reader,
+    recipe,
     report,
     resume,
     saver,
@@ -73,6 +75,8 @@ class Training:
     def __init__(self, decided: planning.Decided, world: distributed.World) -> None:
         self.settings, self.dataset, self.plan = decided.settings, decided.dataset, decided.plan
         self.batching, self.schedule, self.identity = decided.batching, decided.schedule, decided.kind.identity
+        self.record = recipe.as_record(decided.settings, decided.changes)
+        self.changed = [change for change in decided.changes if decided.found and change.step == decided.found.step]
         self.world = world
         assert self.settings.run_dir is not None
         self.run_dir: pathlib.Path = self.settings.run_dir
@@ -116,16 +120,32 @@ class Training:
                 torch.distributed.broadcast(tensor, src=0)
         self.progress = Progress(**found.meta["progress"])
         self.resumed_from = str(found.path)
-        saved_by = found.meta["world_size"]
-        ranks = {"saved_by_ranks": saved_by, "ranks": world.size, "exact": saved_by == world.size}
-        markers.emit("CKPT", resumed=found.path, step=found.step, **ranks)
+        if world.is_main:
+            self._report_resumed(found)
+
+    def _report_resumed(self, found: checkpoint.Checkpoint) -> None:
+        for change in self.changed:
+            markers.emit("CKPT", str(change))
+        differences = self._differences(found)
+        ranks = {"saved_by_ranks": found.meta["world_size"], "ranks": self.world.size}
+        why = "; ".join(differences) or None
+        markers.emit("CKPT", resumed=found.path, step=found.step, **ranks, exact=not differences, why=why)
+
+    def _differences(self, found: checkpoint.Checkpoint) -> list[str]:
+        """Return why the next steps are not those, to the bit, that the training would have had without a break."""
+        differences = [str(change) for change in self.changed if change.has_effect]
+        before, now = found.meta["world_size"], self.world.size
+        if before != now:
+            differences.append(f"{before} ranks there, {now} here")
+        micro = self.batching.micro_batch
+        return differences + arithmetic.differences(found, self.settings, micro, self.world)
 
     def run(self, began: float) -> str:
         """Run the steps that are left; write the files that people and the batch script read."""
         world, schedule = self.world, self.schedule
         if world.is_main:
             (self.run_dir / report.SUMMARY).unlink(missing_ok=True)  # of an earlier attempt
-            files.write_json(self.run_dir / "config.json", config.as_record(self.settings))
+            files.write_json(self.run_dir / config.FILE, self.record)
             start = {"step": self.progress.step, "total_steps": schedule.steps, **distributed.describe(world)}
             sinks = [tracking.Background(target) for target in tracking.targets(self.run_dir, os.environ)]
             self.metrics = report.Metrics(self.run_dir, start=start, sinks=sinks)
@@ -336,7 +356,9 @@ class Training:
             "plan": dataclasses.asdict(self.plan),
             "model": self.identity,
             "data": {"name": data.name, "fingerprint": data.fingerprint, "tokenizer": data.tokenizer},
-            "config": config.as_record(self.settings),
+            "config": self.record,
+            "arithmetic": arithmetic.VERSION,
+            "device": arithmetic.device_name(self.world),
             "torch": torch.__version__,
             "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }

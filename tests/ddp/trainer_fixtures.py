@@ -53,7 +53,7 @@ def small_payload(folder: pathlib.Path) -> pathlib.Path:
     """Make a payload of what looks at arguments, and one locked package for each of its folders."""
     (folder / "ddptrain").mkdir(parents=True)
     (folder / "ddptrain" / "__init__.py").write_text("__version__ = '0'\n")
-    for name in ("config", "errors", "files", "markers", "precheck", "shapes", "smoke_options"):
+    for name in ("config", "errors", "files", "markers", "precheck", "recipe", "shapes", "smoke_options"):
         shutil.copyfile(PAYLOAD / "ddptrain" / f"{name}.py", folder / "ddptrain" / f"{name}.py")
     for below, locked in (("", "numpy==2.0"), ("tracking", "mlflow-skinny==3.17"), ("tuning", "transformers==5.23")):
         (folder / below).mkdir(exist_ok=True)

@@ -168,3 +168,48 @@ def test_a_rank_that_holds_the_others_up_is_named_with_its_node(drills: Cluster)
         eventually(is_found)  # by what the metrics have
     finally:
         drills.action("cancel-run", f"run={job['run']}")
+
+
+NEVER_MET = "the 2 ranks never connected: each trained alone"
+
+
+def test_ranks_that_never_met_are_remarked_in_the_log_and_by_show_and_list(drills: Cluster):
+    job = submit(drills, "alone.py", "args=1", "env=ACCELERATE_USE_CPU=own", "wait=true", nodes=2)
+    assert (job["state"], job["remark"].partition(",")[0]) == ("COMPLETED", NEVER_MET)
+    output = log_of(drills, job)
+    assert output.count(f"[ENV] {NEVER_MET}, unless the program connects them in a way of its own; ") == 1
+    assert output.count("on CPUs: own") == 2
+    shown = drills.action("show-run", f"run={job['run']}")
+    assert (shown["state"], shown["remark"].partition(",")[0]) == ("COMPLETED", NEVER_MET)
+    assert NEVER_MET in drills.action("list-runs", f"name={job['run']}")["runs"]
+
+
+@pytest.mark.long
+def test_ranks_that_have_not_met_after_a_minute_are_remarked_while_they_run(drills: Cluster):
+    job = submit(drills, "alone.py", "args=80", nodes=2)
+    until(drills, job, "[ENV] the 2 ranks have not connected after 60 s: each trains alone")
+    assert record(drills, job["job-id"])["JobState"] == "RUNNING"
+    shown = drills.action("show-run", f"run={job['run']}")
+    assert (shown["state"], "have not connected" in shown["remark"]) == ("RUNNING", True)
+    until(drills, job, NEVER_MET)
+    assert log_of(drills, job).count("on CPUs: true") == 2
+
+
+@pytest.mark.long
+def test_a_training_that_goes_on_keeps_its_recipe_and_names_what_is_changed(drills: Cluster):
+    def train(*more: str) -> dict[str, str]:
+        small = ("nodes=2", "gpus-per-node=0", "cpus-per-task=1", "memory=1G", "run=recipe")
+        return drills.action("submit-ddp", "workload=gpt", *small, *more)
+
+    train("args=--steps 10 --lr 0.003 --epoch-steps 5", "wait=true")
+    other = "args=--steps 20 --lr 0.001"
+    assert "lr 0.003 -> 0.001 from step 10" in train(other, "dry-run=true")["checks"]
+    job = train(other, "wait=true")
+    output = log_of(drills, job)
+    assert "[CKPT] lr 0.003 -> 0.001 from step 10" in output
+    assert "exact=no" in output
+    changed = "steps 10 -> 20 from step 10\nlr 0.003 -> 0.001 from step 10"
+    assert drills.action("show-run", "run=recipe")["changed"] == changed
+    job = train("wait=true")
+    assert "exact=yes" in log_of(drills, job)
+    assert drills.action("show-run", "run=recipe")["changed"] == changed, "what nobody types is the run's"

@@ -84,7 +84,14 @@ for step in range(run.step + 1, 21):
 run.done(step=20)
 torch.distributed.destroy_process_group()
 """
+# Forms no group: each rank is a program of its own.
+ALONE = """
+import os, sys, time
+print("on CPUs:", os.environ.get("ACCELERATE_USE_CPU"), flush=True)
+time.sleep(float(sys.argv[1]))
+"""
 SCRIPTS = {
+    "alone.py": ALONE,
     "stands.py": STANDS,
     "greedy.py": GREEDY,
     "hf_token.py": TOKEN,

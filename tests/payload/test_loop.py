@@ -227,7 +227,10 @@ def test_the_schedule_at_its_edges():
 )
 def test_a_schedules_gaps_are_filled_from_the_data(given: dict[str, int], device: str, wanted: tuple[int, int, int]):
     asked = config.Config(**given)  # pyright: ignore[reportArgumentType]
-    found = planning.make_schedule(asked, config.complete(asked, device, {}), 80, device)
+    settings = planning.with_length(config.complete(asked, device, {}), 80, device)
+    found = planning.make_schedule(settings)
+    again = planning.with_length(settings, 7, device)
+    assert again == settings, "what is recorded needs no data"
     assert (found.steps, found.epoch_steps, found.warmup) == wanted
     assert found.floor == pytest.approx(0.1 * found.peak)
 

@@ -5,7 +5,7 @@ from ddp.base import Log, ParameterError, Settings
 from ddp.options import fields, models
 from ddp.problem import Command
 from ddp.run import catalog
-from ddp.run.model import WITHOUT_LOSS
+from ddp.run.model import WITHOUT_LOSS, Run
 from ddp.view.result import Result
 
 _WIDEST = 120  # columns; a wider table has a column for each run instead of a line
@@ -23,8 +23,8 @@ def compare_runs(settings: Settings, params: models.CompareRuns, _: Log) -> Resu
         if what := WITHOUT_LOSS.get(run.kind):
             text = f"{run.name} is {what}, which has no loss to compare"
             raise ParameterError("runs", text, remedy=Command("show", arguments=(run.name,)))
-    settings_of = [run.settings for run in runs]
-    started = [run.settings for run in runs if run.config or "sweep" not in run.record]
+    settings_of = [run.recipe for run in runs]
+    started = [run.recipe for run in runs if run.config or "sweep" not in run.record]
     chosen = dict.fromkeys(key for run in runs for key in run.choice)
     differing = [key for key in chosen if len({one.get(key) for one in settings_of}) > 1]
     others = sorted({key for one in settings_of for key in one} - chosen.keys())
@@ -47,7 +47,12 @@ def compare_runs(settings: Settings, params: models.CompareRuns, _: Log) -> Resu
         **({"slurm": silence} if silence else {}),
     }
     values: dict[str, object] = {
-        "runs": [listing.describe(run) | {"settings": run.settings, "figures": run.figures} for run in runs],
+        "runs": [_describe(run) for run in runs],
         "best_run": best.name if best is not None else None,
     }
     return Result(results, values)
+
+
+def _describe(run: Run) -> dict[str, object]:
+    about = {"settings": run.settings, "changes": run.changes, "figures": run.figures}
+    return listing.describe(run) | about

@@ -7,7 +7,7 @@ import typing
 
 from ddp.base import Log, ParameterError, Settings
 from ddp.options import models
-from ddp.run import catalog
+from ddp.run import catalog, reading
 from ddp.run.model import UTC, Run, State
 from ddp.slurm import jobs
 from ddp.view.result import Result
@@ -56,6 +56,7 @@ def describe(run: Run) -> dict[str, object]:
         "kind": run.kind or None,
         "state": str(run.state),
         "why": run.why or None,
+        "remark": reading.printable(run.remark, 400) or None,
         "job_id": run.job_id or (job.job_id if job else None),
         "submitted": run.record.get("submitted"),
         "run_dir": str(run.folder),
@@ -79,6 +80,8 @@ def _row(run: Run, order: Order) -> tuple[str, ...]:
     if job is not None and job.job_id in order and run.state == State.PENDING:
         position, length = order[job.job_id]
         where = f"{where} (position {position} of {length})"
+    remark = run.remark.partition(",")[0]
+    where = "; ".join(filter(None, (where, remark)))
     found = describe(run)
     cells = [found[name] for name in ("kind", "state", "nodes", "step", "loss", "best_loss")]
     cells += [f"{rate[0]:.6g} {rate[1]}/s" if rate else None, None]

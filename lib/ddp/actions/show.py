@@ -7,7 +7,7 @@ from ddp.base import Log, ParameterError, Results, Settings
 from ddp.options import models
 from ddp.problem import Command
 from ddp.run import catalog, control, failure, reading
-from ddp.run.model import WITHOUT_LOSS, Run, State
+from ddp.run.model import WITHOUT_LOSS, Run, State, change_text
 from ddp.slurm import jobs
 from ddp.view.result import Result
 
@@ -32,6 +32,7 @@ def show_run(settings: Settings, params: models.OneRun, _: Log) -> Result:
         "workdir": str(run.record.get("workdir") or ""),
         "state": str(run.state),
         "reason": held.text(settings.render) if held else run.why,
+        "remark": reading.printable(run.remark, 400),
         "kind": run.kind,
         "job-id": catalog.cell(job_id),
         "submitted": str(run.record.get("submitted") or ""),
@@ -48,6 +49,7 @@ def show_run(settings: Settings, params: models.OneRun, _: Log) -> Result:
         results["reason"] = problem.text(settings.render) if problem else results["reason"]
     pairs = (f"{key}={catalog.cell(value)}" for key, value in sorted(run.settings.items()))
     results["settings"] = textwrap.fill("  ".join(pairs), 84, break_long_words=False, break_on_hyphens=False)
+    results["changed"] = "\n".join(map(change_text, run.changes))
     results["metrics"] = _metrics(settings, run)
     if best := run.metrics.best:
         results["best"] = f"validation loss {best[1]:.4f} at step {best[0]:.0f}"
@@ -65,6 +67,7 @@ def show_run(settings: Settings, params: models.OneRun, _: Log) -> Result:
         **listing.describe(run),
         "reason": results["reason"] or None,
         "settings": run.settings,
+        "changes": run.changes,
         "figures": run.figures,
         "attempts": [{"attempt": one.name, "outcome": one.outcome, "step": one.step} for one in run.attempts],
         "checkpoints": [{"name": one.name, "step": one.step} for one in run.checkpoints],

@@ -88,7 +88,8 @@ def follow(read: Read, console: rich.console.Console | None, *, every_s: float =
             return
         before: tuple[object, ...] = ()
         for now in _frames(read, every_s):
-            seen = (now.run.state, now.run.beginning, now.run.step, len(now.run.attempts), len(now.run.failures))
+            counts = (len(now.run.attempts), len(now.run.failures))
+            seen = (now.run.state, now.run.beginning, now.run.remark, now.run.step, *counts)
             if seen != before:
                 print(json.dumps(now.record()), flush=True)
             before = seen
@@ -116,9 +117,11 @@ def render(now: Frame, width: int, height: int = 40) -> rich.console.RenderableT
     failed = [f"{one.attempt} failed: {one.reason}" for one in run.failures[-_MAX_FAILURES:]]
     if run.state.is_active and run.metrics.straggler:
         parts.append(_text(run.metrics.straggler, "yellow"))
+    if run.remark:
+        parts.append(_text(reading.printable(run.remark, 300), "yellow"))
     if failed:
         parts.append(_text("\n".join(reading.printable(one, 300) for one in failed), "red"))
-    room = height - (5 + numbers.row_count + (_CURVE_ROWS if losses else 0) + len(failed))
+    room = height - (5 + numbers.row_count + (_CURVE_ROWS if losses else 0) + len(failed) + bool(run.remark))
     if now.log and room > 1:
         parts.append(_text("\n".join(_PREFIX.sub("", line) for line in now.log[-min(len(now.log), room) :]), "dim"))
     title = rich.text.Text(f" {reading.printable(run.name, 120)} ", style="bold")

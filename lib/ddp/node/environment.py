@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import fcntl
 import os
+import re
 import subprocess
 import sys
 import time
@@ -21,6 +22,9 @@ ROOM_BYTES = 256 << 20  # left free beside it
 UNPACKING = ".unpacking"  # the suffix of the file with the percentage; its name is the node's
 REPORT_S = 1.0
 _BLOCK = 1 << 20
+LOOK_S = 30.0  # for an interpreter to find torch
+# Of torch/version.py (2.6 to 2.13): what torch is built for
+_BUILD = re.compile(r"^(cuda|hip|xpu)\b[^=]*= *(.+?) *$", re.MULTILINE)
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
@@ -49,6 +53,19 @@ def main(spec_path: str) -> int:
     except ending.FatalError as e:
         spool.write(f"[ENV] {os.environ['SLURMD_NODENAME']} is no spare node: {e}")
     return 0
+
+
+def is_for_cpus(python: str, env: dict[str, str]) -> bool:
+    """Return whether an interpreter's torch is built for CPUs. Does not import torch, which takes seconds."""
+    find = "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"
+    try:
+        argv = [python, "-c", find]
+        found = subprocess.run(argv, env=env, cwd="/", capture_output=True, text=True, timeout=LOOK_S, check=True)
+        with open(f"{found.stdout.strip()}/version.py", encoding="utf-8", errors="replace") as file:
+            kinds = dict(_BUILD.findall(file.read()))
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return kinds.get("cuda") == "None" and all(value == "None" for value in kinds.values())
 
 
 def place(wanted: spec.Environment, layer: spec.Archive) -> str:

@@ -19,6 +19,7 @@ from ddp.node import (
     ending,
     environment,
     lifelines,
+    meeting,
     memory,
     network,
     processes,
@@ -83,6 +84,14 @@ except SignalException:
 """
 
 
+def agent(pipe: int | None = None) -> str:
+    """Return the agent's program; with a pipe it tells in there whether the ranks connect (meeting.py)."""
+    if pipe is None:
+        return AGENT
+    before, run, after = AGENT.partition("try:\n")
+    return before + meeting.AGENT.format(pipe=pipe) + run + after + meeting.AT_END
+
+
 class Node:
     """One task of the job's step."""
 
@@ -96,6 +105,7 @@ class Node:
         self._is_leaving = False  # the ranks were asked to save and end
         self._locks: tuple[int, ...] = ()
         self.forwarder: spool.Forwarder | None = None
+        self._meeting: meeting.Watch | None = None
 
     def run(self, words: list[str]) -> int:
         """Run the job's command on this node and return the exit code. Raises FatalError."""
@@ -115,6 +125,8 @@ class Node:
         assert self._child is not None
         code = ending.exit_code(self._child.wait())
         self._child = None
+        if self._meeting is not None:
+            self._meeting.close(is_done=code == 0)
         if code and self._is_leaving:  # srun would end the other tasks, whose ranks may still save
             spool.write(f"[PREEMPT] {self.host}: the ranks here ended with code {code} when they were asked to stop")
             code = 0
@@ -150,6 +162,8 @@ class Node:
                 found, self._locks = environment.use(self.job.environment, self.host, f"{self.run_dir}/control")
                 programs = os.path.dirname(found)
                 self.env.update(PATH=f"{programs}:{self.env['PATH']}" if self.env.get("PATH") else programs)
+        if not self.job.leaves_outcome and (not self.job.gpus_per_node or environment.is_for_cpus(found, self.env)):
+            self.env.setdefault("ACCELERATE_USE_CPU", "true")  # else its ranks on CPUs train alone
         if payload := self.job.payload:
             self.env["PYTHONPATH"] = ":".join(filter(None, (self.env.get("PYTHONPATH"), payload)))
         return found
@@ -216,10 +230,11 @@ class Node:
             self.env["PYTHONSAFEPATH"] = "1"
         share = int(self.env["SLURM_CPUS_PER_TASK"]) // self.job.ranks_per_node
         self.env["OMP_NUM_THREADS"] = self.env.get("OMP_NUM_THREADS") or str(max(1, share))
+        self._meeting = self._watch_meeting(words)
         argv = [
             python,
             "-c",
-            AGENT,
+            agent(self._meeting.pipe if self._meeting else None),
             f"--signals-to-handle={_SIGNALS}",
             "--shutdown-timeout=120",
             f"--nnodes={self.env['SLURM_STEP_NUM_NODES']}",
@@ -237,7 +252,20 @@ class Node:
             *(["--virtual-local-rank"] if self._use_instances() else []),
             *words,
         ]
-        self._child = subprocess.Popen(argv, env=self.env, pass_fds=self._locks)
+        if self._meeting is None:
+            self._child = subprocess.Popen(argv, env=self.env, pass_fds=self._locks)
+            return
+        self._child = subprocess.Popen(argv, env=self.env, pass_fds=(*self._locks, self._meeting.pipe))
+        self._meeting.start(self._child.pid)
+
+    def _watch_meeting(self, words: list[str]) -> meeting.Watch | None:
+        """Watch on the first node whether a user's program connects its ranks, if it has several."""
+        num_nodes = int(self.env["SLURM_STEP_NUM_NODES"])
+        is_alone = num_nodes * self.job.ranks_per_node == 1
+        if self.number != "0" or self.job.leaves_outcome or is_alone:
+            return None
+        path = f"{self.run_dir}/control/{self.attempt}{meeting.SUFFIX}"
+        return meeting.Watch(path, num_nodes, self.job.ranks_per_node, words, int(self.env["HEAD_PORT"]))
 
     def _use_instances(self) -> bool:
         """Give each rank a MIG instance, if the job got some: CUDA shows a process one, and takes no number for it."""

@@ -13,7 +13,7 @@ import uuid
 from ddp import copies, remedies
 from ddp.base import REPORT_S, Log, ParameterError, Results, Settings, TrainerError, UnfinishedError
 from ddp.problem import Command, Step
-from ddp.run import catalog, failure, folder, state
+from ddp.run import catalog, failure, folder, reading, state
 from ddp.run.model import UTC, Run
 from ddp.slurm import jobs, submissions
 from ddp.submit import checks
@@ -248,6 +248,8 @@ def conclude(settings: Settings, submitted: Submitted, known: jobs.Job | None) -
     tokens.drop(settings, submitted.run)
     run = state.with_job(catalog.read(settings, submitted.run), known)
     results = {**submitted.as_results(), **failure.results_of(run)}
+    if run.remark:
+        results["remark"] = reading.printable(run.remark, 400)
     if drawn := draw(run):
         results["curve-text"] = drawn
     if problem := failure.explain(settings, run, submitted.job_id):

@@ -13,7 +13,7 @@ import re
 import shutil
 import time
 
-from ddp.node import environment, explain
+from ddp.node import environment, explain, meeting
 from ddp.run import metrics, places, reading, state
 from ddp.run.model import Attempt, Checkpoint, Failure, Run
 from ddp.run.reading import Json
@@ -199,6 +199,7 @@ def read(path: pathlib.Path, *, is_brief: bool = False, reader: metrics.Reader |
         checkpointed=reading.written(path / "latest"),
         notes=tuple(notes),
         unpacked_percent=tuple(_unpacked_percent(path / "control")),
+        remark=_remark(path / "control", attempts),
         user=user,
     )
     return state.with_job(found, None)
@@ -209,6 +210,13 @@ def _unpacked_percent(control: pathlib.Path) -> collections.abc.Iterator[int]:
     for path in (control / name for name in reading.names(control) if name.endswith(environment.UNPACKING)):
         if time.time() - (reading.written(path) or 0.0) < _LIVE_S:
             yield reading.number("".join(reading.tail(path, 16)), 0)
+
+
+def _remark(control: pathlib.Path, attempts: list[Attempt]) -> str:
+    """Read what the last attempt's first node found strange: that its ranks never connected."""
+    if not attempts:
+        return ""
+    return " ".join(reading.tail(control / f"{attempts[-1].name}{meeting.SUFFIX}", 2000)).strip()
 
 
 def names(runs: pathlib.Path) -> list[str]:

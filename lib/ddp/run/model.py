@@ -21,7 +21,7 @@ WITHOUT_LOSS = {"collectives": "a benchmark", "prepare": "the preparation of a d
 _MAX_SETTINGS = 300
 _NOT_SETTINGS = frozenset(
     "run_dir report_json job_id run submitted summary_before format choice started sweep count array_job_id submission "
-    "previous automatic".split()
+    "previous automatic changes".split()
 )
 _OF_CLUSTER = ("torch", "python", "environment", "container", "fabric")  # shown with the cluster
 _NOT_FIGURES = {"workload", "state", "ranks", "error", "run_dir", "loss_png"}
@@ -120,6 +120,7 @@ class Run:
     checkpointed: float | None = None
     notes: tuple[str, ...] = ()  # what is missing or damaged
     unpacked_percent: tuple[int, ...] = ()  # on each node that is unpacking the environment
+    remark: str = ""  # on the last attempt, which need not have failed
     user: str = ""
     job: jobs.Job | None = None
     state: State = State.UNKNOWN
@@ -219,6 +220,23 @@ class Run:
         return found
 
     @property
+    def changes(self) -> list[Json]:
+        """What changed in its settings while it was trained: setting, before, after, step."""
+        listed = [reading.as_object(line) for line in reading.as_list(self.config.get("changes"))]
+        return [line for line in listed if line.get("setting") and reading.whole(line.get("step")) is not None]
+
+    @property
+    def recipe(self) -> dict[str, str]:
+        """The settings; of one that changed each value, and from which step it holds."""
+        found = self.settings
+        for name in dict.fromkeys(reading.printable(change["setting"], 80) for change in self.changes):
+            own = [change for change in self.changes if change["setting"] == name]
+            values = [text(own[0].get("before"))]
+            values += [f"{text(change.get('after'))} from step {change['step']}" for change in own]
+            found[name] = ", ".join(values)
+        return found
+
+    @property
     def figures(self) -> dict[str, object]:
         """The numbers and texts of the summary; of a script, which writes none, what it logged."""
         logged: Json = {}
@@ -246,6 +264,13 @@ class Run:
         devices = ", ".join(f"{count} x {device}" for device, count in self.devices.items())
         found |= {"nodes": ", ".join(self.hosts), "devices": devices, **dict.fromkeys(("kind", "step", "time"))}
         return {name: text(value) for name, value in found.items() if value}
+
+
+def change_text(change: Json) -> str:
+    """Describe a change of a setting in words."""
+    values = f"{text(change.get('before'))} -> {text(change.get('after'))}"
+    name = str(change["setting"]).replace("_", "-")
+    return reading.printable(f"{name} {values} from step {change['step']}", 200)
 
 
 def text(value: object) -> str:

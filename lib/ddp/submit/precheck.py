@@ -50,6 +50,13 @@ def check(
     return ["args: accepted by the payload" + (f", with the options of each of {len(choices)} runs" if choices else "")]
 
 
+def changes(settings: Settings, run_name: str, args: collections.abc.Sequence[str]) -> list[str]:
+    """Return what a run of the workload gpt that goes on changes in its settings, such as lr 0.003 -> 0.001."""
+    words = [*_COMMANDS["gpt"][1], *args]
+    found: list[str] = json.loads(_ask(settings.payload, "gpt", folder=str(settings.runs / run_name), continues=words))
+    return found
+
+
 def help_of(payload: pathlib.Path, kind: str, args: collections.abc.Sequence[str]) -> str | None:
     """Return the help of a built-in workload if `args` ask for it, else None."""
     is_asked = kind in _COMMANDS and not {"-h", "--help"}.isdisjoint(args)

@@ -1,5 +1,7 @@
 """Check a user's program before it is queued: that it is Python, and that Python compiles it."""
 
+import ast
+import collections.abc
 import difflib
 import json
 import os
@@ -22,6 +24,7 @@ _DATA = frozenset(
 _SHELL = frozenset(".bash .batch .job .sbatch .sh .slurm .zsh".split())
 _ENDS = re.compile(r"\d?[<>]|[;|&\n]+")  # of a shell's command
 _LIMIT_BYTES = 8 << 20
+_SPAWNS = "--multiprocessing-distributed"  # of PyTorch's imagenet example, and of what was copied from it
 
 
 def check(settings: Settings, params: models.Training, contents: folders.Contents) -> list[str]:
@@ -36,26 +39,68 @@ def check(settings: Settings, params: models.Training, contents: folders.Content
     own = params.container_image or params.own_python
     versions = (tuple(map(int, about.python.split("."))) for about in contents.environments)
     with_own = own or any(version > sys.version_info[:2] for version in versions)
-    trouble = folders.call(settings, lambda: _compile(path))
+    trouble, spawned = folders.call(settings, lambda: _compile(path, params.words))
     if trouble and not with_own:
         raise ParameterError("workload", trouble)
-    return [f"{trouble} (by this host's Python {sys.version_info[0]}.{sys.version_info[1]})"] if trouble else []
+    if trouble:
+        return [f"{trouble} (by this host's Python {sys.version_info[0]}.{sys.version_info[1]})"]
+    return [spawned] if spawned else []
 
 
-def _compile(path: pathlib.Path) -> str:
-    """Return the syntax error of a program; empty without one. Raises ParameterError if it is no Python at all."""
+def _compile(path: pathlib.Path, words: collections.abc.Sequence[str]) -> tuple[str, str]:
+    """Return the syntax error of a program, and a remark on ranks that it starts; each empty without one.
+
+    Raises ParameterError if it is no Python at all.
+    """
     with path.open("rb") as file:
         source = file.read(_LIMIT_BYTES)
     _refuse_others(path, source)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            compile(source, str(path), "exec", dont_inherit=True)
+            tree = ast.parse(source, str(path))
+            compile(tree, str(path), "exec", dont_inherit=True)
     except SyntaxError as e:
-        return f"{path}:{e.lineno}: {type(e).__name__}: {e.msg}"
+        return f"{path}:{e.lineno}: {type(e).__name__}: {e.msg}", ""
     except (ValueError, MemoryError, RecursionError) as e:
-        return f"{path}: {type(e).__name__}: {e}"
+        return f"{path}: {type(e).__name__}: {e}", ""
+    return "", _remark_on_spawn(path, tree, words)
+
+
+def _remark_on_spawn(path: pathlib.Path, tree: ast.Module, words: collections.abc.Sequence[str]) -> str:
+    """Return a remark if a program starts ranks of its own within each rank of the job, as torch's mp.spawn does.
+
+    They inherit TORCHELASTIC_USE_AGENT_STORE, and wait for a store that nobody serves. One that reads torchrun's
+    variables, or takes a flag for it (as PyTorch's imagenet example), starts them only without torchrun.
+    """
+    nodes = list(ast.walk(tree))
+    texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    is_joining = any(isinstance(node, ast.Attribute | ast.Name) and _names_joining(node) for node in nodes)
+    if not is_joining or "LOCAL_RANK" in texts or not any(map(_is_spawn, nodes)):
+        return ""
+    if _SPAWNS not in texts:
+        start = "call its function once, with RANK, LOCAL_RANK and WORLD_SIZE of os.environ"
+        return f"{path.name} starts ranks of its own in each rank (mp.spawn), which wait for ever; {start}"
+    if _SPAWNS in words:
+        return f"{_SPAWNS} starts ranks of its own in each rank, which wait for ever; omit it, add --dist-url env://"
     return ""
+
+
+def _names_joining(node: ast.Attribute | ast.Name) -> bool:
+    name = node.attr if isinstance(node, ast.Attribute) else node.id
+    return name == "init_process_group"
+
+
+def _is_spawn(node: ast.AST) -> bool:
+    match node:
+        case ast.Attribute(value=ast.Name(id="mp" | "multiprocessing"), attr="spawn"):
+            return True
+        case ast.Attribute(value=ast.Attribute(attr="multiprocessing"), attr="spawn"):
+            return True
+        case ast.ImportFrom(module="torch.multiprocessing", names=names):
+            return any(one.name == "spawn" for one in names)
+        case _:
+            return False
 
 
 def _refuse_others(path: pathlib.Path, source: bytes) -> None:

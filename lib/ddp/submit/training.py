@@ -145,6 +145,8 @@ def check(
     _check_profile(params, workload.kind, request)
     passed += _check_metric(params, workload.kind)
     passed += precheck.check(settings, workload.kind, workload.run, params.words, choices)
+    if workload.kind == "gpt" and workload.is_again:
+        remarks += precheck.changes(settings, workload.run, params.words)
     passed += _check_environment(settings, params, contents)
     if params.env_file and not settings.takes_any_script:  # an operator's: the submit user reads it
         checks.check_inside(settings, "env-file", params.env_file, kinds=("file",))
@@ -239,7 +241,13 @@ def _workload(
                 how = "; a script goes on in its own run: --run NAME" if name == "resume" else ""
                 raise ParameterError(name, f"only the workload gpt has it{how}")
     _check_resume(settings, resume, is_awaited=params.dependency is not None)
-    dataset, prepare = _dataset(settings, params, contents, tunes=tunes) if kind == "gpt" else (None, False)
+    dataset, prepare = None, False
+    if kind == "gpt":
+        own = catalog.read_record(settings, run).get("dataset") if run is not None else None
+        if own and params.dataset is None:
+            dataset = _recorded(settings, str(own))
+        else:
+            dataset, prepare = _dataset(settings, params, contents, tunes=tunes)
     if run is None:
         label = checks.label(params.workload) if kind == "script" else kind
         return Workload(kind, control.new_name(settings, label), dataset, prepare, resume)
@@ -307,6 +315,13 @@ def _dataset(
     if folders.locate(settings, f"{wanted}/dataset.json").kind != "file":
         raise ParameterError("dataset", f"{wanted} has no dataset.json", remedy=Command("prepare", {}, (wanted,)))
     return wanted, False
+
+
+def _recorded(settings: Settings, path: str) -> str:
+    """Return the dataset that a run goes on with. Raises ParameterError if it is gone."""
+    if folders.locate(settings, path).kind == "absent":
+        raise ParameterError("dataset", f"{path}, which the run was trained on, does not exist any more")
+    return path
 
 
 def _check_resume(settings: Settings, resume: str, *, is_awaited: bool) -> None:

@@ -35,7 +35,7 @@ def page(
         labels=labels,
         charts=charts.make(runs),
         figures=_rows([{name: text(value) for name, value in run.figures.items()} for run in runs]),
-        settings=sorted(_rows([run.settings for run in runs]), key=lambda row: len(set(row[1])) == 1),
+        settings=sorted(_rows([run.recipe for run in runs]), key=lambda row: len(set(row[1])) == 1),
         cluster=_rows([run.cluster for run in runs]),
         made=made,
         style=(_HERE / "page.css").read_text(encoding="utf-8"),

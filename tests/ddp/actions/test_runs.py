@@ -106,6 +106,47 @@ def test_two_runs_are_compared(ready: Trainer):
     assert (results["differing"], results["best-run"]) == ("lr, warmup", "dawn")
 
 
+def test_a_recipe_that_changed_is_shown_and_compared(ready: Trainer):
+    """Both end with one rate, and one had it from step 218 on only."""
+    changes = [
+        {"setting": "lr", "before": 0.003, "after": 0.001, "step": 218},
+        {"setting": "weight_decay", "before": 0.1, "after": 0.2, "step": 218},
+        {"setting": "lr", "before": 0.001, "after": 0.0005, "step": 300},
+    ]
+    leave(ready, "night", lr=0.0005, weight_decay=0.2, changes=changes)
+    leave(ready, "dawn", lr=0.0005, weight_decay=0.2)
+    assert ready.run("show-run", run="night")["changed"].splitlines() == [
+        "lr 0.003 -> 0.001 from step 218",
+        "weight-decay 0.1 -> 0.2 from step 218",
+        "lr 0.001 -> 0.0005 from step 300",
+    ]
+    assert "changed" not in ready.run("show-run", run="dawn")
+    compared = ready.run("compare-runs", runs="night, dawn")
+    assert compared["differing"] == "lr, weight_decay"
+    assert "0.003, 0.001 from step 218, 0.0005 from" in compared["results"]
+    assert "0.1, 0.2 from step 218" in compared["results"]
+
+
+def test_ranks_that_never_connected_are_remarked_by_show_and_list(ready: Trainer):
+    folder = leave(ready, "night")
+    remark = "the 2 ranks never connected: each trained alone"
+    (folder / "control" / "7.r0.remark").write_text(f"{remark}, unless \x1b[31m; num_nodes=2\n")
+    shown = ready.run("show-run", run="night")
+    assert (shown["state"], shown["remark"]) == ("COMPLETED", f"{remark}, unless ?[31m; num_nodes=2")
+    assert ready.run("list-runs")["runs"].splitlines()[1].endswith(remark)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [7, "lr", [7, None, "x"], [{"setting": "lr"}], [{"setting": {}, "step": 1}], [{"setting": "lr", "step": 1}]],
+)
+def test_whatever_stands_where_changes_are_recorded_the_run_is_shown(ready: Trainer, changes: object):
+    leave(ready, "night", changes=changes)
+    leave(ready, "dawn")
+    assert ready.run("show-run", run="night")["state"] == "COMPLETED"
+    assert "night" in ready.run("compare-runs", runs="night, dawn")["results"]
+
+
 def test_what_slurm_has_forgotten_is_asked_of_the_accounting(ready: Trainer, cluster: Cluster):
     folder = leave(ready, "lost", job_id=99)
     (folder / "control" / "99.r0.outcome").unlink()

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import shutil
 import threading
 import typing
 
@@ -73,6 +74,49 @@ def test_one_command_from_nothing_to_a_result(trainer: Trainer, cluster: Cluster
     assert cluster.job(41).training().job_dir == str(folder)
     prepared = cluster.job(40).commands()
     assert f"ddptrain prepare --source python-stdlib --output {data} --tokenizer auto --errors strict" in prepared
+
+
+def leave_training(folder: pathlib.Path, step: int, **settings: object) -> None:
+    """Leave in a run's folder the record and the checkpoint of a training."""
+    record = {"run_dir": str(folder), "lr": 0.003, "steps": 300, "epochs": None, "batch": 16, **settings}
+    (folder / "config.json").write_text(json.dumps(record))
+    (folder / "epoch-0004").mkdir()
+    manifest = {"meta": {"step": step, "config": record}}
+    (folder / "epoch-0004" / "manifest.json").write_text(json.dumps(manifest))
+    (folder / "latest").symlink_to("epoch-0004")
+
+
+@pytest.mark.parametrize(
+    ("args", "wanted"),
+    [
+        ("", []),
+        ("--lr 0.003 --steps 300", []),
+        ("--lr 0.001", ["lr 0.003 -> 0.001 from step 218"]),
+        ("--steps 600 --batch 8", ["batch 16 -> 8 from step 218", "steps 300 -> 600 from step 218"]),
+        ("--timeout-minutes 5", []),
+    ],
+)
+def test_a_run_that_goes_on_names_the_settings_that_change(
+    ready: Trainer, cluster: Cluster, args: str, wanted: list[str]
+):
+    cluster.states = [("COMPLETED", 0)]
+    ready.run("submit-ddp", run="first", args="--lr 0.003")
+    leave_training(ready.workspace / "runs" / "first", 218)
+    checks = ready.run("submit-ddp", run="first", args=args, dry_run=True)["checks"].splitlines()
+    assert [line for line in checks if "->" in line] == wanted
+    ready.run("submit-ddp", run="first", args=args)
+    assert [line for line in ready.log if "->" in line] == wanted
+
+
+def test_a_run_goes_on_with_its_own_dataset(ready: Trainer, cluster: Cluster):
+    books = add_dataset(ready.workspace, "books")
+    cluster.states = [("COMPLETED", 0)]
+    ready.run("submit-ddp", run="first", dataset="books")
+    ready.run("submit-ddp", run="first")
+    assert cluster.jobs[-1].commands()[0].split()[5:7] == ["--data", str(books)]
+    shutil.rmtree(books)
+    gone = f"dataset: {books}, which the run was trained on, does not exist any more"
+    assert ready.fails("submit-ddp", run="first") == gone
 
 
 def test_without_wait_the_answer_comes_at_once(ready: Trainer, cluster: Cluster):

@@ -1,6 +1,7 @@
 """The part of a job that runs on each node, started for real: torchrun, containers, quantities."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import pathlib
@@ -14,7 +15,7 @@ import typing
 
 import environments
 import pytest
-from script_texts import MANIFEST, texts, wait_for
+from script_texts import MANIFEST, REQUEST, texts, wait_for
 
 from batch_host import Node
 from ddp import copies
@@ -100,6 +101,24 @@ def test_the_agent_gets_its_place(settings: Settings, node: Node):
         "script.py",
         "--flag",
     ]
+
+
+@pytest.mark.parametrize(
+    ("is_payload", "gpus", "variables", "wanted"),
+    [
+        (False, 0, {}, "true"),
+        (False, 0, {"ACCELERATE_USE_CPU": "false"}, "false"),
+        (False, 1, {}, ""),  # whose torch is not known to be for CPUs
+        (True, 0, {}, ""),
+    ],
+)
+def test_accelerate_connects_its_ranks_on_cpus_unless_it_is_told_otherwise(
+    settings: Settings, node: Node, *, is_payload: bool, gpus: int, variables: dict[str, str], wanted: str
+):
+    request = dataclasses.replace(REQUEST, gpus_per_node=gpus)
+    given = {"request": request, "outcome": is_payload}
+    process = run_node(settings, node, 'echo "<$ACCELERATE_USE_CPU>"', given=given, **variables)
+    assert process.communicate(timeout=30)[0].splitlines()[-1] == f"<{wanted}>"
 
 
 def test_a_users_own_python_is_first_on_the_path_and_one_that_is_missing_is_named(settings: Settings, node: Node):

@@ -1,0 +1,49 @@
+"""The payload's arithmetic: whether the steps behind a checkpoint have the same bits as those before it.
+
+Two releases of one VERSION compute the same bits from the same state, settings and data, on the same number of ranks,
+with the same torch on the same kind of device. tests/payload/test_earlier.py continues runs of earlier releases.
+"""
+
+# pyright: basic, reportPrivateImportUsage=false
+import torch
+
+from ddptrain import checkpoint, config, distributed
+
+VERSION = 2
+# Version 1, until 28 November 2026: dropout came from a generator whose state was saved, and on CPUs large logits were
+# made some rows at a time
+_GENERATOR = "rng.pt"
+_LARGE_BYTES = 16 << 20
+
+
+def device_name(world: distributed.World) -> str:
+    """Return the kind of rank 0's device: the card's name, or what its processor computes with."""
+    if world.device.type == "cuda":
+        return torch.cuda.get_device_name(world.device)
+    return f"cpu {torch.backends.cpu.get_cpu_capability()}"
+
+
+def differences(
+    found: checkpoint.Checkpoint, settings: config.Config, micro_batch: int, world: distributed.World
+) -> list[str]:
+    """Return what makes this attempt compute other bits than the one that saved the checkpoint."""
+    now = {"torch": torch.__version__, "device": device_name(world)}
+    before = {name: found.meta.get(name, value) for name, value in now.items()}
+    reasons = [f"{name} {before[name]} there, {value} here" for name, value in now.items() if before[name] != value]
+    version = found.meta.get("arithmetic") or (1 if _has_generator(found) else VERSION)
+    if version != VERSION and not (version == 1 and _is_as_version_1(found, settings, micro_batch, world)):
+        reasons.append(f"saved by a release of other arithmetic ({version} there, {VERSION} here)")
+    return reasons
+
+
+def _has_generator(found: checkpoint.Checkpoint) -> bool:
+    return (found.path / _GENERATOR).exists() or any(found.path.glob(f"rank-*/{_GENERATOR}"))
+
+
+def _is_as_version_1(
+    found: checkpoint.Checkpoint, settings: config.Config, micro_batch: int, world: distributed.World
+) -> bool:
+    if settings.dropout or world.device.type != "cpu" or found.meta["model"]["kind"] != "gpt":
+        return False
+    model = found.meta["model"]
+    return 4 * micro_batch * model["seq_len"] * model["vocab"] < _LARGE_BYTES

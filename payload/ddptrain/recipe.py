@@ -1,0 +1,133 @@
+"""The recipe of a run: the settings in its record, and where they changed. Needs neither torch nor the data.
+
+What a run recorded is the run's: a setting that nobody gives comes from its config.json, whatever today's default is.
+One that is given and differs is named in the log, and stays in the record with the step from which it holds.
+"""
+
+import collections.abc
+import contextlib
+import dataclasses
+import pathlib
+import typing
+
+from ddptrain import config, files, markers
+
+Record = collections.abc.Mapping[str, typing.Any]
+
+# Of an attempt, not of the run: where things lie, and what is watched. They may change at each submission.
+OF_ATTEMPT = frozenset(
+    "run_dir data resume device timeout_minutes report_json local_files_only profile profile_ranks "
+    "profile_steps".split()
+)
+# A training with others of these has the same losses to the bit
+WITHOUT_EFFECT = frozenset("keep_checkpoints save_minutes log_every model_local_dir tokenizer_local_dir".split())
+# What a checkpoint hands on to another run that begins with it: what makes it the same model and data
+INHERITED = ("model", "layers", "heads", "width", "seq_len", "dropout", "seed", "precision")
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """A setting that has another value from a step on."""
+
+    setting: str
+    before: object
+    after: object
+    step: int
+
+    def __str__(self) -> str:
+        """Return the change in words, with the setting's name as its flag has it."""
+        name = self.setting.replace("_", "-")
+        return f"{name} {_text(self.before)} -> {_text(self.after)} from step {self.step}"
+
+    @property
+    def has_effect(self) -> bool:
+        """Whether the losses from there on are others than without the change."""
+        return self.setting not in WITHOUT_EFFECT
+
+
+def read(run_dir: pathlib.Path) -> dict[str, typing.Any]:
+    """Return a run's record, its config.json; empty if it has none. Raises OSError."""
+    path = run_dir / config.FILE
+    try:
+        found = files.retried(lambda: files.read_json(path))
+    except FileNotFoundError:
+        return {}
+    except ValueError as e:
+        markers.warn("CKPT", f"{path} cannot be read, so the settings are the checkpoint's", error=str(e))
+        return {}
+    return found if "run_dir" in found else {}  # another program's
+
+
+def settings_of(record: Record, *, is_own: bool) -> dict[str, typing.Any]:
+    """Return the settings that a run takes from its own record, or from that of the run that it begins from."""
+    known = config.from_record(record)
+    if is_own:
+        return {name: value for name, value in known.items() if name not in OF_ATTEMPT}
+    return {name: value for name, value in known.items() if name in INHERITED}
+
+
+def changes(before: Record, after: Record, step: int) -> list[Change]:
+    """Return the settings that differ between two records, in the order of their declaration.
+
+    The number of steps stands for the number of epochs, too. What a record of an older release lacks is no change.
+    """
+    found: list[Change] = []
+    for name in config.names():
+        if name in OF_ATTEMPT or name == "epochs":
+            continue
+        old, new = before.get(name), after.get(name)
+        if name == "steps":
+            old, new = num_steps(before), num_steps(after)
+        if old is not None and new is not None and old != new:
+            found.append(Change(name, old, new, step))
+    return found
+
+
+def num_steps(record: Record) -> int | None:
+    """Return how many steps a record means in all; None if only the data can tell."""
+    if steps := record.get("steps"):
+        return steps
+    epochs, epoch_steps = record.get("epochs"), record.get("epoch_steps")
+    return epochs * epoch_steps if epochs and epoch_steps else None
+
+
+def history(record: Record) -> list[Change]:
+    """Return the changes in a record; lines of it that are none are left out."""
+    names = {field.name for field in dataclasses.fields(Change)}
+    listed = record.get(config.CHANGES)
+    lines = typing.cast(list[typing.Any], listed) if isinstance(listed, list) else []
+    return [Change(**line) for line in lines if isinstance(line, dict) and line.keys() == names]
+
+
+def as_record(settings: config.Config, changed: collections.abc.Iterable[Change] = ()) -> dict[str, typing.Any]:
+    """Return what a run records: its settings, and their changes so far if there are any."""
+    record = config.as_record(settings)
+    if lines := [dataclasses.asdict(change) for change in changed]:
+        record[config.CHANGES] = lines
+    return record
+
+
+def announced(run_dir: pathlib.Path, asked: config.Config) -> list[Change]:
+    """Return the changes that a run will have if it goes on with these settings, as far as they are known before.
+
+    What is not given is the run's own, so only given settings count.
+    """
+    record = read(run_dir)
+    before, step = record, 0
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # it has no checkpoint yet
+        meta = files.read_json(run_dir / "latest" / "manifest.json")["meta"]
+        before, step = meta["config"], int(meta["step"])
+    own = config.complete(asked, "cpu", settings_of(record or before, is_own=True))
+    return [change for change in changes(before, config.as_record(own), step) if _is_given(change, asked)]
+
+
+def _is_given(change: Change, asked: config.Config) -> bool:
+    if change.setting == "steps":
+        return not asked.given.isdisjoint((*config.LENGTH, "epoch_steps"))
+    return change.setting in asked.given
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,53 @@
+"""Runs of earlier releases go on with their own settings; data/earlier/make.py made their folders with their own code."""
+
+# pyright: basic, reportPrivateImportUsage=false
+import json
+import pathlib
+import shutil
+
+import conftest
+import pytest
+import ranks
+import torch
+
+EARLIER = pathlib.Path(__file__).parent / "data" / "earlier"
+MADE_BY = "Intel(R) Xeon(R) Processor"  # with AVX-512: another processor computes other bits
+TORCH = "2.13.0+cpu"
+
+
+def is_same_machine() -> bool:
+    """Whether this processor and torch are those that made the folders."""
+    about = pathlib.Path("/proc/cpuinfo").read_text()
+    return MADE_BY in about and torch.backends.cpu.get_cpu_capability() == "AVX512" and torch.__version__ == TORCH
+
+
+@pytest.mark.parametrize(
+    ("made", "exact"),
+    [
+        ("20261122", "yes"),  # the default rate was 0.003, the warm-up a tenth of the steps
+        ("20261125", "yes"),
+        ("20261127", "no"),  # with dropout, whose numbers came from a generator that was saved
+        ("20261129", "yes"),  # with dropout
+    ],
+)
+def test_a_run_of_an_earlier_release_goes_on_as_it_was(made: str, exact: str, tmp_path: pathlib.Path):
+    """Nothing is given but the data: model, batch, rate, warm-up and length are those of the record."""
+    folder = tmp_path / made
+    shutil.copytree(EARLIER / made, folder, symlinks=True)
+    before = json.loads((folder / "run" / "config.json").read_text())
+
+    result = ranks.trained(1, folder / "data", folder / "run")
+
+    wanted = {int(step): loss for step, loss in json.loads((folder / "next.json").read_text()).items()}
+    found = {step: loss for step, loss in conftest.losses(folder / "run").items() if step > 10}
+    resumed = next(line for line in result.marked("CKPT") if "resumed" in line)
+    assert resumed["exact"] == exact
+    assert found == pytest.approx(wanted, abs=1e-4 if exact == "yes" else 0.06)
+    if is_same_machine():
+        assert (found == wanted) == (exact == "yes")
+    after = json.loads((folder / "run" / "config.json").read_text())
+    known = {name: value for name, value in before.items() if value is not None and name in after}
+    assert {name: after[name] for name in known.keys() - {"run_dir", "data", "profile"}} == {
+        name: known[name] for name in known.keys() - {"run_dir", "data", "profile"}
+    }
+    assert "changes" not in after
