@@ -38,7 +38,7 @@ def fetch(settings: Settings, params: models.Fetch, _: Log) -> Result:
 def _names(source: pathlib.Path, wanted: tuple[str, ...]) -> list[str]:
     """List the files below a folder that are named, with those of folders; without names all that the run wrote."""
     if not wanted:
-        code = next((path for path in (source, *source.parents) if (path.with_name(copies.STATES)).is_file()), None)
+        code = next((path for path in (source, *source.parents) if (path.parent / copies.STATES).is_file()), None)
         if code is None:
             raise ParameterError("path", f"name what to fetch; {source} is no copy of a project")
         below = [code / one for one in copies.written_by_run(code)]

@@ -17,6 +17,7 @@ from ddp.node import environment, explain
 from ddp.run import metrics, places, reading, state
 from ddp.run.model import Attempt, Checkpoint, Failure, Run
 from ddp.run.reading import Json
+from ddp.slurm import jobs
 from ddp.workspace.files import MAX_LISTED, RefusedError, replace
 
 RECORD, METRICS = "job.json", "metrics.jsonl"
@@ -201,7 +202,7 @@ def read(path: pathlib.Path, *, is_brief: bool = False, reader: metrics.Reader |
         unpacked_percent=tuple(_unpacked_percent(path / "control")),
         user=user,
     )
-    return state.with_job(found, None)
+    return state.with_job(found, jobs.NOT_ASKED)
 
 
 def _unpacked_percent(control: pathlib.Path) -> collections.abc.Iterator[int]:
@@ -214,6 +215,8 @@ def _unpacked_percent(control: pathlib.Path) -> collections.abc.Iterator[int]:
 def names(runs: pathlib.Path) -> list[str]:
     """List the runs, the last submitted first; a folder without any of a run's files is not one."""
     found: list[tuple[float, str]] = []
+    if not runs.exists():  # this user has submitted nothing yet
+        return []
     with os.scandir(runs) as entries:
         for entry in entries:
             with contextlib.suppress(OSError):

@@ -50,8 +50,11 @@ def find(mark: str, *, user: str, name: str) -> int | None:
 
 
 def explain_wait(job_id: int, *, user: str) -> tuple[str, bool]:
-    """Return the limit that a new job waits for, and whether it does so for ever; "" if it waits for no limit."""
-    with contextlib.suppress(jobs.SlurmError):
+    """Return the limit that a new job waits for, and whether it does so for ever; "" if it waits for no limit.
+
+    Where Slurm does not answer, that it may wait for one.
+    """
+    try:
         for _ in range(_LOOKS):
             line = jobs.ask("squeue", "-h", "-a", "-j", str(job_id), "-O", _WAIT, timeout=10)
             state, account, qos, partition, reason, *_ = (*line.partition("\n")[0].split("|"), *[""] * 5)
@@ -59,6 +62,10 @@ def explain_wait(job_id: int, *, user: str) -> tuple[str, bool]:
                 limit, is_final = _limit(reason, user) if state == "PENDING" else ("", False)
                 return (is_final and _refusal(partition, account, qos)) or limit, is_final
             time.sleep(_PAUSE_S)
+    except jobs.NotAnsweringError as e:
+        return f"unknown, since Slurm does not answer: {e}", False
+    except jobs.SlurmError:  # the job has ended already
+        return "", False
     return "", False
 
 

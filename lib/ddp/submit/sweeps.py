@@ -11,6 +11,7 @@ from ddp.options import fields, models
 from ddp.problem import Command
 from ddp.run import catalog, control, folder
 from ddp.run.model import State
+from ddp.slurm import jobs, patience
 from ddp.submit import checks, precheck, resources, scripts, training
 from ddp.view import tables
 from ddp.view.result import Result
@@ -62,11 +63,15 @@ def _follow(settings: Settings, name: str, results: Results, log: Log, *, timeou
     """Wait for all runs of a sweep and return their table. Raises TrainerError unless all ended well."""
     began = reported_at = time.monotonic()
     states = ""
+    slurm = patience.Patience(log)
     while True:
-        shown_now, runs = catalog.show_sweep(settings, name)
-        if not any(run.state.is_active for run in runs):
+        queue = slurm.ask(lambda: jobs.jobs(user=settings.user, name=name))
+        is_told = not isinstance(queue, jobs.Silence)
+        shown_now, runs = catalog.show_sweep(settings, name, queue)
+        if is_told and not any(run.state.is_active for run in runs):
             break
-        if shown_now["states"] != states or time.monotonic() - reported_at > REPORT_S:
+        is_due = shown_now["states"] != states or time.monotonic() - reported_at > REPORT_S
+        if is_told and is_due:
             states, reported_at = shown_now["states"], time.monotonic()
             log(tables.Step(f"sweep {name}: {states}", f"sweep {name}"))
         if time.monotonic() - began > timeout_s:
