@@ -32,10 +32,10 @@ Read = collections.abc.Callable[[], "Frame"]
 
 
 class Frame:
-    """A run at one moment."""
+    """A run at one moment; `is_told`: the controller has answered what it knows of its job."""
 
-    def __init__(self, run: Run, log: collections.abc.Sequence[str] = ()) -> None:
-        self.run, self.log = run, log
+    def __init__(self, run: Run, log: collections.abc.Sequence[str] = (), *, is_told: bool = True) -> None:
+        self.run, self.log, self.is_told = run, log, is_told
         rate, total = run.metrics.steps_per_second, run.total_steps
         job = run.job if run.state == State.RUNNING else None
         limit = jobs.parse_time(job.time_limit) if job and job.time_limit not in jobs.NO_LIMIT else None
@@ -45,10 +45,10 @@ class Frame:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the run is over: Slurm has answered, and neither its job nor its files say that it goes on."""
+        """Whether the run is over: the controller has answered, and neither job nor files say that it goes on."""
         run = self.run
         has_begun = run.job is not None or run.job_id is not None or run.last_attempt is not None
-        return has_begun and not run.silence and not run.state.is_active
+        return has_begun and self.is_told and not run.state.is_active
 
     def record(self) -> dict[str, object]:
         """Return the moment for programs."""
@@ -80,13 +80,15 @@ def reader(settings: Settings, name: str, log: Log) -> Read:
         run = catalog.read(settings, name, is_brief=True, reader=kept)
         queue = slurm.ask(lambda: jobs.jobs(user=settings.user))
         run = catalog.judge(settings, [run], queue)[0]
-        if isinstance(queue, jobs.Silence) and told is not None:
+        is_told = not isinstance(queue, jobs.Silence)
+        if not is_told and told is not None:
             run = dataclasses.replace(state.with_job(run, told), silence=str(queue))
         told = run.job
         lines: list[str] = []
         with contextlib.suppress(folders.WorkspaceError):
             lines = folders.call(settings, folder.last_lines, run=run, lines=_LOG_LINES)
-        return Frame(run, [reading.printable(line.rstrip("\r").rsplit("\r", 1)[-1], 500) for line in lines])
+        printed = [reading.printable(line.rstrip("\r").rsplit("\r", 1)[-1], 500) for line in lines]
+        return Frame(run, printed, is_told=is_told)
 
     return read
 

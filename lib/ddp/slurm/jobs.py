@@ -33,6 +33,7 @@ _QUEUE_FORMAT = ",".join(f"{name}:|" for name in _QUEUE_FIELDS)
 _SACCT_FIELDS = "JobIDRaw,User,State,ExitCode,NNodes,Partition,Elapsed,Timelimit,Submit,NodeList,JobName"
 # squeue's for the same
 _SACCT_NAMES = "JobID UserName State exit_code NumNodes Partition TimeUsed TimeLimit SubmitTime NodeList Name".split()
+_NO_DATABASE = "Problem talking to the database"  # sacct's last line, whatever slurmdbd's host does
 _ANSWER_S = 30.0  # for one job; a large cluster's controller is slow
 _KEPT = "MAINTENANCE"
 UNUSABLE = frozenset({"DRAIN", "FAIL", _KEPT, "NOT_RESPONDING", "INVALID_REG", "INVAL", "REBOOT_ISSUED"})
@@ -236,8 +237,10 @@ def accounted(job_ids: collections.abc.Sequence[int], *, user: str) -> dict[int,
         text = ask("sacct", "-X", "-n", "-P", "-j", ",".join(map(str, job_ids)), "-o", _SACCT_FIELDS)
     except NotAnsweringError:
         raise
-    except SlurmError:  # there is no accounting, or it refuses
-        return {}
+    except SlurmError as e:
+        if _NO_DATABASE in str(e):
+            raise NotAnsweringError(str(e)) from e
+        return {}  # the cluster has no accounting, or it refuses
     return {job.job_id: job for job in _parse(text, _SACCT_NAMES) if job.user == user and job.job_id in job_ids}
 
 

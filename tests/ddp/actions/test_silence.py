@@ -40,7 +40,9 @@ FILES: dict[str, tuple[dict[str, object], dict[str, str], str]] = {
     "swept-0": ({"job_id": None, "sweep": "swept"}, {"control/job": "46\n"}, "UNKNOWN"),
     "swept-1": ({"job_id": None, "sweep": "swept"}, {}, "UNKNOWN"),
 }
-READING = [verb for verb in verbs.ALL.values() if verb.needs == "workspace" and verb.section != "Environments and images"]
+READING = [
+    verb for verb in verbs.ALL.values() if verb.needs == "workspace" and verb.section != "Environments and images"
+]
 FOLLOWED = ("waits", "trains", "done", "failed", "saved", "swept-0")
 
 
@@ -78,7 +80,12 @@ def do(settings: Settings, name: str, log: list[str], /, **given: object) -> dic
 def about(verb: verbs.Verb, run: str, tmp_path: pathlib.Path) -> dict[str, object]:
     """Return the options with which a verb reads a run."""
     known = {option.name for option in declared.options(verb.options)}
-    given = {"run": run, "runs": f"{run},done,failed", "to": str(tmp_path / "fetched"), "output": str(tmp_path / "page")}
+    given = {
+        "run": run,
+        "runs": f"{run},done,failed",
+        "to": str(tmp_path / "fetched"),
+        "output": str(tmp_path / "page"),
+    }
     return {name: value for name, value in given.items() if name in known}
 
 
@@ -141,11 +148,13 @@ def test_accounting_that_is_silent_is_not_taken_for_accounting_that_knows_no_job
     settings: Settings, cluster: Cluster, runs: pathlib.Path
 ):
     """The controller forgets a job five minutes after its end (slurm.conf, MinJobAge)."""
-    cluster.accounting_silence = "sacct: error: Problem talking to the database: Connection refused"
+    cluster.accounting_silence = "sacct: error: Problem talking to the database: Connection timed out"
     found = {one["run"]: one for one in do(settings, "list", [])["runs"]}
     assert (found["trains"]["state"], found["trains"]["why"]) == ("UNKNOWN", "Slurm does not answer")
     assert found["done"]["state"] == "COMPLETED"
-    words = "Slurm's accounting does not answer: Problem talking to the database: Connection refused"
+    (seen,) = do(settings, "watch", [], run="trains")["printed"]
+    assert seen["has_ended"], "the controller has answered that it knows no such job"
+    words = "Slurm's accounting does not answer: Problem talking to the database: Connection timed out"
     assert do(settings, "show", [], run="trains")["slurm"] == words
     cluster.accounting_silence = ""
     assert "no longer knows its job" in do(settings, "show", [], run="trains")["reason"]
@@ -251,9 +260,7 @@ def test_what_follows_a_job_waits_ten_minutes_and_says_that_the_job_may_still_ru
     assert len(waited) == pytest.approx(600 / 30, abs=2), "a sign each half a minute"
 
 
-def test_a_run_without_a_job_is_none_that_slurm_has_forgotten(
-    settings: Settings, cluster: Cluster, runs: pathlib.Path
-):
+def test_a_run_without_a_job_is_none_that_slurm_has_forgotten(settings: Settings, cluster: Cluster, runs: pathlib.Path):
     """The element of a sweep that has not started has no file with a job's id."""
     cluster.silent = 99
     with pytest.raises(TrainerError, match=f"no file of swept-1 has a job's id, and {MARK}"):
