@@ -77,12 +77,13 @@ def remove(*paths: pathlib.Path) -> None:
 def create_sweep(path: pathlib.Path, texts: dict[str, str], elements: collections.abc.Sequence[dict[str, str]]) -> None:
     """Make a sweep's folder and one for each of its runs, or none of them."""
     places = _places(path, len(elements))
-    if taken := [place for place in places if place.exists() or place.is_symlink()]:
-        raise RefusedError(f"{taken[0]} exists already")
+    for place in filter(os.path.lexists, places):
+        if not is_unfinished(place, "" if place == path else path.name):
+            raise RefusedError(f"{place} exists already")
     made: list[pathlib.Path] = []
     try:
         for place, files in zip(places, [texts, *elements], strict=True):
-            place.mkdir(mode=0o755)
+            place.mkdir(mode=0o755, exist_ok=True)
             made.append(place)
             create(place, files, again=True)
     except BaseException:
@@ -93,6 +94,36 @@ def create_sweep(path: pathlib.Path, texts: dict[str, str], elements: collection
 
 def _places(path: pathlib.Path, elements: int) -> list[pathlib.Path]:
     return [path, *(path.with_name(f"{path.name}-{number}") for number in range(elements))]
+
+
+def is_unfinished(path: pathlib.Path, sweep: str = "") -> bool:
+    """Return whether a submission died on its way, as with its mount: no job ever used this run's folder.
+
+    It holds nothing but what `create` writes, or a part of that. `sweep` is the one that the run is of.
+    """
+    record = read_record(path)
+    is_of_another = bool(record) and record.get("sweep", "") != sweep
+    if is_of_another or record.get("job_id") is not None or "previous" in record:
+        return False
+    held = reading.names(path)
+    is_of_pods = "code" in held and "job.sbatch" not in held  # of `ddp render --kubernetes`
+    is_ours = all(name in RUN_FILES or _is_partial(name) for name in held)
+    return is_ours and not is_of_pods and not any(reading.names(path / name) for name in ("logs", "control"))
+
+
+def _is_partial(name: str) -> bool:
+    """Return whether a file's name is the one that `replace` gave it while it was written."""
+    return name.startswith(".") and name[1:].rpartition(".")[0] in RUN_FILES
+
+
+def kind_of(path: pathlib.Path) -> str | None:
+    """Return the kind of a folder's run; "" if its job.json is lost and no other file tells; None: it is no run's."""
+    if record := read_record(path):
+        return str(record["kind"]) if "kind" in record else None
+    found = read(path)
+    has_begun = bool(found.attempts or found.checkpoints or found.metrics.num_records or found.job_id)
+    is_of_pods = not os.path.lexists(path / "job.sbatch")
+    return found.kind if has_begun and not is_of_pods else None
 
 
 def write_record(path: pathlib.Path, record: collections.abc.Mapping[str, object]) -> None:

@@ -26,8 +26,11 @@ def submit_sweep(settings: Settings, params: models.SubmitSweep, log: Log) -> An
     sweep = scripts.Array(len(choices), min(params.parallel or len(choices), len(choices)))
     name = params.name or control.new_name(settings, "sweep")
     for taken in (name, f"{name}-0"):
-        if folders.locate(settings, str(settings.runs / taken)).kind != "absent":
-            raise ParameterError("name", f"{settings.runs / taken} exists already; choose another name")
+        path = settings.runs / taken
+        if folders.locate(settings, str(path)).kind == "absent":
+            continue
+        if not folders.call(settings, folder.is_unfinished, path=path, sweep="" if taken == name else name):
+            raise ParameterError("name", f"{path} exists already; choose another name")
     resources.check_array("grid", sweep.size, checks.partitions())
     checked = training.check(settings, params, run=name, sweep=sweep, choices=choices)
     lines = [json.dumps(choice, sort_keys=True) for choice in choices]
