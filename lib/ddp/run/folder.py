@@ -121,9 +121,9 @@ def kind_of(path: pathlib.Path) -> str | None:
     if record := read_record(path):
         return str(record["kind"]) if "kind" in record else None
     found = read(path)
-    has_begun = bool(found.attempts or found.checkpoints or found.metrics.num_records or found.job_id)
+    has_started = bool(found.attempts or found.checkpoints or found.metrics.num_records or found.job_id)
     is_of_pods = not os.path.lexists(path / "job.sbatch")
-    return found.kind if has_begun and not is_of_pods else None
+    return found.kind if has_started and not is_of_pods else None
 
 
 def write_record(path: pathlib.Path, record: collections.abc.Mapping[str, object]) -> None:
