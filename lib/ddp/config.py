@@ -88,11 +88,13 @@ def _account() -> pwd.struct_passwd:
 
 def _read(path: pathlib.Path) -> dict[str, object]:
     """Parse a file; an empty dict if it does not exist. Raises ParameterError."""
+    from ddp.workspace import files  # noqa: PLC0415 - `ddp --help` starts without it
+
     try:
-        return backports.parse_toml(path.read_text())
+        return backports.parse_toml(files.read_named(path).decode())
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as e:
+    except (OSError, ValueError, files.RefusedError) as e:
         raise ParameterError(str(path), f"{e}; correct the file, or remove it") from e
 
 

@@ -178,6 +178,7 @@ def copied(settings: Settings, params: models.Training, run: str, log: Log) -> c
     folder = settings.runs / run / FOLDER
 
     def work() -> Copy:
+        shutil.rmtree(partial, ignore_errors=True)  # left on a mount that died under a process of this number
         found = find(settings, params)
         below, remark = _below(found, params.typed_in)
         given = dict(fields.variables(params.env)).get("PYTHONPATH", "")
@@ -236,8 +237,8 @@ def _packages(root: pathlib.Path) -> list[pathlib.Path]:
     """Return the folders of packages that a project's build names, else `src`, else the root; none without a build."""
     texts: list[str] = []
     for name in ("pyproject.toml", "setup.cfg", "setup.py"):
-        with contextlib.suppress(OSError):
-            texts.append((root / name).read_text(errors="replace"))
+        with contextlib.suppress(OSError, files.RefusedError):
+            texts.append(files.read_named(root / name).decode(errors="replace"))
     if not (any(map(_BUILD.search, texts)) or (root / "setup.py").is_file()):
         return []
     named = [root / (one[0] or pathlib.PurePath(one[1]).parent) for text in texts for one in _PLACED.findall(text)]

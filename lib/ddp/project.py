@@ -24,6 +24,7 @@ import stat
 import subprocess
 
 from ddp.base import ParameterError
+from ddp.workspace import files
 
 Paths = collections.abc.Collection[pathlib.Path]
 Verdict = collections.abc.Callable[[str], bool | None]  # of .ddpignore on a path, see _spec
@@ -224,9 +225,13 @@ def _walk(folder: pathlib.Path, spec: Verdict, below: str = "") -> collections.a
 def _spec(root: pathlib.Path) -> Verdict:
     """Return a function of a path: False if .ddpignore leaves it out, True if it takes it in, else None."""
     try:
-        lines = (root / _IGNORE).read_text(errors="surrogateescape").splitlines()
-    except OSError:
+        lines = files.read_named(root / _IGNORE).decode(errors="surrogateescape").splitlines()
+    except FileNotFoundError:
         return lambda _: None
+    except OSError as e:
+        raise _refusal(root / _IGNORE, f"cannot be read: {e.strerror}", "make it readable, or remove it") from e
+    except files.RefusedError as e:
+        raise ParameterError("workload", f"{e}; {_IGNORE} lists what the job does not need") from e
     import pathspec  # noqa: PLC0415 - few projects have such a file, and this takes as long as a submission's rest
 
     spec = pathspec.GitIgnoreSpec.from_lines(lines)

@@ -59,6 +59,12 @@ def require(settings: Settings, *, asks_nodes: bool = False) -> None:
     folders.ensure_folders(settings)
 
 
+def require_mount(settings: Settings) -> None:
+    """Raise TrainerError unless the workspace's filesystem can be used."""
+    if problem := mount_problem(settings):
+        raise problem
+
+
 def mount_problem(settings: Settings) -> Problem | None:
     """Explain why the workspace's filesystem cannot be used, if so. With a charm it must be a mount."""
     mount = mounts.find(settings.workspace)

@@ -23,7 +23,7 @@ class Verb:
     help: str
     action: str = ""
     asks_nodes: bool = False
-    needs_slurm: bool = True
+    needs: typing.Literal["slurm", "workspace", "nothing"] = "slurm"
     hidden: tuple[str, ...] = ()
     examples: tuple[str, ...] = ()
 
@@ -36,11 +36,13 @@ class Verb:
             return e.results
 
     def do_when_ready(self, settings: Settings, params: fields.Parsed, log: Log) -> Answer | None:
-        """Do it once Slurm and the workspace answer; its code is imported in the meantime. Raises TrainerError."""
+        """Do it once what it needs answers; its code is imported in the meantime. Raises TrainerError."""
         from ddp import readiness  # noqa: PLC0415 - `ddp --help` starts without it
 
         with settings.claims, settings.wait:
-            if self.needs_slurm:
+            if self.needs == "workspace":
+                readiness.require_mount(settings)
+            if self.needs == "slurm":
                 imported = ahead(self._function)
                 try:
                     readiness.require(settings, asks_nodes=self.asks_nodes)

@@ -126,6 +126,7 @@ class Cluster:
         self.silent = 0  # so many commands find no controller
         self.silence = "{0}: error: Unable to contact slurm controller (connect failure)"
         self.hung = False
+        self.accounting_silence = ""  # what sacct says where slurmdbd does not answer
         self.forgets = False  # the controller knows no job any more
         self.accounting = ""  # what sacct prints
         self.reservations = ""
@@ -322,6 +323,8 @@ class Cluster:
 
     def _sacct(self, arguments: tuple[str, ...], _: str | None) -> Completed:
         assert arguments[:4] == ("-X", "-n", "-P", "-j")
+        if self.accounting_silence:
+            return Completed(1, "", self.accounting_silence)
         if not self.accounting:
             return Completed(1, "", "Slurm accounting storage is disabled")
         return Completed(0, self.accounting, "")

@@ -309,12 +309,19 @@ def test_root_is_refused(process: Process, words: tuple[str, ...]):
 
 
 def test_the_process_fails_with_one_line_where_slurm_is_missing_or_silent(process: Process):
-    done = process("--workspace", "/var/tmp/nowhere", "list", "--json")
+    done = process("--workspace", "/var/tmp/nowhere", "cancel", "first", "--json")
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert done.stderr.startswith("ddp: ")
     assert list(json.loads(done.stdout)) == ["schema", "error"]
     assert "\x1b" not in done.stdout + done.stderr
+
+
+def test_the_process_lists_what_there_is_where_slurm_is_missing_or_silent(process: Process):
+    done = process("--workspace", "/var/tmp/nowhere", "list", "--json")
+    found = json.loads(done.stdout)
+    assert (done.returncode, found["runs"]) == (0, [])
+    assert found["slurm"].startswith("Slurm does not answer: ")
 
 
 def test_a_configuration_that_cannot_be_is_usage(process: Process):

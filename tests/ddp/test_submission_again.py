@@ -1,9 +1,13 @@
 """Submissions that Slurm answers in odd ways, refuses, or accepts and lets wait; and a run that is submitted again."""
 
+import collections.abc
+import datetime
 import errno
+import itertools
 import json
 import os
 import pathlib
+import shutil
 import typing
 import unittest.mock
 
@@ -18,6 +22,7 @@ from ddp.base import Settings, TrainerError, texts_of
 from ddp.options import fields
 from ddp.run import catalog, folder
 from ddp.slurm import jobs, submissions
+from ddp.workspace import files
 from slurm_ddp.run import Completed
 
 REFUSAL = "sbatch: error: Batch job submission failed: QOSMaxSubmitJobPerUserLimit"
@@ -233,3 +238,142 @@ def test_a_limit_is_reported_and_one_that_nothing_ends_is_refused(
         assert not (settings.runs / "night").exists()
     assert answer.startswith(wanted)
     assert bool(answer) == bool(wanted)
+
+
+class DyingMount:
+    """Fails the change of this number below a folder, and all that follow it, as a mount that has lost its client."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, top: pathlib.Path, number: int) -> None:
+        self.top, self.number, self.changes = top, number, itertools.count()
+        self.is_dead = False
+        for name in ("mkdir", "rename", "replace", "unlink", "rmdir", "symlink_to"):
+            patch.setattr(pathlib.Path, name, self._failing(getattr(pathlib.Path, name)))
+        patch.setattr(files.tempfile, "mkstemp", self._failing(files.tempfile.mkstemp, "dir"))
+        patch.setattr(shutil, "rmtree", self._failing(shutil.rmtree, "path"))
+
+    def _failing(self, real: collections.abc.Callable[..., typing.Any], named: str = "") -> typing.Any:
+        def change(*args: typing.Any, **given: typing.Any) -> typing.Any:
+            place = given.get(named) if named in given else args[0]
+            if pathlib.Path(str(place)).is_relative_to(self.top):
+                self.is_dead = self.is_dead or next(self.changes) >= self.number
+                if self.is_dead:
+                    raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN), str(place))
+            return real(*args, **given)
+
+        return change
+
+
+@pytest.mark.parametrize("workload", ["script", "smoke"])
+def test_a_run_that_a_dying_mount_left_unfinished_is_used_again(
+    settings: Settings, cluster: Cluster, pip: Pip, tmp_path: pathlib.Path, workload: str
+):
+    """Whatever was the last change that reached the filesystem, the same line is typed again and starts a job."""
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "train.py").write_text("print(1)\n")
+    program = str(tmp_path / "project" / "train.py") if workload == "script" else workload
+    do(settings, "submit-ddp", workload=program, run="first", nodes=1)  # which makes the environment
+    expected = sorted(contents(settings.runs / "first"))
+    for number in itertools.accumulate(itertools.count(1), initial=0):
+        run, num_jobs = f"night-{number}", len(cluster.jobs)
+        with pytest.MonkeyPatch.context() as patch:
+            mount = DyingMount(patch, settings.runs, number)
+            try:
+                do(settings, "submit-ddp", workload=program, run=run, nodes=1)
+            except TrainerError as e:
+                assert "Transport endpoint is not connected" in str(e)
+        if len(cluster.jobs) > num_jobs:  # the job was submitted before the mount died
+            break
+        assert mount.is_dead
+        do(settings, "submit-ddp", workload=program, run=run, nodes=1)
+        left = sorted(name for name in contents(settings.runs / run) if not pathlib.Path(name).name.startswith("."))
+        assert left == expected, f"after {number} changes"
+        assert record(settings, run)["job_id"] == cluster.jobs[-1].job_id
+    assert number > 10, "the mount died early and late in a submission"
+
+
+def test_a_sweep_that_a_dying_mount_left_unfinished_is_used_again(
+    settings: Settings, cluster: Cluster, pip: Pip, tmp_path: pathlib.Path
+):
+    do(settings, "submit-ddp", workload="smoke", run="first", nodes=1)
+    for number in itertools.accumulate(itertools.count(1), initial=0):
+        name, num_jobs = f"s{number}", len(cluster.jobs)
+        with pytest.MonkeyPatch.context() as patch:
+            DyingMount(patch, settings.runs, number)
+            try:
+                do(settings, "submit-sweep", workload="smoke", name=name, grid="epochs=1,2", nodes=1)
+            except TrainerError as e:
+                assert "Transport endpoint is not connected" in str(e)
+        if len(cluster.jobs) > num_jobs:
+            break
+        do(settings, "submit-sweep", workload="smoke", name=name, grid="epochs=1,2", nodes=1)
+    assert number > 6
+
+
+def test_a_run_whose_record_is_lost_goes_on_and_says_so(
+    settings: Settings, cluster: Cluster, pip: Pip, tmp_path: pathlib.Path
+):
+    cluster.states = [("COMPLETED", 0)]
+    script = settings.workspace / "train.py"
+    script.write_text("")
+    given: dict[str, object] = {"workload": str(script), "snapshot": False, "run": "night", "nodes": 1}
+    do(settings, "submit-ddp", **given)
+    run = settings.runs / "night"
+    (run / "metrics.jsonl").write_text('{"kind": "step", "step": 7, "loss": 0.5}\n')
+    (run / "job.json").write_text("[")
+    shown = do(settings, "submit-ddp", **given, **{"dry-run": True})
+    assert "job.json of night is missing or damaged: it goes on with the options of this submission" in shown["checks"]
+    do(settings, "submit-ddp", **given)
+    assert record(settings, "night")["job_id"] == 41
+    for left, is_run in (("notes.txt", False), ("code", False), ("metrics.jsonl", True)):
+        place = settings.runs / left.partition(".")[0]
+        place.mkdir()
+        (place / left).mkdir() if left == "code" else (place / left).write_text('{"step": 1, "loss": 1}\n')
+        given["run"] = place.name
+        if is_run:
+            (place / "job.sbatch").touch()
+            do(settings, "submit-ddp", **given)
+            continue
+        with pytest.raises(TrainerError, match=f"{place} exists and is not a script run; choose another name"):
+            do(settings, "submit-ddp", **given)
+
+
+@pytest.mark.parametrize(
+    ("start", "limit", "elapsed", "nodes", "is_told"),
+    [
+        ({"days": 366}, "UNLIMITED", "0:07", "slurmd-0", False),
+        ({"days": 364}, "UNLIMITED", "2-00:00:00", "slurmd-0", False),
+        ({"days": 364}, "UNLIMITED", "0:07", "slurmd-0", True),  # it would start before that job's end as Slurm has it
+        ({"days": 366}, "UNLIMITED", "0:07", "slurmd-7", True),  # that job is on another node
+        ({"days": 366}, "365-00:00:00", "0:07", "slurmd-0", True),
+        ({"minutes": 5}, "UNLIMITED", "0:07", "slurmd-0", True),
+        ({"days": 994_000}, "UNLIMITED", "0:07", "slurmd-0", False),  # the year 4748, behind several
+    ],
+)
+def test_a_dry_run_tells_no_start_that_slurm_only_makes_up(
+    settings: Settings,
+    cluster: Cluster,
+    pip: Pip,
+    monkeypatch: pytest.MonkeyPatch,
+    start: dict[str, int],
+    limit: str,
+    elapsed: str,
+    nodes: str,
+    *,
+    is_told: bool,
+):
+    when = (datetime.datetime.now() + datetime.timedelta(**start)).isoformat(timespec="seconds")
+    words = f"Job 3 to start at {when} using 2 processors on nodes slurmd-0 in partition slurmd"
+    line = f"9|ann|RUNNING|0:0|0|1|slurmd|{elapsed}|{limit}|N/A|N/A|1|None|{nodes}|9|N/A|endless|\n"
+    real = cluster.run
+
+    def run(*argv: str, **given: typing.Any) -> Completed:
+        if argv[1:] == ("--test-only",):
+            return Completed(0, "", f"sbatch: {words}")
+        if argv[:5] == ("/usr/bin/squeue", "-h", "-a", "-t", "all") and argv[5] == "-O":
+            return Completed(0, line, "")
+        return real(*argv, **given)
+
+    monkeypatch.setattr(jobs, "run", run)
+    verdict = do(settings, "submit-ddp", workload="smoke", nodes=1, **{"dry-run": True})["verdict"]
+    behind = "at no known time, behind job 9 of ann, which has no time limit,"
+    assert verdict == (words if is_told else words.replace(f"at {when}", behind))

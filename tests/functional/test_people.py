@@ -1,15 +1,17 @@
 """What people of the cluster do with `ddp` on the login host, each under an account of their own, and to each other."""
 
 import collections.abc
+import concurrent.futures
 import contextlib
 import dataclasses
 import json
 import re
+import time
 import typing
 
 import pytest
 
-from functional.conftest import Answer, Cluster, Json
+from functional.conftest import Answer, Cluster, Json, eventually
 from functional.storage_faults import MP
 
 pytestmark = [
@@ -69,6 +71,30 @@ tool = subprocess.run(["torchrun", "--help"], stdout=-1).returncode
 own = pathlib.Path(shutil.which("torchrun")).parents[1].name == homes[0]
 print("from", mine.__file__)
 print("layer", homes[0] == homes[1] != homes[2], child, tool, own, int(importlib.metadata.version("python-dateutil")[0]) < 3)
+"""
+
+# Logs steps until it is told to end, in the run's folder
+COUNTS = """
+import pathlib, time
+from ddptrain import resume
+run = resume.Run()
+step = 0
+while not (pathlib.Path(run.folder) / "end").exists():
+    step += 1
+    print(f"step={step}", flush=True)
+    run.log(step, loss=1.0)
+    time.sleep(0.5)
+run.done(step=step)
+"""
+# All that follows a run, at once; each leaves its output and its exit status
+FOLLOWED = f"""
+cd exp
+follow() {{ name=$run-$1; shift; "$@" >~/$name.out 2>~/$name.err; echo $? >~/$name.code; }}
+follow submit ddp submit --wait --run $run {ONE} count.py &
+until grep -qs step=1 {MP}/users/alice/runs/$run/logs/*.out; do test ! -e ~/$run-submit.code || exit; sleep 0.5; done
+follow watch ddp watch $run &
+follow log ddp log --follow $run &
+wait
 """
 
 
@@ -175,6 +201,77 @@ def test_she_looks_at_her_run(alice: Person, trained: Json):
     assert re.search(rf"(?m)^{RUN} +script +COMPLETED ", alice.does("ddp list"))
     seen = alice.tries(f"ddp watch {RUN}", timeout=60)  # by itself: the run has ended
     assert (seen.code, "COMPLETED" in seen.out) == (0, True)
+
+
+@pytest.mark.parametrize("seconds", [20, pytest.param(60, marks=pytest.mark.long)])
+def test_a_silent_controller_ends_nothing_that_follows_a_run(alice: Person, seconds: int):
+    """A restart of slurmctld is a minute of daily life; the job trains on, and so does everybody's view of it."""
+    cluster, run = alice.cluster, f"followed-{seconds}"
+    alice.does("mkdir -p exp")
+    alice.writes("exp/count.py", COUNTS)
+
+    def output(name: str) -> str:
+        return alice.tries(f"cat ~/{run}-{name}").out
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        following = pool.submit(alice.tries, f"run={run}\n{FOLLOWED}")
+        try:
+            eventually(lambda: _holds('"state": "RUNNING"', output("watch.out")))
+            eventually(lambda: _holds("step=1", output("log.out")))
+            cluster.on("slurmctld/0", "systemctl", "stop", "slurmctld")
+            began = time.monotonic()
+            try:
+                eventually(lambda: _holds("Slurm does not answer: Slurmctld(primary) at", output("submit.err")))
+                listed = alice.json("ddp list --json")
+                assert listed["slurm"].startswith("Slurm does not answer: Slurmctld(primary) at")
+                (one,) = [one for one in listed["runs"] if one["run"] == run]
+                assert (one["state"], one["step"] > 0) == ("UNKNOWN", True)
+                assert is_in("Slurm does not answer", alice.does(f"ddp show {run}"))
+                assert is_in("step=1", alice.does(f"ddp log --lines 1000 {run}"))
+                steps = output("log.out").count("step=")
+                eventually(lambda: _holds(f"]: step={steps + 2}\n", output("log.out")))  # it goes on meanwhile
+                time.sleep(max(0.0, seconds - (time.monotonic() - began)))
+            finally:
+                cluster.on("slurmctld/0", "systemctl", "start", "slurmctld")
+            eventually(lambda: _holds("Slurm answers again, after", output("submit.err")))
+        finally:
+            alice.tries(f"touch {alice.folder}/runs/{run}/end")
+        following.result(timeout=600)
+    assert [output(f"{name}.code").strip() for name in ("submit", "watch", "log")] == ["0", "0", "0"]
+    seen = [json.loads(line) for line in output("watch.out").splitlines()]
+    assert {one["state"] for one in seen if one["slurm"]} == {"RUNNING"}, "what Slurm last told"
+    assert [one["state"] for one in seen if one["has_ended"]] == ["COMPLETED"]
+    steps = list(map(int, re.findall(r"\]: step=(\d+)$", output("log.out"), re.MULTILINE)))
+    assert steps == list(range(1, len(steps) + 1)), "no line is missing"
+
+
+def test_what_she_names_may_be_anything_and_what_died_half_way_is_used_again(alice: Person, trained: Json):
+    """Pipes and devices are refused at once, fetch leaves them out, and a dry run tells no start that Slurm makes up."""
+    code = f"{trained['run-dir']}/code"
+    alice.does(f"mkdir -p odd && cd odd && mkfifo pipe && touch train.py && touch {code}/made && mkfifo {code}/fifo")
+    dry = f"cd odd && timeout 60 ddp submit --dry-run {ONE}"
+    for option in ("--requirements", "--env-file"):
+        assert alice.refused(f"{dry} {option} pipe train.py").endswith("/odd/pipe is a pipe, not a file")
+        assert alice.refused(f"{dry} {option} /dev/zero train.py").endswith(" /dev/zero is a device, not a file")
+    try:
+        fetched = alice.json(f"cd odd && ddp fetch {RUN} --to got --json")
+        assert (fetched["files"], fetched["left_out"]) == (["made"], {"fifo": "is a pipe"})
+    finally:
+        alice.does(f"rm {code}/fifo {code}/made")
+    alice.does(f"mkdir -p {alice.folder}/runs/died/logs")  # as far as a submission came when its mount died
+    checks = alice.json(f"{dry} --json --run died train.py")["checks"]
+    assert "died was left unfinished by an earlier submission, and no job has used it: it starts there" in checks
+    endless = alice.does("sbatch --parsable --nodes 2 --exclusive --output /dev/null --wrap 'sleep 600'")
+    try:
+        eventually(lambda: _holds("RUNNING", alice.does(f"squeue --noheader --job {endless} --format %T")))
+        verdict = alice.json(f"{dry} --json train.py")["verdict"]
+        assert f"at no known time, behind job {endless} of alice, which has no time limit," in verdict
+    finally:
+        alice.does(f"scancel {endless}")
+
+
+def _holds(words: str, text: str) -> None:
+    assert words in text, text[-2000:]
 
 
 def is_in(words: str, table: str) -> bool:

@@ -8,7 +8,7 @@ from ddp.base import REPORT_S, Log, ParameterError, Settings, TrainerError
 from ddp.options import models
 from ddp.run import catalog, control, reading
 from ddp.run.model import PREPARATION
-from ddp.slurm import jobs
+from ddp.slurm import jobs, patience
 from ddp.view.result import Result
 from ddp.workspace import tokens
 
@@ -45,10 +45,14 @@ def cancel_run(settings: Settings, params: models.CancelRun, log: Log) -> Result
     log(f"{text} {'was' if len(targets) == 1 else 'were'} {_states(left)}; cancelling, the ranks may save first")
     names, ended = {job.name for job in left}, {job.job_id for job in queue if not job.is_active}
     began = reported = time.monotonic()
+    slurm = patience.Patience(log)
     while any(job.is_active for job in left) and time.monotonic() - began < control.LEAVE_S:
         control.pause(0.5)
-        with jobs.asking():
-            queue = [job for job in jobs.jobs(user=settings.user) if job.job_id not in ended]
+        known = slurm.ask(lambda: jobs.jobs(user=settings.user))
+        if isinstance(known, jobs.Silence):
+            began = time.monotonic()  # nobody knows how long the jobs have been leaving
+            continue
+        queue = [job for job in known if job.job_id not in ended]
         left = [job for job in queue if any(target.holds(job) for target in targets)]
         if time.monotonic() - reported >= REPORT_S:
             reported = time.monotonic()

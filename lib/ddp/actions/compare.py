@@ -15,8 +15,12 @@ def compare_runs(settings: Settings, params: models.CompareRuns, _: Log) -> Resu
     """Compare runs; a sweep stands for all of its runs."""
     given = (params.runs or "").replace(",", " ").split()
     names = list(dict.fromkeys(catalog.name_of(settings, name)[0] for name in given))
-    named, silence = catalog.load(settings, names, is_brief=True)
-    runs = [one for run in named for one in (catalog.elements(settings, run) if run.kind == "sweep" else [run])]
+    queue = catalog.ask_queue(settings)
+    read = [catalog.read(settings, name, is_brief=True) for name in names]
+    runs: list[Run] = []
+    for run in catalog.judge(settings, read, queue):
+        runs += catalog.elements(settings, run, queue) if run.kind == "sweep" else [run]
+    silence = catalog.silence_of(runs, queue)
     if not 2 <= len(runs) <= fields.MAX_SWEEP:
         raise ParameterError("runs", f"{len(runs)} named; from two to {fields.MAX_SWEEP} different ones are compared")
     for run in runs:

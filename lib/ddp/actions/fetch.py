@@ -1,5 +1,6 @@
 """fetch: copy files out of the folder that a run started in."""
 
+import contextlib
 import os
 import pathlib
 import shutil
@@ -10,35 +11,53 @@ from ddp.options import models
 from ddp.problem import Command
 from ddp.run import catalog
 from ddp.view.result import Result
-from ddp.workspace import folders
+from ddp.workspace import files, folders
 
 _COPY_S = 600.0
+LeftOut = dict[str, str]  # why a path was not copied, by its name
 
 
 def fetch(settings: Settings, params: models.Fetch, _: Log) -> Result:
-    """Copy the named files and folders, else all that the run wrote. Raises TrainerError before anything is copied."""
+    """Copy the named files and folders, else all that the run wrote; name what cannot be copied.
+
+    Raises TrainerError before anything is copied.
+    """
     name = catalog.name_of(settings, params.run)[0]
     record = catalog.read_record(settings, name)
     if not record:
         raise ParameterError("run", f"no run {name!r} in {settings.runs}", remedy=catalog.LIST)
     source = pathlib.Path(str(record.get("workdir") or settings.runs / name))
     target = pathlib.Path(params.to or pathlib.Path.cwd())
-    names = folders.call(settings, lambda: _names(source, params.arguments), timeout_s=_COPY_S)
+    found = folders.call(settings, lambda: _names(source, params.arguments), timeout_s=_COPY_S)
+    left_out = folders.call(settings, lambda: _special(source, found), timeout_s=_COPY_S)
+    names = [one for one in found if one not in left_out]
     if not names:
-        text = f"{name} wrote no file in {source}"
-        raise ParameterError("run", text, remedy=Command("show", arguments=(name,)))
+        raise _nothing(name, source, left_out)
     if taken := [one for one in names if os.path.lexists(target / one)]:
         more = f" and {len(taken) - 1} more" if len(taken) > 1 else ""
         raise ParameterError("to", f"{target / taken[0]} exists already{more}; choose another folder, or remove it")
-    folders.call(settings, lambda: _copy(source, target, names), timeout_s=_COPY_S)
-    shown = {"run": name, "from": str(source), "to": str(target), "files": "\n".join(names)}
-    return Result(shown, {**shown, "files": names})
+    left_out |= folders.call(settings, lambda: _copy(source, target, names), timeout_s=_COPY_S)
+    copied = [one for one in names if one not in left_out]
+    shown = {"run": name, "from": str(source), "to": str(target), "files": "\n".join(copied)}
+    values: dict[str, object] = {**shown, "files": copied, "left_out": left_out}
+    if left_out:
+        shown["left-out"] = "\n".join(f"{one}: {why}" for one, why in left_out.items())
+    return Result(shown, values)
+
+
+def _nothing(name: str, source: pathlib.Path, left_out: LeftOut) -> ParameterError:
+    """Explain why there is nothing to copy."""
+    text = f"{name} wrote no file in {source}"
+    if left_out:
+        first, why = next(iter(left_out.items()))
+        text = f"{source / first} {why}, and there is nothing else to copy"
+    return ParameterError("run", text, remedy=Command("show", arguments=(name,)))
 
 
 def _names(source: pathlib.Path, wanted: tuple[str, ...]) -> list[str]:
     """List the files below a folder that are named, with those of folders; without names all that the run wrote."""
     if not wanted:
-        code = next((path for path in (source, *source.parents) if (path.with_name(copies.STATES)).is_file()), None)
+        code = next((path for path in (source, *source.parents) if (path.parent / copies.STATES).is_file()), None)
         if code is None:
             raise ParameterError("path", f"name what to fetch; {source} is no copy of a project")
         below = [code / one for one in copies.written_by_run(code)]
@@ -55,14 +74,32 @@ def _names(source: pathlib.Path, wanted: tuple[str, ...]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _copy(source: pathlib.Path, target: pathlib.Path, names: list[str]) -> None:
-    """Copy files; each appears whole. A link stays one."""
+def _special(source: pathlib.Path, names: list[str]) -> LeftOut:
+    """Return those of the paths that are neither files nor links, such as a pipe that a program left."""
+    found: LeftOut = {}
+    for name in names:
+        with contextlib.suppress(FileNotFoundError):  # removed meanwhile, which _copy reports
+            kind = files.special((source / name).lstat().st_mode)
+            if kind:
+                found[name] = f"is {kind}"
+    return found
+
+
+def _copy(source: pathlib.Path, target: pathlib.Path, names: list[str]) -> LeftOut:
+    """Copy files; each appears whole, and a link stays one. Return those that cannot be read, or are gone."""
+    left_out: LeftOut = {}
     for name in names:
         place = target / name
         place.parent.mkdir(parents=True, exist_ok=True)
         partial = place.with_name(f".{os.getpid()}.fetched")
         try:
             shutil.copy2(source / name, partial, follow_symlinks=False)
+        except (FileNotFoundError, PermissionError) as e:
+            if str(e.filename) != str(source / name):  # the target's
+                raise
+            left_out[name] = "was removed meanwhile" if isinstance(e, FileNotFoundError) else "cannot be read"
+        else:
             os.link(partial, place, follow_symlinks=False)  # unlike a rename it never replaces a file
         finally:
             partial.unlink(missing_ok=True)
+    return left_out

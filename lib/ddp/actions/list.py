@@ -1,5 +1,6 @@
 """list-runs: the runs with their states, from their folders and Slurm's queue."""
 
+import contextlib
 import datetime
 import fnmatch
 import re
@@ -34,7 +35,8 @@ def list_runs(settings: Settings, params: models.ListRuns, log: Log) -> Result:
     count, runs = (len(runs) if is_filtered else len(names)), runs[: params.lines]
     order: Order = {}
     if any(run.state == State.PENDING for run in runs):
-        order = jobs.positions()
+        with contextlib.suppress(jobs.SlurmError):  # it has just told of the jobs: the places are a detail
+            order = jobs.positions()
     listed = [
         describe(run) | ({"position": order[run.job.job_id][0]} if run.job and run.job.job_id in order else {})
         for run in runs

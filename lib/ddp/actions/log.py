@@ -7,6 +7,7 @@ from ddp.base import Log, Settings, TrainerError
 from ddp.options import models
 from ddp.problem import Command
 from ddp.run import catalog, control, folder, reading
+from ddp.slurm import jobs, patience
 from ddp.view import tables
 from ddp.view.result import Result
 from ddp.workspace import folders
@@ -19,24 +20,38 @@ def run_log(settings: Settings, params: models.RunLog, log: Log) -> Result:
     if params.follow:
         _follow(settings, path, job_id, params, log)
     results = {"job-id": str(job_id), "run": name}
-    known = catalog.job_of(settings, name, job_id)
-    if known is not None:
+    known = jobs.look(lambda: catalog.job_of(settings, name, job_id))
+    if isinstance(known, jobs.Silence):
+        results["slurm"] = str(known)
+    elif known is not None:
         results["state"] = known.state
     try:
         place, found = folders.call(
             settings, folder.read_log, path=path, job_id=job_id, lines=params.lines, rank=params.rank
         )
     except folders.MissingError as e:
-        if params.follow and known is not None and known.is_active:  # it waits in the queue: the limit has passed
-            return Result(results | {"lines": "0"}, {"run": name, "job_id": job_id, "state": known.state}, text="")
-        text = f"job {job_id} has no output" + ("" if params.rank is None else f" of rank {params.rank}")
-        text += f"; it is {known.state}" if known is not None else ""
+        if params.follow and _may_go_on(known):  # it waits in the queue: the limit has passed
+            values = {"run": name, "job_id": job_id, "state": results.get("state"), "slurm": results.get("slurm")}
+            return Result(results | {"lines": "0"}, values, text="")
+        text = _no_output(job_id, params, known)
         raise TrainerError(text, remedy=Command("show", arguments=(name,)), results=results) from e
     lines = list(map(reading.printable, found))
     results |= {"log": place, "lines": str(len(lines)), "text": "\n".join(lines)}
     values: dict[str, object] = {"run": name, "job_id": job_id, "state": results.get("state")}
-    values |= {"log": place, "lines": lines}
+    values |= {"log": place, "lines": lines, "slurm": results.get("slurm")}
     return Result(results, values, text="" if params.follow else results["text"])
+
+
+def _no_output(job_id: int, params: models.RunLog, known: jobs.Job | jobs.Silence | None) -> str:
+    text = f"job {job_id} has no output" + ("" if params.rank is None else f" of rank {params.rank}")
+    if isinstance(known, jobs.Silence):
+        return f"{text}; {known}"
+    return text if known is None else f"{text}; it is {known.state}"
+
+
+def _may_go_on(known: jobs.Job | jobs.Silence | None) -> bool:
+    """Return whether a job may still write to its log."""
+    return isinstance(known, jobs.Silence) or (known is not None and known.is_active)
 
 
 def _follow(settings: Settings, path: pathlib.Path, job_id: int, params: models.RunLog, log: Log) -> None:
@@ -44,18 +59,19 @@ def _follow(settings: Settings, path: pathlib.Path, job_id: int, params: models.
     began = time.monotonic()
     offsets: dict[str, int] = {}
     is_pending = False
+    slurm = patience.Patience(log)
     while True:
-        known = catalog.job_of(settings, path.name, job_id)
-        has_ended = known is None or not known.is_active  # its last lines are still to be read
-        lines, offsets = folders.call(
+        known = slurm.ask(lambda: catalog.job_of(settings, path.name, job_id))
+        lines, offsets = folders.call(  # the last ones of a job that has ended, too
             settings, folder.follow_log, path=path, job_id=job_id, rank=params.rank, offsets=offsets
         )
         for line in lines:
             log(tables.Line(reading.printable(line)))
-        was_pending, is_pending = is_pending, known is not None and known.state == "PENDING"
-        if known is not None and is_pending and not was_pending:
-            log(f"job {known.job_id} PENDING ({known.reason})")
+        if isinstance(known, jobs.Job):
+            was_pending, is_pending = is_pending, known.state == "PENDING"
+            if is_pending and not was_pending:
+                log(f"job {known.job_id} PENDING ({known.reason})")
         is_over = settings.wait.is_over or time.monotonic() - began >= params.follow_timeout
-        if has_ended or is_over:
+        if is_over or not _may_go_on(known):
             return
         control.pause(1.0)

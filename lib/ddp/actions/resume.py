@@ -6,7 +6,7 @@ from ddp.base import REPORT_S, Log, Settings, TrainerError
 from ddp.options import models
 from ddp.problem import Command
 from ddp.run import catalog, control
-from ddp.slurm import jobs
+from ddp.slurm import jobs, patience
 from ddp.view.result import Result
 
 # slurmd refuses a requeued job whose credential is not a second newer than the end of its last attempt ("already
@@ -18,14 +18,7 @@ _LEAVING = ("COMPLETING", "EXPEDITING")  # it still ends on its nodes; Slurm ref
 def resume_run(settings: Settings, params: models.OneRun, log: Log) -> Result:
     """Make a requeued job that is held, or waits for its begin time, eligible now."""
     name, job_id = catalog.find(settings, params.run)
-    known = catalog.job_of(settings, name, job_id)
-    began = time.monotonic()
-    while (
-        known is not None and known.state in _LEAVING and known.restarts and time.monotonic() - began < control.LEAVE_S
-    ):
-        log(f"job {known.job_id} is leaving its nodes")
-        control.pause(REPORT_S)
-        known = catalog.job_of(settings, name, job_id)
+    known = _once_it_has_left(settings, name, job_id, log)
     if known is None or not known.is_active:
         state = known.state if known is not None else "unknown to Slurm"
         text = f"job {job_id} is not waiting: it is {state}; to resume, submit it with the same options"
@@ -46,10 +39,27 @@ def resume_run(settings: Settings, params: models.OneRun, log: Log) -> Result:
         problem = control.held(settings, known)
         text = f"job {known.job_id} ({known.reason}) cannot be released: {e}; {problem.what if problem else release}"
         raise TrainerError(text, remedy=problem.remedy if problem else None) from e
-    now_known = catalog.job_of(settings, name, job_id) or known
+    with jobs.asking():
+        now_known = catalog.job_of(settings, name, job_id) or known
     if now_known.state in control.WAITING and now_known.is_held:
         raise TrainerError(f"job {known.job_id} is still held ({now_known.reason}); {release}")
     log(f"job {known.job_id} was {known.state} ({known.reason}); it starts as soon as there is room")
     state, reason = now_known.state, now_known.reason
     shown = {"job-id": str(known.job_id), "run": name, "state": state, "reason": reason}
     return Result(shown, {"job_id": known.job_id, "run": name, "state": state, "reason": reason})
+
+
+def _once_it_has_left(settings: Settings, name: str, job_id: int, log: Log) -> jobs.Job | None:
+    """Wait until a requeued job has left its nodes; return Slurm's record of it, None if Slurm knows none."""
+    slurm = patience.Patience(log)
+    began = time.monotonic()
+    while True:
+        known = slurm.ask(lambda: catalog.job_of(settings, name, job_id))
+        if isinstance(known, jobs.Silence):
+            control.pause(1.0)
+            continue
+        is_leaving = known is not None and known.state in _LEAVING and known.restarts > 0
+        if known is None or not is_leaving or time.monotonic() - began >= control.LEAVE_S:
+            return known
+        log(f"job {known.job_id} is leaving its nodes")
+        control.pause(REPORT_S)

@@ -15,13 +15,13 @@ from ddp.view.result import Result
 def show_run(settings: Settings, params: models.OneRun, _: Log) -> Result:
     """Show a run's state, settings, figures, checkpoints, attempts and curve, or why it failed."""
     name = catalog.name_of(settings, params.run)[0]
-    runs, silence = catalog.load(settings, [name])
-    run = runs[0]
+    queue = catalog.ask_queue(settings)
+    run = catalog.judge(settings, [catalog.read(settings, name)], queue)[0]
     if not (run.record or run.summary or run.job_id or run.metrics.num_records or run.notes):
         text = f"{settings.runs / name} is a folder without a run's files"
         raise ParameterError("run", text, remedy=catalog.LIST)
     if run.kind == "sweep":
-        table, elements = catalog.show_sweep(settings, name)
+        table, elements = catalog.show_sweep(settings, name, queue)
         values = {**listing.describe(run), "runs": [listing.describe(one) for one in elements]}
         return Result(table | {"run-dir": str(run.folder)}, values)
     job_id = run.job_id or (run.job.job_id if run.job is not None else None)
@@ -62,7 +62,7 @@ def show_run(settings: Settings, params: models.OneRun, _: Log) -> Result:
         for one in run.attempts[-20:]
     )
     results |= {"curve-text": control.draw(run), "curve": run.curve_png, "tracking": catalog.cell(run.tracking_url)}
-    results["slurm"] = silence
+    results["slurm"] = run.silence
     values: dict[str, object] = {
         **listing.describe(run),
         "reason": results["reason"] or None,
@@ -73,6 +73,7 @@ def show_run(settings: Settings, params: models.OneRun, _: Log) -> Result:
         "checkpoints": [{"name": one.name, "step": one.step} for one in run.checkpoints],
         "curve": run.curve_png or None,
         "tracking": run.tracking_url or None,
+        "slurm": run.silence or None,
     }
     return Result({name: value for name, value in results.items() if value not in ("", "-")}, values)
 

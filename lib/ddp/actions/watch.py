@@ -2,10 +2,10 @@
 
 import collections.abc
 import contextlib
+import dataclasses
 import json
 import re
 import sys
-import time
 
 import rich.console
 import rich.live
@@ -17,9 +17,9 @@ import rich.text
 from ddp.actions import list as listing
 from ddp.base import Log, Settings
 from ddp.options import models
-from ddp.run import catalog, folder, metrics, reading, state
+from ddp.run import catalog, control, folder, metrics, reading, state
 from ddp.run.model import Run, State
-from ddp.slurm import jobs
+from ddp.slurm import jobs, patience
 from ddp.view import charts, curve, screen
 from ddp.workspace import folders
 
@@ -32,10 +32,10 @@ Read = collections.abc.Callable[[], "Frame"]
 
 
 class Frame:
-    """A run at one moment."""
+    """A run at one moment; `is_told`: the controller has answered what it knows of its job."""
 
-    def __init__(self, run: Run, log: collections.abc.Sequence[str] = ()) -> None:
-        self.run, self.log = run, log
+    def __init__(self, run: Run, log: collections.abc.Sequence[str] = (), *, is_told: bool = True) -> None:
+        self.run, self.log, self.is_told = run, log, is_told
         rate, total = run.metrics.steps_per_second, run.total_steps
         job = run.job if run.state == State.RUNNING else None
         limit = jobs.parse_time(job.time_limit) if job and job.time_limit not in jobs.NO_LIMIT else None
@@ -45,35 +45,50 @@ class Frame:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the run is over, as far as Slurm and its files know."""
-        return not self.run.state.is_active and (self.run.job is not None or self.run.last_attempt is not None)
+        """Whether the run is over: the controller has answered, and neither job nor files say that it goes on."""
+        run = self.run
+        has_begun = run.job is not None or run.job_id is not None or run.last_attempt is not None
+        return has_begun and self.is_told and not run.state.is_active
 
     def record(self) -> dict[str, object]:
         """Return the moment for programs."""
         found = listing.describe(self.run) | {"has_ended": self.has_ended, "elapsed_s": self.elapsed_s}
         found |= {"left_s": self.left_s, "limit_left_s": self.limit_left_s, "attempts": len(self.run.attempts)}
-        found["beginning"] = self.run.beginning or None
+        found |= {"beginning": self.run.beginning or None, "slurm": self.run.silence or None}
         return found | {"failures": [one.reason for one in self.run.failures]}
 
 
-def watch(settings: Settings, params: models.WatchRun, _: Log) -> None:
+def watch(settings: Settings, params: models.WatchRun, log: Log) -> None:
     """Show a run's progress until it has ended or the user presses Ctrl-C."""
     name = catalog.find(settings, params.run)[0]
-    follow(reader(settings, name), None if params.is_json else screen.console(sys.stdout))
+    console = None if params.is_json else screen.console(sys.stdout)
+    is_live = console is not None and console.is_terminal  # then the view itself says that Slurm is silent
+    follow(reader(settings, name, (lambda _: None) if is_live else log), console)
 
 
-def reader(settings: Settings, name: str) -> Read:
-    """Return a function that reads the run's next frame, of metrics.jsonl only what was appended."""
+def reader(settings: Settings, name: str, log: Log) -> Read:
+    """Return a function that reads the run's next frame, of metrics.jsonl only what was appended.
+
+    While Slurm does not answer, the job is what it was when Slurm last told of it.
+    """
     kept = metrics.Reader(settings.runs / name / folder.METRICS)
+    slurm = patience.Patience(log)
+    told: jobs.Job | None = None
 
     def read() -> Frame:
+        nonlocal told
         run = catalog.read(settings, name, is_brief=True, reader=kept)
-        with contextlib.suppress(jobs.SlurmError):  # the view shows the run's own files
-            run = state.with_job(run, catalog.job_among(run, jobs.jobs(user=settings.user)))
+        queue = slurm.ask(lambda: jobs.jobs(user=settings.user))
+        run = catalog.judge(settings, [run], queue)[0]
+        is_told = not isinstance(queue, jobs.Silence)
+        if not is_told and told is not None:
+            run = dataclasses.replace(state.with_job(run, told), silence=str(queue))
+        told = run.job
         lines: list[str] = []
         with contextlib.suppress(folders.WorkspaceError):
             lines = folders.call(settings, folder.last_lines, run=run, lines=_LOG_LINES)
-        return Frame(run, [reading.printable(line.rstrip("\r").rsplit("\r", 1)[-1], 500) for line in lines])
+        printed = [reading.printable(line.rstrip("\r").rsplit("\r", 1)[-1], 500) for line in lines]
+        return Frame(run, printed, is_told=is_told)
 
     return read
 
@@ -88,8 +103,9 @@ def follow(read: Read, console: rich.console.Console | None, *, every_s: float =
             return
         before: tuple[object, ...] = ()
         for now in _frames(read, every_s):
-            counts = (len(now.run.attempts), len(now.run.failures))
-            seen = (now.run.state, now.run.beginning, now.run.remark, now.run.step, *counts)
+            run = now.run
+            counts = (len(run.attempts), len(run.failures))
+            seen = (run.state, run.beginning, run.remark, run.step, *counts, bool(run.silence))
             if seen != before:
                 print(json.dumps(now.record()), flush=True)
             before = seen
@@ -103,7 +119,7 @@ def _frames(read: Read, every_s: float) -> collections.abc.Iterator[Frame]:
         yield now
         if now.has_ended:
             return
-        time.sleep(every_s)
+        control.pause(every_s)
 
 
 def render(now: Frame, width: int, height: int = 40) -> rich.console.RenderableType:
@@ -111,6 +127,8 @@ def render(now: Frame, width: int, height: int = 40) -> rich.console.RenderableT
     run, width = now.run, max(_LEAST_WIDTH, min(_MOST_WIDTH, width))
     numbers = _numbers(now)
     parts: list[rich.console.RenderableType] = [_head(run), _progress(run, width - 4), numbers]
+    if run.silence:
+        parts.append(_text(f"{reading.printable(run.silence, 200)}; waiting for it", "yellow"))
     losses = run.metrics.points("loss", 600)
     if losses:
         parts.append(_text(curve.draw(losses, columns=width - 4, rows=_CURVE_ROWS), "cyan"))
@@ -121,7 +139,8 @@ def render(now: Frame, width: int, height: int = 40) -> rich.console.RenderableT
         parts.append(_text(reading.printable(run.remark, 300), "yellow"))
     if failed:
         parts.append(_text("\n".join(reading.printable(one, 300) for one in failed), "red"))
-    room = height - (5 + numbers.row_count + (_CURVE_ROWS if losses else 0) + len(failed) + bool(run.remark))
+    notes = len(failed) + bool(run.remark) + bool(run.silence)
+    room = height - (5 + numbers.row_count + (_CURVE_ROWS if losses else 0) + notes)
     if now.log and room > 1:
         parts.append(_text("\n".join(_PREFIX.sub("", line) for line in now.log[-min(len(now.log), room) :]), "dim"))
     title = rich.text.Text(f" {reading.printable(run.name, 120)} ", style="bold")

@@ -54,6 +54,7 @@ def gather(settings: Settings, params: models.Doctor, partitions: tuple[jobs.Par
     asked = _asked(params, partition)
     with jobs.asking():
         known = {node.name: node for node in jobs.show_nodes()}
+        config = jobs.configuration()
     usable = {node.name for node in partition.usable}
     gone = {node.name: node.state for node in partition.nodes if node.state == access.GONE}
     left_out = {name: why for name in asked if (why := _unfit(known.get(name), is_usable=name in usable))} | gone
@@ -88,10 +89,6 @@ def gather(settings: Settings, params: models.Doctor, partitions: tuple[jobs.Par
                 reports[name]["versions"]["slurm"] = known[name].fields.get("Version", "")
     finally:
         folders.call(settings, shutil.rmtree, path=folder["folder"], ignore_errors=True)
-    try:
-        config = jobs.configuration()
-    except jobs.SlurmError:
-        config = {}
     return Facts(
         partition=partition,
         asked=tuple(asked),

@@ -29,6 +29,7 @@ def import_image(settings: Settings, params: models.ImportImage, log: Log) -> Re
         install = Step("install-tools", f"as root: apt-get install {' '.join(missing)}")
         raise TrainerError(f"{missing[0]}, which imports images, is not installed on this host", remedy=install)
     folders.ensure_folders(settings)
+    folders.call(settings, lambda: _check(source))
     if environments.own(settings, name):
         remedy = Command("env remove", arguments=(name,))
         raise ParameterError("name", f"{name} exists; choose another name, or remove it", remedy=remedy)
@@ -41,6 +42,19 @@ def import_image(settings: Settings, params: models.ImportImage, log: Log) -> Re
         keep = functools.partial(folders.call, settings, archives.store_environment, timeout_s=3600, **given)
         stored = with_progress(log, f"storing {size >> 20} MiB in {store}", keep)
     return {"name": name, **environments.describe(folders.Manifest.model_validate({**stored, "folder": store}))}
+
+
+def _check(source: str) -> None:
+    """Raise ParameterError unless a source that is an archive on this host is a file: skopeo waits for a pipe's end."""
+    kind, _, path = source.partition(":")
+    if not kind.endswith("-archive"):
+        return
+    try:
+        what = files.special(pathlib.Path(path.partition(":")[0]).stat().st_mode)
+    except OSError as e:
+        raise ParameterError("source", f"{path} cannot be read: {e.strerror}") from e
+    if what:
+        raise ParameterError("source", f"{path} is {what}, not a file")
 
 
 def _unpack(build: str, source: str) -> str:

@@ -13,7 +13,7 @@ from ddp.options import models
 from ddp.problem import Command
 from ddp.run import reading
 from ddp.view import tables
-from ddp.workspace import folders
+from ddp.workspace import files, folders
 
 _INCLUDED = re.compile(rb"^\s*(?:-[rc]|--requirement|--constraint)[ =]*([^\s:]+)\s*(?:#.*)?$", re.MULTILINE)
 _LOCAL = r"(-e|--editable)[ =]*(?!\s*\w+\+)|\.{0,2}/|\.{1,2}(\[|\s|$)|file:|[^#]*\s@\s*file:"
@@ -29,7 +29,8 @@ def create(settings: Settings, params: models.CreateEnvironment, log: Log) -> Re
     if (params.requirements is None) == (params.project is None):
         raise ParameterError("requirements", "give either a file of requirements, or a project")
     if params.project is not None:
-        path = _project(pathlib.Path(params.project))
+        folder = pathlib.Path(params.project)
+        path = folders.call(settings, lambda: _project(folder))
     extras = tuple(re.split("[, ]+", params.extra)) if params.extra else ()
     if extras and path.suffix != ".toml":
         raise ParameterError("extra", f"{path} has none; a pyproject.toml may")
@@ -44,14 +45,15 @@ def create(settings: Settings, params: models.CreateEnvironment, log: Log) -> Re
 
 def request(settings: Settings, path: pathlib.Path, build: str, name: str = "", *extras: str) -> builder.Request:
     """Return the inputs of a layer. Raises ParameterError if the file cannot be used."""
-    return builder.Request(build, wheelhouse.find(settings), name, path, extras, digest(path, *extras))
+    sha256 = folders.call(settings, lambda: digest(path, *extras))
+    return builder.Request(build, wheelhouse.find(settings), name, path, extras, sha256)
 
 
 def _project(folder: pathlib.Path) -> pathlib.Path:
     """Return the file that lists a project's dependencies. Raises ParameterError."""
     path = folder / "pyproject.toml"
-    with contextlib.suppress(OSError, ValueError):
-        project = reading.as_object(backports.parse_toml(path.read_text()).get("project"))
+    with contextlib.suppress(OSError, ValueError, files.RefusedError):
+        project = reading.as_object(backports.parse_toml(files.read_named(path).decode()).get("project"))
         is_dynamic = "dependencies" in project.get("dynamic", ())
         if "dependencies" in project or ("optional-dependencies" in project and not is_dynamic):
             return path
@@ -103,9 +105,11 @@ def digest(path: pathlib.Path, *extras: str) -> str:
     while remaining:
         one = remaining.pop()
         try:
-            texts[one] = one.read_bytes()
+            texts[one] = files.read_named(one)
         except OSError as e:
             raise ParameterError("requirements", f"{one} cannot be read: {e.strerror}") from e
+        except files.RefusedError as e:
+            raise ParameterError("requirements", str(e)) from e
         if one.suffix == ".toml":
             continue
         for number, line in enumerate(texts[one].decode(errors="replace").splitlines(), 1):

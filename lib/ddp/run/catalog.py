@@ -7,6 +7,7 @@ import dataclasses
 import pathlib
 import re
 
+from ddp import remedies
 from ddp.base import ParameterError, Results, Settings, TrainerError
 from ddp.problem import Command, Step, one_line
 from ddp.run import folder, metrics, reading, state
@@ -19,6 +20,8 @@ LIST = Command("list")
 _LIST_NUMBER = Step("list-number", "ddp list")  # what was typed may have been 40_3
 START = Command("submit")
 
+Queue = tuple[jobs.Job, ...] | jobs.Silence  # what Slurm says of this user's jobs
+
 
 def find(settings: Settings, named: str | None) -> tuple[str, int]:
     """Find a run and its job by name or a job's id; defaults to the newest. Raises ParameterError, for a sweep, too."""
@@ -28,9 +31,13 @@ def find(settings: Settings, named: str | None) -> tuple[str, int]:
         raise ParameterError("run", f"{name} is a sweep; name one of its runs, such as {name}-0")
     if job_id is None and type(number := record.get("job_id")) is int and "sweep" not in record:
         job_id = number
+    silence = ""
     if job_id is None:
-        run = load(settings, [name], is_brief=True)[0][0]
+        found, silence = load(settings, [name], is_brief=True)
+        run = found[0]
         job_id = run.job_id or (run.job.job_id if run.job is not None else None)
+    if job_id is None and silence:
+        raise TrainerError(f"no file of {name} has a job's id, and {silence}", remedy=remedies.START_SLURMCTLD)
     if job_id is None:
         raise ParameterError("run", f"{settings.runs} has no run {name} with a job", remedy=LIST)
     return name, job_id
@@ -59,20 +66,54 @@ def read_record(settings: Settings, name: str) -> reading.Json:
 
 
 def load(settings: Settings, names: collections.abc.Sequence[str], *, is_brief: bool = False) -> tuple[list[Run], str]:
-    """Load runs with their states; also why Slurm could not be asked, if so. Raises TrainerError."""
+    """Load runs with their states; also a line that says who is silent, if Slurm does not answer. Raises TrainerError.
+
+    The states are those of the runs' files then.
+    """
     found = [read(settings, name, is_brief=is_brief) for name in names]
+    queue = ask_queue(settings)
+    runs = judge(settings, found, queue)
+    return runs, silence_of(runs, queue)
+
+
+def silence_of(runs: collections.abc.Iterable[Run], queue: Queue) -> str:
+    """Return the line for results that Slurm does not answer; "" if it told of each of these runs."""
+    if isinstance(queue, jobs.Silence):
+        return str(queue)
+    return next((run.silence for run in runs if run.silence), "")
+
+
+def ask_queue(settings: Settings) -> Queue:
+    """Ask Slurm for this user's jobs."""
+    return jobs.look(lambda: jobs.jobs(user=settings.user))
+
+
+def judge(settings: Settings, runs: collections.abc.Sequence[Run], queue: Queue) -> list[Run]:
+    """Return runs as they were read from their folders, each with its state."""
+    if isinstance(queue, jobs.Silence):
+        return [_judged(settings, run, queue, queue) for run in runs]
+    runs = [_settled(settings, run) for run in runs]
+    known = {run.name: job_among(run, queue) for run in runs}
+    known |= _accounted(settings, [run for run in runs if known[run.name] is None])
+    return [_judged(settings, run, known[run.name], queue) for run in runs]
+
+
+def _accounted(settings: Settings, runs: collections.abc.Sequence[Run]) -> dict[str, jobs.Job | jobs.Silence | None]:
+    """Return the accounting's record of runs, by their names, that the controller no longer knows."""
+    by_job = {run.job_id: run for run in runs if run.job_id is not None}
+    if not by_job:
+        return {}
     try:
-        known = jobs.jobs(user=settings.user)
-    except jobs.SlurmError as e:
-        return found, f"Slurm does not answer, so states are from the runs' files: {e}"
-    found = [_settled(settings, run, is_brief=is_brief) for run in found]
-    by_name = {run.name: job_among(run, known) for run in found}
-    lost = {run.job_id: run for run in found if run.job_id is not None and by_name[run.name] is None}
-    if lost:
-        for number, job in jobs.accounted(tuple(lost), user=settings.user).items():
-            if is_of(job, lost[number].name):
-                by_name[lost[number].name] = job
-    return [_judged(settings, run, by_name[run.name], known) for run in found], ""
+        told = jobs.accounted(tuple(by_job), user=settings.user)
+    except jobs.NotAnsweringError as e:
+        silence = jobs.Silence(f"Slurm's accounting does not answer: {e}")
+        return dict.fromkeys((run.name for run in by_job.values()), silence)
+    found: dict[str, jobs.Job | jobs.Silence | None] = {}
+    for number, job in told.items():
+        run = by_job[number]
+        if job.name in (run.name, run.record.get("sweep")):  # else a new controller gave its id to another's
+            found[run.name] = job
+    return found
 
 
 def read(settings: Settings, name: str, *, is_brief: bool = False, reader: metrics.Reader | None = None) -> Run:
@@ -105,9 +146,8 @@ def job_among(run: Run, known: collections.abc.Iterable[jobs.Job]) -> jobs.Job |
 
 
 def job_of(settings: Settings, name: str, job_id: int) -> jobs.Job | None:
-    """Ask Slurm for a run's job; None also if a new controller gave its id to another run. Raises TrainerError."""
-    with jobs.asking():
-        known = jobs.job(job_id, user=settings.user)
+    """Ask Slurm for a run's job; None also if a new controller gave its id to another run. Raises SlurmError."""
+    known = jobs.job(job_id, user=settings.user)
     return known if known is not None and is_of(known, name) else None
 
 
@@ -116,7 +156,7 @@ def is_of(known: jobs.Job, run: str) -> bool:
     return known.name == run or (known.array_id is not None and known.name == run.rpartition("-")[0])
 
 
-def _settled(settings: Settings, run: Run, *, is_brief: bool) -> Run:
+def _settled(settings: Settings, run: Run) -> Run:
     """Complete a submission whose end was not noted: Slurm has its job, or the run's log does, or there is none."""
     if not folder.is_intent(run.record):
         return run
@@ -124,21 +164,25 @@ def _settled(settings: Settings, run: Run, *, is_brief: bool) -> Run:
     with contextlib.suppress(jobs.SlurmError, folders.WorkspaceError):  # the next look tries again
         job_id = submissions.find(mark, user=settings.user, name=run.name) or run.job_id
         folders.call(settings, folder.settle, path=run.folder, job_id=job_id)
-        return read(settings, run.name, is_brief=is_brief)
+        now = read(settings, run.name, is_brief=True)
+        return dataclasses.replace(now, metrics=run.metrics, checkpoints=run.checkpoints)
     return run
 
 
-def _judged(settings: Settings, run: Run, job: jobs.Job | None, known: collections.abc.Sequence[jobs.Job]) -> Run:
+def _judged(settings: Settings, run: Run, job: jobs.Job | jobs.Silence | None, queue: Queue) -> Run:
     if run.kind != "sweep":
         return state.with_job(run, job)
-    counts = collections.Counter(str(one.state) for one in elements(settings, run, known))
-    return dataclasses.replace(run, state=State(whole(counts)), why=counted(counts))
+    runs = elements(settings, run, queue)
+    counts = collections.Counter(str(one.state) for one in runs)
+    silence = silence_of(runs, queue)
+    told = State(whole(counts, is_told=not silence))
+    return dataclasses.replace(run, state=told, why=counted(counts), silence=silence)
 
 
 # -- sweeps ------------------------------------------------------------------------------------------------------------
 
 
-def elements(settings: Settings, sweep: Run, known: collections.abc.Sequence[jobs.Job] | None = None) -> list[Run]:
+def elements(settings: Settings, sweep: Run, queue: Queue) -> list[Run]:
     """Load the runs of a sweep; one that never started was cancelled with it, if Slurm knows that it ended."""
     count = min(reading.number(str(sweep.record.get("count")), 0), folder.MAX_LISTED)
     paths = [sweep.folder.with_name(f"{sweep.name}-{number}") for number in range(count)]
@@ -147,23 +191,23 @@ def elements(settings: Settings, sweep: Run, known: collections.abc.Sequence[job
         return [folder.read(path, is_brief=True) for path in paths if pathlib.Path(path).is_dir()]
 
     found = folders.call(settings, read_all, timeout_s=120)
-    if known is None:
-        with jobs.asking():
-            known = jobs.jobs(user=settings.user, name=sweep.name)
-    judged = [state.with_job(run, job_among(run, known)) for run in found]
-    lost = [run.job_id for run in judged if run.job is None and run.last_attempt is None and run.job_id]
-    accounted = jobs.accounted(lost, user=settings.user) if lost else {}
-    return [
-        dataclasses.replace(run, state=State.CANCELLED, why="it never started")
-        if run.job is None and run.job_id is None
-        else state.with_job(run, accounted.get(run.job_id or 0, run.job))
-        for run in judged
-    ]
+    if isinstance(queue, jobs.Silence):
+        return [state.with_job(run, queue) for run in found]
+    known = {run.name: job_among(run, queue) for run in found}
+    known |= _accounted(settings, [run for run in found if known[run.name] is None and run.last_attempt is None])
+    return [_of_sweep(run, known[run.name]) for run in found]
 
 
-def show_sweep(settings: Settings, name: str) -> tuple[Results, list[Run]]:
+def _of_sweep(run: Run, job: jobs.Job | jobs.Silence | None) -> Run:
+    """Return an element of a sweep with its state, now that Slurm has answered."""
+    if job is None and run.job_id is None:
+        return dataclasses.replace(state.with_job(run, job), state=State.CANCELLED, why="it never started")
+    return state.with_job(run, job)
+
+
+def show_sweep(settings: Settings, name: str, queue: Queue) -> tuple[Results, list[Run]]:
     """Return the state of a sweep as results with a table, and its runs."""
-    runs = elements(settings, read(settings, name, is_brief=True))
+    runs = elements(settings, read(settings, name, is_brief=True), queue)
     best = best_of(runs)
     table: list[tuple[str, ...]] = [("RUN", "JOB-ID", "STATE", "STEP", "LOSS", "OPTIONS")]
     for run in runs:
@@ -171,10 +215,14 @@ def show_sweep(settings: Settings, name: str) -> tuple[Results, list[Run]]:
         cells = (run.name, run.job_id or "", run.state, run.step or "", loss, run.options)
         table.append(tuple(map(str, cells)))
     counts = collections.Counter(str(run.state) for run in runs)
-    results = {"sweep": name, "state": whole(counts), "states": counted(counts), "runs": aligned(table)}
+    silence = silence_of(runs, queue)
+    results = {"sweep": name, "state": whole(counts, is_told=not silence), "states": counted(counts)}
+    results["runs"] = aligned(table)
     if best is not None:
         options = reading.printable(best.options)
         results |= {"best-run": best.name, "best-loss": f"{best.score:.6g}", "best-options": options}
+    if silence:
+        results["slurm"] = silence
     return results, runs
 
 
@@ -189,10 +237,15 @@ def counted(states: collections.Counter[str]) -> str:
     return ", ".join(f"{count} {name}" for name, count in sorted(states.items()))
 
 
-def whole(states: collections.Counter[str]) -> str:
-    """Return the state of a sweep: active while one of its runs is, then that of its worst run."""
+def whole(states: collections.Counter[str], *, is_told: bool = True) -> str:
+    """Return the state of a sweep: active while one of its runs is, then that of its worst run.
+
+    Unless Slurm has told of them, a run of an unknown state may be active.
+    """
     if active := {name for name in states if State(name).is_active}:
         return "PENDING" if active == {"PENDING"} and len(states) == 1 else "RUNNING"
+    if "UNKNOWN" in states and not is_told:
+        return "UNKNOWN"
     if len(states) < 2:
         return next(iter(states), "UNKNOWN")
     if set(states) - {"COMPLETED", "CANCELLED", "PREEMPTED"}:

@@ -15,15 +15,13 @@ from ddp.base import REPORT_S, Log, ParameterError, Results, Settings, TrainerEr
 from ddp.problem import Command, Step
 from ddp.run import catalog, failure, folder, reading, state
 from ddp.run.model import UTC, Run
-from ddp.slurm import jobs, submissions
+from ddp.slurm import jobs, patience, submissions
 from ddp.submit import checks
 from ddp.view import curve, tables
 from ddp.workspace import folders, tokens
 
 WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
 LEAVE_S = 60.0  # how long a cancelled or requeued job may take to leave its nodes
-_ANSWER_S = 30.0  # for squeue; a large cluster's controller is slow
-_SILENCE_S = 600.0  # how long slurmctld may be unreachable while a job is followed: it may be restarted
 _LOST_ANSWER = re.compile(r"timed out|no answer|zero bytes|connect", re.IGNORECASE)
 _COMMENT = re.compile(r"^#SBATCH --comment=(.*)$", re.MULTILINE)
 
@@ -74,7 +72,9 @@ def claim(settings: Settings, run: str) -> None:
 def refuse_if_active(settings: Settings, run: str) -> None:
     """Raise ParameterError if a job of this run is pending or running."""
     names = [run, catalog.read_record(settings, run).get("sweep")]
-    for known in (job for name in names if name for job in jobs.jobs(user=settings.user, name=str(name))):
+    with jobs.asking():
+        found = [job for name in names if name for job in jobs.jobs(user=settings.user, name=str(name))]
+    for known in found:
         if known.is_active:
             text = f"{run} is active as job {known.job_id} ({known.state}); wait for its end, or cancel it"
             raise ParameterError("run", text, remedy=Command("cancel", arguments=(known.name,)))
@@ -200,40 +200,59 @@ def follow(
         UnfinishedError: the command's wait is over; the job goes on.
     """
     settings.wait.begin(submitted.run, str(submitted.job_id))
-    began = answered = time.monotonic()
+    began = time.monotonic()
     last_reported, reported = 0.0, ""
+    slurm = patience.Patience(log)
     while True:
-        try:
-            known = jobs.job(submitted.job_id, user=settings.user, timeout_s=_ANSWER_S)
-            answered = time.monotonic()
-        except jobs.SlurmError as e:
-            if time.monotonic() - answered > _SILENCE_S:
-                text = f"job {submitted.job_id}: Slurm does not answer: {e}; the job may still run"
-                show = Command("show", arguments=(submitted.run,))
-                raise TrainerError(text, remedy=show, results=submitted.as_results()) from e
-            known = None
-            text = f"job {submitted.job_id}: {e}; asking again"
-        else:
-            if known is None or not known.is_active:
-                return conclude(settings, submitted, known)
-            text = f"job {known.job_id} {known.state}"
-            if problem := held(settings, known):
-                problem.results |= {**submitted.as_results(), "state": known.state, "reason": known.reason}
-                raise problem
-            if known.state == "PENDING":
-                text += f" ({known.reason})" + (f", requeued {known.restarts} times" if known.restarts else "")
+        known = _ask(settings, submitted, slurm)
+        if known is None or not (isinstance(known, jobs.Silence) or known.is_active):
+            return conclude(settings, submitted, known)
+        text = _describe(known, submitted)
         if settings.wait.is_over and not to_the_end:
-            state_now = known.state if known is not None else "UNKNOWN"
-            raise unfinished(settings, submitted.run, {**submitted.as_results(), "state": state_now}, log)
-        if text != reported or time.monotonic() - last_reported >= REPORT_S:
-            reported, last_reported = text, time.monotonic()
-            is_running = known is not None and known.state == "RUNNING"
-            log(_progress(settings, submitted.run, text) if is_running else tables.Step(text, text))
+            raise unfinished(settings, submitted.run, _so_far(submitted, known), log)
+        if not isinstance(known, jobs.Silence):
+            _refuse_if_held(settings, submitted, known)
+            if text != reported or time.monotonic() - last_reported >= REPORT_S:
+                reported, last_reported = text, time.monotonic()
+                is_running = known.state == "RUNNING"
+                log(_progress(settings, submitted.run, text) if is_running else tables.Step(text, text))
         if time.monotonic() - began >= timeout_s:
-            results = {**submitted.as_results(), "state": known.state if known else "UNKNOWN"}
+            results = _so_far(submitted, known)
             text = f"no end after {timeout_s:g} s: {text}; the job continues"
             raise TrainerError(text, remedy=Command("log", arguments=(submitted.run,)), results=results)
         pause(1.0 if time.monotonic() - began < 120 else 3.0)
+
+
+def _ask(settings: Settings, submitted: Submitted, slurm: patience.Patience) -> jobs.Job | jobs.Silence | None:
+    """Ask for a submission's job. Raises TrainerError with its results if Slurm is silent for too long."""
+    try:
+        return slurm.ask(lambda: jobs.job(submitted.job_id, user=settings.user))
+    except TrainerError as e:
+        e.results |= submitted.as_results()
+        raise
+
+
+def _so_far(submitted: Submitted, known: jobs.Job | jobs.Silence) -> Results:
+    """Results of a job that has not ended."""
+    state_now = "UNKNOWN" if isinstance(known, jobs.Silence) else known.state
+    return {**submitted.as_results(), "state": state_now}
+
+
+def _describe(known: jobs.Job | jobs.Silence, submitted: Submitted) -> str:
+    """Describe a job that has not ended, in a line."""
+    if isinstance(known, jobs.Silence):
+        return f"job {submitted.job_id}: {known}"
+    text = f"job {known.job_id} {known.state}"
+    if known.state != "PENDING":
+        return text
+    return f"{text} ({known.reason})" + (f", requeued {known.restarts} times" if known.restarts else "")
+
+
+def _refuse_if_held(settings: Settings, submitted: Submitted, known: jobs.Job) -> None:
+    """Raise TrainerError if a job is held so that its user cannot release it."""
+    if problem := held(settings, known):
+        problem.results |= {**submitted.as_results(), "state": known.state, "reason": known.reason}
+        raise problem
 
 
 def unfinished(settings: Settings, run: str, results: Results, log: Log) -> UnfinishedError:

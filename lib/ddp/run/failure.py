@@ -29,7 +29,7 @@ _NAMES = {"last_loss": "loss", "world_size": "ranks", "loss_png": "curve"}
 def results_of(run: Run) -> Results:
     """Return the state of a run that ended, its exit code and its figures; those that it lacks are left out."""
     results = {"state": str(run.state)}
-    if not run.state.is_active:
+    if not run.state.is_active and run.state != State.UNKNOWN:
         results["exit-code"] = str(exit_code(run))
     known = {"last_loss": run.loss, "best_loss": run.best_loss, "steps": run.step} | run.summary
     for key in _FIGURES:

@@ -17,6 +17,7 @@ from ddp.node import environment, explain, meeting
 from ddp.run import metrics, places, reading, state
 from ddp.run.model import Attempt, Checkpoint, Failure, Run
 from ddp.run.reading import Json
+from ddp.slurm import jobs
 from ddp.workspace.files import MAX_LISTED, RefusedError, replace
 
 RECORD, METRICS = "job.json", "metrics.jsonl"
@@ -76,12 +77,13 @@ def remove(*paths: pathlib.Path) -> None:
 def create_sweep(path: pathlib.Path, texts: dict[str, str], elements: collections.abc.Sequence[dict[str, str]]) -> None:
     """Make a sweep's folder and one for each of its runs, or none of them."""
     places = _places(path, len(elements))
-    if taken := [place for place in places if place.exists() or place.is_symlink()]:
-        raise RefusedError(f"{taken[0]} exists already")
+    for place in filter(os.path.lexists, places):
+        if not is_unfinished(place, "" if place == path else path.name):
+            raise RefusedError(f"{place} exists already")
     made: list[pathlib.Path] = []
     try:
         for place, files in zip(places, [texts, *elements], strict=True):
-            place.mkdir(mode=0o755)
+            place.mkdir(mode=0o755, exist_ok=True)
             made.append(place)
             create(place, files, again=True)
     except BaseException:
@@ -92,6 +94,36 @@ def create_sweep(path: pathlib.Path, texts: dict[str, str], elements: collection
 
 def _places(path: pathlib.Path, elements: int) -> list[pathlib.Path]:
     return [path, *(path.with_name(f"{path.name}-{number}") for number in range(elements))]
+
+
+def is_unfinished(path: pathlib.Path, sweep: str = "") -> bool:
+    """Return whether a submission died on its way, as with its mount: no job ever used this run's folder.
+
+    It holds nothing but what `create` writes, or a part of that. `sweep` is the one that the run is of.
+    """
+    record = read_record(path)
+    is_of_another = bool(record) and record.get("sweep", "") != sweep
+    if is_of_another or record.get("job_id") is not None or "previous" in record:
+        return False
+    held = reading.names(path)
+    is_of_pods = "code" in held and "job.sbatch" not in held  # of `ddp render --kubernetes`
+    is_ours = all(name in RUN_FILES or _is_partial(name) for name in held)
+    return is_ours and not is_of_pods and not any(reading.names(path / name) for name in ("logs", "control"))
+
+
+def _is_partial(name: str) -> bool:
+    """Return whether a file's name is the one that `replace` gave it while it was written."""
+    return name.startswith(".") and name[1:].rpartition(".")[0] in RUN_FILES
+
+
+def kind_of(path: pathlib.Path) -> str | None:
+    """Return the kind of a folder's run; "" if its job.json is lost and no other file tells; None: it is no run's."""
+    if record := read_record(path):
+        return str(record["kind"]) if "kind" in record else None
+    found = read(path)
+    has_begun = bool(found.attempts or found.checkpoints or found.metrics.num_records or found.job_id)
+    is_of_pods = not os.path.lexists(path / "job.sbatch")
+    return found.kind if has_begun and not is_of_pods else None
 
 
 def write_record(path: pathlib.Path, record: collections.abc.Mapping[str, object]) -> None:
@@ -202,7 +234,7 @@ def read(path: pathlib.Path, *, is_brief: bool = False, reader: metrics.Reader |
         remark=_remark(path / "control", attempts),
         user=user,
     )
-    return state.with_job(found, None)
+    return state.with_job(found, jobs.NOT_ASKED)
 
 
 def _unpacked_percent(control: pathlib.Path) -> collections.abc.Iterator[int]:
@@ -222,6 +254,8 @@ def _remark(control: pathlib.Path, attempts: list[Attempt]) -> str:
 def names(runs: pathlib.Path) -> list[str]:
     """List the runs, the last submitted first; a folder without any of a run's files is not one."""
     found: list[tuple[float, str]] = []
+    if not runs.exists():  # this user has submitted nothing yet
+        return []
     with os.scandir(runs) as entries:
         for entry in entries:
             with contextlib.suppress(OSError):

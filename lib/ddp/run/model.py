@@ -125,6 +125,7 @@ class Run:
     job: jobs.Job | None = None
     state: State = State.UNKNOWN
     why: str = ""
+    silence: str = ""  # why Slurm's word on its job is missing; empty: Slurm was asked and answered
 
     @property
     def kind(self) -> str:

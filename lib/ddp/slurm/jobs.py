@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import os
 import re
+import typing
 
 from ddp.problem import Problem
 from ddp.slurm import policy
@@ -32,6 +33,8 @@ _QUEUE_FORMAT = ",".join(f"{name}:|" for name in _QUEUE_FIELDS)
 _SACCT_FIELDS = "JobIDRaw,User,State,ExitCode,NNodes,Partition,Elapsed,Timelimit,Submit,NodeList,JobName"
 # squeue's for the same
 _SACCT_NAMES = "JobID UserName State exit_code NumNodes Partition TimeUsed TimeLimit SubmitTime NodeList Name".split()
+_NO_DATABASE = "Problem talking to the database"  # sacct's last line, whatever slurmdbd's host does
+_ANSWER_S = 30.0  # for one job; a large cluster's controller is slow
 _KEPT = "MAINTENANCE"
 UNUSABLE = frozenset({"DRAIN", "FAIL", _KEPT, "NOT_RESPONDING", "INVALID_REG", "INVAL", "REBOOT_ISSUED"})
 POWER = frozenset({"POWERED_DOWN", "POWERING_UP"})  # flags of a node whose slurmd starts when a job needs it
@@ -40,6 +43,8 @@ _NOISE = re.compile(
     r"^(?:sbatch|scancel|srun|squeue|scontrol|sacct): (?:error: |fatal: )?|^(?:fatal|error): |^slurm_\w+ error: ?"
 )
 NOT_CONFIGURED = "Slurm is not configured here: no slurm.conf, no controller in DNS"
+
+T = typing.TypeVar("T")
 
 
 class SlurmError(Exception):
@@ -54,6 +59,19 @@ class UncertainError(SlurmError):
     """Slurm may have accepted the job."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Silence:
+    """Slurm did not answer: whether it knows a job is unknown, which is another answer than that it knows none."""
+
+    text: str  # one line: who is silent, in Slurm's own words
+
+    def __str__(self) -> str:
+        return self.text
+
+
+NOT_ASKED = Silence("Slurm was not asked")
+
+
 @contextlib.contextmanager
 def asking() -> collections.abc.Generator[None]:
     """Raise Problem if Slurm does not answer what the block asks."""
@@ -61,6 +79,18 @@ def asking() -> collections.abc.Generator[None]:
         yield
     except SlurmError as e:
         raise Problem(str(e) if str(e).startswith("Slurm") else f"Slurm: {e}") from e
+
+
+def look(question: collections.abc.Callable[[], T]) -> T | Silence:
+    """Return Slurm's answer to a question, or its silence.
+
+    The controller is pinged first: one that is down is named at once, where squeue gives up after 9 to 18 s.
+    """
+    try:
+        ping()
+        return question()
+    except SlurmError as e:
+        return Silence(f"Slurm does not answer: {str(e).removeprefix('Slurm: ')}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,11 +207,14 @@ def show_nodes() -> tuple[nodes.Node, ...]:
         raise (NotAnsweringError if isinstance(e, nodes.ControllerSilent) else SlurmError)(str(e)) from e
 
 
-def job(job_id: int, *, user: str, timeout_s: float = 60) -> Job | None:
-    """Return this job of `user`; None where neither the controller nor the accounting knows it. Raises SlurmError."""
+def job(job_id: int, *, user: str) -> Job | None:
+    """Return this job of `user`; None where neither the controller nor the accounting knows it. Raises SlurmError.
+
+    A job that the controller does not know has ended. Accounting that is silent then only lacks how.
+    """
     argv = ("-h", "-a", "-t", "all", "-j", str(job_id), "-O", _QUEUE_FORMAT)
     try:
-        found = _parse(ask("squeue", *argv, timeout=timeout_s))
+        found = _parse(ask("squeue", *argv, timeout=_ANSWER_S))
     except SlurmError as e:
         if isinstance(e, NotAnsweringError) or "Invalid job id" not in str(e):
             raise
@@ -189,15 +222,25 @@ def job(job_id: int, *, user: str, timeout_s: float = 60) -> Job | None:
     for known in found:
         if known.job_id == job_id:
             return known if known.user == user else None
-    return accounted((job_id,), user=user).get(job_id)
+    try:
+        return accounted((job_id,), user=user).get(job_id)
+    except NotAnsweringError:
+        return None
 
 
 def accounted(job_ids: collections.abc.Sequence[int], *, user: str) -> dict[int, Job]:
-    """Return those of these jobs of `user` that the accounting knows; without slurmdbd none."""
+    """Return those of these jobs of `user` that the accounting knows; on a cluster without accounting none.
+
+    Raises NotAnsweringError if slurmdbd is silent.
+    """
     try:
         text = ask("sacct", "-X", "-n", "-P", "-j", ",".join(map(str, job_ids)), "-o", _SACCT_FIELDS)
-    except SlurmError:  # the caller looks at the files that the jobs left
-        return {}
+    except NotAnsweringError:
+        raise
+    except SlurmError as e:
+        if _NO_DATABASE in str(e):
+            raise NotAnsweringError(str(e)) from e
+        return {}  # the cluster has no accounting, or it refuses
     return {job.job_id: job for job in _parse(text, _SACCT_NAMES) if job.user == user and job.job_id in job_ids}
 
 
@@ -211,12 +254,9 @@ def jobs(*, user: str | None, name: str | None = None) -> tuple[Job, ...]:
 
 
 def positions() -> dict[int, tuple[int, int]]:
-    """Return the place of each pending job in its partition's queue, and its length; empty if Slurm is silent."""
+    """Return the place of each pending job in its partition's queue, and its length. Raises SlurmError."""
     queues: dict[str, list[int]] = {}
-    try:
-        text = ask("squeue", "-h", "-a", "-t", "PENDING", "--sort=-p,i", "-O", "JobID:|,Partition:|", timeout=10)
-    except SlurmError:
-        return {}
+    text = ask("squeue", "-h", "-a", "-t", "PENDING", "--sort=-p,i", "-O", "JobID:|,Partition:|", timeout=10)
     for line in text.splitlines():
         number, _, partition = line.rstrip("|").partition("|")
         if number.isdecimal():

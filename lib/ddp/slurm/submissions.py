@@ -1,6 +1,7 @@
 """A script becomes a job: its id, and why the job waits."""
 
 import contextlib
+import datetime
 import pathlib
 import re
 import time
@@ -10,6 +11,9 @@ from ddp.slurm import jobs, policy
 
 _ID = re.compile(r"^\s*(\d+)(?:;\S+)?\s*$", re.MULTILINE)  # a federation adds the cluster's name
 _MARK = re.compile(r"\bddp:[0-9a-f]{16}\b")
+_FORECAST = re.compile(r"to start (?P<when>at (?P<start>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)) .*\bon nodes (?P<nodes>\S+)")
+_ASSUMED_S = 365 * 86400.0  # Slurm plans a job without a limit for a year (job_end_time_reset() in job_mgr.c)
+_SOON_S = 3600.0
 _WAIT = "State:|,Account:|,QOS:|,Partition:|,Reason:|"
 _LOOKS, _PAUSE_S = 7, 0.5  # slurmctld evaluates a new job within batch_sched_delay, 3 s (slurm.conf(5))
 _KNOWN = backports.read_toml(pathlib.Path(__file__).with_name("reasons.toml"))
@@ -18,8 +22,34 @@ _OF_ONE_JOB, _OF_ONE_USER, _SHARED = (re.compile(_KNOWN["limits"][name]) for nam
 
 
 def judge(script: str) -> str:
-    """Check a script with `sbatch --test-only`, which submits and writes nothing: its output. Raises SlurmError."""
-    return jobs.words(jobs.ask("sbatch", "--test-only", stdin=script, answer="stderr"))
+    """Check a script with `sbatch --test-only`, which submits and writes nothing: its output. Raises SlurmError.
+
+    A start that Slurm only makes up, behind a job that may run for ever, is not in it.
+    """
+    verdict = jobs.words(jobs.ask("sbatch", "--test-only", stdin=script, answer="stderr"))
+    found = _FORECAST.search(verdict)
+    if found is None:
+        return verdict
+    with contextlib.suppress(jobs.SlurmError, ValueError):  # then the verdict is Slurm's
+        start = datetime.datetime.fromisoformat(found["start"])
+        wait_s = (start - datetime.datetime.now()).total_seconds()  # as sbatch prints it: without a zone
+        if wait_s > _SOON_S and (endless := _endless(wait_s, found["nodes"])):
+            whose = f"job {endless.job_id} of {endless.user}"
+            return verdict.replace(found["when"], f"at no known time, behind {whose}, which has no time limit,")
+    return verdict
+
+
+def _endless(wait_s: float, nodes: str) -> jobs.Job | None:
+    """Return a job without a time limit whose made-up end a forecast for these nodes relies on. Raises SlurmError."""
+    wanted = set(jobs.hostnames(nodes))
+    for job in jobs.jobs(user=None):
+        if not job.is_active or job.time_limit not in jobs.NO_LIMIT:
+            continue
+        elapsed_s = jobs.parse_time(job.elapsed) or 0
+        is_relied_on = wait_s > _ASSUMED_S - elapsed_s - _SOON_S
+        if is_relied_on and (not job.nodes or wanted & set(jobs.hostnames(job.nodes))):
+            return job
+    return None
 
 
 def submit(*words: str) -> int:
@@ -50,8 +80,11 @@ def find(mark: str, *, user: str, name: str) -> int | None:
 
 
 def explain_wait(job_id: int, *, user: str) -> tuple[str, bool]:
-    """Return the limit that a new job waits for, and whether it does so for ever; "" if it waits for no limit."""
-    with contextlib.suppress(jobs.SlurmError):
+    """Return the limit that a new job waits for, and whether it does so for ever; "" if it waits for no limit.
+
+    Where Slurm does not answer, that it may wait for one.
+    """
+    try:
         for _ in range(_LOOKS):
             line = jobs.ask("squeue", "-h", "-a", "-j", str(job_id), "-O", _WAIT, timeout=10)
             state, account, qos, partition, reason, *_ = (*line.partition("\n")[0].split("|"), *[""] * 5)
@@ -59,6 +92,10 @@ def explain_wait(job_id: int, *, user: str) -> tuple[str, bool]:
                 limit, is_final = _limit(reason, user) if state == "PENDING" else ("", False)
                 return (is_final and _refusal(partition, account, qos)) or limit, is_final
             time.sleep(_PAUSE_S)
+    except jobs.NotAnsweringError as e:
+        return f"unknown, since Slurm does not answer: {e}", False
+    except jobs.SlurmError:  # the job has ended already
+        return "", False
     return "", False
 
 

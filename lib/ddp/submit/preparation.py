@@ -8,6 +8,7 @@ import pathlib
 from ddp.base import Log, Results, Settings, TrainerError, UnfinishedError
 from ddp.environment import environments
 from ddp.options import models
+from ddp.problem import Command
 from ddp.run import control, folder, reading
 from ddp.run.model import PREPARATION
 from ddp.slurm import jobs
@@ -102,9 +103,9 @@ def prepare_dataset(
     }
     try:
         submitted = control.submit(settings, work.run, texts, facts, again=again or array is not None)
-    except TrainerError:
+    except TrainerError as e:
         if array is not None and undo is not None:
-            jobs.cancel(array)
+            _cancel(array, e)
             undo()
         raise
     submitted = dataclasses.replace(submitted, limit=submitted.limit or waits_for)
@@ -118,6 +119,15 @@ def prepare_dataset(
         return results | _follow(work, submitted, array, log, to_the_end=is_automatic)
     except UnfinishedError as e:
         raise UnfinishedError(results | e.results) from None
+
+
+def _cancel(array: int, why: TrainerError) -> None:
+    """Cancel the array of a preparation that failed. Raises TrainerError, for both, if Slurm does not."""
+    try:
+        jobs.cancel(array)
+    except jobs.SlurmError as e:
+        text = f"{why.what}; the array {array} could not be cancelled: {e}"
+        raise TrainerError(text, remedy=Command("cancel", arguments=(str(array),))) from why
 
 
 def ensure_default(settings: Settings, params: models.PrepareDataset, log: Log) -> None:

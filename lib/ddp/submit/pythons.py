@@ -8,7 +8,7 @@ from ddp.base import ParameterError, Settings
 from ddp.node import caches
 from ddp.options import models
 from ddp.submit import checks
-from ddp.workspace import folders
+from ddp.workspace import files, folders
 
 _TORCH = "lib*/python3*/*-packages/torch/version.py"  # of venv, conda and Debian
 _VERSION = re.compile(r"^__version__(?:: \w+)? = ['\"]([\w.+-]{1,80})['\"]", re.MULTILINE)
@@ -45,9 +45,13 @@ def _look(settings: Settings, path: pathlib.Path) -> tuple[str, str, bool]:
     if python is None:
         return "", "", False
     prefix, config = python.parent.parent, python.parent.parent / "pyvenv.cfg"
-    about = config.read_text(errors="replace") if config.is_file() else None
+    about = _text(config) if config.is_file() else None
     others = [f"{prefix}/local", f"{pathlib.Path.home()}/.local"] if about is None else _SYSTEM.findall(about)
-    files = (file for root in (prefix, *map(pathlib.Path, others)) for file in root.glob(_TORCH))
-    found = next(filter(None, (_VERSION.search(file.read_text(errors="replace")) for file in files)), None)
+    found_in = (file for root in (prefix, *map(pathlib.Path, others)) for file in root.glob(_TORCH))
+    found = next(filter(None, (_VERSION.search(_text(file)) for file in found_in)), None)
     is_shared = prefix.stat().st_dev == settings.workspace.stat().st_dev or not caches.is_local(str(prefix))
     return str(python), found[1] if found else "", is_shared
+
+
+def _text(path: pathlib.Path) -> str:
+    return files.read_named(path).decode(errors="replace")

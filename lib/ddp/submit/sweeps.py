@@ -11,6 +11,7 @@ from ddp.options import fields, models
 from ddp.problem import Command
 from ddp.run import catalog, control, folder
 from ddp.run.model import State
+from ddp.slurm import jobs, patience
 from ddp.submit import checks, precheck, resources, scripts, training
 from ddp.view import tables
 from ddp.view.result import Result
@@ -25,8 +26,11 @@ def submit_sweep(settings: Settings, params: models.SubmitSweep, log: Log) -> An
     sweep = scripts.Array(len(choices), min(params.parallel or len(choices), len(choices)))
     name = params.name or control.new_name(settings, "sweep")
     for taken in (name, f"{name}-0"):
-        if folders.locate(settings, str(settings.runs / taken)).kind != "absent":
-            raise ParameterError("name", f"{settings.runs / taken} exists already; choose another name")
+        path = settings.runs / taken
+        if folders.locate(settings, str(path)).kind == "absent":
+            continue
+        if not folders.call(settings, folder.is_unfinished, path=path, sweep="" if taken == name else name):
+            raise ParameterError("name", f"{path} exists already; choose another name")
     resources.check_array("grid", sweep.size, checks.partitions())
     checked = training.check(settings, params, run=name, sweep=sweep, choices=choices)
     lines = [json.dumps(choice, sort_keys=True) for choice in choices]
@@ -63,11 +67,15 @@ def _follow(settings: Settings, name: str, results: Results, log: Log, *, timeou
     settings.wait.begin(name, results["job-id"])
     began = reported_at = time.monotonic()
     states = ""
+    slurm = patience.Patience(log)
     while True:
-        shown_now, runs = catalog.show_sweep(settings, name)
-        if not any(run.state.is_active for run in runs):
+        queue = slurm.ask(lambda: jobs.jobs(user=settings.user, name=name))
+        is_told = not isinstance(queue, jobs.Silence)
+        shown_now, runs = catalog.show_sweep(settings, name, queue)
+        if is_told and not any(run.state.is_active for run in runs):
             break
-        if shown_now["states"] != states or time.monotonic() - reported_at > REPORT_S:
+        is_due = shown_now["states"] != states or time.monotonic() - reported_at > REPORT_S
+        if is_told and is_due:
             states, reported_at = shown_now["states"], time.monotonic()
             log(tables.Step(f"sweep {name}: {states}", f"sweep {name}"))
         if settings.wait.is_over:

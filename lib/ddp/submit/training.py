@@ -12,7 +12,7 @@ from ddp.base import Answer, Log, ParameterError, Settings, shown
 from ddp.environment import environments, images, named
 from ddp.options import fields, models
 from ddp.problem import Command
-from ddp.run import catalog, control
+from ddp.run import catalog, control, folder
 from ddp.submit import checks, fabrics, patterns, precheck, preparation, programs, pythons, resources, scripts, tuning
 from ddp.view.result import Result
 from ddp.workspace import folders, tokens
@@ -30,7 +30,8 @@ class Workload:
     dataset: str | None = None  # path
     prepare: bool = False  # the dataset is the default one and has to be made first
     resume: str = "auto"  # auto, never or a run's name
-    is_again: bool = False  # the run exists and goes on
+    is_again: bool = False  # the run's folder exists, and is used again
+    remark: str = ""  # on that
 
     def program(self, settings: Settings, params: models.Training, kept: copies.Copy | None = None) -> scripts.Program:
         """Build the command of the ranks."""
@@ -134,9 +135,11 @@ def check(
     tuned = tuning.check(settings, params, choices) if params.workload == "gpt" else ()
     passed += [f"model: {', '.join(tuned)} is readable"] if tuned else []
     workload = _workload(settings, params, contents, run=run, resume=resume, tunes=bool(tuned))
+    remarks += [workload.remark] if workload.remark else []
     if workload.kind == "script":
         saved = f"{settings.runs / workload.run}/latest"
-        if workload.is_again and folders.locate(settings, saved).kind == "absent":
+        goes_on = workload.is_again and not workload.remark
+        if goes_on and folders.locate(settings, saved).kind == "absent":
             remarks.append(f"{workload.run} has no checkpoint of ddptrain.resume: its program starts at its beginning")
         remarks += programs.check(settings, params, contents)
         passed += [f"workload: {params.workload} {'is a module' if params.module else 'is readable'}"]
@@ -252,15 +255,25 @@ def _workload(
         label = checks.label(params.workload) if kind == "script" else kind
         return Workload(kind, control.new_name(settings, label), dataset, prepare, resume)
     control.claim(settings, run)
-    exists = folders.locate(settings, str(settings.runs / run)).kind != "absent"
-    if exists and (kind == "smoke" or resume != "auto"):
+    path = settings.runs / run
+    if folders.locate(settings, str(path)).kind == "absent":
+        return Workload(kind, run, dataset, prepare, resume)
+    again = Workload(kind, run, dataset, prepare, resume, is_again=True)
+    if folders.call(settings, folder.is_unfinished, path=path):
+        control.refuse_if_active(settings, run)  # sbatch's answer may have been lost
+        remark = f"{run} was left unfinished by an earlier submission, and no job has used it: it starts there"
+        return dataclasses.replace(again, remark=remark)
+    if kind == "smoke" or resume != "auto":
         other = ", or resume auto" if kind == "gpt" else ""
         raise ParameterError("run", f"{run} exists already; choose another name{other}")
-    if exists:
-        if catalog.read_record(settings, run).get("kind") != kind:
-            raise ParameterError("run", f"{settings.runs / run} is no run of the kind {kind}; choose another name")
-        control.refuse_if_active(settings, run)
-    return Workload(kind, run, dataset, prepare, resume, is_again=exists)
+    found = folders.call(settings, folder.kind_of, path=path)
+    if found not in (kind, ""):
+        raise ParameterError("run", f"{path} exists and is not a {kind} run; choose another name")
+    control.refuse_if_active(settings, run)
+    if not found:
+        remark = f"job.json of {run} is missing or damaged: it goes on with the options of this submission"
+        return dataclasses.replace(again, remark=remark)
+    return again
 
 
 def check_program(settings: Settings, params: models.Training) -> None:
@@ -348,7 +361,8 @@ def _check_environment(settings: Settings, params: models.Training, contents: fo
     if params.requirements:
         if not settings.takes_any_script:
             checks.check_inside(settings, "requirements", params.requirements, kinds=("file",))
-        named.digest(pathlib.Path(params.requirements))
+        path = pathlib.Path(params.requirements)
+        folders.call(settings, lambda: named.digest(path))
     if params.environment is None:
         return [f"requirements: {params.requirements} is readable"] if params.requirements else []
     environments.named(settings, contents, params.environment)

@@ -5,11 +5,43 @@ import pathlib
 import stat
 import tempfile
 
+from ddp.node import explain
+
 MAX_LISTED = 1000
+MAX_NAMED_BYTES = 4 << 20  # of a text that a person names
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 
 
 class RefusedError(Exception):
     """The operation is refused; `str()` is one line for the user."""
+
+
+def special(mode: int) -> str:
+    """Return what a path is that is no regular file, in words; "" for a file or a link."""
+    return _KINDS.get(stat.S_IFMT(mode), "")
+
+
+def read_named(path: pathlib.Path, limit_bytes: int = MAX_NAMED_BYTES, *, is_private: bool = False) -> bytes:
+    """Read a file that a person named, which may be anything; links are followed. Raises OSError or RefusedError.
+
+    A pipe would block, and a device may have no end. With `is_private` no other account may read it.
+    """
+    real = pathlib.Path(os.path.realpath(path))
+    if kind := special(real.stat().st_mode):
+        raise RefusedError(f"{path} is {kind}, not a file")
+    with explain.opened(real) as file:
+        if is_private and os.fstat(file.fileno()).st_mode & 0o077:
+            raise RefusedError(f"{path} can be read by others; type: chmod 600 {path}")
+        data = file.read(limit_bytes + 1)
+    if len(data) > limit_bytes:
+        raise RefusedError(f"{path} has more than {limit_bytes >> 10} KiB")
+    return data
 
 
 def private(folder: pathlib.Path) -> pathlib.Path:

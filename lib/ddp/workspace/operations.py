@@ -12,7 +12,7 @@ import typing
 
 from ddp.base import USERS
 from ddp.node import ownership
-from ddp.node.explain import Json, opened, read_object, tail
+from ddp.node.explain import Json, read_object, tail
 from ddp.workspace.files import MAX_LISTED, RefusedError, private, replace
 
 HF_SUFFIX, ENV_SUFFIX = ".hf-token", ".env"
@@ -111,17 +111,6 @@ def locate(workspace: str, path: str) -> Place:
         mode = real.stat().st_mode
         kind = "file" if stat.S_ISREG(mode) else "folder" if stat.S_ISDIR(mode) else "other"
     return Place(kind, str(real), real.is_relative_to(top) and real != top, os.access(real, os.R_OK))
-
-
-def read_private(path: str, limit: int) -> str:
-    """Read a file of at most `limit` bytes that no other account can read. Raises RefusedError."""
-    with opened(pathlib.Path(path).resolve()) as file:
-        if os.fstat(file.fileno()).st_mode & 0o077:
-            raise RefusedError(f"{path} can be read by others; type: chmod 600 {path}")
-        data = file.read(limit + 1)
-    if len(data) > limit:
-        raise RefusedError(f"{path} has more than {limit} bytes")
-    return data.decode(errors="replace")
 
 
 def keep_secret(secrets: str, owner: str, name: str, text: str) -> None:

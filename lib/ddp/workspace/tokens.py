@@ -16,7 +16,7 @@ import typing
 from ddp.base import ParameterError, Settings
 from ddp.options import fields, models
 from ddp.slurm import jobs
-from ddp.workspace import folders, operations
+from ddp.workspace import files, folders, operations
 
 # huggingface_hub reads the file at each request: constants.py HF_TOKEN_PATH, utils/_auth.py get_token.
 VARIABLE = "HF_TOKEN_PATH"
@@ -36,8 +36,9 @@ def read_variables(settings: Settings, params: models.Training) -> dict[str, str
     if params.env_file is None:
         return params.secrets
     try:
-        text = folders.call(settings, operations.read_private, path=params.env_file, limit=_MOST_BYTES)
-        return {**fields.parse_variables(text), **params.secrets}
+        path = pathlib.Path(params.env_file)
+        data = folders.call(settings, files.read_named, path=path, limit_bytes=_MOST_BYTES, is_private=True)
+        return {**fields.parse_variables(data.decode(errors="replace")), **params.secrets}
     except (folders.WorkspaceError, ValueError) as e:
         raise ParameterError("env-file", str(e)) from e
 

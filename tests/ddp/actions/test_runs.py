@@ -192,10 +192,9 @@ def motley(ready: Trainer) -> Trainer:
     for name, kind in (("table", "collectives"), ("prepare-owt", "prepare"), ("mine", "script")):
         folder = ready.workspace / "runs" / name
         folder.mkdir()
-        (folder / "job.json").write_text(
-            json.dumps({"job_id": None, "kind": kind, "submitted": "2026-11-20T18:00:00Z"})
-        )
+        (folder / "job.json").write_text(json.dumps({"job_id": 9, "kind": kind, "submitted": "2026-11-20T18:00:00Z"}))
     (ready.workspace / "runs" / "notes").mkdir()
+    (ready.workspace / "runs" / "notes" / "monday.md").touch()
     return ready
 
 

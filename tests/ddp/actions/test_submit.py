@@ -230,6 +230,7 @@ def refusals(trainer: Trainer) -> list[tuple[dict[str, typing.Any], str]]:
     (place / "out.py").symlink_to("/etc/hostname")
     (place / "folder").mkdir()
     (place / "runs" / "old").mkdir(parents=True)
+    (place / "runs" / "old" / "notes.txt").touch()
     return [
         ({"nodes": 3}, "nodes: 3 requested, partition slurmd has 2 usable"),
         ({"partition": "gpu"}, "partition: no partition 'gpu'; there are: slurmd"),
@@ -262,7 +263,7 @@ def refusals(trainer: Trainer) -> list[tuple[dict[str, typing.Any], str]]:
         ),
         ({"run": "old", "resume": "never"}, "run: old exists already; choose another name, or resume auto"),
         ({"run": "old", "workload": "smoke"}, "run: old exists already; choose another name"),
-        ({"run": "old"}, f"run: {place}/runs/old is no run of the kind gpt; choose another name"),
+        ({"run": "old"}, f"run: {place}/runs/old exists and is not a gpt run; choose another name"),
         ({"profile_ranks": "1"}, "profile-ranks: needs profile=torch"),
         (
             {"profile": "torch", "workload": "smoke"},

@@ -59,6 +59,7 @@ def test_an_existing_sweep_is_not_overwritten(ready: Trainer, cluster: Cluster):
     ready.run("submit-sweep", grid="lr=1,2", name="s")
     assert ready.fails("submit-sweep", grid="lr=3", name="s").endswith("/s exists already; choose another name")
     (ready.workspace / "runs" / "t-0").mkdir()
+    (ready.workspace / "runs" / "t-0" / "notes.txt").touch()
     assert ready.fails("submit-sweep", grid="lr=3", name="t").endswith("/t-0 exists already; choose another name")
     assert len(cluster.jobs) == 1
 

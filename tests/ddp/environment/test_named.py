@@ -42,7 +42,7 @@ def test_a_file_is_known_by_its_content_and_by_what_it_includes(wanted: pathlib.
         first = named.digest(wanted)
 
 
-@pytest.mark.parametrize("name", ["x.txt", ".", "dangling.txt"])
+@pytest.mark.parametrize("name", ["x.txt", "x.txt/y", "dangling.txt"])
 def test_a_file_that_cannot_be_read(tmp_path: pathlib.Path, name: str):
     (tmp_path / "dangling.txt").write_text("-rgone.txt\n")
     with pytest.raises(ParameterError, match=r"^requirements: .* cannot be read: "):
