@@ -11,20 +11,8 @@ import typing
 
 import torch
 
-from ddptrain import (
-    checkpoint,
-    config,
-    distributed,
-    errors,
-    files,
-    finetune,
-    hardware,
-    markers,
-    model,
-    sampler,
-    shapes,
-    shards,
-)
+from ddptrain import checkpoint, config, distributed, errors, files, finetune, hardware, markers, model, shapes
+from ddptrain.data import sampler, shards
 
 _OR_NEVER = ", or start over with --resume never"
 

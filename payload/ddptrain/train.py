@@ -32,13 +32,13 @@ from ddptrain import (
     pace,
     planning,
     profiling,
-    reader,
     report,
     resume,
     saver,
     shapes,
     tracking,
 )
+from ddptrain.data import reader
 
 _DIVERGED = "lower --lr, or use --precision fp32, and resume"
 
