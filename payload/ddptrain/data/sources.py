@@ -127,13 +127,16 @@ def _folder(root: pathlib.Path, how: str, output: pathlib.Path) -> tuple[list[It
     cards_last = sorted(paths, key=lambda path: names.is_card(path.relative_to(root)))
 
     items: list[Item] = []
+    has_records = False
     for path in cards_last:
         relative = path.relative_to(root)
         size_bytes = path.stat().st_size if path.is_file() else 0
-        reason = _reason(relative, items)
+        reason = _reason(relative, has_records=has_records)
         if not reason and _is_read(path):
+            item = _item(path, how, names.split_of(relative))
+            items.append(item)
+            has_records |= item.kind in names.RECORDS
             tally.read(relative, size_bytes)
-            items.append(_item(path, how, names.split_of(relative)))
         elif path.is_symlink() or not (linked and path.resolve() in linked):
             tally.leave(relative, size_bytes, reason)
 
@@ -170,13 +173,13 @@ def _count_linked(folder: pathlib.Path, root: pathlib.Path, tally: unread.Tally)
             tally.leave(path.relative_to(root), path.stat().st_size, unread.LINKED_FOLDER)
 
 
-def _reason(relative: pathlib.PurePath, items: list[Item]) -> str:
-    """Return why a file of a folder is not read, whatever it holds, or nothing; `items` are those before it."""
+def _reason(relative: pathlib.PurePath, *, has_records: bool) -> str:
+    """Return why a file of a folder is not read, whatever it holds, or nothing."""
     if how := unread.hidden(relative):
         return how
     if names.split_of(relative) == "test":
         return unread.OTHER_SPLIT
-    if names.is_card(relative) and any(item.kind in names.RECORDS for item in items):
+    if names.is_card(relative) and has_records:
         return unread.CARD
     return ""
 
