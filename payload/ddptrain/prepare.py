@@ -1,7 +1,7 @@
-"""`prepare`: text to a dataset, tokenised in parallel, resumable, the same bytes however many workers there were.
+"""`prepare`: text to a dataset, in parallel and resumable, the same bytes for any number of workers.
 
-The sources are cut into parts. Workers, on one machine or as elements of a Slurm array, take parts by number and need
-no locks. `dataset.json` comes last.
+The sources are cut into parts. Workers, on one machine or as elements of a Slurm array, take parts by
+number and need no locks. `dataset.json` comes last.
 """
 
 # ruff: noqa: RUF009 - config.option returns a dataclasses.field
@@ -26,7 +26,7 @@ _SOURCES = f"{_STDLIB}, folders or files: {names.READS}"
 _MOST_PART_BYTES = 64 << 20
 _LEAST_PART_BYTES = 4 << 20
 _MUCH_BYTES = 1 << 30  # above it a smaller share is enough to validate
-# Bytes of shards for a byte of text: two for each byte, or two for about every four characters of GPT-2's.
+# Bytes of shards for a byte of text: two for each byte's token, less for those of other tokenizers.
 _GROWTH = {"byte": 2.1}
 _USUAL_GROWTH = 1.5
 
@@ -126,7 +126,7 @@ def _report_dataset(dataset: shards.Dataset, elapsed_s: float) -> None:
 
 
 def finalize(options: Options, plan: parts.Plan) -> shards.Dataset:
-    """Check every part and write dataset.json. Raises UserError naming the parts that are missing."""
+    """Check every part and write dataset.json. Raises UserError naming the missing parts."""
     notes = _all_notes(options, plan)
     entries: list[Entry] = []
     not_read = unread.Unread(plan.unread)
@@ -260,11 +260,12 @@ def _check_room(options: Options, plan: parts.Plan, todo: list[parts.Part]) -> N
 
 def _work_in_parallel(options: Options, plan: parts.Plan, todo: list[parts.Part], workers: int) -> None:
     biggest_first = sorted(todo, key=lambda part: part.num_bytes, reverse=True)  # nobody waits long
-    pool = concurrent.futures.ProcessPoolExecutor(
-        workers, mp_context=multiprocessing.get_context("spawn"), initializer=_start_worker, initargs=(options,)
-    )
+    context = multiprocessing.get_context("spawn")
+    pool = concurrent.futures.ProcessPoolExecutor(workers, context, _start_worker, (options,))
     with pool:
-        futures = {pool.submit(_tokenize_in_worker, options.output, plan, part): part for part in biggest_first}
+        futures: dict[concurrent.futures.Future[parts.Note], parts.Part] = {}
+        for part in biggest_first:
+            futures[pool.submit(_tokenize_in_worker, options.output, plan, part)] = part
         try:
             for future in concurrent.futures.as_completed(futures):
                 _report_part(futures[future], future.result(), plan)
@@ -288,7 +289,7 @@ def _start_worker(options: Options) -> None:
 
 
 def _end_with(parent: multiprocessing.process.BaseProcess) -> None:
-    """End this worker with the command: one that was killed leaves workers that wait for parts for ever."""
+    """End this worker with the command, which may be killed."""
     parent.join()
     os._exit(1)
 

@@ -15,7 +15,7 @@ Documents = collections.abc.Iterator[records.Document]
 
 
 def documents(item: sources.Item, counts: unread.Unread) -> Documents:
-    """Yield the documents of an item, and count what is not read in it. Raises UserError with file and line."""
+    """Yield the documents of an item, and count what is not read in it. Raises UserError."""
     try:
         for document in _of_item(item, counts):
             if any(segment.text for segment in document):
@@ -28,9 +28,9 @@ def documents(item: sources.Item, counts: unread.Unread) -> Documents:
 
 
 def pieces(document: records.Document) -> Documents:
-    """Yield a long plain text in pieces of some 32 Ki characters cut at line ends, anything else whole.
+    """Yield a long plain text in pieces of some 32 Ki characters, anything else whole.
 
-    They are what is assigned to training or validation, so that a book is not wholly one or the other.
+    Each piece is for training or validation by itself, so that a book is not wholly one of them.
     """
     text = document[0].text
     if len(document) > 1 or len(text) <= 2 * _PIECE_CHARS:
@@ -56,7 +56,8 @@ def _of_item(item: sources.Item, counts: unread.Unread) -> Documents:
         elif item.kind == "text":
             yield from _of_text(*_bytes(file, item), item.path, item.errors)
         else:
-            values = jsonlines.values(file, item.path, item.errors, item.begin, item.end)
+            begin, end = item.begin, item.end
+            values = jsonlines.values(file, item.path, item.errors, begin=begin, end=end)
             yield from _of_values(values)
 
 

@@ -4,7 +4,7 @@ import codecs
 
 from ddptrain import errors
 
-_MARKS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
+_MARKS = {b"\xef\xbb\xbf": "utf-8", b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
 
 
 def of(head: bytes) -> tuple[str, bytes]:
@@ -18,8 +18,9 @@ def of(head: bytes) -> tuple[str, bytes]:
 def is_text(head: bytes) -> bool:
     """Return whether the first bytes of a file may be those of a text."""
     encoding, _ = of(head)
+    decoder = codecs.getincrementaldecoder(encoding)()  # the last character may be cut
     try:
-        text = codecs.getincrementaldecoder(encoding)().decode(head)  # the last character may be cut
+        text = decoder.decode(head)
     except UnicodeDecodeError:
         return False
     return "\0" not in text

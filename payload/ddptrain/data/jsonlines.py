@@ -11,11 +11,13 @@ from ddptrain.data import encodings, members, records
 _BLANK = b"\xef\xbb\xbf \t\r"  # what may stand before an array, a byte order mark included
 _HEAD_BYTES = 1 << 20
 
-Values = collections.abc.Iterator[tuple[str, object]]  # the place of a value, for messages, and the value
+Lines = collections.abc.Iterator[bytes]
+Numbered = collections.abc.Iterator[tuple[int, bytes]]  # a line's number, and its bytes
+Values = collections.abc.Iterator[tuple[str, object]]  # a value's place, for messages, and the value
 
 
-def values(file: typing.IO[bytes], where: object, how: str, begin: int = 0, end: int | None = None) -> Values:
-    """Yield the values in a file, or those of the lines that start in a range of it. Raises UserError."""
+def values(file: typing.IO[bytes], where: object, how: str, *, begin: int = 0, end: int | None = None) -> Values:
+    """Yield the values in a file, or in the lines that start in a range of it. Raises UserError."""
     if not begin:
         yield from _from_start(file, where, how, end)
         return
@@ -27,7 +29,7 @@ def values(file: typing.IO[bytes], where: object, how: str, begin: int = 0, end:
 
 
 def has_records(file: typing.IO[bytes], where: object) -> bool:
-    """Return whether the first value in a file is a record; also if that cannot be told from its beginning."""
+    """Return whether the first value in a file is a record, or may be one."""
     head = encodings.decode(file.read(_HEAD_BYTES), where, "replace")
     try:
         value, _ = json.JSONDecoder().raw_decode(head.lstrip("[ \t\r\n"))
@@ -67,7 +69,7 @@ def _array(data: bytes, place: str, where: object, how: str) -> Values:
         yield f"{where} record {number}", value
 
 
-def _in_utf8(file: typing.IO[bytes], where: object, how: str, end: int | None) -> collections.abc.Iterator[bytes]:
+def _in_utf8(file: typing.IO[bytes], where: object, how: str, end: int | None) -> Lines:
     """Yield the lines of a file in UTF-8, even if its byte order mark is UTF-16's."""
     is_first = True
     for _, line in members.lines(file, 0, end):
@@ -79,14 +81,14 @@ def _in_utf8(file: typing.IO[bytes], where: object, how: str, end: int | None) -
         yield line
 
 
-def _numbered(lines: collections.abc.Iterator[bytes]) -> collections.abc.Iterator[tuple[int, bytes]]:
+def _numbered(lines: Lines) -> Numbered:
     """Yield the lines that are not blank, with their numbers."""
     for number, line in enumerate(lines, start=1):
         if line.strip():
             yield number, line
 
 
-def _joined(first: bytes, lines: collections.abc.Iterator[tuple[int, bytes]]) -> bytes:
+def _joined(first: bytes, lines: Numbered) -> bytes:
     rest = [line for _, line in lines]
     return b"".join([first, *rest])
 

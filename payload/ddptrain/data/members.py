@@ -22,19 +22,19 @@ from ddptrain.data import encodings, names
 _CHUNK_BYTES = 64 << 10
 _HEAD_BYTES = 512  # a tar's first header
 _TAR_MAGIC = slice(257, 262)  # of that header: POSIX's ustar
-# How compressed files begin: RFC 1952, bzip2's manual, RFC 8878 (a frame, or one that is to be skipped).
+# How compressed files begin: RFC 1952, bzip2's manual, RFC 8878 (a frame, or one to be skipped).
 _BEGINNINGS = {
     ".gz": re.compile(rb"\x1f\x8b"),
     ".bz2": re.compile(rb"BZh"),
     ".zst": re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"),
 }
 _PYARROW_CODECS = {".bz2": "bz2", ".zst": "zstd"}
-# libzstd's words for a frame that `zstd --ultra --long=31` wrote: its default limit is a window of 128 MiB.
+# libzstd's words for a frame of `zstd --long=31`: its default limit is a window of 128 MiB.
 _LARGE_WINDOW = "requires too much memory"
 
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
-# What the readers raise for damaged files. RuntimeError also for encryption, and for nesting without end.
+# What the readers raise for damaged files. RuntimeError also for encryption and endless nesting.
 DAMAGE = (
     OSError,
     EOFError,
@@ -60,6 +60,7 @@ class Member:
 
 
 Members = collections.abc.Iterator[Member]
+Lines = collections.abc.Iterator[tuple[int, bytes]]  # a line's offset, and its bytes
 
 
 def remedy(damage: BaseException) -> str:
@@ -85,7 +86,7 @@ def opened(path: pathlib.Path) -> collections.abc.Generator[typing.IO[bytes]]:
 def decompressed(file: typing.IO[bytes], compression: str, where: object) -> typing.IO[bytes]:
     """Return the content of a file whose name ends in `compression`, or in nothing of the kind.
 
-    A browser may have decompressed it without a word: then it is read as it is. Raises one of DAMAGE.
+    A browser may have decompressed it already: then it is read as it is. Raises one of DAMAGE.
     """
     if not compression:
         return file
@@ -106,7 +107,7 @@ def decompressed(file: typing.IO[bytes], compression: str, where: object) -> typ
     return io.BufferedReader(stream, _CHUNK_BYTES)
 
 
-def lines(file: typing.IO[bytes], begin: int, end: int | None) -> collections.abc.Iterator[tuple[int, bytes]]:
+def lines(file: typing.IO[bytes], begin: int, end: int | None) -> Lines:
     """Yield the offset and the bytes of each line that starts inside a range."""
     offset = begin
     if begin:
@@ -120,7 +121,7 @@ def lines(file: typing.IO[bytes], begin: int, end: int | None) -> collections.ab
 
 
 class _Header(tarfile.TarInfo):
-    """A member's header. Where one is damaged or missing, tarfile would take the archive to end there."""
+    """A member's header. Where one is damaged, tarfile would take the archive to end there."""
 
     @classmethod
     def fromtarfile(cls, tarfile: tarfile.TarFile) -> typing.Self:
@@ -160,7 +161,7 @@ def of_zip(file: typing.IO[bytes]) -> Members:
 
 
 def _check_directory(file: typing.IO[bytes], archive: zipfile.ZipFile) -> None:
-    """Raise BadZipFile unless the directory is as long as the archive's last record says: APPNOTE.TXT, 4.3.16."""
+    """Raise BadZipFile unless the directory is as long as the last record says: APPNOTE, 4.3.16."""
     file.seek(-12 - len(archive.comment), io.SEEK_END)
     count = int.from_bytes(file.read(2), "little")
     if count not in (len(archive.infolist()), 0xFFFF):

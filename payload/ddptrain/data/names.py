@@ -1,4 +1,4 @@
-"""What a name tells about a file: how it is compressed, what it holds, and to which split it belongs."""
+"""What a file's name tells: how it is compressed, what it holds, to which split it belongs."""
 
 import dataclasses
 import pathlib
@@ -27,7 +27,7 @@ ARCHIVES = frozenset({"tar", "zip"})
 TABLES = frozenset({"parquet", "arrow"})
 RECORDS = frozenset({"lines", "json", "parquet", "arrow"})
 COMPRESSED = frozenset({".gz", ".bz2", ".zst"})
-READS = "text files, .jsonl, .json and .tar, each also with .gz, .bz2 or .zst, .parquet, .arrow and .zip"
+READS = "text, .jsonl, .json and .tar, each also with .gz, .bz2 or .zst, .parquet, .arrow and .zip"
 
 _ALIASES = {".tgz": ".tar.gz", ".tbz2": ".tar.bz2", ".tzst": ".tar.zst"}
 _ONLY_PLAIN = frozenset({"parquet", "arrow", "zip"})  # these compress their contents themselves
@@ -46,10 +46,10 @@ _SPLITS = {
     "train": "train",
     "training": "train",
 }
-# Any word of such a name may name a split. Code and markup are named for much else: `test_parser.py`.
+# Any word of such a name may name a split. Code is named for much else: `test_parser.py`.
 _NAMED_FREELY = frozenset({".txt", ".text", ".tar", ".zip", ""})
 
-# What describes a dataset on Hugging Face's hub, and what `save_to_disk`, `map` and `filter` leave beside it.
+# What describes a dataset on Hugging Face's hub; what `save_to_disk`, `map` and `filter` leave.
 _CARD = re.compile(
     r"(readme|licen[cs]e|citation|notice)([^a-z].*)?"
     r"|(dataset_infos?|dataset_dict|state)\.json"

@@ -1,7 +1,7 @@
-"""The parts of a dataset: what one worker does in one go, the same bytes wherever and whenever it is done.
+"""The parts of a dataset: what one worker does in one go, the same bytes wherever it is done.
 
-A part becomes at most one training and one validation shard, whose names and contents depend on the part alone, and a
-note in `parts/` that says from what. A part whose note still holds is not done again.
+A part becomes at most one training and one validation shard, whose names and contents depend on
+the part alone, and a note in `parts/` that says from what. A part whose note holds is not done again.
 """
 
 import collections
@@ -82,7 +82,7 @@ class Plan:
         }
 
     def is_held_out(self, item: sources.Item, text: bytes) -> bool:
-        """Return whether a text is for validation: decided by it alone, so workers need not know the others."""
+        """Return whether a text is for validation. It alone decides: workers do not know the others."""
         if self.has_val_files:
             return item.validation
         return zlib.crc32(text) % _MILLION < self.val_share * _MILLION
@@ -103,7 +103,7 @@ def _digest(part: Part) -> str:
 
 
 def grouped(items: Items, part_bytes: int) -> tuple[Part, ...]:
-    """Return the parts: consecutive sources up to the part size, a piece of a big file, or an archive."""
+    """Return the parts: consecutive sources up to a size, a piece of a big file, or an archive."""
     groups: list[list[sources.Item]] = []
     size = 0
     for whole in items:
@@ -179,7 +179,10 @@ class _Draft:
         self.tokens.append(typing.cast(shards.Tokens, ids))
 
 
-def _add(document: records.Document, item: sources.Item, plan: Plan, drafts: dict[str, _Draft]) -> None:
+Drafts = dict[str, _Draft]  # by split
+
+
+def _add(document: records.Document, item: sources.Item, plan: Plan, drafts: Drafts) -> None:
     """Add a document to the drafts; the pieces of a long one may go to both."""
     begun: set[str] = set()
     for piece in documents.pieces(document):

@@ -20,7 +20,10 @@ Record = dict[str, typing.Any]
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-    """Text of a document, without surrogates; `learned` is false for what a model reads but need not produce."""
+    """Text of a document, without surrogates.
+
+    `learned` is false for what a model reads but need not produce.
+    """
 
     text: str
     learned: bool = True
@@ -43,7 +46,7 @@ def has_shape(value: object) -> bool:
 
 
 def document(value: object, where: str) -> Document:
-    """Return the document in a JSON object or row, empty if all is null. Raises UserError with `where`."""
+    """Return the document in a JSON object or row, empty if all is null. Raises UserError."""
     record = typing.cast(Record, value) if isinstance(value, dict) else {}
     if _is_null(record):
         return ()
@@ -57,7 +60,7 @@ def document(value: object, where: str) -> Document:
             return (Segment(prompt, learned=False), Segment(completion))
         case {"prompt": [*turns], "completion": [*answer]}:  # TRL's
             return _unlearned(_chat(turns, where, record.get("system"))) + _chat(answer, where)
-        case {"instruction": str(instruction), "output": str(output)}:  # Alpaca's; its "text" repeats them
+        case {"instruction": str(instruction), "output": str(output)}:  # Alpaca's
             asked = _with_input(instruction, record.get("input"))
             turns = [{"from": "human", "value": asked}, {"from": "gpt", "value": output}]
             return _chat(turns, where, record.get("system"))
@@ -124,7 +127,7 @@ def _is_learned(message: Record, role: str, where: str) -> bool:
 
 
 def _parts(content: object, where: str) -> collections.abc.Iterator[str]:
-    """Yield the texts of a message's content: a text, or a list of parts that are text. Raises UserError."""
+    """Yield the texts of a content, which is a text or a list of such parts. Raises UserError."""
     parts = typing.cast(list[object], content) if isinstance(content, list) else [content]
     for part in parts:
         match part:

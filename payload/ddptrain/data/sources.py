@@ -1,4 +1,4 @@
-"""Where text comes from: files and folders become items, in an order that depends on the files only."""
+"""Where text comes from: files and folders become items, in an order of the files alone."""
 
 import collections.abc
 import dataclasses
@@ -12,6 +12,7 @@ from ddptrain import errors
 from ddptrain.data import encodings, jsonlines, members, names, unread
 
 STDLIB = "python-stdlib"
+Specs = collections.abc.Sequence[str]
 
 _NOT_OF_STDLIB = frozenset({"site-packages", "dist-packages", "__pycache__", "lib-dynload"})
 
@@ -40,16 +41,16 @@ class Item:
         return self.size_bytes if self.end is None else self.end
 
     def share(self, count: int) -> tuple[int, int]:
-        """Return the first and the last of `count` entries that the bytes stand for, the last excluded."""
+        """Return which of `count` entries the bytes stand for: the first, and the last excluded."""
         size = max(1, self.size_bytes)
         return count * self.begin // size, count * self.stop // size
 
 
-def find(specs: collections.abc.Sequence[str], how: str, output: pathlib.Path) -> tuple[list[Item], unread.Unread]:
-    """Return the files of `python-stdlib`, folders and files, sorted, and what is not read in the folders.
+def find(specs: Specs, how: str, output: pathlib.Path) -> tuple[list[Item], unread.Unread]:
+    """Return the files of `python-stdlib`, folders and files, and what is not read in the folders.
 
-    Skips `output` if it is inside one of them. `how` is strict or replace.
-    Raises UserError if there is no text, or most of it is not read.
+    Skips `output` if it is inside one of them. `how` is strict or replace. Raises UserError if there
+    is no text, or most of it is not read.
     """
     items: list[Item] = []
     counts = unread.Unread()
@@ -73,7 +74,7 @@ def find(specs: collections.abc.Sequence[str], how: str, output: pathlib.Path) -
 
 
 def cut(item: Item, part_bytes: int) -> list[Item]:
-    """Return the parts of a big file that can be read from the middle: bytes to line ends, or row groups."""
+    """Return the parts of a big file that can be read from the middle: of lines, or of row groups."""
     if item.size_bytes <= 2 * part_bytes or not _can_be_cut(item):
         return [item]
     ends = [*range(0, item.size_bytes - part_bytes // 2, part_bytes), item.size_bytes]
@@ -110,7 +111,7 @@ def _standard_library() -> list[Item]:
 
 
 def _file(path: pathlib.Path, how: str) -> Item:
-    """Return a file that was asked for; without a suffix it is text. Raises UserError for an unknown suffix."""
+    """Return a file that was asked for; without a suffix it is text. Raises UserError."""
     name = names.parse(path.name)
     if name.kind is None and name.suffix:
         what = f"{path}: {name.suffixes} is not read"
@@ -145,7 +146,7 @@ def _folder(root: pathlib.Path, how: str, output: pathlib.Path) -> tuple[list[It
 
 
 def _walk(root: pathlib.Path, output: pathlib.Path, tally: unread.Tally) -> list[pathlib.Path]:
-    """Return the files in all folders below one, sorted, and count those in linked folders. Raises OSError."""
+    """Return the files below a folder, sorted, and count those in linked folders. Raises OSError."""
 
     def refuse(e: OSError) -> typing.NoReturn:
         raise e

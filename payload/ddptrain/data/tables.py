@@ -8,15 +8,16 @@ from ddptrain import errors
 from ddptrain.data import records
 
 _BATCH_ROWS = 1024
-# An Arrow stream ends with these, a file of the same batches with its magic: Arrow's columnar format, "IPC".
+# An Arrow stream ends with these, a file with its magic: Arrow's columnar format, "IPC".
 _ARROW_MAGIC = b"ARROW1"
 _ARROW_ENDS = (b"\xff\xff\xff\xff\0\0\0\0", _ARROW_MAGIC)
 
 Share = collections.abc.Callable[[int], tuple[int, int]]  # of n: the first and the last, excluded
+Rows = collections.abc.Iterator[tuple[str, object]]  # a row's place, for messages, and its columns
 Batches = collections.abc.Iterator[tuple[int, typing.Any]]  # the first row's number, and a batch
 
 
-def rows(path: pathlib.Path, kind: str, share: Share, how: str) -> collections.abc.Iterator[tuple[str, object]]:
+def rows(path: pathlib.Path, kind: str, share: Share, how: str) -> Rows:
     """Yield the place of each row and its columns with text, of a share of a table.
 
     Raises UserError, ValueError or OSError.

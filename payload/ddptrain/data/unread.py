@@ -1,4 +1,4 @@
-"""What is not read, by one rule: each file, member or record that gives no text is counted under its reason.
+"""What is not read, by one rule: each file, member or record without text counts under its reason.
 
 A folder or an archive most of which is not read is refused.
 """
@@ -46,14 +46,15 @@ class Unread(dict[str, list[int]]):
 
     def __str__(self) -> str:
         most_first = sorted(self.items(), key=lambda entry: (-entry[1][1], entry[0]))
-        return ", ".join(f"{reason} {files} ({total} bytes)" for reason, (files, total) in most_first)
+        listed = [f"{reason} {files} ({total} bytes)" for reason, (files, total) in most_first]
+        return ", ".join(listed)
 
 
 class Tally:
     """What is read of one folder or archive, and what is not.
 
-    Nobody misses the text of a file that describes the others, or of one with the name of a text but for its suffix,
-    such as WebDataset's `KEY.json` and `KEY.jpg` beside `KEY.txt`.
+    Nobody misses the text of a file that describes the others, or of one with the name of a text
+    but for its suffix, such as WebDataset's `KEY.json` and `KEY.jpg` beside `KEY.txt`.
     """
 
     def __init__(self) -> None:
