@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from bench import row
-from ddptrain import shapes, shards
+from ddptrain import shapes
+from ddptrain.data import shards
 
 FOLDER = "SLURM_DDP_PEERS"
 DATASET = "bench"

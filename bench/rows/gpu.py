@@ -10,7 +10,7 @@ import typing
 import torch
 
 from bench import commands, data, peers, row
-from ddptrain import shards
+from ddptrain.data import shards
 
 BATCH, SEQ_LEN = 32, 1024
 STEPS, WARM_STEPS = 120, 20

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from bench import data, peers, row
-from ddptrain import reader, sampler
+from ddptrain.data import reader, sampler
 
 TOKENS, BATCH, SEQ_LEN = 100_000_000, 12, 1024
 BATCHES, FEWER = 6000, 250  # of ours and of whole shards; of get_batch

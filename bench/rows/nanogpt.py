@@ -12,7 +12,8 @@ import time
 import typing
 
 from bench import data, peers, row
-from ddptrain import prepare, shards
+from ddptrain import prepare
+from ddptrain.data import shards
 
 TEXT_BYTES = 24 << 20
 TURNS, WARM, PART = 5, 20, 10  # turns of each program that count; steps before the clock starts; steps between lines

@@ -7,7 +7,7 @@ import re
 import subprocess
 
 from bench import commands, data, peers, row
-from ddptrain import shards
+from ddptrain.data import shards
 
 _ITER = re.compile(r"^iter (\d+): loss ([0-9.]+)", re.MULTILINE)
 LAST = range(10, 20)  # the steps that are compared, counted from 0

@@ -11,7 +11,7 @@ import sys
 import tokenizers as hf  # pyright: ignore[reportMissingImports] - the peer; make bench installs it
 
 from bench import data, row
-from ddptrain import tokenizers
+from ddptrain.data import tokenizers
 
 # Words met before are remembered, here as there: a turn is long enough, and one goes before, to be like the many that
 # follow when gigabytes are tokenised.

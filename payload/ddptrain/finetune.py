@@ -9,7 +9,8 @@ import typing
 import torch
 from torch import Tensor, nn
 
-from ddptrain import config, errors, files, markers, model, prepare, shards, tokenizers
+from ddptrain import config, errors, files, markers, model, prepare
+from ddptrain.data import shards, tokenizers
 
 _PROBE = "Hello world"
 _PROBE_IDS = {"byte": list(_PROBE.encode()), "gpt2": [15496, 995]}  # as tokenizers.py's two give them

@@ -7,7 +7,8 @@ import pathlib
 import sys
 import typing
 
-from ddptrain import errors, files, markers, shards, sources
+from ddptrain import errors, files, markers
+from ddptrain.data import shards, unread
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +48,7 @@ def _dataset(path: pathlib.Path) -> tuple[dict[str, typing.Any], list[str]]:
         "kind": "dataset",
         "path": str(path),
         "name": dataset.name,
-        "not-read": str(sources.Unread(manifest.get("not_read", {}))),
+        "not-read": str(unread.Unread(manifest.get("not_read", {}))),
         "tokenizer": dataset.tokenizer["kind"],
         "vocabulary": dataset.vocab,
         "fingerprint": dataset.fingerprint,

@@ -23,10 +23,9 @@ from ddptrain import (
     model,
     recipe,
     report,
-    sampler,
     shapes,
-    shards,
 )
+from ddptrain.data import sampler, shards
 
 _OR_NEVER = ", or start over with --resume never"
 

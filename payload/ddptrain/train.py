@@ -33,7 +33,6 @@ from ddptrain import (
     pace,
     planning,
     profiling,
-    reader,
     recipe,
     report,
     resume,
@@ -41,6 +40,7 @@ from ddptrain import (
     shapes,
     tracking,
 )
+from ddptrain.data import reader
 
 _DIVERGED = "lower --lr, or use --precision fp32, and resume"
 

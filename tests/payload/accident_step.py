@@ -18,7 +18,8 @@ import time
 import torch.distributed as dist
 from torch import nn
 
-from ddptrain import cli, distributed, pace, reader, shards, train
+from ddptrain import cli, distributed, pace, train
+from ddptrain.data import reader, shards
 
 DO, AT = os.environ["DO"], int(os.environ.get("AT", "5"))
 IS_IT = os.environ.get("RANK", "0") == os.environ.get("OF", "1")

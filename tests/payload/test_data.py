@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from ddptrain import errors, files, reader, sampler, shards, tokenizers
+from ddptrain import errors, files
+from ddptrain.data import reader, sampler, shards, tokenizers
 
 
 def make_dataset(root: pathlib.Path, counts: list[int], *, vocab: int = 60000, masked: bool = False) -> shards.Dataset:

@@ -11,7 +11,7 @@ import ranks
 import torch
 
 from ddptrain import checkpoint, config, errors, finetune, prepare
-from ddptrain import tokenizers as payload_tokenizers
+from ddptrain.data import tokenizers as payload_tokenizers
 
 tokenizers = pytest.importorskip("tokenizers", reason="the optional extra transformers is not installed")
 transformers = pytest.importorskip("transformers", reason="the optional extra transformers is not installed")

@@ -15,21 +15,8 @@ import pytest
 import ranks
 import torch
 
-from ddptrain import (
-    checkpoint,
-    config,
-    distributed,
-    engine,
-    model,
-    planning,
-    reader,
-    resume,
-    sampler,
-    saver,
-    shapes,
-    shards,
-    train,
-)
+from ddptrain import checkpoint, config, distributed, engine, model, planning, resume, saver, shapes, train
+from ddptrain.data import reader, sampler, shards
 
 STEPS = (
     "--layers 2 --heads 2 --width 32 --seq-len 32 --precision fp32 --eval-rows 16 --log-every 1 --warmup "

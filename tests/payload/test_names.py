@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 import pytest
 from builders import decoded, run
 
-from ddptrain import sources
+from ddptrain.data import names
 
 SPLIT_WORDS = [("test", "test"), ("holdout", "test"), ("validation", "val"), ("dev", "val"), ("train", "train")]
 SPLIT_WORDS += [("testset", "test"), ("devset", "val"), ("TEST", "test"), ("", "")]
@@ -29,14 +29,14 @@ def test_a_file_named_for_a_split_is_of_it(
     hypothesis.assume(word[0] or before or after)
     path = pathlib.PurePath(separator.join([*before, word[0], *after]) + end)
     is_code = end == ".py" and {"data", "de"} & {*after}  # as of a module `test_sources.py`: code like any other
-    assert sources.split_of(path, sources.kind_of(path.name)) == ("" if is_code else word[1])
+    assert names.split_of(path) == ("" if is_code else word[1])
 
 
 @pytest.mark.parametrize(
     ("name", "split"), [("train-eval", "val"), ("eval_train", "train"), ("attest", ""), ("en.dev", "val")]
 )
 def test_the_last_word_for_a_split_counts(name: str, split: str):
-    assert sources.split_of(pathlib.PurePath(f"{name}.jsonl"), "lines") == split
+    assert names.split_of(pathlib.PurePath(f"{name}.jsonl")) == split
 
 
 @pytest.mark.parametrize("has_records", [True, False])
@@ -49,4 +49,4 @@ def test_what_describes_records_is_not_trained_on(tmp_path: pathlib.Path, has_re
     expected = {b"rows"} if has_records else {name.encode() for name in names if "." in name}
     assert set(decoded(dataset)) == expected
     not_read = json.loads((tmp_path / "d" / "dataset.json").read_text())["not_read"]
-    assert not_read.get("dataset card", [0])[0] == len(names) * has_records
+    assert not_read["dataset card"][0] == (len(names) if has_records else 1)  # LICENSE is no text by its name

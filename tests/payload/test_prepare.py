@@ -1,15 +1,12 @@
 """From text to a dataset: the same bytes however it was made, only what is missing done again."""
 
 # pyright: basic, reportPrivateImportUsage=false
-import io
 import json
-import lzma
 import os
 import pathlib
 import shutil
 import subprocess
 import sys
-import tarfile
 import time
 import typing
 
@@ -18,9 +15,10 @@ import hypothesis
 import hypothesis.strategies
 import pytest
 import ranks
-from builders import add, decoded, run
+from builders import decoded, run
 
-from ddptrain import errors, prepare, shards, tokenizers
+from ddptrain import errors, prepare
+from ddptrain.data import parts, shards, tokenizers
 
 GPT2 = tokenizers.Gpt2Tokenizer()
 
@@ -64,8 +62,8 @@ def test_only_what_is_missing_or_stale_is_done_again(
     source = tmp_path / "text"
     shutil.copytree(text_dir, source)
     done: list[int] = []
-    real = prepare.tokenize_part
-    monkeypatch.setattr(prepare, "tokenize_part", lambda o, p, part, t: done.append(part.number) or real(o, p, part, t))
+    real = parts.tokenize
+    monkeypatch.setattr(parts, "tokenize", lambda o, p, part, t: done.append(part.number) or real(o, p, part, t))
     small = {"output": tmp_path / "d", "part_mib": 0.03}
     run(source, **small)
     whole, first = contents(tmp_path / "d"), list(done)
@@ -143,7 +141,7 @@ def test_while_parts_are_redone_the_folder_is_no_dataset(
     def crash(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(prepare, "tokenize_part", crash)
+    monkeypatch.setattr(parts, "tokenize", crash)
     with pytest.raises(KeyboardInterrupt):
         run(text_dir, output=tmp_path / "d", part_mib=0.03)
     with pytest.raises(shards.ShardError, match="has not finished"):
@@ -219,32 +217,6 @@ def test_a_bad_line_is_named(tmp_path: pathlib.Path, line: str, words: str):
     path.write_text('{"text": "fine"}\n' + line + "\n")
     with pytest.raises(errors.UserError, match=f"{path} line 2.*{words}"):
         run(path, output=tmp_path / "d")
-
-
-def test_webdataset_archives(tmp_path: pathlib.Path):
-    for number in range(2):
-        with tarfile.open(tmp_path / f"set-{number:06d}.tar", "w") as archive:
-            for sample in range(3):
-                add(archive, f"{number}{sample}.txt", f"text {number}{sample}".encode())
-                add(archive, f"{number}{sample}.json", json.dumps({"text": f"json {number}{sample}"}).encode())
-                add(archive, f"{number}{sample}.jpg", b"\xff\xd8no text")
-    dataset = run(tmp_path, output=tmp_path / "d", val_share=0.0)
-    assert len(dataset.splits["train"]) == 2  # an archive is a part
-    assert decoded(dataset) == [
-        f"{kind} {n}{s}".encode() for n in range(2) for s in range(3) for kind in ("text", "json")
-    ]
-
-
-def test_openwebtexts_archives_of_archives(tmp_path: pathlib.Path):
-    with tarfile.open(tmp_path / "urlsf_subset00.tar", "w") as outer:
-        for block in range(2):
-            inner = io.BytesIO()
-            with tarfile.open(fileobj=inner, mode="w") as archive:
-                for n in range(2):
-                    add(archive, f"{block}{n}.txt", f"page {block}{n}".encode())
-            add(outer, f"openwebtext/urlsf_subset00-{block}_data.xz", lzma.compress(inner.getvalue()))
-    found = decoded(run(tmp_path, output=tmp_path / "d", val_share=0.0))
-    assert found == [f"page {page}".encode() for page in ("00", "01", "10", "11")]
 
 
 def test_gpt2_tokens_are_the_published_ones():

@@ -19,7 +19,8 @@ import typing
 
 import numpy as np
 
-from ddptrain import errors, shards
+from ddptrain import errors
+from ddptrain.data import shards
 
 BYTE_END = 256
 AUTO_GPT2_BYTES = 256 << 20  # less text teaches little about 50 257 ids
@@ -29,6 +30,8 @@ GPT2_VOCAB = 50257
 GPT2_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
 # Of models: GPT-2's, Llama's, Gemma's, Llama 3's, Qwen's, BERT's
 _USUAL_ENDS = ["<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "<|im_end|>", "[SEP]"]
+_SAVED_SUFFIXES = frozenset({".json", ".txt", ".model", ".bpe", ".jinja"})
+_FLAG = "--tokenizer-local-dir"
 _PACKAGED = "gpt2-vocab.bpe.xz"
 # How GPT-2 cuts text before merging (Radford et al. 2019, section 2.2), in the form without backtracking.
 _GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
@@ -97,14 +100,17 @@ class Gpt2Tokenizer:
         plain = text.isascii()
         if not plain and _FOREIGN_SPACE(text) is not None:
             return self._core.encode_to_numpy(text, disallowed_special=()).astype(np.uint16)
-        known, found, at = self._known.__getitem__, list[bytes](), 0
-        while at < len(text):
-            cut = _SPACE_AFTER_WORD(text, at + _STRETCH)
+
+        known = self._known.__getitem__
+        found: list[bytes] = []
+        begin = 0
+        while begin < len(text):
+            cut = _SPACE_AFTER_WORD(text, begin + _STRETCH)
             end = cut.start() if cut else len(text)
-            stretch = text[at:end]
+            stretch = text[begin:end]
             words = _ASCII_WORDS if plain or stretch.isascii() else _MIXED_WORDS
             found.append(b"".join(map(known, words(stretch))))
-            at = end
+            begin = end
         return np.frombuffer(b"".join(found), dtype=np.uint16)
 
     def _merge(self, word: str) -> bytes:
@@ -130,31 +136,23 @@ class HfTokenizer:
 
     def __init__(self, folder: pathlib.Path) -> None:
         if not folder.exists():
-            raise errors.UserError(f"--tokenizer-local-dir {folder}: no such folder; copy a saved tokenizer there")
+            raise errors.UserError(f"{_FLAG} {folder}: no such folder; copy a saved tokenizer there")
         file = folder / "tokenizer.json" if folder.is_dir() else folder
         is_alone = file.is_file() and not (file.parent / "tokenizer_config.json").is_file()
-        flag = "--tokenizer-local-dir"
-        library = errors.need("tokenizers", flag) if is_alone else need_transformers(flag)
+
+        library = errors.need("tokenizers", _FLAG) if is_alone else need_transformers(_FLAG)
         try:
-            if is_alone:
-                self._core: typing.Any = library.Tokenizer.from_file(str(file))
-                self._core.no_truncation()  # models for embeddings are saved with both
-                self._core.no_padding()
-            else:
-                self._core = library.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+            self._core = _load_alone(library, file) if is_alone else _load(library, folder)
         except Exception as e:  # tokenizers raises nothing narrower
-            raise errors.UserError(f"{flag} {folder} holds no tokenizer: {' '.join(str(e).split())[:300]}") from e
+            what = " ".join(str(e).split())[:300]
+            raise errors.UserError(f"{_FLAG} {folder} holds no tokenizer: {what}") from e
+
         size = max(self._core.get_vocab().values(), default=-1) + 1  # not their number: ids may have gaps
-        known = (self._core.token_to_id(name) for name in _USUAL_ENDS)
-        end = next((found for found in known if found is not None), size) if is_alone else self._core.eos_token_id
+        end = _usual_end(self._core, size) if is_alone else self._core.eos_token_id
         if end is None:
-            text = f"the tokenizer in {folder} has no end-of-text token; set eos_token in its configuration"
-            raise errors.UserError(text)
-        digest = hashlib.sha256()
-        for path in sorted(folder.iterdir()) if folder.is_dir() else [folder]:
-            if path.is_file() and path.suffix in {".json", ".txt", ".model", ".bpe", ".jinja"}:
-                digest.update(path.name.encode() + b"\0" + path.read_bytes())
-        self.identity = Identity("hf", max(size, end + 1), int(end), digest.hexdigest())
+            what = f"the tokenizer in {folder} has no end-of-text token"
+            raise errors.UserError(f"{what}; set eos_token in its configuration")
+        self.identity = Identity("hf", max(size, end + 1), int(end), _digest(folder))
 
     def encode(self, text: str) -> shards.Tokens:
         """Return a document's ids."""
@@ -167,6 +165,38 @@ class HfTokenizer:
             self._core.save_pretrained(str(folder))
         else:
             self._core.save(str(folder / "tokenizer.json"))
+
+
+def _load_alone(library: typing.Any, file: pathlib.Path) -> typing.Any:
+    """Return the tokenizer in a tokenizer.json."""
+    core = library.Tokenizer.from_file(str(file))
+    core.no_truncation()  # models for embeddings are saved with both
+    core.no_padding()
+    return core
+
+
+def _load(library: typing.Any, folder: pathlib.Path) -> typing.Any:
+    """Return the tokenizer that transformers saved in a folder."""
+    return library.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+
+
+def _usual_end(core: typing.Any, size: int) -> int:
+    """Return the id of the first usual name for the end of a text, or the first free id."""
+    for name in _USUAL_ENDS:
+        found = core.token_to_id(name)
+        if found is not None:
+            return found
+    return size
+
+
+def _digest(folder: pathlib.Path) -> str:
+    """Return the SHA-256 of a saved tokenizer's files."""
+    paths = sorted(folder.iterdir()) if folder.is_dir() else [folder]
+    digest = hashlib.sha256()
+    for path in paths:
+        if path.is_file() and path.suffix in _SAVED_SUFFIXES:
+            digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
 
 
 Tokenizer = ByteTokenizer | Gpt2Tokenizer | HfTokenizer
@@ -184,16 +214,20 @@ def make(kind: str, *, local_dir: pathlib.Path | None = None, text_bytes: int = 
     if local_dir is not None:
         return HfTokenizer(local_dir)
     has_tiktoken = importlib.util.find_spec("tiktoken") is not None
-    if kind == "byte" or (kind == "auto" and (text_bytes < AUTO_GPT2_BYTES or not has_tiktoken)):
+    if kind == "auto":
+        kind = "gpt2" if has_tiktoken and text_bytes >= AUTO_GPT2_BYTES else "byte"
+    if kind == "byte":
         return ByteTokenizer()
     if has_tiktoken:
         return Gpt2Tokenizer()
-    raise errors.UserError("--tokenizer gpt2 needs the package tiktoken, which is not installed; use --tokenizer byte")
+    what = "--tokenizer gpt2 needs the package tiktoken, which is not installed"
+    raise errors.UserError(f"{what}; use --tokenizer byte")
 
 
 def _gpt2_merges() -> str:
     """Return the text of vocab.bpe. Raises UserError if it is not GPT-2's."""
-    data = lzma.decompress(importlib.resources.files("ddptrain").joinpath(_PACKAGED).read_bytes())
+    packaged = importlib.resources.files("ddptrain.data").joinpath(_PACKAGED)
+    data = lzma.decompress(packaged.read_bytes())
     if hashlib.sha256(data).hexdigest() != GPT2_SHA256:
         raise errors.UserError(f"{_PACKAGED} is not GPT-2's: its SHA-256 differs from the published one")
     return data.decode()
@@ -206,13 +240,23 @@ def _gpt2_ranks(merges: str) -> dict[bytes, int]:
     moved to U+0100 and up in order. Ids are: the printable bytes, the moved ones, then one per merge in the file's
     order.
     """
-    printable = [b for b in range(256) if chr(b).isprintable() and chr(b) != " "]
-    moved = [b for b in range(256) if b not in set(printable)]
-    meaning = {chr(b): b for b in printable} | {chr(256 + n): b for n, b in enumerate(moved)}
-    ranks = {bytes([b]): n for n, b in enumerate(printable + moved)}
+    printable: list[int] = []
+    moved: list[int] = []
+    for byte in range(256):
+        is_shown = chr(byte).isprintable() and chr(byte) != " "
+        (printable if is_shown else moved).append(byte)
+
+    meaning = {chr(byte): byte for byte in printable}
+    for number, byte in enumerate(moved):
+        meaning[chr(256 + number)] = byte
     meaning[" "] = ord(" ")
+
+    ranks = {bytes([byte]): rank for rank, byte in enumerate(printable + moved)}
     for line in merges.splitlines()[1:]:  # the first line is a version
-        token = line.replace(" ", "", 1).replace("\u0120", " ")  # that is the space; what is now ASCII needs no table
-        if token:
-            ranks[token.encode() if token.isascii() else bytes([meaning[c] for c in token])] = len(ranks)
+        token = line.replace(" ", "", 1)  # the space parts the two that are merged
+        token = token.replace("\u0120", " ")  # what is now ASCII needs no table
+        if not token:
+            continue
+        as_bytes = token.encode() if token.isascii() else bytes([meaning[c] for c in token])
+        ranks[as_bytes] = len(ranks)
     return ranks

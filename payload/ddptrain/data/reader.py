@@ -14,9 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ddptrain import errors, model, sampler, shards
+from ddptrain import errors, model
+from ddptrain.data import sampler, shards
 
-_BLOCK_STEPS, _BLOCK_BYTES = 32, 8 << 20  # gathered at once: the cost of a step by itself is then small
+# Gathered at once: the cost of a step by itself is then small.
+_BLOCK_STEPS = 32
+_BLOCK_BYTES = 8 << 20
 _BLOCKS_AHEAD = 2
 
 
@@ -24,29 +27,41 @@ class Windows:
     """Windows of a split, read on first use and forgotten when a block no longer touches them."""
 
     def __init__(self, split: tuple[shards.Shard, ...], index: sampler.Sampler) -> None:
-        self._split, self._index = split, index
+        self._split = split
+        self._index = index
         self._held: dict[int, np.ndarray] = {}
         self._fds: dict[int, int] = {}
 
     def gather(self, strips: list[sampler.Strip], count: int) -> np.ndarray:
         """Return the rows of `count` steps, each with the token after its end, shape (count, B, T + 1), int64."""
         T = self._index.plan.seq_len
-        out = np.empty((count, sum(strip.width for strip in strips), T + 1), dtype=np.int64)
+        width = sum(strip.width for strip in strips)
+        out = np.empty((count, width, T + 1), dtype=np.int64)
         needed = {piece.window for strip in strips for piece in strip.pieces}
-        self._held = {window: tokens for window, tokens in self._held.items() if window in needed}
+        self._held = {window: held for window, held in self._held.items() if window in needed}
         for strip in strips:
-            taken = [self._take(piece, T) for piece in strip.pieces]
-            rows, after = taken[0] if len(taken) == 1 else [np.concatenate(parts) for parts in zip(*taken, strict=True)]
+            rows, after = self._taken(strip, T)
             columns = slice(strip.column, strip.column + strip.width)
             out[:, columns, :T] = rows.reshape(count, strip.width, T)
             out[:, columns, T] = after.reshape(count, strip.width)
         return out
 
+    def _taken(self, strip: sampler.Strip, seq_len: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the rows of a strip, and the token after each."""
+        taken = [self._take(piece, seq_len) for piece in strip.pieces]
+        if len(taken) == 1:
+            return taken[0]
+        rows = np.concatenate([rows for rows, _ in taken])
+        after = np.concatenate([after for _, after in taken])
+        return rows, after
+
     def _take(self, piece: sampler.Piece, seq_len: int) -> tuple[np.ndarray, np.ndarray]:
         if piece.window not in self._held:
             self._held[piece.window] = self._read(piece.window)
         tokens = self._held[piece.window]
-        return tokens[:-1].reshape(-1, seq_len).take(piece.rows, axis=0), tokens[(piece.rows + 1) * seq_len]
+        rows = tokens[:-1].reshape(-1, seq_len).take(piece.rows, axis=0)
+        after = tokens[(piece.rows + 1) * seq_len]
+        return rows, after
 
     def close(self) -> None:
         """Close the shards."""
@@ -55,22 +70,30 @@ class Windows:
         self._fds.clear()
 
     def _read(self, window: int) -> np.ndarray:
+        shard, fd = self._shard_of(window)
+        seq_len = self._index.plan.seq_len
+        num_rows = int(self._index.window_rows[window])
+        first_row = int(self._index.window_first_row[window])
+        tokens = np.empty(num_rows * seq_len + 1, dtype=shard.dtype)
+        offset = shards.HEADER_BYTES + first_row * seq_len * tokens.itemsize
+
+        view = tokens.view(np.uint8).data
+        done = 0
+        while done < view.nbytes:
+            count = os.preadv(fd, [view[done:]], offset + done)
+            if count <= 0:
+                remedy = "verify it with `python -m ddptrain inspect`"
+                raise errors.UserError(f"shard {shard.path} ends too early; {remedy}")
+            done += count
+        return tokens
+
+    def _shard_of(self, window: int) -> tuple[shards.Shard, int]:
+        """Return the shard of a window and its descriptor."""
         number = int(self._index.window_shard[window])
         shard = self._split[number]
         if number not in self._fds:
             self._fds[number] = os.open(shard.path, os.O_RDONLY)
-        seq_len = self._index.plan.seq_len
-        tokens = np.empty(int(self._index.window_rows[window]) * seq_len + 1, dtype=shard.dtype)
-        view = tokens.view(np.uint8).data
-        offset = shards.HEADER_BYTES + int(self._index.window_first_row[window]) * seq_len * tokens.itemsize
-        done = 0
-        while done < view.nbytes:
-            count = os.preadv(self._fds[number], [view[done:]], offset + done)
-            if count <= 0:
-                text = f"shard {shard.path} ends too early; verify it with `python -m ddptrain inspect`"
-                raise errors.UserError(text)
-            done += count
-        return tokens
+        return shard, self._fds[number]
 
 
 def split_batch(rows_BT1: Tensor, mask_bit: int | None) -> tuple[Tensor, Tensor]:
@@ -78,7 +101,8 @@ def split_batch(rows_BT1: Tensor, mask_bit: int | None) -> tuple[Tensor, Tensor]
     if mask_bit is None:
         return rows_BT1[:, :-1], rows_BT1[:, 1:]
     ids = rows_BT1 & ((1 << mask_bit) - 1)
-    return ids[:, :-1], ids[:, 1:].masked_fill(rows_BT1[:, 1:] >> mask_bit == 1, model.IGNORED)
+    is_masked = rows_BT1[:, 1:] >> mask_bit == 1
+    return ids[:, :-1], ids[:, 1:].masked_fill(is_masked, model.IGNORED)
 
 
 def num_learned(rows_BT1: Tensor, mask_bit: int) -> Tensor:
@@ -108,9 +132,11 @@ class Reader(contextlib.AbstractContextManager["Reader"]):
         self._index = sampler.Sampler(plan, dataset.splits["train"])
         self._windows = Windows(dataset.splits["train"], self._index)
         share = plan.global_batch // size
-        self._first, self._last = rank * share, (rank + 1) * share
+        self._first = rank * share
+        self._last = self._first + share
         self._device = device
-        self._steps = max(1, min(_BLOCK_STEPS, _BLOCK_BYTES // (8 * share * plan.seq_len)))
+        step_bytes = 8 * share * plan.seq_len
+        self._steps = max(1, min(_BLOCK_STEPS, _BLOCK_BYTES // step_bytes))
         self._block: collections.abc.Iterator[Tensor] = iter(())
         self._queue: queue.Queue[Tensor | BaseException] = queue.Queue(_BLOCKS_AHEAD)
         self._over = threading.Event()
@@ -136,18 +162,28 @@ class Reader(contextlib.AbstractContextManager["Reader"]):
         try:
             if self._device.type == "cuda":
                 torch.cuda.set_device(self._device)  # pinning in a new thread would otherwise wake GPU 0
-            step, per_pass = start, self._index.steps_per_pass
+            step = start
             while step < stop:
-                count = min(self._steps if step > start else 1, stop - step, per_pass - step % per_pass)
-                rows = self._windows.gather(self._index.block(step, count, self._first, self._last), count)
-                block = torch.from_numpy(rows)
-                if not self._offer(block.pin_memory() if self._device.type == "cuda" else block):
+                count = self._next_count(step, start, stop)
+                if not self._offer(self._gathered(step, count)):
                     return
                 step += count
         except BaseException as e:  # handed to the training loop, which raises it
             self._offer(e)
         finally:
             self._windows.close()
+
+    def _next_count(self, step: int, start: int, stop: int) -> int:
+        """Return how many steps to gather next: the first by itself, as the loop waits for it, and all in one pass."""
+        if step == start:
+            return 1
+        left_of_pass = self._index.steps_per_pass - step % self._index.steps_per_pass
+        return min(self._steps, stop - step, left_of_pass)
+
+    def _gathered(self, step: int, count: int) -> Tensor:
+        strips = self._index.block(step, count, self._first, self._last)
+        block = torch.from_numpy(self._windows.gather(strips, count))
+        return block.pin_memory() if self._device.type == "cuda" else block
 
     def _offer(self, item: Tensor | BaseException) -> bool:
         while not self._over.is_set():
@@ -159,27 +195,35 @@ class Reader(contextlib.AbstractContextManager["Reader"]):
         return False
 
 
-def fixed_rows(
-    dataset: shards.Dataset, split: str, seq_len: int, limit: int
-) -> collections.abc.Callable[[int, int], np.ndarray]:
-    """Return a function of (first, last) giving rows [first, last) of an evenly spread, fixed set of at most `limit`.
+class FixedRows:
+    """An evenly spread, fixed set of a split's rows: it depends on the data and its size only."""
 
-    The function's attribute `count` is the size of the set: it depends on the data and `limit` only.
-    """
-    parts = dataset.splits[split]
-    counts = [max(0, shard.tokens - 1) // seq_len for shard in parts]
-    total = sum(counts)
-    chosen = np.linspace(0, total - 1, num=min(limit, total), dtype=np.int64) if total else np.empty(0, dtype=np.int64)
-    ends = np.cumsum(counts)
+    def __init__(self, split: tuple[shards.Shard, ...], dtype: str, seq_len: int, limit: int) -> None:
+        self._split = split
+        self._dtype = dtype
+        self._seq_len = seq_len
+        counts = [max(0, shard.tokens - 1) // seq_len for shard in split]
+        self._ends = np.cumsum(counts)
+        total = sum(counts)
+        self.count = min(limit, total)
+        self._chosen = np.linspace(0, max(0, total - 1), num=self.count, dtype=np.int64)
 
-    def take(first: int, last: int) -> np.ndarray:
-        out = np.empty((last - first, seq_len + 1), dtype=dataset.dtype)
-        for at, row in enumerate(chosen[first:last]):
-            number = int(np.searchsorted(ends, row, side="right"))
-            inside = int(row) - (int(ends[number - 1]) if number else 0)
-            offset = shards.HEADER_BYTES + inside * seq_len * out.itemsize
-            out[at] = np.fromfile(parts[number].path, dtype=dataset.dtype, count=seq_len + 1, offset=offset)
+    def __call__(self, first: int, last: int) -> np.ndarray:
+        """Return rows [first, last) of the set, each with the token after its end."""
+        out = np.empty((last - first, self._seq_len + 1), dtype=self._dtype)
+        for at, row in enumerate(self._chosen[first:last]):
+            out[at] = self._row(int(row))
         return out
 
-    take.count = len(chosen)  # type: ignore[attr-defined]
-    return take
+    def _row(self, row: int) -> np.ndarray:
+        number = int(np.searchsorted(self._ends, row, side="right"))
+        before = int(self._ends[number - 1]) if number else 0
+        itemsize = np.dtype(self._dtype).itemsize
+        offset = shards.HEADER_BYTES + (row - before) * self._seq_len * itemsize
+        path = self._split[number].path
+        return np.fromfile(path, dtype=self._dtype, count=self._seq_len + 1, offset=offset)
+
+
+def fixed_rows(dataset: shards.Dataset, split: str, seq_len: int, limit: int) -> FixedRows:
+    """Return a set of at most `limit` rows of a split."""
+    return FixedRows(dataset.splits[split], dataset.dtype, seq_len, limit)

@@ -15,7 +15,8 @@ import functools
 import numpy as np
 import numpy.typing as npt
 
-from ddptrain import errors, shards
+from ddptrain import errors
+from ddptrain.data import shards
 
 MAX_LANES = 64
 ROWS_PER_LANE = 16  # of a step, beyond that many lanes: ranks that share a lane each read its windows whole

@@ -1,0 +1,115 @@
+"""Rows of Parquet and Arrow files."""
+
+import collections.abc
+import pathlib
+import typing
+
+from ddptrain import errors
+from ddptrain.data import records
+
+_BATCH_ROWS = 1024
+# An Arrow stream ends with these, a file with its magic: Arrow's columnar format, "IPC".
+_ARROW_MAGIC = b"ARROW1"
+_ARROW_ENDS = (b"\xff\xff\xff\xff\0\0\0\0", _ARROW_MAGIC)
+
+Share = collections.abc.Callable[[int], tuple[int, int]]  # of n: the first and the last, excluded
+Rows = collections.abc.Iterator[tuple[str, object]]  # a row's place, for messages, and its columns
+Batches = collections.abc.Iterator[tuple[int, typing.Any]]  # the first row's number, and a batch
+
+
+def rows(path: pathlib.Path, kind: str, share: Share, how: str) -> Rows:
+    """Yield the place of each row and its columns with text, of a share of a table.
+
+    Raises UserError, ValueError or OSError.
+    """
+    pyarrow = errors.need("pyarrow", path)
+    batches = _parquet(path, share) if kind == "parquet" else _arrow(path, share)
+    try:
+        for first, batch in batches:
+            for number, row in enumerate(batch.to_pylist(), start=first):
+                where = f"{path} row {number}"
+                yield where, _decoded(row, where, how)
+    except pyarrow.ArrowException as e:
+        raise ValueError(str(e)) from e
+
+
+def _parquet(path: pathlib.Path, share: Share) -> Batches:
+    parquet = errors.need("pyarrow.parquet", path)
+    with parquet.ParquetFile(path, page_checksum_verification=True) as file:
+        columns = _columns(path, file.schema_arrow.names)
+        begin, end = share(file.num_row_groups)
+        row = sum(file.metadata.row_group(group).num_rows for group in range(begin))
+
+        groups = range(begin, end)
+        for batch in file.iter_batches(_BATCH_ROWS, row_groups=groups, columns=columns):
+            yield row, _with_bytes(batch)
+            row += batch.num_rows
+
+
+def _arrow(path: pathlib.Path, share: Share) -> Batches:
+    pyarrow = errors.need("pyarrow", path)
+    with pyarrow.memory_map(str(path)) as file:
+        file.seek(max(0, file.size() - 8))
+        if not file.read().endswith(_ARROW_ENDS):
+            raise EOFError("it ends too early")
+
+        file.seek(0)
+        is_file = file.read(len(_ARROW_MAGIC)) == _ARROW_MAGIC  # then a stream follows at byte 8
+        file.seek(8 if is_file else 0)
+        stream = pyarrow.ipc.open_stream(file)
+        columns = _columns(path, stream.schema.names)
+
+        begin, end = share(file.size())
+        row = 0
+        at = file.tell()
+        for batch in stream:
+            if begin <= at < end:
+                chosen = _with_bytes(batch.select(columns))
+                chosen.validate(full=True)
+                yield row, chosen
+            row += batch.num_rows
+            at = file.tell()
+
+
+def _columns(path: pathlib.Path, columns: list[str]) -> list[str]:
+    found = [name for name in columns if name in records.COLUMNS]
+    if not found:
+        what = f"{path} has the columns {', '.join(columns) or 'none'}"
+        raise errors.UserError(f"{what}; it needs {records.SHAPES}: rename them")
+    return found
+
+
+def _with_bytes(batch: typing.Any) -> typing.Any:
+    """Return a batch with bytes in place of texts: one that is not in UTF-8 makes a batch unreadable."""
+    pyarrow = errors.need("pyarrow", "a table")
+    fields = [field.with_type(_as_bytes(pyarrow, field.type)) for field in batch.schema]
+    return batch.cast(pyarrow.schema(fields))
+
+
+def _as_bytes(pyarrow: typing.Any, kind: typing.Any) -> typing.Any:
+    """Return a column's type with bytes in place of texts."""
+    types = pyarrow.types
+    if types.is_struct(kind):
+        return pyarrow.struct([field.with_type(_as_bytes(pyarrow, field.type)) for field in kind])
+    if types.is_list(kind) or types.is_large_list(kind):
+        return pyarrow.large_list(_as_bytes(pyarrow, kind.value_type))
+    if types.is_string(kind) or types.is_large_string(kind):
+        return pyarrow.large_binary()
+    return kind
+
+
+def _decoded(value: object, where: str, how: str) -> object:
+    """Return a value with texts for bytes. Raises UserError."""
+    if isinstance(value, list):
+        return [_decoded(one, where, how) for one in typing.cast(list[object], value)]
+    if isinstance(value, dict):
+        entries = typing.cast(records.Record, value)
+        return {name: _decoded(one, where, how) for name, one in entries.items()}
+    if not isinstance(value, bytes):
+        return value
+
+    try:
+        return value.decode("utf-8", how)
+    except UnicodeDecodeError as e:
+        what = f"{where} is no text in utf-8 at byte {e.start}"
+        raise errors.UserError(f"{what}; convert it to UTF-8, or use --errors replace") from e
