@@ -16,7 +16,7 @@ from ddp.node import spool
 from ddp.node.explain import read_object
 from ddp.options import models
 from ddp.problem import Command, Step
-from ddp.workspace import folders
+from ddp.workspace import files, folders
 
 TOOLS = ("skopeo", "umoci", "zstd")
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}  # uname(2)'s names, and those of images

@@ -1,6 +1,6 @@
 """Which driver this machine should have: from options, cards and archives to one exact set of packages.
 
-ubuntu-drivers chooses what fits the cards, apt resolves the rest. Package names are those of Ubuntu's archive, components
+ubuntu-drivers chooses what fits the cards, apt resolves the rest. Package names are those of the archive, components
 restricted and multiverse, as of November 2026. Where no driver is available, `DriverError` names the option and what to
 type instead.
 """
