@@ -5,6 +5,7 @@ Text and socket are those of core/machinelock/machinelock.go and internal/worker
 
 import collections.abc
 import contextlib
+import http
 import os
 import pathlib
 import selectors
@@ -21,13 +22,13 @@ _REQUEST_S = 1.0
 
 def report(unit: Unit, since: float, waiting: tuple[Event, float] | None) -> str:
     """Return a unit's part of the lock: what it has done for `since` seconds, or has waited with for so many."""
-    told: dict[str, str | list[str]] = {"holder": "none"}
+    lock: dict[str, str | list[str]] = {"holder": "none"}
     if unit.executing is not None and not unit.executing.parallel:
-        told["holder"] = f"{unit.name} uniter ({_operation(unit.executing)}), holding {_duration(since)}"
+        lock["holder"] = f"{unit.name} uniter ({_operation(unit.executing)}), holding {_duration(since)}"
     elif waiting is not None:
         event, waited = waiting
-        told["waiting"] = [f"{unit.name} uniter ({_operation(event)}), waiting {_duration(waited)}"]
-    return yaml.safe_dump({f"unit-{unit.name.replace('/', '-')}": told}, sort_keys=False, width=10_000)
+        lock["waiting"] = [f"{unit.name} uniter ({_operation(event)}), waiting {_duration(waited)}"]
+    return yaml.safe_dump({f"unit-{unit.name.replace('/', '-')}": lock}, sort_keys=False, width=10_000)
 
 
 def _operation(event: Event) -> str:
@@ -113,10 +114,10 @@ class Sockets:
             connection.settimeout(_REQUEST_S)
             request = connection.recv(4096)
             text = self._texts.get(folder)
-            if text is not None and request.startswith(b"GET /machinelock "):
-                head = "HTTP/1.0 200 OK\r\nContent-Type: text/plain; charset=utf-8"
-            else:
-                head, text = "HTTP/1.0 404 Not Found", ""
+            status = http.HTTPStatus.OK
+            if text is None or not request.startswith(b"GET /machinelock "):
+                status, text = http.HTTPStatus.NOT_FOUND, ""
+            head = f"HTTP/1.0 {status.value} {status.phrase}\r\nContent-Type: text/plain; charset=utf-8"
             connection.sendall(f"{head}\r\n\r\n{text}".encode())
 
 

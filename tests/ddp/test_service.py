@@ -20,24 +20,24 @@ LIBRARY = pathlib.Path(service.__file__).parent
 @pytest.mark.parametrize(
     ("remedy", "typed", "run"),
     [
-        (Command("submit", {"time-limit": 30}), "ddp submit --time-limit 30", "juju run t/0 submit-ddp time-limit=30"),
-        (Command("show", arguments=("nano1",)), "ddp show nano1", "juju run t/0 show-run run=nano1"),
-        (Command("cancel", arguments=("a", "b")), "ddp cancel a b", "juju run t/0 cancel-run run=a,b"),
+        (Command("submit", {"time-limit": 30}), "ddp submit --time-limit 30", "juju run t/leader submit-ddp time-limit=30"),
+        (Command("show", arguments=("nano1",)), "ddp show nano1", "juju run t/leader show-run run=nano1"),
+        (Command("cancel", arguments=("a", "b")), "ddp cancel a b", "juju run t/leader cancel-run run=a,b"),
         (
             Command("env install", {"force": "true"}),
             "ddp env install --force",
-            "juju run t/0 install-environment force=true",
+            "juju run t/leader install-environment force=true",
         ),
         (
             Command("submit", {"args": "a b", "run": ""}),
             "ddp submit --args 'a b'",
-            "juju run t/0 submit-ddp 'args=a b'",
+            "juju run t/leader submit-ddp 'args=a b'",
         ),
         (Command("env create", arguments=("mine",)), "ddp env create mine", "ddp env create mine"),
         (
             remedies.START_SLURMCTLD,
             "is slurmctld up? see: scontrol ping",
-            "is slurmctld up (juju status)? else: juju integrate sackd slurmctld",
+            "is slurmctld up? else: juju integrate sackd slurmctld",
         ),
         (
             Step("change-option", "set x", {"option": "transformers", "value": "true"}),
@@ -47,7 +47,7 @@ LIBRARY = pathlib.Path(service.__file__).parent
         (
             Step("list-number", "ddp list"),
             "ddp list",
-            "juju run t/0 list-runs; Juju reads 40_3 as the number 403: for an element of a sweep type run='\"40_3\"'",
+            "juju run t/leader list-runs; Juju reads 40_3 as the number 403: for an element of a sweep type run='\"40_3\"'",
         ),
         (Step("of-no-front-end", "as root: do it"), "as root: do it", "as root: do it"),
     ],

@@ -273,6 +273,7 @@ def test_a_run_that_a_dying_mount_left_unfinished_is_used_again(
     program = str(tmp_path / "project" / "train.py") if workload == "script" else workload
     do(settings, "submit-ddp", workload=program, run="first", nodes=1)  # which makes the environment
     expected = sorted(contents(settings.runs / "first"))
+    number = 0
     for number in itertools.accumulate(itertools.count(1), initial=0):
         run, num_jobs = f"night-{number}", len(cluster.jobs)
         with pytest.MonkeyPatch.context() as patch:
@@ -295,6 +296,7 @@ def test_a_sweep_that_a_dying_mount_left_unfinished_is_used_again(
     settings: Settings, cluster: Cluster, pip: Pip, tmp_path: pathlib.Path
 ):
     do(settings, "submit-ddp", workload="smoke", run="first", nodes=1)
+    number = 0
     for number in itertools.accumulate(itertools.count(1), initial=0):
         name, num_jobs = f"s{number}", len(cluster.jobs)
         with pytest.MonkeyPatch.context() as patch:

@@ -59,7 +59,7 @@ while time.monotonic() < until and began < int(sys.argv[3]):
 print(began, flush=True)
 time.sleep(max(0.0, until - time.monotonic()))
 """
-# Steps of a training on two nodes, which need each other, until it is told to end
+# Steps of a training on two nodes, which need each other, until its run has a file `end`
 TRAINS = """
 import os, pathlib, time
 import torch, torch.distributed as dist
@@ -176,7 +176,7 @@ def test_no_account_reaches_anothers_ports_where_an_operator_separates_them(
             for account, what in (("alice", "connected"), ("root", "connected"), ("bob", "refused")):
                 assert attempts(cluster, "slurmd/0", account, local) == [what] * 3, account
             assert attempts(cluster, LOGIN, "bob", [slurmd]) == ["connected"], "a service is everybody's"
-            cluster.on("slurmd/0", "nft", "flush", "ruleset")  # as a reload of somebody's own rules does
+            cluster.on("slurmd/0", "nft", "flush", "ruleset")  # as a reload of an administrator's own rules does
             cluster.ok("update-status", cluster.beside("slurmd/0", CLIENT))
             assert attempts(cluster, "slurmd/1", "bob", away) == ["refused"] * 2
         assert attempts(cluster, "slurmd/1", "bob", away) == ["connected"] * 2
@@ -228,7 +228,7 @@ def _ended(one: Person, job: Json) -> str:
 def test_a_training_runs_where_accounts_are_separated_and_no_other_reaches_its_ports(
     cluster: Cluster, alice: Person, bob: Person
 ):
-    """torchrun's store obeys whoever connects: so did a job end that another account told to."""
+    """torchrun's store obeys whoever connects: another account could end a job through it."""
     cluster.action("install-environment", timeout=1500)
     with separated(cluster), training(alice, "apart") as job:
         for unit in NODES:

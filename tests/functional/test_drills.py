@@ -78,7 +78,7 @@ BUILT_IN = {
         "--layers 1 --heads 1 --width 32 --seq-len 64 --batch 4 --eval-rows 8 --steps 500 --seed 5 --save-minutes 0.1",
         100,
     ),
-    "smoke": ("--epochs 40 --samples 20480 --batch 64", 2000),
+    "smoke": ("--epochs 15 --samples 20480 --batch 64", 500),
 }
 
 

@@ -49,7 +49,7 @@ class Action:
     logged: int  # lines of actions before it
     answer: "concurrent.futures.Future[Answer]"
 
-    def told(self, pattern: str) -> str:
+    def logged_line(self, pattern: str) -> str:
         """Wait until the action has logged one line like this; return the line's first group."""
 
         def find() -> str:
@@ -119,7 +119,7 @@ def test_on_juju_3_6_only_the_trainers_own_unit_waits_and_cancel_task_ends_that(
             cluster.ok("exec", "--unit", "sackd/leader", "--", "true")
             assert time.monotonic() - began < 60
             assert not action.answer.done()
-            task = action.told(r"trainer/0 runs no other action .*: juju cancel-task (\d+)")
+            task = action.logged_line(r"trainer/0 runs no other action .*: juju cancel-task (\d+)")
             cluster.ok("cancel-task", task)
             answer = action.answer.result(60)
             assert (answer.code, answer.error) == (1, f"submit-ddp: task {task} was cancelled")
@@ -138,7 +138,7 @@ def test_on_juju_4_a_waiting_action_holds_its_machine_and_a_shell_ends_it(four: 
         listed = four.ok("ssh", "sackd/leader", "ddp", "list")
         assert re.search(r"^four .* PENDING ", listed, re.MULTILINE), listed
         held = "hooks and actions of all units on the machine of trainer/0 wait while this action runs; "
-        typed = action.told(held + r".*to end this action, not its job: juju (.*)")
+        typed = action.logged_line(held + r".*to end this action, not its job: juju (.*)")
 
         model = json.loads(pathlib.Path(f"/var/lib/slurm-ddp/{four.model}/model.json").read_text())
         task = model["units"]["trainer/0"]["events"][0]["action"]["id"]
@@ -186,7 +186,7 @@ def test_on_juju_4_the_wait_ends_by_itself_and_names_who_has_waited_for_a_minute
         change_neighbour(four, "dataset")
         results = action.results()
         assert results["state"] == "PENDING"
-        waited = action.told(rf"{NEIGHBOUR}/\d+ \(run config-changed hook\) has waited (\d+) s for this action")
+        waited = action.logged_line(rf"{NEIGHBOUR}/\d+ \(run config-changed hook\) has waited (\d+) s for this action")
         assert 60 <= int(waited) <= 100
         assert action.state() == "PENDING"
     four.ok("config", NEIGHBOUR, "--reset", "profile")

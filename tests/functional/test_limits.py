@@ -77,6 +77,7 @@ def resume(cluster: Cluster, job: Json) -> Json:
     return until_state(cluster, job, "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
 
 
+@pytest.mark.long
 def test_a_cancelled_run_stays_cancelled_and_a_requeued_one_comes_back(limits: Cluster):
     cancelled = start(limits, "cancelled", 0)
     requeued = start(limits, "requeued", 3)

@@ -228,8 +228,8 @@ def test_a_silent_controller_ends_nothing_that_follows_a_run(alice: Person, seco
                 assert (one["state"], one["step"] > 0) == ("UNKNOWN", True)
                 assert is_in("Slurm does not answer", alice.does(f"ddp show {run}"))
                 assert is_in("step=1", alice.does(f"ddp log --lines 1000 {run}"))
-                steps = output("log.out").count("step=")
-                eventually(lambda: _holds(f"]: step={steps + 2}\n", output("log.out")))  # it goes on meanwhile
+                seen_so_far = output("log.out").count("step=")
+                eventually(lambda: _holds(f"]: step={seen_so_far + 2}\n", output("log.out")))  # it goes on meanwhile
                 time.sleep(max(0.0, seconds - (time.monotonic() - began)))
             finally:
                 cluster.on("slurmctld/0", "systemctl", "start", "slurmctld")

@@ -32,7 +32,7 @@ def ask(bench: Bench, unit: str, path: str = "/machinelock") -> str:
             return file.read()
 
 
-def told(bench: Bench, unit: str, words: str) -> str:
+def answered(bench: Bench, unit: str, words: str) -> str:
     """Wait until a unit's agent says this."""
     deadline = time.monotonic() + 30
     while words not in (text := ask(bench, unit)):
@@ -57,10 +57,10 @@ def test_no_action_is_parallel_on_juju_4(juju4: Bench):
 def test_an_agent_tells_who_holds_the_lock_and_who_waits(juju4: Bench):
     assert ask(juju4, "server/0") == "silent", "while nothing runs"
     waiting = juju4.act("server/0", "wait")
-    answer = told(juju4, "server/0", "holder: server/0 uniter (run action 2), holding ")
+    answer = answered(juju4, "server/0", "holder: server/0 uniter (run action 2), holding ")
     assert answer.startswith("HTTP/1.0 200 OK\r\nContent-Type: text/plain") or "\nunit-server-0:\n" in answer
     juju4.config("agent", n="1")
-    text = told(juju4, "agent/0", "agent/0 uniter (run config-changed hook), waiting ")
+    text = answered(juju4, "agent/0", "agent/0 uniter (run config-changed hook), waiting ")
     assert "unit-agent-0:\n  holder: none\n  waiting:\n  - agent/0 uniter" in text
     assert " 404 " in ask(juju4, "server/0", "/depengine")
     (juju4.room / "go").write_text("")
@@ -70,7 +70,7 @@ def test_an_agent_tells_who_holds_the_lock_and_who_waits(juju4: Bench):
 
 def test_a_parallel_action_holds_nothing(bench: Bench):
     waiting = bench.act("server/0", "wait")
-    assert "unit-server-0:\n  holder: none\n" in told(bench, "server/0", "holder")
+    assert "unit-server-0:\n  holder: none\n" in answered(bench, "server/0", "holder")
     (bench.room / "go").write_text("")
     waiting.result(40)
 
@@ -91,7 +91,7 @@ def cancel(bench: Bench, task: str) -> bool:
         return settings.cancel_task(model, task)
 
 
-def begun(bench: Bench, action: str) -> "concurrent.futures.Future[object]":
+def waiting_action(bench: Bench, action: str) -> "concurrent.futures.Future[object]":
     """Begin an action of server/0 that waits for one that runs there."""
     second = bench.begin(lambda engine: engine.act("server/0", action, {}))
     deadline = time.monotonic() + 30
@@ -113,7 +113,7 @@ def test_a_task_that_runs_is_cancelled_on_juju_3_6(bench: Bench, action: str):
 
 def test_juju_4_cancels_a_task_that_waits_but_none_that_runs(juju4: Bench):
     running = juju4.act("server/0", "wait")
-    second = begun(juju4, "hold")
+    second = waiting_action(juju4, "hold")
     assert cancel(juju4, "4")
     assert second.result(40) == {"id": "4", "results": {}, "failure": "task 4 was cancelled"}
     assert not cancel(juju4, "2")

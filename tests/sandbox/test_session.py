@@ -87,7 +87,7 @@ def test_what_a_deleted_clone_left_makes_room_for_a_deployment(
     store = Store("t", root)
     store.save(Model(name="t"))
     monkeypatch.setattr(sessions, "Hosts", lambda name: Hosts(name, root))
-    monkeypatch.setattr(cli, "Store", lambda _: store)
+    monkeypatch.setattr(cli, "Store", lambda _name, **_options: store)
     monkeypatch.setattr(cli, "Engine", unittest.mock.Mock(side_effect=SandboxError("begins")))
     run = functools.partial(click.testing.CliRunner().invoke, cli.cli, verb.split())
     assert run().stderr == "ERROR begins\n"

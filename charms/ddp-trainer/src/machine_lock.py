@@ -102,7 +102,7 @@ def _report(agent: str) -> dict[str, typing.Any] | None:
 
 
 def _get(address: str) -> str:
-    """Return what an introspection socket answers. Raises OSError, ValueError."""
+    """Ask an introspection socket for its report. Raises OSError, ValueError."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(_ANSWER_S)
         connection.connect(address)

@@ -29,7 +29,7 @@ OnEntered = collections.abc.Callable[
 class _Visitor:
     address: str
     until: float
-    said: bytes = b""
+    received: bytes = b""
 
 
 class Door:
@@ -94,9 +94,9 @@ class Door:
             return
         except OSError:
             data = b""
-        visitor.said += data
-        line, newline, rest = visitor.said.partition(b"\n")
-        if data and not newline and len(visitor.said) < MOST_BYTES:
+        visitor.received += data
+        line, newline, rest = visitor.received.partition(b"\n")
+        if data and not newline and len(visitor.received) < MOST_BYTES:
             return
         secret, _, words = line.partition(b" ")
         if not newline or rest or not secrets.compare_digest(secret, self.secret.encode()):

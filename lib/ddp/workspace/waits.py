@@ -67,7 +67,7 @@ def stop(name: str | None) -> list[list[str]]:
 
 
 def _names_of_live(path: pathlib.Path) -> list[str]:
-    """Return what a command waits for; nothing if it was killed, and then its file goes."""
+    """List the names of a live command's wait; of one that was killed, remove the file and return none."""
     with contextlib.suppress(FileNotFoundError), path.open() as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

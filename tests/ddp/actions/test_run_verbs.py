@@ -212,8 +212,8 @@ def test_the_newest_run_is_none_that_a_submission_started_by_itself(
         ("submit workload={}/tra1n.py", "/tra1n.py does not exist; did you mean train.py?"),
         ("sweep workload={}/tra1n.py", "/tra1n.py does not exist; did you mean train.py?"),
         ("render workload={}/tra1n.py", "/tra1n.py does not exist; did you mean train.py?"),
-        ("cancel run=a", "no slurm.conf, and no controller in DNS; use a login node, or see: scontrol ping"),
-        ("render workload=smoke", "Slurm is not configured on this host: no slurm.conf, and no controller in DNS"),
+        ("cancel run=a", "no slurm.conf, no controller in DNS; use a login node, or see: scontrol ping"),
+        ("render workload=smoke", "Slurm is not configured here: no slurm.conf, no controller in DNS"),
     ],
 )
 def test_where_slurm_is_not_configured_a_users_own_mistake_comes_first(

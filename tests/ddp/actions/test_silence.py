@@ -190,7 +190,11 @@ def submission(settings: Settings, cluster: Cluster, verb: str) -> collections.a
     given: dict[str, object] = {"workload": str(settings.workspace / "train.py"), "snapshot": False, "nodes": 1}
     cluster.states = [("RUNNING", 0), ("RUNNING", 0), ("RUNNING", 0), ("COMPLETED", 0)]
     if verb == "sweep":
-        cluster.submitted = lambda job: (settings.runs / "s-0" / "control" / "job").write_text(f"{job.job_id}\n")
+
+        def start(job: Job) -> None:
+            (settings.runs / "s-0" / "control" / "job").write_text(f"{job.job_id}\n")
+
+        cluster.submitted = start
         return lambda log: do(settings, "sweep", log, **given, name="s", grid="lr=1", wait=True)
     cluster.submitted = write_result
     if verb == "submit":

@@ -115,18 +115,18 @@ def test_another_s_run_is_not_ended(ready: Trainer, endless: Cluster, monkeypatc
     assert answers == [[]]
 
 
-def test_an_action_that_holds_the_machine_can_be_told_before_it_has_a_job(
+def test_an_action_that_holds_the_machine_can_be_ended_before_it_has_a_job(
     trainer: Trainer, endless: Cluster, monkeypatch: pytest.MonkeyPatch
 ):
     """While it makes an environment, say: it ends as soon as its job is submitted."""
     trainer.holds_machine = True
     submit = control.submit
 
-    def told(*words: object, **more: object) -> object:
+    def submit_after_stop(*words: object, **more: object) -> object:
         assert waits.stop(None) == [["submit-ddp"]]
         return submit(*words, **more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(control, "submit", told)
+    monkeypatch.setattr(control, "submit", submit_after_stop)
     monkeypatch.setattr(control, "pause", lambda _: pytest.fail("it still waits"))
     results = trainer.run("submit-ddp", workload="smoke", run="first", wait=True)
     assert results["state"] in ("PENDING", "RUNNING")

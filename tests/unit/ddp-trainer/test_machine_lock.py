@@ -85,7 +85,7 @@ def test_where_the_agent_is_silent_or_odd_the_version_decides(
     assert machine_lock.is_held_by("trainer/0", "109") == is_held
 
 
-def test_who_waits_is_told_by_the_agents_of_all_units(serve: Serve):
+def test_who_waits_is_reported_by_the_agents_of_all_units(serve: Serve):
     serve("unit-trainer-0", HELD)
     serve("unit-mount-1", WAITS)
     assert machine_lock.waiting() == [
@@ -122,7 +122,7 @@ def test_nobody_is_named_who_waits_for_another_hook(serve: Serve, monkeypatch: p
     assert lines == ["of the action"]
 
 
-def test_the_program_is_told_whether_its_action_holds_the_machine(trainer: Trainer, monkeypatch: pytest.MonkeyPatch):
+def test_the_program_learns_whether_its_action_holds_the_machine(trainer: Trainer, monkeypatch: pytest.MonkeyPatch):
     asked: list[dict[str, object]] = []
     answers = iter([True, False])
 

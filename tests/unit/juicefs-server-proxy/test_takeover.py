@@ -10,6 +10,7 @@ from doubles import UUID, Killed
 from ops import testing
 from rig import Rig, clients, peers
 
+import embedded.store
 import embedded.takeover
 from slurm_ddp import juicefs
 from slurm_ddp.interfaces import filesystem_info as fs
@@ -78,6 +79,15 @@ def test_an_application_of_the_same_name_takes_its_volume_over_without_a_questio
     taken_over(rig, again)
     assert commands(rig) == ["dump", "config"]
     assert rig.world.trials == ["shared"]
+
+
+def test_what_a_volume_holds_is_part_of_what_it_may_hold_from_the_first_hook_on(rig: Rig):
+    deploy(rig)
+    remove(rig)
+    rig.world.volumes[URL] = dataclasses.replace(rig.world.volumes[URL], used_bytes=20 << 30)
+    rig.servers.disk = embedded.store.Usage(22 << 30, 10 << 30)
+    taken_over(rig, deploy(rig))
+    assert rig.world.volumes[URL].capacity_gib == 28
 
 
 def test_an_application_of_another_name_is_asked_for_the_uuid(rig: Rig):

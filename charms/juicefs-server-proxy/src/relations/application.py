@@ -123,6 +123,9 @@ class Application:
         known = ledger.known(target.access.url, target.volume.name, adopt=adopt, before=self._left_here(settings))
         setting = formatting.ensure_formatted(target, known)
         self._prove(settings, target, setting)
+        if settings is not None:  # what a volume that was taken over holds already is part of what it may hold
+            ledger.publish_room(embedded.store.usage(settings.directory).room_gib(setting.used_bytes))
+            target = self.target()
         ledger.pin(uuid=setting.uuid, formatting=None)
         formatting.ensure_options(target, setting)
         secret, revision = ledger.ensure_secret(target.credentials)
