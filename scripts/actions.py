@@ -14,7 +14,8 @@ import yaml
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "lib")]
 
-from ddp import cli, verbs  # noqa: E402
+from ddp import cli  # noqa: E402
+from ddp.actions import verbs  # noqa: E402
 from ddp.options import declared  # noqa: E402
 from scripts import reference  # noqa: E402
 

@@ -15,11 +15,12 @@ import click
 import cloup
 
 import ddp
-from ddp import config, verbs
-from ddp.base import ParameterError, Settings, TrainerError, one_line, texts_of
-from ddp.options import declared, fields
+from ddp.actions import verbs
+from ddp.options import config, declared, fields
+from ddp.problem import ParameterError, Problem, one_line
+from ddp.results.result import SCHEMA, Result, texts_of, values_of
+from ddp.settings import Settings
 from ddp.view import screen
-from ddp.view.result import SCHEMA, Result, values_of
 
 OK, FAILED, USAGE = 0, 1, 2
 _CONTEXT: dict[str, typing.Any] = {
@@ -115,7 +116,7 @@ def perform(
     session: Session, verb: verbs.Verb, given: collections.abc.Mapping[str, object], arguments: tuple[str, ...] = ()
 ) -> int:
     """Do a verb with flags as click parsed them; return the exit status."""
-    from ddp.workspace import files  # noqa: PLC0415 - `ddp --help` starts without them
+    from ddp.host import files  # noqa: PLC0415 - `ddp --help` starts without them
     from slurm_ddp import run  # noqa: PLC0415
 
     params = _parsed(session, verb, given, arguments)
@@ -130,7 +131,7 @@ def perform(
         answer = verb.do_when_ready(settings_of(session), params, to.log)
         if answer is not None:  # else it was shown as it went on
             _write(session, to, verb, answer)
-    except TrainerError as e:
+    except Problem as e:
         to.fail(_as_flag(verb, e), e.results)
     except (files.RefusedError, run.CommandError) as e:
         to.fail(str(e), {})
@@ -232,7 +233,7 @@ def _here() -> str:
         raise click.UsageError("the current folder was removed; change to another one") from None
 
 
-def _as_flag(verb: verbs.Verb, e: TrainerError) -> str:
+def _as_flag(verb: verbs.Verb, e: Problem) -> str:
     """Format an error, with its option as a terminal's user types it."""
     named = {option.name for option in declared.options(verb.options) if not option.text.argument}
     return f"--{e}" if isinstance(e, ParameterError) and e.name in named else str(e)

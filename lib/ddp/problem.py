@@ -67,7 +67,29 @@ class Problem(Exception):
         return self.text()
 
 
+class ParameterError(Problem):
+    """An option is rejected; the message begins with its name."""
+
+    def __init__(self, name: str, message: str, *, remedy: Remedy | None = None) -> None:
+        super().__init__(f"{name}: {message}", remedy=remedy)
+        self.name = name
+
+
+class UnfinishedError(Exception):
+    """A command ends before its job does, and has not failed; `results` are the command's."""
+
+    def __init__(self, results: Results) -> None:
+        super().__init__("the job goes on")
+        self.results = results
+
+
 def one_line(text: str, limit: int = 600) -> str:
     """Join `text` to one printable line of at most `limit` characters."""
     flat = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return flat if len(flat) <= limit else flat[: limit - 3] + "..."
+
+
+def shown(value: object, limit: int = 60) -> str:
+    """Quote a value for a message, printable and short."""
+    text = ascii(value)
+    return text if len(text) <= limit else f"{text[: limit - 8]}...{text[-5:]}"

@@ -17,13 +17,19 @@ import sys
 import threading
 import typing
 
-from ddp import backports, config, problem, readiness, verbs
-from ddp.base import Log, ParameterError, Settings, TrainerError, texts_of
-from ddp.options import declared, fields
+from ddp import problem
+from ddp.actions import readiness, verbs
+from ddp.host import files
+from ddp.options import config, declared, fields
+from ddp.problem import ParameterError, Problem
+from ddp.results.progress import Log
+from ddp.results.result import texts_of
 from ddp.run import telemetry
+from ddp.settings import Settings
 from ddp.slurm import jobs
-from ddp.workspace import files, folders, operations, tokens
-from slurm_ddp import run
+from ddp.submit import tokens
+from ddp.workspace import folders, operations
+from slurm_ddp import backports, run
 from slurm_ddp.slurm import advice
 
 Json = dict[str, typing.Any]
@@ -73,7 +79,7 @@ def answer(request: Json, log: Log) -> Json:
             render=render,
         )
         return {"results": _do(settings, request, log)}
-    except TrainerError as e:
+    except Problem as e:
         return {"error": e.text(render), "results": e.results}
     except (files.RefusedError, run.CommandError, jobs.SlurmError) as e:
         return {"error": str(e), "results": {}}

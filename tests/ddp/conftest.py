@@ -9,10 +9,10 @@ import sys
 
 import pytest
 
-from ddp.base import Settings
+from ddp.host import locks
+from ddp.settings import Settings
 from ddp.slurm import jobs
-from ddp.submit import checks
-from ddp.workspace import locks
+from ddp.workspace import checks
 from slurm_ddp.slurm import nodes
 
 sys.path += [

@@ -2,8 +2,8 @@
 
 import pytest
 
-from ddp.base import TrainerError
 from ddp.options import fields, models
+from ddp.problem import Problem
 from ddp.slurm.jobs import Capacity, Partition
 from ddp.submit import resources
 
@@ -23,6 +23,6 @@ def training(*partitions: Partition, **given: object) -> resources.Request:
 
 
 def refusal(*partitions: Partition, **given: object) -> str:
-    with pytest.raises(TrainerError) as caught:
+    with pytest.raises(Problem) as caught:
         training(*partitions, **given)
     return str(caught.value)

@@ -7,10 +7,10 @@ import typing
 
 from harness import ActionFailedError, Trainer
 
-from ddp import config, verbs
-from ddp.options import fields
+from ddp.actions import verbs
+from ddp.options import config, fields
 from ddp.problem import Problem
-from ddp.view.result import Result
+from ddp.results.result import Result
 
 
 class Program(Trainer):

@@ -7,9 +7,9 @@ import time
 import typing
 
 from batch_host import Node
-from ddp import copies
-from ddp.base import Settings
 from ddp.options import fields, models
+from ddp.project import copies
+from ddp.settings import Settings
 from ddp.submit import resources, scripts
 from ddp.workspace import folders
 

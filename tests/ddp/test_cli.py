@@ -16,12 +16,14 @@ import pytest
 import yaml
 from command_line import COMMANDS, typed
 
-from ddp import cli, config, readiness, service, verbs
-from ddp.base import Log, ParameterError, Results, Settings, TrainerError
-from ddp.options import declared, fields
-from ddp.problem import Command
-from ddp.view.result import Result, values_of
-from ddp.view.tables import Table
+from ddp import cli, service
+from ddp.actions import readiness, verbs
+from ddp.options import config, declared, fields
+from ddp.problem import Command, ParameterError, Problem, Results
+from ddp.results.progress import Log
+from ddp.results.result import Result, values_of
+from ddp.results.tables import Table
+from ddp.settings import Settings
 
 CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 
@@ -147,8 +149,8 @@ def test_a_mistake_is_one_line_that_names_it(words: list[str], line: str, monkey
     assert err[:-1].isprintable(), "one line, with nothing that a terminal would obey"
 
 
-@pytest.mark.parametrize("error", [TrainerError("no such thing"), ParameterError("nodes", "too many")])
-def test_what_was_asked_failed(asked: Asked, monkeypatch: pytest.MonkeyPatch, error: TrainerError):
+@pytest.mark.parametrize("error", [Problem("no such thing"), ParameterError("nodes", "too many")])
+def test_what_was_asked_failed(asked: Asked, monkeypatch: pytest.MonkeyPatch, error: Problem):
     def fail(*_: object) -> typing.NoReturn:
         error.results = {"job-id": "40"}
         raise error

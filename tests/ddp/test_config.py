@@ -6,8 +6,8 @@ import pwd
 
 import pytest
 
-from ddp import config
-from ddp.base import ParameterError
+from ddp.options import config
+from ddp.problem import ParameterError
 
 
 @pytest.fixture(autouse=True)

@@ -8,11 +8,12 @@ import pytest
 from cluster import Cluster, Job
 from pip_double import Pip
 
-from ddp import verbs
-from ddp.base import Settings, TrainerError
+from ddp.actions import verbs
 from ddp.options import fields, models
+from ddp.problem import Problem
+from ddp.results.result import Result
 from ddp.run import places
-from ddp.view.result import Result
+from ddp.settings import Settings
 
 MISSING = "ModuleNotFoundError: No module named 'einops.layers'"
 REMEDY = "with einops in requirements.txt: ddp env create NAME --requirements requirements.txt, then: "
@@ -35,7 +36,7 @@ def fails(settings: Settings, cluster: Cluster, script: pathlib.Path, last_line:
     cluster.submitted, cluster.states = leave, [("FAILED", 256)]
     given = {"workload": str(script), "run": "night", "nodes": 1, "snapshot": False, "wait": True, **more}
     params = fields.parse(models.SubmitDdp, given)
-    with settings.claims, pytest.raises(TrainerError) as caught:
+    with settings.claims, pytest.raises(Problem) as caught:
         verbs.ALL["submit"].do(settings, params, lambda _: None)
     shown = verbs.ALL["show"].do(settings, fields.parse(models.OneRun, {"run": "night"}), lambda _: None)
     assert typing.cast(Result, shown).texts()["reason"] == str(caught.value)
@@ -150,7 +151,7 @@ def test_a_traceback_names_the_users_own_file(
 
     cluster.submitted, cluster.states = leave, [("FAILED", 256)]
     given = {"workload": str(project / "train.py"), "run": "night", "nodes": 1, "wait": True}
-    with settings.claims, pytest.raises(TrainerError) as caught:
+    with settings.claims, pytest.raises(Problem) as caught:
         verbs.ALL["submit"].do(settings, fields.parse(models.SubmitDdp, given), lambda _: None)
     assert str(caught.value) == "job 40 FAILED, exit code 1: ValueError: x (net/model.py:22)"
     assert places.Places().find(['  File "other.py", line 3, in g', "[FATAL] no"]) == "other.py:3"

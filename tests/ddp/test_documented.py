@@ -5,8 +5,9 @@ import shlex
 
 import pytest
 
-from ddp import cli, readiness, verbs
-from ddp.base import Settings
+from ddp import cli
+from ddp.actions import readiness, verbs
+from ddp.settings import Settings
 from functional import pages
 
 OTHERS = [*pages.ROOT.glob("docs/**/*.md"), *pages.ROOT.glob("charms/*/README.md"), pages.ROOT / "sandbox" / "demo.py"]

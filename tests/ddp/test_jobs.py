@@ -5,6 +5,7 @@ from slurm_commands import ASKED, Commands, node, partition
 
 from ddp.slurm import jobs, submissions
 from slurm_ddp.run import CommandError, CommandTimeout
+from slurm_ddp.slurm import times
 
 # Captured from 24.11.5.
 QUEUE = """12|ddp|CANCELLED|0:0|1|1|slurmd|0:00|UNLIMITED|2026-11-20T18:48:45|2026-11-20T18:48:45|4294901757|BeginTime||12|N/A|x|
@@ -65,12 +66,12 @@ def test_which_nodes_take_jobs(commands: Commands, state: str, usable: bool):
     ],
 )
 def test_times(text: str, seconds: int | None):
-    assert jobs.parse_time(text) == seconds
+    assert times.parse_time(text) == seconds
 
 
 @pytest.mark.parametrize("seconds", [60, 3599, 3600, 86399, 86400, 172810])
 def test_a_time_is_understood_as_it_is_written(seconds: int):
-    assert jobs.parse_time(jobs.format_time(seconds)) == seconds
+    assert times.parse_time(times.format_time(seconds)) == seconds
 
 
 def test_the_jobs_of_an_account(commands: Commands):

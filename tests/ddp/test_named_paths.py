@@ -12,10 +12,12 @@ from cluster import Cluster
 from command_line import typed
 from pip_double import Pip
 
-from ddp import cli, config, readiness, verbs
-from ddp.base import ParameterError, Settings
-from ddp.options import declared
-from ddp.workspace import files
+from ddp import cli
+from ddp.actions import readiness, verbs
+from ddp.host import files
+from ddp.options import config, declared
+from ddp.problem import ParameterError
+from ddp.settings import Settings
 
 pytestmark = pytest.mark.timeout(120)  # what reads a pipe or /dev/zero never ends
 HUGE = 1 << 40  # of zeros, without any blocks

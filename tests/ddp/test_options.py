@@ -12,10 +12,11 @@ from harness import META
 from hostile_values import FREE, NASTY, ROAMING, TEXTS
 from hypothesis import strategies as st
 
-from ddp import config, verbs
-from ddp.base import ParameterError, Settings
+from ddp.actions import verbs
 from ddp.node import spec
-from ddp.options import declared, fields, models
+from ddp.options import config, declared, fields, models
+from ddp.problem import ParameterError
+from ddp.settings import Settings
 from scripts import actions
 
 MODELS = {name: verb.options for name, verb in verbs.ACTIONS.items()}

@@ -10,10 +10,11 @@ import pytest
 from cluster import Cluster, Machine
 
 import ddp
-from ddp.base import ParameterError, Settings
 from ddp.doctor import examine
 from ddp.environment import builder
 from ddp.options import fields, models
+from ddp.problem import ParameterError
+from ddp.settings import Settings
 from ddp.slurm import jobs
 from ddp.submit import precheck
 from ddp.workspace import folders

@@ -11,7 +11,7 @@ from cluster import Cluster
 from command_line import typed
 
 from ddp import cli
-from ddp.base import Settings
+from ddp.settings import Settings
 
 IMAGE = ("--container-image", "nvcr.io/nvidia/pytorch:25.01-py3", "--cpus-per-task", "2")
 

@@ -8,10 +8,10 @@ import stat
 
 import pytest
 
+from ddp.host.files import RefusedError
 from ddp.node import explain
 from ddp.run import folder
 from ddp.run.model import State
-from ddp.workspace.files import RefusedError
 
 MakeRun = collections.abc.Callable[..., pathlib.Path]
 

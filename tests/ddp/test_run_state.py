@@ -14,10 +14,10 @@ from cluster import Cluster, Job
 
 from ddp.actions import compare, show
 from ddp.actions import list as listing
-from ddp.base import Settings
 from ddp.options import fields, models
 from ddp.run import catalog, folder, state, telemetry
 from ddp.run.model import State
+from ddp.settings import Settings
 from ddp.slurm import jobs
 from ddp.view import page
 

@@ -23,11 +23,15 @@ import rich.cells
 from cluster import Cluster
 from pip_double import Pip
 
-from ddp import base, cli, readiness, verbs
-from ddp.base import Log, Results, Settings, TrainerError
+from ddp import cli
+from ddp.actions import readiness, verbs
 from ddp.options import fields
-from ddp.view import screen, tables
-from ddp.view.result import values_of
+from ddp.problem import Problem, Results
+from ddp.results import progress, tables
+from ddp.results.progress import Log
+from ddp.results.result import values_of
+from ddp.settings import Settings
+from ddp.view import screen
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -241,7 +245,7 @@ def test_colours_can_be_left_out(monkeypatch: pytest.MonkeyPatch, name: str, val
 
 def test_a_failure_is_one_red_line(answers: None, monkeypatch: pytest.MonkeyPatch):
     def fail(*_: object) -> typing.NoReturn:
-        raise TrainerError("Slurm refuses the job: " + "a long reason " * 20, results={"job-id": "40"})
+        raise Problem("Slurm refuses the job: " + "a long reason " * 20, results={"job-id": "40"})
 
     monkeypatch.setattr(verbs.Verb, "do", fail)
     made, code = type_on(60, "submit")
@@ -254,11 +258,11 @@ def test_a_failure_is_one_red_line(answers: None, monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_takes_long_has_one_line_that_changes(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(base, "REPORT_S", 0.3)
+    monkeypatch.setattr(progress, "REPORT_S", 0.3)
     with terminal(90) as made, os.fdopen(os.dup(made.descriptor), "w") as out:
         monkeypatch.setattr(sys, "stderr", out)
         shown = screen.Screen(is_json=False)
-        base.with_progress(shown.log, "installing [bold]torch", lambda: time.sleep(0.8))
+        progress.with_progress(shown.log, "installing [bold]torch", lambda: time.sleep(0.8))
         shown.log("job 40: night on 2 nodes")
         shown.log(tables.Step("job 40 RUNNING, step 30", "job 40 RUNNING"))
         shown.log(tables.Step("job 40 RUNNING, step 60", "job 40 RUNNING"))
@@ -270,16 +274,16 @@ def test_what_takes_long_has_one_line_that_changes(monkeypatch: pytest.MonkeyPat
 
 
 def test_without_a_terminal_progress_is_lines(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(base, "REPORT_S", 0.1)
+    monkeypatch.setattr(progress, "REPORT_S", 0.1)
     monkeypatch.setattr(sys, "stderr", out := io.StringIO())
-    base.with_progress(screen.Screen(is_json=False).log, "installing torch", lambda: time.sleep(0.25))
+    progress.with_progress(screen.Screen(is_json=False).log, "installing torch", lambda: time.sleep(0.25))
     assert out.getvalue() == "installing torch\ninstalling torch: 0 s\ninstalling torch: 0 s\n"
 
 
 def test_waiting_for_a_job_reports_its_steps(
     settings: Settings, cluster: Cluster, pip: Pip, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("ddp.run.control.REPORT_S", 0.0)
+    monkeypatch.setattr("ddp.submit.control.REPORT_S", 0.0)
     cluster.states = [("PENDING", 0), ("RUNNING", 0), ("RUNNING", 0), ("COMPLETED", 0)]
 
     def started(job: typing.Any) -> None:

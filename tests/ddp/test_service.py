@@ -9,9 +9,11 @@ import pytest
 import yaml
 from hypothesis import strategies as st
 
-from ddp import remedies, service, verbs
-from ddp.base import Settings
+from ddp import service
+from ddp.actions import verbs
 from ddp.problem import Command, Remedy, Step, plain
+from ddp.settings import Settings
+from ddp.slurm import remedies
 from sandbox import values
 
 LIBRARY = pathlib.Path(service.__file__).parent
@@ -20,7 +22,11 @@ LIBRARY = pathlib.Path(service.__file__).parent
 @pytest.mark.parametrize(
     ("remedy", "typed", "run"),
     [
-        (Command("submit", {"time-limit": 30}), "ddp submit --time-limit 30", "juju run t/leader submit-ddp time-limit=30"),
+        (
+            Command("submit", {"time-limit": 30}),
+            "ddp submit --time-limit 30",
+            "juju run t/leader submit-ddp time-limit=30",
+        ),
         (Command("show", arguments=("nano1",)), "ddp show nano1", "juju run t/leader show-run run=nano1"),
         (Command("cancel", arguments=("a", "b")), "ddp cancel a b", "juju run t/leader cancel-run run=a,b"),
         (

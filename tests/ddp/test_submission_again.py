@@ -17,12 +17,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pip_double import Pip
 
-from ddp import verbs
-from ddp.base import Settings, TrainerError, texts_of
+from ddp.actions import verbs
+from ddp.host import files
 from ddp.options import fields
+from ddp.problem import Problem
+from ddp.results.result import texts_of
 from ddp.run import catalog, folder
+from ddp.settings import Settings
 from ddp.slurm import jobs, submissions
-from ddp.workspace import files
 from slurm_ddp.run import Completed
 
 REFUSAL = "sbatch: error: Batch job submission failed: QOSMaxSubmitJobPerUserLimit"
@@ -53,7 +55,7 @@ def test_a_script_s_run(settings: Settings, cluster: Cluster, pip: Pip, tmp_path
     assert json.loads(before["job.json"])["job_id"] == 40
     script.write_text("print(2)\n")
     cluster.submit_refusal = REFUSAL
-    with pytest.raises(TrainerError, match="QOSMaxSubmitJobPerUserLimit"):
+    with pytest.raises(Problem, match="QOSMaxSubmitJobPerUserLimit"):
         do(settings, "submit-ddp", workload=str(script), run="night", nodes=2, args="--lr 1")
     assert contents(settings.runs / "night") == before
     cluster.submit_refusal = ""
@@ -92,7 +94,7 @@ def test_a_job_that_slurm_accepted_before_a_write_failed_is_found(
     written = record(settings)
     assert (written["job_id"], cluster.jobs[-1].comment) == (None, written["submission"])
     assert ("previous" in written) == is_there
-    with pytest.raises(TrainerError, match=r"run: first is active as job 4\d"):
+    with pytest.raises(Problem, match=r"run: first is active as job 4\d"):
         do(settings, "submit-ddp", workload="gpt", run="first", nodes=1)
     assert len(cluster.jobs) == 1 + is_there, "it is not submitted a second time"
     cluster.jobs[-1].states = [("FAILED", 256)]
@@ -141,7 +143,7 @@ def test_a_submission_that_nobody_can_confirm_keeps_its_folder(settings: Setting
         return Completed(1, "", "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation")
 
     cluster.answers = vanish
-    with pytest.raises(TrainerError, match="Slurm may have accepted the job; ddp list"):
+    with pytest.raises(Problem, match="Slurm may have accepted the job; ddp list"):
         do(settings, "submit-ddp", workload="smoke", run="first")
     assert record(settings)["job_id"] is None
     assert catalog.load(settings, ["first"])[0][0].job_id == 40
@@ -183,7 +185,7 @@ def test_a_preparation_by_an_array(settings: Settings, cluster: Cluster, pip: Pi
         cluster.submit_refusal = REFUSAL
     else:
         cluster.submitted = refuse  # the array is taken, and the job behind it is not
-    with pytest.raises(TrainerError, match="QOSMaxSubmitJobPerUserLimit"):
+    with pytest.raises(Problem, match="QOSMaxSubmitJobPerUserLimit"):
         do(settings, "prepare-dataset", source=str(raw), elements=2, wait=False)
     assert contents(run) == before
     assert run.exists() == is_there
@@ -232,7 +234,7 @@ def test_a_limit_is_reported_and_one_that_nothing_ends_is_refused(
     cluster.takes = f"AllowAccounts={'chem' if reason == 'PartitionConfig' else 'ALL'} AllowQos=ALL"
     try:
         answer = do(settings, "submit-ddp", workload="smoke", run="night").get("waits-for", "")
-    except TrainerError as e:
+    except Problem as e:
         answer = str(e)
         assert cluster.job(41).cancelled
         assert not (settings.runs / "night").exists()
@@ -280,7 +282,7 @@ def test_a_run_that_a_dying_mount_left_unfinished_is_used_again(
             mount = DyingMount(patch, settings.runs, number)
             try:
                 do(settings, "submit-ddp", workload=program, run=run, nodes=1)
-            except TrainerError as e:
+            except Problem as e:
                 assert "Transport endpoint is not connected" in str(e)
         if len(cluster.jobs) > num_jobs:  # the job was submitted before the mount died
             break
@@ -303,7 +305,7 @@ def test_a_sweep_that_a_dying_mount_left_unfinished_is_used_again(
             DyingMount(patch, settings.runs, number)
             try:
                 do(settings, "submit-sweep", workload="smoke", name=name, grid="epochs=1,2", nodes=1)
-            except TrainerError as e:
+            except Problem as e:
                 assert "Transport endpoint is not connected" in str(e)
         if len(cluster.jobs) > num_jobs:
             break
@@ -335,7 +337,7 @@ def test_a_run_whose_record_is_lost_goes_on_and_says_so(
             (place / "job.sbatch").touch()
             do(settings, "submit-ddp", **given)
             continue
-        with pytest.raises(TrainerError, match=f"{place} exists and is not a script run; choose another name"):
+        with pytest.raises(Problem, match=f"{place} exists and is not a script run; choose another name"):
             do(settings, "submit-ddp", **given)
 
 

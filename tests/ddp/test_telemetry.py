@@ -13,9 +13,9 @@ import yaml
 from cluster import Cluster, Job
 
 from ddp.actions import list as listing
-from ddp.base import Settings
 from ddp.options import models
 from ddp.run import telemetry
+from ddp.settings import Settings
 from ddp.slurm import jobs
 
 CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())

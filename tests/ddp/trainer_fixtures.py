@@ -12,12 +12,12 @@ from left_by_jobs import add_dataset
 from pip_double import ZSTD, Pip
 
 from batch_host import Node
-from ddp.base import Settings
 from ddp.environment import uv
-from ddp.run import control
+from ddp.host import locks
+from ddp.settings import Settings
 from ddp.slurm import jobs
-from ddp.submit import checks
-from ddp.workspace import locks
+from ddp.submit import control
+from ddp.workspace import checks
 from slurm_ddp import run
 from slurm_ddp.slurm import nodes
 

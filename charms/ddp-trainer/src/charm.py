@@ -12,9 +12,9 @@ import machine_lock
 import metrics
 import program
 import secret_token
-from ddp import verbs
-from ddp.base import ParameterError
+from ddp.actions import verbs
 from ddp.options import fields
+from ddp.problem import ParameterError
 from slurm_ddp import exporter, wake
 from slurm_ddp.charm import Level, Status, StatusError, action_name, is_principal, shown
 from slurm_ddp.interfaces import cos_agent

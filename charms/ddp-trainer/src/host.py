@@ -8,9 +8,10 @@ import shutil
 import typing
 
 import program
-from ddp import config as configuration
-from ddp.base import USERS, ParameterError
+from ddp.options import config as configuration
 from ddp.options import fields
+from ddp.problem import ParameterError
+from ddp.settings import USERS
 from ddp.workspace import operations
 from slurm_ddp import apt, files, mounts
 from slurm_ddp.run import CommandError

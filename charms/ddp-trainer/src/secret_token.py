@@ -3,7 +3,7 @@
 import collections.abc
 import re
 
-from ddp.base import ParameterError
+from ddp.problem import ParameterError
 
 OPTION = "hf-token"
 MAX_CHARACTERS = 4096

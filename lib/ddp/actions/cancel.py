@@ -4,13 +4,15 @@ import collections.abc
 import dataclasses
 import time
 
-from ddp.base import REPORT_S, Log, ParameterError, Settings, TrainerError
 from ddp.options import models
-from ddp.run import catalog, control, reading
+from ddp.problem import ParameterError, Problem
+from ddp.results.progress import REPORT_S, Log
+from ddp.results.result import Result
+from ddp.run import catalog, reading
 from ddp.run.model import PREPARATION
+from ddp.settings import Settings
 from ddp.slurm import jobs, patience
-from ddp.view.result import Result
-from ddp.workspace import tokens
+from ddp.submit import control, tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +33,7 @@ class CancelTarget:
 
 
 def cancel_run(settings: Settings, params: models.CancelRun, log: Log) -> Result:
-    """Cancel runs by name or job id, and wait until they have left their nodes. Raises TrainerError."""
+    """Cancel runs by name or job id, and wait until they have left their nodes. Raises Problem."""
     named = dict.fromkeys(params.run.replace(",", " ").split())
     with jobs.asking():
         queue = jobs.jobs(user=settings.user)
@@ -41,7 +43,7 @@ def cancel_run(settings: Settings, params: models.CancelRun, log: Log) -> Result
     try:
         jobs.cancel(*arguments)
     except jobs.SlurmError as e:
-        raise TrainerError(f"{text} could not be cancelled: {e}", remedy=catalog.LIST) from e
+        raise Problem(f"{text} could not be cancelled: {e}", remedy=catalog.LIST) from e
     log(f"{text} {'was' if len(targets) == 1 else 'were'} {_states(left)}; cancelling, the ranks may save first")
     names, ended = {job.name for job in left}, {job.job_id for job in queue if not job.is_active}
     began = reported = time.monotonic()

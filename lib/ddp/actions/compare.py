@@ -1,12 +1,13 @@
 """compare-runs: in which settings runs differ, and their results."""
 
 from ddp.actions import list as listing
-from ddp.base import Log, ParameterError, Settings
 from ddp.options import fields, models
-from ddp.problem import Command
+from ddp.problem import Command, ParameterError
+from ddp.results.progress import Log
+from ddp.results.result import Result
 from ddp.run import catalog
 from ddp.run.model import WITHOUT_LOSS, Run
-from ddp.view.result import Result
+from ddp.settings import Settings
 
 _WIDEST = 120  # columns; a wider table has a column for each run instead of a line
 

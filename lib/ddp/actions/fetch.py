@@ -5,13 +5,15 @@ import os
 import pathlib
 import shutil
 
-from ddp import copies
-from ddp.base import Log, ParameterError, Settings
+from ddp.host import files
 from ddp.options import models
-from ddp.problem import Command
+from ddp.problem import Command, ParameterError
+from ddp.project import copies
+from ddp.results.progress import Log
+from ddp.results.result import Result
 from ddp.run import catalog
-from ddp.view.result import Result
-from ddp.workspace import files, folders
+from ddp.settings import Settings
+from ddp.workspace import folders
 
 _COPY_S = 600.0
 LeftOut = dict[str, str]  # why a path was not copied, by its name
@@ -20,7 +22,7 @@ LeftOut = dict[str, str]  # why a path was not copied, by its name
 def fetch(settings: Settings, params: models.Fetch, _: Log) -> Result:
     """Copy the named files and folders, else all that the run wrote; name what cannot be copied.
 
-    Raises TrainerError before anything is copied.
+    Raises Problem before anything is copied.
     """
     name = catalog.name_of(settings, params.run)[0]
     record = catalog.read_record(settings, name)

@@ -6,12 +6,15 @@ import fnmatch
 import re
 import typing
 
-from ddp.base import Log, ParameterError, Settings
 from ddp.options import models
+from ddp.problem import ParameterError
+from ddp.results.progress import Log
+from ddp.results.result import Result
 from ddp.run import catalog, reading
 from ddp.run.model import UTC, Run, State
+from ddp.settings import Settings
 from ddp.slurm import jobs
-from ddp.view.result import Result
+from slurm_ddp.slurm import times
 
 _UNITS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _HEAD = ("RUN", "KIND", "STATE", "NODES", "STEP", "LOSS", "BEST", "RATE", "ELAPSED", "WHERE/REASON")
@@ -64,7 +67,7 @@ def describe(run: Run) -> dict[str, object]:
         "run_dir": str(run.folder),
         "nodes": job.num_nodes if job else run.summary.get("nodes"),
         "where": (job.nodes or None) if job else None,
-        "elapsed_s": jobs.parse_time(job.elapsed) if job else run.figure("elapsed_s"),
+        "elapsed_s": times.parse_time(job.elapsed) if job else run.figure("elapsed_s"),
         "step": run.step,
         "total_steps": run.total_steps,
         "loss": run.loss,
@@ -88,7 +91,7 @@ def _row(run: Run, order: Order) -> tuple[str, ...]:
     cells = [found[name] for name in ("kind", "state", "nodes", "step", "loss", "best_loss")]
     cells += [f"{rate[0]:.6g} {rate[1]}/s" if rate else None, None]
     if (elapsed_s := found["elapsed_s"]) is not None:
-        cells[-1] = jobs.format_time(int(typing.cast(float, elapsed_s)))
+        cells[-1] = times.format_time(int(typing.cast(float, elapsed_s)))
     return (run.name[:64], *map(catalog.cell, [*cells, where[:80]]))
 
 

@@ -3,13 +3,15 @@
 import pathlib
 import time
 
-from ddp.base import Log, Settings, TrainerError
 from ddp.options import models
-from ddp.problem import Command
-from ddp.run import catalog, control, folder, reading
+from ddp.problem import Command, Problem
+from ddp.results import tables
+from ddp.results.progress import Log
+from ddp.results.result import Result
+from ddp.run import catalog, folder, reading
+from ddp.settings import Settings
 from ddp.slurm import jobs, patience
-from ddp.view import tables
-from ddp.view.result import Result
+from ddp.submit import control
 from ddp.workspace import folders
 
 
@@ -34,7 +36,7 @@ def run_log(settings: Settings, params: models.RunLog, log: Log) -> Result:
             values = {"run": name, "job_id": job_id, "state": results.get("state"), "slurm": results.get("slurm")}
             return Result(results | {"lines": "0"}, values, text="")
         text = _no_output(job_id, params, known)
-        raise TrainerError(text, remedy=Command("show", arguments=(name,)), results=results) from e
+        raise Problem(text, remedy=Command("show", arguments=(name,)), results=results) from e
     lines = list(map(reading.printable, found))
     results |= {"log": place, "lines": str(len(lines)), "text": "\n".join(lines)}
     values: dict[str, object] = {"run": name, "job_id": job_id, "state": results.get("state")}

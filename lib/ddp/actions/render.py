@@ -2,19 +2,21 @@
 
 import dataclasses
 
-from ddp import copies
-from ddp.base import Answer, Log, ParameterError, Settings
 from ddp.environment import environments
 from ddp.options import fields, models
-from ddp.run import control, folder
-from ddp.slurm import jobs
-from ddp.submit import checks, kubernetes, scripts, training
-from ddp.view.result import Result
-from ddp.workspace import folders
+from ddp.problem import ParameterError
+from ddp.project import copies
+from ddp.results.progress import Log
+from ddp.results.result import Answer, Result
+from ddp.run import folder
+from ddp.settings import Settings
+from ddp.submit import control, kubernetes, scripts, training
+from ddp.workspace import checks, folders
+from slurm_ddp.slurm import times
 
 
 def render(settings: Settings, params: models.Render, log: Log) -> Answer:
-    """Render the run. Raises TrainerError."""
+    """Render the run. Raises Problem."""
     if params.kubernetes:
         return render_kubernetes(settings, params, log)
     checked = training.check(settings, params, run=params.run, resume=params.resume)
@@ -69,7 +71,7 @@ def _manifests(settings: Settings, params: models.Render, kind: str, run: str, k
         ranks_per_node=max(gpus, 1),
         cpus_per_task=params.cpus_per_task or max(4 * gpus, 1),
         memory_mb=fields.memory_mb(params.memory or fields.SITE) or max(16384 * gpus, 4096),
-        time_limit_s=jobs.parse_time(params.time_limit) if params.time_limit else None,
+        time_limit_s=times.parse_time(params.time_limit) if params.time_limit else None,
         workspace=str(settings.workspace),
         run_dir=str(run_dir),
         python_path=(program.payload,) if program.payload else (),

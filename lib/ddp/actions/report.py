@@ -3,13 +3,16 @@
 import datetime
 import pathlib
 
-from ddp.base import Log, ParameterError, Settings
+from ddp.host import files
 from ddp.options import models
+from ddp.problem import ParameterError
+from ddp.results.progress import Log
+from ddp.results.result import Result
 from ddp.run import catalog, folder
 from ddp.run.model import UTC
+from ddp.settings import Settings
 from ddp.view import page
-from ddp.view.result import Result
-from ddp.workspace import files, folders
+from ddp.workspace import folders
 
 _MAX_RUNS = 16  # on one page
 

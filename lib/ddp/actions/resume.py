@@ -2,12 +2,14 @@
 
 import time
 
-from ddp.base import REPORT_S, Log, Settings, TrainerError
 from ddp.options import models
-from ddp.problem import Command
-from ddp.run import catalog, control
+from ddp.problem import Command, Problem
+from ddp.results.progress import REPORT_S, Log
+from ddp.results.result import Result
+from ddp.run import catalog
+from ddp.settings import Settings
 from ddp.slurm import jobs, patience
-from ddp.view.result import Result
+from ddp.submit import control
 
 # slurmd refuses a requeued job whose credential is not a second newer than the end of its last attempt ("already
 # killed, do not launch batch job"), and the job then fails.
@@ -24,10 +26,10 @@ def resume_run(settings: Settings, params: models.OneRun, log: Log) -> Result:
         text = f"job {job_id} is not waiting: it is {state}; to resume, submit it with the same options"
         record = catalog.read_record(settings, name)
         script = (str(record.get("workload")),) if record.get("kind") == "script" else ()
-        raise TrainerError(text, remedy=Command("submit", {"run": name}, script))
+        raise Problem(text, remedy=Command("submit", {"run": name}, script))
     if known.state not in control.WAITING:
         text = f"job {known.job_id} is not waiting: it is {known.state}"
-        raise TrainerError(text, remedy=Command("log", arguments=(name,)))
+        raise Problem(text, remedy=Command("log", arguments=(name,)))
     release = f"as an administrator: scontrol release {known.job_id}"
     if known.restarts:
         control.pause(_APART_S)
@@ -38,11 +40,11 @@ def resume_run(settings: Settings, params: models.OneRun, log: Log) -> Result:
     except jobs.SlurmError as e:
         problem = control.held(settings, known)
         text = f"job {known.job_id} ({known.reason}) cannot be released: {e}; {problem.what if problem else release}"
-        raise TrainerError(text, remedy=problem.remedy if problem else None) from e
+        raise Problem(text, remedy=problem.remedy if problem else None) from e
     with jobs.asking():
         now_known = catalog.job_of(settings, name, job_id) or known
     if now_known.state in control.WAITING and now_known.is_held:
-        raise TrainerError(f"job {known.job_id} is still held ({now_known.reason}); {release}")
+        raise Problem(f"job {known.job_id} is still held ({now_known.reason}); {release}")
     log(f"job {known.job_id} was {known.state} ({known.reason}); it starts as soon as there is room")
     state, reason = now_known.state, now_known.reason
     shown = {"job-id": str(known.job_id), "run": name, "state": state, "reason": reason}

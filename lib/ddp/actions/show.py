@@ -3,13 +3,15 @@
 import textwrap
 
 from ddp.actions import list as listing
-from ddp.base import Log, ParameterError, Results, Settings
 from ddp.options import models
-from ddp.problem import Command
-from ddp.run import catalog, control, failure, reading
+from ddp.problem import Command, ParameterError, Results
+from ddp.results.progress import Log
+from ddp.results.result import Result
+from ddp.run import catalog, failure, reading
 from ddp.run.model import WITHOUT_LOSS, Run, State, change_text
-from ddp.slurm import jobs
-from ddp.view.result import Result
+from ddp.settings import Settings
+from ddp.submit import control
+from slurm_ddp.slurm import times
 
 
 def show_run(settings: Settings, params: models.OneRun, _: Log) -> Result:
@@ -40,7 +42,7 @@ def show_run(settings: Settings, params: models.OneRun, _: Log) -> Result:
         "script": str(run.folder / "job.sbatch") if run.record else "",
     }
     if run.state.is_active and run.job is not None:
-        elapsed = jobs.format_time(jobs.parse_time(run.job.elapsed) or 0)
+        elapsed = times.format_time(times.parse_time(run.job.elapsed) or 0)
         results |= {"elapsed": elapsed, "nodes": run.job.nodes, "requeued": str(run.job.restarts or "")}
         results |= {"step": catalog.cell(run.metrics.step), "loss": catalog.cell(run.metrics.last("loss"))}
     else:

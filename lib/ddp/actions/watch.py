@@ -15,13 +15,16 @@ import rich.table
 import rich.text
 
 from ddp.actions import list as listing
-from ddp.base import Log, Settings
 from ddp.options import models
-from ddp.run import catalog, control, folder, metrics, reading, state
+from ddp.results.progress import Log
+from ddp.run import catalog, curve, folder, metrics, reading, state
 from ddp.run.model import Run, State
+from ddp.settings import Settings
 from ddp.slurm import jobs, patience
-from ddp.view import charts, curve, screen
+from ddp.submit import control
+from ddp.view import charts, screen
 from ddp.workspace import folders
+from slurm_ddp.slurm import times
 
 _CURVE_ROWS = 11
 _LEAST_WIDTH, _MOST_WIDTH = 40, 160
@@ -38,8 +41,8 @@ class Frame:
         self.run, self.log, self.is_told = run, log, is_told
         rate, total = run.metrics.steps_per_second, run.total_steps
         job = run.job if run.state == State.RUNNING else None
-        limit = jobs.parse_time(job.time_limit) if job and job.time_limit not in jobs.NO_LIMIT else None
-        self.elapsed_s = jobs.parse_time(job.elapsed) if job else None
+        limit = times.parse_time(job.time_limit) if job and job.time_limit not in times.NO_LIMIT else None
+        self.elapsed_s = times.parse_time(job.elapsed) if job else None
         self.left_s = max(0, total - (run.step or 0)) / rate if total and rate and run.state.is_active else None
         self.limit_left_s = max(0.0, limit - self.elapsed_s) if limit and self.elapsed_s is not None else None
 
@@ -197,4 +200,4 @@ def _last(series: metrics.Series) -> str:
 
 
 def _time(seconds: float | None) -> str:
-    return "-" if seconds is None else jobs.format_time(int(seconds))
+    return "-" if seconds is None else times.format_time(int(seconds))

@@ -4,10 +4,11 @@ import collections.abc
 import pathlib
 import re
 
-from ddp.base import Settings, one_line
 from ddp.doctor.facts import Facts, leading_number
 from ddp.doctor.findings import Findings
 from ddp.environment import environments
+from ddp.problem import one_line
+from ddp.settings import Settings
 from ddp.slurm import access, jobs
 
 # slurmctld looks the account up to sign what starts a job (fetch_identity() in cred.c), not when it is submitted.

@@ -14,15 +14,17 @@ import shutil
 import urllib.parse
 import zlib
 
-from ddp.base import Log, ParameterError, Results, Settings, TrainerError, with_progress
 from ddp.doctor import cluster_rules, node_rules, reporting
 from ddp.doctor.facts import Facts, Json, leading_number
 from ddp.doctor.findings import Finding, Findings, first_few
 from ddp.environment import environments
 from ddp.options import declared, models
+from ddp.problem import ParameterError, Problem, Results
+from ddp.results.progress import Log, with_progress
 from ddp.run import catalog, reading, telemetry
-from ddp.slurm import access, jobs
-from ddp.submit import checks, resources
+from ddp.settings import Settings
+from ddp.slurm import access, cluster, jobs
+from ddp.submit import resources
 from ddp.workspace import folders, operations
 from slurm_ddp import mounts
 from slurm_ddp.slurm import nodes
@@ -35,8 +37,8 @@ _STEP_S = 300.0  # the probe's own deadlines add up to less
 
 
 def doctor(settings: Settings, params: models.Doctor, log: Log) -> Results:
-    """Examine the nodes and return the report. Raises TrainerError, with the report, where a run would break."""
-    facts = gather(settings, params, checks.partitions(params.reservation), log)
+    """Examine the nodes and return the report. Raises Problem, with the report, where a run would break."""
+    facts = gather(settings, params, cluster.partitions(params.reservation), log)
     findings = judge(settings, facts)
     results = reporting.report(settings, facts, findings)
     counts = {level: sum(finding.level == level for finding in findings) for level in ("error", "warning")}
@@ -44,7 +46,7 @@ def doctor(settings: Settings, params: models.Doctor, log: Log) -> Results:
         folders.call(settings, telemetry.note_findings, folder=str(settings.baselines), counts=counts)
     worst = next((finding for finding in findings if finding.level == "error"), None)
     if worst is not None:
-        raise TrainerError(f"{results['verdict']}; the first: {worst.where}: {worst.text}", results=results)
+        raise Problem(f"{results['verdict']}; the first: {worst.where}: {worst.text}", results=results)
     return results
 
 
@@ -166,7 +168,7 @@ def judge(settings: Settings, facts: Facts) -> tuple[Finding, ...]:
 
 def _stragglers(settings: Settings) -> collections.abc.Iterator[tuple[str, str, str]]:
     """Yield run, host and words of the user's newest runs in which one rank holds the others up."""
-    with contextlib.suppress(TrainerError, folders.WorkspaceError):
+    with contextlib.suppress(Problem, folders.WorkspaceError):
         for run in catalog.load(settings, catalog.names(settings)[:_NEWEST], is_brief=True)[0]:
             if run.state.is_active and run.metrics.straggler:
                 yield run.name, reading.printable(str(run.metrics.slowest["host"]), 64), run.metrics.straggler

@@ -5,9 +5,9 @@ import dataclasses
 import pathlib
 import typing
 
-from ddp import backports
-from ddp.base import Settings
 from ddp.problem import Command, Step
+from ddp.settings import Settings
+from slurm_ddp import backports
 
 Level = typing.Literal["error", "warning", "note"]
 ORDER: tuple[Level, ...] = ("error", "warning", "note")

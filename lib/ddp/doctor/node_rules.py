@@ -3,10 +3,10 @@
 import collections
 import statistics
 
-from ddp.base import Settings
 from ddp.doctor.facts import Facts, Json, capacity, clock_offsets, mib, release
 from ddp.doctor.findings import Findings, grouped, spelled
 from ddp.run.reading import as_object
+from ddp.settings import Settings
 
 _CLOCK_S, _CLOCK_BREAKS_S = 1.0, 50.0  # auth/slurm: a credential is good for 60 s (slurm.conf(5), AuthInfo ttl)
 _SLOW_WRITE_MB_S, _SLOW_RENAME_MS, _SLOW_SEEN_MS = 20.0, 500.0, 3000.0

@@ -3,11 +3,12 @@
 import collections.abc
 import re
 
-from ddp.base import Results, Settings
 from ddp.doctor.facts import Facts, clock_offsets, mib
 from ddp.doctor.findings import ORDER, Finding
+from ddp.problem import Results
+from ddp.results import tables
 from ddp.run.reading import as_object
-from ddp.view import tables
+from ddp.settings import Settings
 
 _COLUMNS: str = "NODE SLURM PYTHON CLOCK MOUNT MB/S RENAME SEEN NET TRIP SHM GPUS VERDICT"
 

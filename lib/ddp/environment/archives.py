@@ -11,9 +11,9 @@ import tempfile
 import time
 
 from ddp.environment import packing
+from ddp.host import files
 from ddp.node import spool
 from ddp.node.explain import Json
-from ddp.workspace import files
 
 _OLD_S = 86400  # leftovers of killed commands
 _BEHIND = 'import os, site, sys; site.addsitedir(os.path.join(os.path.dirname(sys.prefix), "{base}", "{site}"))\n'

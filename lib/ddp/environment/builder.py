@@ -8,8 +8,9 @@ import pathlib
 import shutil
 import time
 
-from ddp.base import Log, Settings, with_progress
 from ddp.environment import archives, uv, wheelhouse
+from ddp.results.progress import Log, with_progress
+from ddp.settings import Settings
 from ddp.workspace import folders
 
 _KEPT_S = 7 * 86400  # systemd-tmpfiles removes what is older than 30 days, file by file
@@ -30,7 +31,7 @@ class Request:
 
 
 def make(settings: Settings, request: Request, key: str, log: Log) -> folders.Manifest:
-    """Make an environment, store its archive and return its manifest. Raises TrainerError."""
+    """Make an environment, store its archive and return its manifest. Raises Problem."""
     store = str(settings.environments)
     folder = pathlib.Path(folders.call(settings, archives.open_build, base=str(settings.node_cache)))
     call = functools.partial(folders.call, settings, timeout_s=3600, build=str(folder))
@@ -123,7 +124,7 @@ def _install_layer(
 
 
 def check(settings: Settings, build: pathlib.Path) -> str:
-    """Import all that the payload imports, and return torch's version. Raises TrainerError."""
+    """Import all that the payload imports, and return torch's version. Raises Problem."""
     names = ["ddptrain", "torch.distributed.run", *(["transformers"] if settings.transformers else [])]
     printed = uv.call(build / "env" / "bin" / "python", "-I", IMPORTS, *names, timeout=300)
     return json.loads(printed)["torch"]

@@ -11,15 +11,15 @@ import json
 import pathlib
 import platform
 
-from ddp.base import USERS, Log, ParameterError, Results, Settings, TrainerError, with_progress
 from ddp.environment import archives, builder, wheelhouse
 from ddp.environment.uv import TIMEOUT_S, TORCH
 from ddp.options import models
-from ddp.problem import Command
+from ddp.problem import Command, ParameterError, Problem, Results
+from ddp.results.progress import Log, with_progress
 from ddp.run import folder
-from ddp.slurm import jobs
-from ddp.submit import checks
-from ddp.workspace import folders
+from ddp.settings import USERS, Settings
+from ddp.slurm import cluster, jobs
+from ddp.workspace import checks, folders
 from ddp.workspace.folders import Contents, Manifest
 
 _FORMAT = "4"  # goes into the key: raise it when the same inputs shall give another environment
@@ -104,7 +104,7 @@ def is_current(settings: Settings, manifest: Manifest) -> bool:
 
 
 def ensure(settings: Settings, log: Log, contents: Contents | None = None) -> Manifest:
-    """Return the environment that jobs use, made now if it is missing. Raises TrainerError."""
+    """Return the environment that jobs use, made now if it is missing. Raises Problem."""
     contents = contents or folders.look(settings)
     checks.trusted(contents)
     request = builder.Request(settings.torch_build, wheelhouse.find(settings))
@@ -112,7 +112,7 @@ def ensure(settings: Settings, log: Log, contents: Contents | None = None) -> Ma
 
 
 def layer(settings: Settings, request: builder.Request, log: Log, *, force: bool = False) -> Manifest:
-    """Return the layer of a request on the jobs' environment, made now if it is missing. Raises TrainerError."""
+    """Return the layer of a request on the jobs' environment, made now if it is missing. Raises Problem."""
     contents = folders.look(settings)
     base = ensure(dataclasses.replace(settings, torch_build=request.build), log, contents)
     request = dataclasses.replace(request, build=base.build, base=base)
@@ -120,14 +120,14 @@ def layer(settings: Settings, request: builder.Request, log: Log, *, force: bool
 
 
 def install(settings: Settings, request: builder.Request, log: Log, *, force: bool = False) -> Manifest:
-    """Make an environment and store its archive; if one is stored, only with `force`. Raises TrainerError."""
+    """Make an environment and store its archive; if one is stored, only with `force`. Raises Problem."""
     if request.build == "auto":
-        has_gpus = any(node.gpus for partition in checks.partitions() for node in partition.nodes)
+        has_gpus = any(node.gpus for partition in cluster.partitions() for node in partition.nodes)
         request = dataclasses.replace(request, build="cuda" if has_gpus else "cpu")
     if not settings.claims.take(_CLAIM):
         text = "waiting for another command that makes an environment"
         if not with_progress(log, text, lambda: settings.claims.wait(_CLAIM, timeout_s=TIMEOUT_S)):
-            raise TrainerError(f"another command has been making an environment for {TIMEOUT_S:g} s; try again")
+            raise Problem(f"another command has been making an environment for {TIMEOUT_S:g} s; try again")
     try:
         return _install(settings, request, log, force=force)
     finally:
@@ -150,7 +150,7 @@ def _install(settings: Settings, request: builder.Request, log: Log, *, force: b
 
 
 def in_use(settings: Settings, user: str | None) -> dict[str, str]:
-    """Return the environment's hash of each run in the queue, by its folder. Raises TrainerError."""
+    """Return the environment's hash of each run in the queue, by its folder. Raises Problem."""
     homes = {settings.user: settings.folder}
     with jobs.asking():
         active = [job for job in jobs.jobs(user=user) if job.is_active]
@@ -164,7 +164,7 @@ def _prune(settings: Settings, log: Log, *, keep: str) -> None:
     is_shared = settings.folder == settings.workspace and bool(settings.account)
     try:
         used = in_use(settings, None if is_shared else settings.user).values()
-    except TrainerError:
+    except Problem:
         return  # the environments in use are not known
     folder, contents = str(settings.environments), folders.look(settings)
     kept = {keep, *used}
@@ -212,7 +212,7 @@ def _key(settings: Settings, build: str, requirements: str = "", extras: tuple[s
 def _payload_digest(payload: pathlib.Path) -> str:
     files = [path for path in sorted(payload.rglob("*")) if path.is_file() and "__pycache__" not in path.parts]
     if not {payload / "requirements.txt", payload / "ddptrain" / "__init__.py"} <= {*files}:
-        raise TrainerError(f"{payload} has no payload; install ddp again")
+        raise Problem(f"{payload} has no payload; install ddp again")
     digest = hashlib.sha256()
     for path in files:
         data = path.read_bytes()

@@ -10,24 +10,26 @@ import subprocess
 import tempfile
 import time
 
-from ddp.base import Log, ParameterError, Results, Settings, TrainerError, with_progress
 from ddp.environment import archives, environments
+from ddp.host import files
 from ddp.node import spool
 from ddp.node.explain import read_object
 from ddp.options import models
-from ddp.problem import Command, Step
-from ddp.workspace import files, folders
+from ddp.problem import Command, ParameterError, Problem, Results, Step
+from ddp.results.progress import Log, with_progress
+from ddp.settings import Settings
+from ddp.workspace import folders
 
 TOOLS = ("skopeo", "umoci", "zstd")
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}  # uname(2)'s names, and those of images
 
 
 def import_image(settings: Settings, params: models.ImportImage, log: Log) -> Results:
-    """Copy an image from a registry or a file, unpack it and store it. Raises TrainerError."""
+    """Copy an image from a registry or a file, unpack it and store it. Raises Problem."""
     name, source, store = params.name, params.source, str(settings.environments)
     if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
         install = Step("install-tools", f"as root: apt-get install {' '.join(missing)}")
-        raise TrainerError(f"{missing[0]}, which imports images, is not installed on this host", remedy=install)
+        raise Problem(f"{missing[0]}, which imports images, is not installed on this host", remedy=install)
     folders.ensure_folders(settings)
     folders.call(settings, lambda: _check(source))
     if environments.own(settings, name):
@@ -58,7 +60,7 @@ def _check(source: str) -> None:
 
 
 def _unpack(build: str, source: str) -> str:
-    """Copy an image to a folder, unpack it to a bundle there; return its digest. Raises TrainerError."""
+    """Copy an image to a folder, unpack it to a bundle there; return its digest. Raises Problem."""
     layout = pathlib.Path(build, "layout")
     _call("skopeo", "copy", "--quiet", source, f"oci:{layout}:image")  # which checks the digests
     digest = str(read_object(layout / "index.json")["manifests"][0]["digest"])
@@ -76,7 +78,7 @@ def _call(*argv: str) -> None:
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         found = re.search(r'msg=(".*")', last)
-        raise TrainerError(f"{argv[0]}: {json.loads(found[1]) if found else last}")
+        raise Problem(f"{argv[0]}: {json.loads(found[1]) if found else last}")
 
 
 def find(settings: Settings, name: str | None) -> folders.Manifest | None:

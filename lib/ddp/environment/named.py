@@ -6,14 +6,16 @@ import os
 import pathlib
 import re
 
-from ddp import backports
-from ddp.base import Log, ParameterError, Results, Settings, shown
 from ddp.environment import archives, builder, environments, wheelhouse
+from ddp.host import files
 from ddp.options import models
-from ddp.problem import Command
+from ddp.problem import Command, ParameterError, Results, shown
+from ddp.results import tables
+from ddp.results.progress import Log
 from ddp.run import reading
-from ddp.view import tables
-from ddp.workspace import files, folders
+from ddp.settings import Settings
+from ddp.workspace import folders
+from slurm_ddp import backports
 
 _INCLUDED = re.compile(rb"^\s*(?:-[rc]|--requirement|--constraint)[ =]*([^\s:]+)\s*(?:#.*)?$", re.MULTILINE)
 _LOCAL = r"(-e|--editable)[ =]*(?!\s*\w+\+)|\.{0,2}/|\.{1,2}(\[|\s|$)|file:|[^#]*\s@\s*file:"

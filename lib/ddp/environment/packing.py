@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 import typing
 
-from ddp.workspace.files import RefusedError
+from ddp.host.files import RefusedError
 
 PARTS = 16  # of the other files; more would not help: the largest file, a library of CUDA, is in one
 PART_BYTES = 32 << 20  # a small environment has fewer parts: each costs two processes

@@ -4,9 +4,9 @@ import pathlib
 import subprocess
 import zipfile
 
-from ddp.base import Settings
-from ddp.submit import checks
-from ddp.workspace.files import RefusedError
+from ddp.host.files import RefusedError
+from ddp.settings import Settings
+from ddp.workspace import checks
 from ddp.workspace.folders import PYTHON
 
 

@@ -5,12 +5,14 @@ import functools
 import re
 import typing
 
-from ddp.base import Log, Results, Settings
 from ddp.environment import environments
 from ddp.options import fields, models
-from ddp.problem import Command
-from ddp.run import control, folder, reading
-from ddp.submit import checks, resources, scripts
+from ddp.problem import Command, Results
+from ddp.results.progress import Log
+from ddp.run import folder, reading
+from ddp.settings import Settings
+from ddp.slurm import cluster
+from ddp.submit import control, resources, scripts
 from ddp.workspace import folders, operations
 
 Json = dict[str, typing.Any]
@@ -20,8 +22,8 @@ _TABLE = re.compile(r"^# nThread.*?^# Collective test concluded[^\n]*", re.DOTAL
 
 
 def benchmark_collectives(settings: Settings, params: models.BenchmarkCollectives, log: Log) -> Results:
-    """Measure, and store the figures unless they are worse. Raises TrainerError unless the job completes in time."""
-    partitions = checks.partitions(params.reservation)
+    """Measure, and store the figures unless they are worse. Raises Problem unless the job completes in time."""
+    partitions = cluster.partitions(params.reservation)
     asked = as_training(params)
     request = resources.training(asked, partitions)
     run = control.new_name(settings, "collectives")
@@ -30,7 +32,7 @@ def benchmark_collectives(settings: Settings, params: models.BenchmarkCollective
     command = ("--module", "ddptrain", "collectives", *_flags(params), *files)
     program = scripts.Program(command, leaves_outcome=True)
     texts = functools.partial(scripts.training, settings, request, asked, run=run, program=program)
-    checks.judge(texts(environments.NOT_INSTALLED)["job.sbatch"], request.partition)
+    cluster.judge(texts(environments.NOT_INSTALLED)["job.sbatch"], request.partition)
     environment = environments.ensure(settings, log)
     facts: dict[str, object] = {
         "kind": "collectives",

@@ -18,13 +18,15 @@ import runpy
 import types
 import typing
 
-from ddp.base import Log, ParameterError, Results, Settings, TrainerError
 from ddp.measure import collectives
 from ddp.options import models
-from ddp.problem import Command
+from ddp.problem import Command, ParameterError, Problem, Results
+from ddp.results.progress import Log
 from ddp.run import folder
-from ddp.submit import checks, resources
-from ddp.workspace import folders, operations
+from ddp.settings import Settings
+from ddp.slurm import cluster
+from ddp.submit import resources
+from ddp.workspace import checks, folders, operations
 
 Json = dict[str, typing.Any]
 BYTES_PER_GRADIENT = 4  # DDP reduces in the parameters' own dtype, and those are fp32
@@ -47,11 +49,11 @@ class Work:
 
 
 def plan(settings: Settings, params: models.Plan, _: Log) -> Results:
-    """Predict a step's memory, time, rate and efficiency, for nodes that need not exist yet. Raises TrainerError."""
+    """Predict a step's memory, time, rate and efficiency, for nodes that need not exist yet. Raises Problem."""
     num_nodes, gpus, place = params.nodes, params.gpus_per_node, ""
     if num_nodes is None or gpus is None:
         asked = params.model_copy(update={"nodes": None, "gpus_per_node": None})
-        there = resources.training(collectives.as_training(asked), checks.partitions())  # what a training would get now
+        there = resources.training(collectives.as_training(asked), cluster.partitions())  # as a training now
         num_nodes, place = num_nodes or there.num_nodes, f" in {there.partition}"
         gpus = there.gpus_per_node if gpus is None else gpus
     per_node, on_gpu = max(gpus, 1), gpus > 0
@@ -75,7 +77,7 @@ def plan(settings: Settings, params: models.Plan, _: Log) -> Results:
         between, devices = "several nodes" if num_nodes > 1 else "one node", "GPUs" if on_gpu else "CPUs"
         text = f"no baseline of all_reduce over {between} on {devices}: the network is not measured"
         measure = Command("bench", {"nodes": min(num_nodes, 2), "partition": params.partition})
-        raise TrainerError(text, remedy=measure, results=results)
+        raise Problem(text, remedy=measure, results=results)
     comm_s, exposed_s, buckets = predict(work, compute_s, world, entry["points"], overlap=_OVERLAP[on_gpu])
     step_s = compute_s + exposed_s
     results |= {
@@ -141,7 +143,7 @@ def _vocabulary(settings: Settings, dataset: str | None, *, on_gpu: bool) -> int
     try:
         return int(folders.call(settings, operations.read_json, path=f"{path}/dataset.json")["tokenizer"]["vocab"])
     except (folders.MissingError, KeyError, TypeError, ValueError) as e:
-        raise TrainerError(f"dataset: {path} has no dataset.json with a vocabulary", remedy=Command("prepare")) from e
+        raise Problem(f"dataset: {path} has no dataset.json with a vocabulary", remedy=Command("prepare")) from e
 
 
 def _rate(settings: Settings, params: models.Plan, work: Work, *, on_gpu: bool) -> tuple[float, str]:

@@ -6,10 +6,10 @@ import typing
 
 import pydantic
 
-from ddp import backports
-from ddp.base import ParameterError
 from ddp.node import spec
 from ddp.options import fields
+from ddp.problem import ParameterError
+from slurm_ddp import backports
 
 Kind = typing.Literal["string", "integer", "boolean"]
 TEXTS = backports.read_toml(pathlib.Path(__file__).with_name("options.toml"))

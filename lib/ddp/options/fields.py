@@ -13,9 +13,9 @@ import typing
 
 import pydantic
 
-from ddp.base import ParameterError, shown
-from ddp.slurm import jobs
-from ddp.submit import fabrics
+from ddp.options import fabrics
+from ddp.problem import ParameterError, shown
+from slurm_ddp.slurm import times
 
 MAX_NODES, MAX_GPUS, MAX_CPUS = 4096, 64, 4096
 MAX_LINES = 1000
@@ -111,8 +111,8 @@ def _check_path(value: str) -> str:
 
 
 def _check_time(value: str) -> str:
-    seconds = jobs.parse_time(value)
-    if value not in jobs.NO_LIMIT and (seconds is None or not 60 <= seconds <= 365 * 86400):
+    seconds = times.parse_time(value)
+    if value not in times.NO_LIMIT and (seconds is None or not 60 <= seconds <= 365 * 86400):
         raise ValueError(f"{shown(value)} is not allowed; {_TIME}")
     return value
 
@@ -229,7 +229,7 @@ _AXIS = r"[a-z][A-Za-z0-9_.-]*=[A-Za-z0-9._+/:@%^-]+(,[A-Za-z0-9._+/:@%^-]+)*"
 _GRID_RULE = "options with their values, such as: lr=0.001,0.003 batch=8,16"
 Grid = typing.Annotated[str, matches(rf"( *{_AXIS} *)*", 4096, _GRID_RULE, _check_grid)]
 Constraint = typing.Annotated[str, matches(f"{_WORD}([&|]{_WORD})*", 256, "names of features joined by & or |")]
-Time = typing.Annotated[str, matches(rf"[0-9:-]+|{'|'.join(jobs.NO_LIMIT)}", 24, _TIME, _check_time)]
+Time = typing.Annotated[str, matches(rf"[0-9:-]+|{'|'.join(times.NO_LIMIT)}", 24, _TIME, _check_time)]
 _MEMORY, _MEMORY_RULE = r"[1-9][0-9]{0,8}[MGT]?", "a whole number with M, G or T, such as 8G"
 SITE = "site"
 Memory = typing.Annotated[str, matches(f"{_MEMORY}|{SITE}", 10, f"{_MEMORY_RULE}, or {SITE}")]

@@ -5,9 +5,9 @@ import typing
 
 import pydantic
 
-from ddp.base import shown
 from ddp.options import fields
 from ddp.options.fields import Directive, Parsed, among, between
+from ddp.problem import shown
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "alltoall", "all")
 _DATATYPES = ("float", "double", "half", "bfloat16", "int8", "uint8", "int32", "int64")

@@ -7,13 +7,12 @@ import dataclasses
 import pathlib
 import re
 
-from ddp import remedies
-from ddp.base import ParameterError, Results, Settings, TrainerError
-from ddp.problem import Command, Step, one_line
+from ddp.problem import Command, ParameterError, Problem, Results, Step, one_line
+from ddp.results import tables
 from ddp.run import folder, metrics, reading, state
 from ddp.run.model import Run, State
-from ddp.slurm import jobs, submissions
-from ddp.view import tables
+from ddp.settings import Settings
+from ddp.slurm import jobs, remedies, submissions
 from ddp.workspace import folders
 
 LIST = Command("list")
@@ -37,7 +36,7 @@ def find(settings: Settings, named: str | None) -> tuple[str, int]:
         run = found[0]
         job_id = run.job_id or (run.job.job_id if run.job is not None else None)
     if job_id is None and silence:
-        raise TrainerError(f"no file of {name} has a job's id, and {silence}", remedy=remedies.START_SLURMCTLD)
+        raise Problem(f"no file of {name} has a job's id, and {silence}", remedy=remedies.START_SLURMCTLD)
     if job_id is None:
         raise ParameterError("run", f"{settings.runs} has no run {name} with a job", remedy=LIST)
     return name, job_id
@@ -48,7 +47,7 @@ def name_of(settings: Settings, named: str | None, *, is_started: bool = False) 
     if named is None:
         newest = folders.call(settings, folder.newest, runs=settings.runs, is_started=is_started)
         if newest is None:
-            raise TrainerError(f"there is no run in {settings.runs} yet", remedy=START)
+            raise Problem(f"there is no run in {settings.runs} yet", remedy=START)
         return newest, None
     if not (job := re.fullmatch(r"(\d+)(?:_(\d+))?", named, re.ASCII)) or read_record(settings, named):
         return named, None
@@ -66,7 +65,7 @@ def read_record(settings: Settings, name: str) -> reading.Json:
 
 
 def load(settings: Settings, names: collections.abc.Sequence[str], *, is_brief: bool = False) -> tuple[list[Run], str]:
-    """Load runs with their states; also a line that says who is silent, if Slurm does not answer. Raises TrainerError.
+    """Load runs with their states; also a line that says who is silent, if Slurm does not answer. Raises Problem.
 
     The states are those of the runs' files then.
     """
@@ -117,12 +116,12 @@ def _accounted(settings: Settings, runs: collections.abc.Sequence[Run]) -> dict[
 
 
 def read(settings: Settings, name: str, *, is_brief: bool = False, reader: metrics.Reader | None = None) -> Run:
-    """Read a run's folder without asking Slurm. Raises TrainerError if it does not exist."""
+    """Read a run's folder without asking Slurm. Raises Problem if it does not exist."""
     path = settings.runs / name
     try:
         return folders.call(settings, folder.read, timeout_s=60, path=path, is_brief=is_brief, reader=reader)
     except folders.MissingError as e:
-        raise TrainerError(f"there is no run {name!r} in {settings.runs}", remedy=LIST) from e
+        raise Problem(f"there is no run {name!r} in {settings.runs}", remedy=LIST) from e
 
 
 def names(settings: Settings) -> list[str]:

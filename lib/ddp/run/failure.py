@@ -3,13 +3,13 @@
 import functools
 import re
 
-from ddp import copies
-from ddp.base import Results, Settings, TrainerError, one_line
 from ddp.node import evidence
-from ddp.problem import Command, Remedy, Step
+from ddp.problem import Command, Problem, Remedy, Results, Step, one_line
+from ddp.project import copies
 from ddp.run import folder
 from ddp.run.model import Run, State
 from ddp.run.reading import printable
+from ddp.settings import Settings
 from ddp.workspace import folders
 
 _LINES = 5
@@ -48,7 +48,7 @@ def exit_code(run: Run) -> int:
     return written if written is not None else int(run.state != State.COMPLETED)
 
 
-def explain(settings: Settings, run: Run, job_id: int | None) -> TrainerError | None:
+def explain(settings: Settings, run: Run, job_id: int | None) -> Problem | None:
     """Return why a run that ended did not complete, with details as results; None if it completed."""
     if run.state == State.COMPLETED or run.state.is_active or job_id is None:
         return None
@@ -56,9 +56,9 @@ def explain(settings: Settings, run: Run, job_id: int | None) -> TrainerError | 
     attempt = run.last_attempt
     if attempt is not None and attempt.outcome == "preempted":
         text += f"; it saved at step {attempt.step}; to resume, submit it with the same options"
-        return TrainerError(text, remedy=Command("submit", {"run": run.name}))
+        return Problem(text, remedy=Command("submit", {"run": run.name}))
     if run.state in (State.CANCELLED, State.TIMEOUT, State.PREEMPTED, State.DEADLINE):
-        return TrainerError(text)
+        return Problem(text)
     failure = folders.call(settings, folder.find_failure, path=run.folder, job_id=job_id, lines=_LINES)
     results: Results = {}
     own = [one for one in run.failures if one.attempt.startswith(f"{job_id}.")]
@@ -84,7 +84,7 @@ def explain(settings: Settings, run: Run, job_id: int | None) -> TrainerError | 
             remedy = _remedy(settings, run, lines)
     if not run.record:
         words += f"; {run.folder}/job.json is missing or damaged, so other files of the run may be, too"
-    return TrainerError(text + words, remedy=remedy, results=results)
+    return Problem(text + words, remedy=remedy, results=results)
 
 
 def _remedy(settings: Settings, run: Run, lines: list[str]) -> Remedy | None:

@@ -13,12 +13,12 @@ import re
 import shutil
 import time
 
+from ddp.host.files import MAX_LISTED, RefusedError, replace
 from ddp.node import environment, explain, meeting
 from ddp.run import metrics, places, reading, state
 from ddp.run.model import Attempt, Checkpoint, Failure, Run
 from ddp.run.reading import Json
 from ddp.slurm import jobs
-from ddp.workspace.files import MAX_LISTED, RefusedError, replace
 
 RECORD, METRICS = "job.json", "metrics.jsonl"
 RUN_FILES = frozenset("logs control job.sbatch parts.sbatch job.json program sweep.jsonl args code code.json".split())

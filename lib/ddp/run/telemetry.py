@@ -10,12 +10,13 @@ import pwd
 import re
 import time
 
-from ddp.base import USERS, Settings
+from ddp.host import files
 from ddp.run import catalog, folder, reading, state
 from ddp.run.model import Run, State
 from ddp.run.reading import Json
+from ddp.settings import USERS, Settings
 from ddp.slurm import jobs
-from ddp.workspace import files, folders
+from ddp.workspace import folders
 
 MAX_RUNS = 200  # the newest of all users
 KINDS = ("program", "parameters", "node", "filesystem", "network", "unknown")  # of failures, as in node/explain.py
@@ -31,7 +32,7 @@ _REQUESTED = re.compile(r"(?:^|,)gres[/:]gpu(?:[:=][A-Za-z_][^:=,]*)?(?:[:=](\d+
 def collect(settings: Settings) -> Json:
     """Read the newest runs of all users, the GPUs that jobs hold, and doctor's last findings.
 
-    Raises SlurmError or TrainerError if the controller or the workspace does not respond.
+    Raises SlurmError or Problem if the controller or the workspace does not respond.
     """
     known = jobs.jobs(user=None)
 

@@ -14,7 +14,7 @@ import typing
 from ddp.problem import Problem
 from ddp.slurm import policy
 from slurm_ddp.run import CommandError, CommandTimeout, run
-from slurm_ddp.slurm import commands, nodes, show
+from slurm_ddp.slurm import commands, nodes, show, times
 
 ACTIVE = frozenset(
     "PENDING CONFIGURING RUNNING COMPLETING SUSPENDED STOPPED REQUEUED REQUEUE_HOLD REQUEUE_FED RESIZING SIGNALING "
@@ -23,7 +23,6 @@ ACTIVE = frozenset(
 """Job states that lead to another one (squeue(1), JOB STATE CODES; EXPEDITING: job_state_string() of 25.11)."""
 
 _LOST = frozenset({"DEADLINE", "NODE_FAIL", "BOOT_FAIL"})  # ends that no script's exit code tells
-NO_LIMIT = ("UNLIMITED", "INFINITE")  # slurm.conf(5), MaxTime
 
 _QUEUE_FIELDS = (
     "JobID UserName State exit_code RestartCnt NumNodes Partition TimeUsed TimeLimit SubmitTime StartTime PriorityLong "
@@ -189,8 +188,8 @@ def partitions() -> tuple[Partition, ...]:
             name=record["PartitionName"],
             is_default=record.get("Default") == "YES",
             is_up=record.get("State") == "UP",
-            max_time_s=parse_time(record.get("MaxTime", "")),
-            default_time_s=parse_time(record.get("DefaultTime", "")),
+            max_time_s=times.parse_time(record.get("MaxTime", "")),
+            default_time_s=times.parse_time(record.get("DefaultTime", "")),
             nodes=tuple(members.get(record["PartitionName"], ())),
             preempt_mode=record.get("PreemptMode", ""),
             limits=policy.read(record, general),
@@ -324,26 +323,6 @@ def ask(name: str, *argv: str, stdin: str | None = None, timeout: float = 60, an
         # in the whole text: 23.02 and later first tell of each try to resolve the controller's name
         raise (NotAnsweringError if nodes.is_silence(f"{e.stderr}\n{e.stdout}") else SlurmError)(refusal) from e
     return done.stderr if answer == "stderr" else done.stdout
-
-
-def parse_time(text: str) -> int | None:
-    """Return the seconds that a time in Slurm's notation means, or None where it means none (sbatch(1), --time)."""
-    if not re.fullmatch(r"\d{1,6}(-\d{1,6}){0,1}(:\d{1,6}){0,2}", text):
-        return None
-    days, dash, rest = text.rpartition("-")
-    parts = [int(part) for part in rest.split(":")]
-    if not dash and len(parts) < 3:  # MM[:SS]; the others begin with hours
-        parts.insert(0, 0)
-    hours, minutes, seconds = [*parts, 0, 0][:3]
-    return int(days or 0) * 86400 + hours * 3600 + minutes * 60 + seconds
-
-
-def format_time(seconds: int) -> str:
-    """Return the seconds in Slurm's notation D-HH:MM:SS."""
-    minutes, second = divmod(seconds, 60)
-    hours, minute = divmod(minutes, 60)
-    day, hour = divmod(hours, 24)
-    return f"{day}-{hour:02}:{minute:02}:{second:02}" if day else f"{hour:02}:{minute:02}:{second:02}"
 
 
 def holds_task(tasks: str, number: int) -> bool:

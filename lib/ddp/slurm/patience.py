@@ -4,9 +4,8 @@ import collections.abc
 import time
 import typing
 
-from ddp import remedies
 from ddp.problem import Problem
-from ddp.slurm import jobs
+from ddp.slurm import jobs, remedies
 
 LIMIT_S = 600.0
 _REPORT_S = 30.0  # between two lines

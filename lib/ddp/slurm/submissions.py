@@ -6,8 +6,9 @@ import pathlib
 import re
 import time
 
-from ddp import backports
 from ddp.slurm import jobs, policy
+from slurm_ddp import backports
+from slurm_ddp.slurm import times
 
 _ID = re.compile(r"^\s*(\d+)(?:;\S+)?\s*$", re.MULTILINE)  # a federation adds the cluster's name
 _MARK = re.compile(r"\bddp:[0-9a-f]{16}\b")
@@ -43,9 +44,9 @@ def _endless(wait_s: float, nodes: str) -> jobs.Job | None:
     """Return a job without a time limit whose made-up end a forecast for these nodes relies on. Raises SlurmError."""
     wanted = set(jobs.hostnames(nodes))
     for job in jobs.jobs(user=None):
-        if not job.is_active or job.time_limit not in jobs.NO_LIMIT:
+        if not job.is_active or job.time_limit not in times.NO_LIMIT:
             continue
-        elapsed_s = jobs.parse_time(job.elapsed) or 0
+        elapsed_s = times.parse_time(job.elapsed) or 0
         is_relied_on = wait_s > _ASSUMED_S - elapsed_s - _SOON_S
         if is_relied_on and (not job.nodes or wanted & set(jobs.hostnames(job.nodes))):
             return job

@@ -13,8 +13,8 @@ import shlex
 import jinja2
 import yaml
 
-from ddp.base import ParameterError, shown
 from ddp.node import node
+from ddp.problem import ParameterError, shown
 
 PORT = 29500  # torchrun's default
 MAX_NAME = 52  # a pod is called NAME-INDEX-xxxxx, and a label has 63 characters at most

@@ -6,8 +6,9 @@ import json
 import pathlib
 import re
 
-from ddp import remedies
-from ddp.base import ParameterError, Settings, TrainerError
+from ddp.problem import ParameterError, Problem
+from ddp.settings import Settings
+from ddp.slurm import remedies
 from ddp.workspace import folders
 from slurm_ddp.run import CommandError, CommandTimeout, run
 
@@ -44,7 +45,7 @@ def check(
             known = re.findall(r"--[a-z][\w-]+", _ask(settings.payload, kind, hidden=_HIDDEN))
             meant = "".join(f" did you mean {one}?" for one in difflib.get_close_matches(found[1], known, 1))
             what = "has no option" if found[1].startswith("-") else "takes no argument"
-            raise TrainerError(f"{kind} {what} {found[1]};{meant} see: ddp submit {kind} --help")
+            raise Problem(f"{kind} {what} {found[1]};{meant} see: ddp submit {kind} --help")
         if trouble:
             raise ParameterError(f"options of run {number}" if choices else "args", trouble)
     return ["args: accepted by the payload" + (f", with the options of each of {len(choices)} runs" if choices else "")]
@@ -70,6 +71,6 @@ def _ask(payload: pathlib.Path, kind: str, **about: object) -> str:
         return run(*argv, stdin=request, cwd=payload, timeout=_LIMIT_S).stdout
     except CommandTimeout as e:
         text = f"args: {e}; a file that they name is on the shared filesystem"
-        raise TrainerError(text, remedy=remedies.CHECK_FILESYSTEM) from e
+        raise Problem(text, remedy=remedies.CHECK_FILESYSTEM) from e
     except CommandError as e:
-        raise TrainerError(f"args: the payload could not check them: {e}") from e
+        raise Problem(f"args: the payload could not check them: {e}") from e

@@ -5,16 +5,17 @@ import dataclasses
 import functools
 import pathlib
 
-from ddp.base import Log, Results, Settings, TrainerError, UnfinishedError
 from ddp.environment import environments
 from ddp.options import models
-from ddp.problem import Command
-from ddp.run import control, folder, reading
+from ddp.problem import Command, Problem, Results, UnfinishedError
+from ddp.results import tables
+from ddp.results.progress import Log
+from ddp.run import folder, reading
 from ddp.run.model import PREPARATION
-from ddp.slurm import jobs
-from ddp.submit import checks, resources, scripts
-from ddp.view import tables
-from ddp.workspace import folders, operations
+from ddp.settings import Settings
+from ddp.slurm import cluster, jobs
+from ddp.submit import control, resources, scripts
+from ddp.workspace import checks, folders, operations
 
 DEFAULT_DATASET = "python-stdlib"
 _PART_BYTES, _ELEMENT_BYTES = 64 << 20, 256 << 20
@@ -63,7 +64,7 @@ def prepare_dataset(
 ) -> Results:
     """Submit one job, or an array and a job that ends it. Finished parts are kept."""
     checks.trusted(folders.look(settings))
-    partitions = checks.partitions(params.reservation)
+    partitions = cluster.partitions(params.reservation)
     name = params.name or checks.label(params.source.rstrip("/"))
     if params.source != DEFAULT_DATASET:
         checks.check_inside(settings, "source", params.source, kinds=("file", "folder"))
@@ -80,7 +81,7 @@ def prepare_dataset(
     work = _Work(settings, params, request, name, elements)
     drafts = work.texts(environments.NOT_INSTALLED)
     for script in sorted(name for name in drafts if name.endswith(".sbatch")):
-        checks.judge(drafts[script], request.partition)
+        cluster.judge(drafts[script], request.partition)
     environment = environments.ensure(settings, log)
     texts = work.texts(environment)
     path = settings.runs / work.run
@@ -103,7 +104,7 @@ def prepare_dataset(
     }
     try:
         submitted = control.submit(settings, work.run, texts, facts, again=again or array is not None)
-    except TrainerError as e:
+    except Problem as e:
         if array is not None and undo is not None:
             _cancel(array, e)
             undo()
@@ -121,20 +122,20 @@ def prepare_dataset(
         raise UnfinishedError(results | e.results) from None
 
 
-def _cancel(array: int, why: TrainerError) -> None:
-    """Cancel the array of a preparation that failed. Raises TrainerError, for both, if Slurm does not."""
+def _cancel(array: int, why: Problem) -> None:
+    """Cancel the array of a preparation that failed. Raises Problem, for both, if Slurm does not."""
     try:
         jobs.cancel(array)
     except jobs.SlurmError as e:
         text = f"{why.what}; the array {array} could not be cancelled: {e}"
-        raise TrainerError(text, remedy=Command("cancel", arguments=(str(array),))) from why
+        raise Problem(text, remedy=Command("cancel", arguments=(str(array),))) from why
 
 
 def ensure_default(settings: Settings, params: models.PrepareDataset, log: Log) -> None:
     """Make the default dataset; if a job or another command makes it already, wait for that."""
     run = f"{PREPARATION}{DEFAULT_DATASET}"
     if not settings.claims.wait(run, timeout_s=_SUBMISSION_S):
-        raise TrainerError(f"another command has been submitting {run} for {_SUBMISSION_S:g} s; try again")
+        raise Problem(f"another command has been submitting {run} for {_SUBMISSION_S:g} s; try again")
     with jobs.asking():
         active = [job for job in jobs.jobs(user=settings.user, name=run) if job.is_active]
     if active:
@@ -147,7 +148,7 @@ def ensure_default(settings: Settings, params: models.PrepareDataset, log: Log) 
 
 
 def _follow(work: _Work, submitted: control.Submitted, array: int | None, log: Log, *, to_the_end: bool) -> Results:
-    """Wait for the end, and describe the dataset. Raises TrainerError with the input at fault."""
+    """Wait for the end, and describe the dataset. Raises Problem with the input at fault."""
     settings = work.settings
 
     def report(text: str) -> None:
@@ -160,7 +161,7 @@ def _follow(work: _Work, submitted: control.Submitted, array: int | None, log: L
     try:
         timeout_s = work.params.wait_timeout
         results = control.follow(settings, submitted, report, timeout_s=timeout_s, to_the_end=to_the_end)
-    except TrainerError as e:
+    except Problem as e:
         if array is None:
             raise
         failed = folders.call(settings, folder.find_failed_elements, path=settings.runs / work.run, array=array)
@@ -169,7 +170,7 @@ def _follow(work: _Work, submitted: control.Submitted, array: int | None, log: L
         lines = [f"element {element}: {reading.printable(line)}" for element, line in failed]
         e.results["failed-elements"] = "\n".join(lines)
         text = f"job {submitted.job_id}: {lines[0]}; correct the input and run the same command again"
-        raise TrainerError(text, results=e.results) from e
+        raise Problem(text, results=e.results) from e
     return results | _describe(settings, submitted)
 
 

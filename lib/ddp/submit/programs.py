@@ -11,9 +11,10 @@ import shlex
 import sys
 import warnings
 
-from ddp import copies
-from ddp.base import ParameterError, Settings
 from ddp.options import fields, models
+from ddp.problem import ParameterError
+from ddp.project import copies
+from ddp.settings import Settings
 from ddp.submit import typed
 from ddp.workspace import folders
 

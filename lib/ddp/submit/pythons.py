@@ -4,11 +4,12 @@ import os
 import pathlib
 import re
 
-from ddp.base import ParameterError, Settings
+from ddp.host import files
 from ddp.node import caches
 from ddp.options import models
-from ddp.submit import checks
-from ddp.workspace import files, folders
+from ddp.problem import ParameterError
+from ddp.settings import Settings
+from ddp.workspace import checks, folders
 
 _TORCH = "lib*/python3*/*-packages/torch/version.py"  # of venv, conda and Debian
 _VERSION = re.compile(r"^__version__(?:: \w+)? = ['\"]([\w.+-]{1,80})['\"]", re.MULTILINE)
@@ -16,7 +17,7 @@ _SYSTEM = re.compile(r"^home *= *(.+)/bin *$(?=[^\0]*^include-system-site-packag
 
 
 def choose(settings: Settings, params: models.Training) -> tuple[str, str]:
-    """Return the interpreter that `python` means, empty for none, and a remark on the choice. Raises TrainerError."""
+    """Return the interpreter that `python` means, empty for none, and a remark on the choice. Raises Problem."""
     others = params.environment or params.requirements or params.container_image
     is_auto = params.python == "auto" and not others and params.workload not in ("gpt", "smoke")
     place = params.active if is_auto else params.own_python

@@ -3,10 +3,10 @@
 import dataclasses
 import re
 
-from ddp.base import ParameterError, TrainerError
 from ddp.options import fields, models
-from ddp.problem import Step
+from ddp.problem import ParameterError, Problem, Step
 from ddp.slurm import jobs, policy
+from slurm_ddp.slurm import times
 
 Nodes = tuple[jobs.Capacity, ...]
 _LEAD_S = (30, 180)  # how long before its end a job is warned: enough to write a checkpoint, see payload.md 2.3
@@ -125,7 +125,7 @@ def choose_partition(params: models.Place, partitions: tuple[jobs.Partition, ...
     """Return the named partition or the default one. Raises ParameterError unless it takes jobs, and this user's."""
     name = params.partition
     if not partitions:
-        raise TrainerError("Slurm has no partition yet", remedy=Step("add-partition", "add one to slurm.conf"))
+        raise Problem("Slurm has no partition yet", remedy=Step("add-partition", "add one to slurm.conf"))
     is_only = name is None and len(partitions) == 1
     meant = (one for one in partitions if is_only or (one.is_default if name is None else one.name == name))
     found = next(meant, None)
@@ -209,7 +209,7 @@ def hosts(name: str, hostlist: str | None) -> tuple[str, ...]:
     try:
         return tuple(dict.fromkeys(jobs.hostnames(hostlist))) if hostlist else ()
     except jobs.NotAnsweringError as e:
-        raise TrainerError(f"Slurm: {e}") from e
+        raise Problem(f"Slurm: {e}") from e
     except jobs.SlurmError as e:
         raise ParameterError(name, f"{hostlist}: {e}") from e
 
@@ -263,13 +263,13 @@ def _memory(node: jobs.Capacity, cpus: int, gpus: int) -> int:
 
 def _times(wanted: str | None, partition: jobs.Partition) -> tuple[str | None, int]:
     """Compute the time limit to request, and how long before its end the job is warned."""
-    seconds = jobs.parse_time(wanted) if wanted else partition.default_time_s or partition.max_time_s
+    seconds = times.parse_time(wanted) if wanted else partition.default_time_s or partition.max_time_s
     if wanted and partition.max_time_s and (seconds is None or seconds > partition.max_time_s):
-        most = jobs.format_time(partition.max_time_s)
+        most = times.format_time(partition.max_time_s)
         raise ParameterError("time-limit", f"{wanted} exceeds partition {partition.name}'s limit; use at most {most}")
     least, most_s = _LEAD_S
     lead_s = most_s if seconds is None else min(most_s, max(least, seconds // 5))
-    return (jobs.format_time(seconds) if seconds else "UNLIMITED") if wanted else None, lead_s
+    return (times.format_time(seconds) if seconds else "UNLIMITED") if wanted else None, lead_s
 
 
 def _describe_needs(params: models.Training) -> str:

@@ -8,14 +8,14 @@ import pathlib
 import shlex
 
 import ddp.node
-from ddp import copies
-from ddp.base import Settings
 from ddp.node import spec
-from ddp.options import declared, fields, models
+from ddp.options import declared, fabrics, fields, models
 from ddp.problem import Command
-from ddp.submit import fabrics
+from ddp.project import copies
+from ddp.settings import Settings
+from ddp.submit import tokens
 from ddp.submit.resources import Request
-from ddp.workspace import folders, operations, tokens
+from ddp.workspace import folders, operations
 
 _PROGRAM = pathlib.Path(ddp.node.__file__).parent
 RUN_DIR, RESUME = spec.Word("RUN_DIR", is_variable=True), spec.Word("resume", is_variable=True)

@@ -5,17 +5,18 @@ import json
 import math
 import time
 
-from ddp import copies
-from ddp.base import REPORT_S, Answer, Log, ParameterError, Results, Settings, TrainerError
 from ddp.options import fields, models
-from ddp.problem import Command
-from ddp.run import catalog, control, folder
+from ddp.problem import Command, ParameterError, Problem, Results
+from ddp.project import copies
+from ddp.results import tables
+from ddp.results.progress import REPORT_S, Log
+from ddp.results.result import Answer, Result
+from ddp.run import catalog, folder
 from ddp.run.model import State
-from ddp.slurm import jobs, patience
-from ddp.submit import checks, precheck, resources, scripts, training
-from ddp.view import tables
-from ddp.view.result import Result
-from ddp.workspace import folders, tokens
+from ddp.settings import Settings
+from ddp.slurm import cluster, jobs, patience
+from ddp.submit import control, precheck, resources, scripts, tokens, training
+from ddp.workspace import folders
 
 Choice = dict[str, str]
 
@@ -31,7 +32,7 @@ def submit_sweep(settings: Settings, params: models.SubmitSweep, log: Log) -> An
             continue
         if not folders.call(settings, folder.is_unfinished, path=path, sweep="" if taken == name else name):
             raise ParameterError("name", f"{path} exists already; choose another name")
-    resources.check_array("grid", sweep.size, checks.partitions())
+    resources.check_array("grid", sweep.size, cluster.partitions())
     checked = training.check(settings, params, run=name, sweep=sweep, choices=choices)
     lines = [json.dumps(choice, sort_keys=True) for choice in choices]
     if params.dry_run:
@@ -63,7 +64,7 @@ def submit_sweep(settings: Settings, params: models.SubmitSweep, log: Log) -> An
 
 
 def _follow(settings: Settings, name: str, results: Results, log: Log, *, timeout_s: float) -> Results:
-    """Wait for all runs of a sweep and return their table. Raises TrainerError unless all ended well."""
+    """Wait for all runs of a sweep and return their table. Raises Problem unless all ended well."""
     settings.wait.begin(name, results["job-id"])
     began = reported_at = time.monotonic()
     states = ""
@@ -83,13 +84,13 @@ def _follow(settings: Settings, name: str, results: Results, log: Log, *, timeou
         if time.monotonic() - began > timeout_s:
             show = Command("show", arguments=(name,))
             text = f"no end after {timeout_s:g} s: {states}; the sweep continues"
-            raise TrainerError(text, remedy=show, results=results | shown_now)
+            raise Problem(text, remedy=show, results=results | shown_now)
         control.pause(2.0)
     tokens.drop(settings, name)
     results |= shown_now
     if bad := [run for run in runs if run.state != State.COMPLETED]:
         show = Command("show", arguments=(bad[0].name,))
-        raise TrainerError(f"{len(bad)} of {len(runs)} runs did not complete", remedy=show, results=results)
+        raise Problem(f"{len(bad)} of {len(runs)} runs did not complete", remedy=show, results=results)
     return results
 
 

@@ -7,15 +7,17 @@ import json
 import pathlib
 import shlex
 
-from ddp import copies
-from ddp.base import Answer, Log, ParameterError, Settings, shown
 from ddp.environment import environments, images, named
-from ddp.options import fields, models
-from ddp.problem import Command
-from ddp.run import catalog, control, folder
-from ddp.submit import checks, fabrics, patterns, precheck, preparation, programs, pythons, resources, scripts, tuning
-from ddp.view.result import Result
-from ddp.workspace import folders, tokens
+from ddp.options import fabrics, fields, models
+from ddp.problem import Command, ParameterError, shown
+from ddp.project import copies
+from ddp.results.progress import Log
+from ddp.results.result import Answer, Result
+from ddp.run import catalog, folder
+from ddp.settings import Settings
+from ddp.slurm import cluster
+from ddp.submit import control, patterns, precheck, preparation, programs, pythons, resources, scripts, tokens, tuning
+from ddp.workspace import checks, folders
 from slurm_ddp.run import run as run_command
 
 DEFAULT_PROFILED_STEPS = "10-12"  # after the first ones, which compile and allocate
@@ -124,7 +126,7 @@ def check(
 ) -> Checked:
     """Check everything that can be known before anything is written. Raises ParameterError that names the option."""
     check_program(settings, params)
-    partitions = checks.partitions(params.reservation)
+    partitions = cluster.partitions(params.reservation)
     request = resources.training(params, partitions)
     remarks = resources.remark(params, request, partitions)
     contents = folders.look(settings)
@@ -158,7 +160,7 @@ def check(
     checked = Checked(*about, secrets=secrets)
     # sbatch --test-only finds no start time for a job that waits for another
     draft = dataclasses.replace(checked, params=params.model_copy(update={"dependency": None}))
-    verdict = checks.judge(draft.texts(environments.NOT_INSTALLED)["job.sbatch"], request.partition)
+    verdict = cluster.judge(draft.texts(environments.NOT_INSTALLED)["job.sbatch"], request.partition)
     return dataclasses.replace(checked, verdict=verdict)
 
 

@@ -3,11 +3,11 @@
 import collections.abc
 import itertools
 
-from ddp.base import ParameterError, Settings
 from ddp.options import models
-from ddp.problem import Step
-from ddp.submit import checks, precheck
-from ddp.workspace import folders, operations
+from ddp.problem import ParameterError, Step
+from ddp.settings import Settings
+from ddp.submit import precheck
+from ddp.workspace import checks, folders, operations
 
 MODEL, TOKENIZER = "--model-local-dir", "--tokenizer-local-dir"
 

@@ -5,7 +5,7 @@ import pathlib
 import re
 import shlex
 
-from ddp.base import ParameterError, one_line
+from ddp.problem import ParameterError, one_line
 
 # torchrun's options that are ours by another name: https://docs.pytorch.org/docs/stable/elastic/run.html
 _OURS = {"nnodes": "nodes", "nproc-per-node": "ranks", "max-restarts": "max-restarts"}

@@ -8,8 +8,8 @@ import jinja2
 
 from ddp.run import reading
 from ddp.run.model import UTC, Attempt, Run, text
-from ddp.slurm import jobs
 from ddp.view import charts
+from slurm_ddp.slurm import times
 
 COLORS = 8  # in page.css; further runs repeat them, dashed
 _HERE = pathlib.Path(__file__).parent
@@ -57,4 +57,4 @@ def _when(seconds: float | None) -> str:
 def _lasted(attempt: Attempt) -> str:
     if not attempt.began or not attempt.ended:
         return "-"
-    return jobs.format_time(max(0, int(attempt.ended - attempt.began)))
+    return times.format_time(max(0, int(attempt.ended - attempt.began)))

@@ -13,9 +13,9 @@ import typing
 
 import click
 
-from ddp.base import Results
-from ddp.view import tables
-from ddp.view.result import SCHEMA, values_of
+from ddp.problem import Results
+from ddp.results import tables
+from ddp.results.result import SCHEMA, values_of
 
 if typing.TYPE_CHECKING:  # imported where there is a terminal: what is piped starts without it
     import rich.console

@@ -11,9 +11,11 @@ import typing
 
 import pydantic
 
-from ddp.base import Settings, TrainerError
+from ddp.host import files
 from ddp.node import storage
-from ddp.workspace import files, operations
+from ddp.problem import Problem
+from ddp.settings import Settings
+from ddp.workspace import operations
 
 PYTHON = "/usr/bin/python3"
 SECRETS = ".secrets"
@@ -21,7 +23,7 @@ FOLDERS = ("runs", "datasets", "environments", "baselines", SECRETS)
 T = typing.TypeVar("T")
 
 
-class WorkspaceError(TrainerError):
+class WorkspaceError(Problem):
     """A file or folder of the workspace cannot be used."""
 
 

@@ -10,10 +10,10 @@ import stat
 import time
 import typing
 
-from ddp.base import USERS
+from ddp.host.files import MAX_LISTED, RefusedError, private, replace
 from ddp.node import ownership
 from ddp.node.explain import Json, read_object, tail
-from ddp.workspace.files import MAX_LISTED, RefusedError, private, replace
+from ddp.settings import USERS
 
 HF_SUFFIX, ENV_SUFFIX = ".hf-token", ".env"
 

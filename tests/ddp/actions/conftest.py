@@ -10,8 +10,8 @@ from node_reports import NAMES, healthy
 from pip_double import Pip
 from trainer_fixtures import charm_dir, claims, node, ready, settings, workspace
 
-from ddp import config
 from ddp.doctor.facts import Facts
+from ddp.options import config
 from ddp.slurm import jobs
 from slurm_ddp import mounts
 

@@ -5,14 +5,15 @@ import re
 
 import pytest
 
-from ddp.base import Settings, TrainerError
 from ddp.options import fields, models
+from ddp.problem import Problem
+from ddp.settings import Settings
 from ddp.submit import precheck
 from slurm_ddp.run import CommandTimeout
 
 
 def refused(settings: Settings, args: str, *choices: collections.abc.Mapping[str, str], kind: str = "gpt") -> str:
-    with pytest.raises(TrainerError) as caught:
+    with pytest.raises(Problem) as caught:
         precheck.check(settings, kind, "night", args.split(), choices)
     return str(caught.value)
 
@@ -95,11 +96,11 @@ def test_a_file_that_hangs_is_reported(settings: Settings, monkeypatch: pytest.M
         raise CommandTimeout("python3: no answer within 30 s")
 
     monkeypatch.setattr(precheck, "run", hang)
-    with pytest.raises(TrainerError, match=r"^args: python3: no answer within 30 s; .*is the filesystem's server up\?"):
+    with pytest.raises(Problem, match=r"^args: python3: no answer within 30 s; .*is the filesystem's server up\?"):
         precheck.check(settings, "gpt", "night", "--config /mnt/shared/x.toml".split(), ())
 
 
 def test_a_payload_that_cannot_look_is_reported(settings: Settings):
     (settings.payload / "ddptrain" / "precheck.py").write_text("raise SystemExit('broken')\n")
-    with pytest.raises(TrainerError, match=r"^args: the payload could not check them: python3 exited 1: broken$"):
+    with pytest.raises(Problem, match=r"^args: the payload could not check them: python3 exited 1: broken$"):
         precheck.check(settings, "gpt", "night", "--steps 3".split(), ())

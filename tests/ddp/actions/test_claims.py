@@ -9,8 +9,8 @@ from cluster import Cluster
 from harness import META, Trainer
 from pip_double import Pip
 
-from ddp.run import control
-from ddp.workspace.locks import Claims
+from ddp.host.locks import Claims
+from ddp.submit import control
 
 
 @pytest.fixture

@@ -17,10 +17,10 @@ from harness import Trainer
 from node_reports import NAMES, Json, answering, healthy
 from pip_double import Pip
 
-from ddp.base import Settings
 from ddp.doctor import examine, findings, probe, reporting
 from ddp.doctor.facts import Facts
 from ddp.run import telemetry
+from ddp.settings import Settings
 from ddp.slurm import jobs
 from slurm_ddp.run import Completed
 

@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from resource_requests import node, partition, refusal, training
 
-from ddp.base import ParameterError
 from ddp.options import fields, models
+from ddp.problem import ParameterError
 from ddp.slurm import policy
 from ddp.slurm.jobs import Capacity
-from ddp.submit import checks, resources
+from ddp.submit import resources
+from ddp.workspace import checks
 
 CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 

@@ -14,11 +14,12 @@ from harness import Trainer
 from left_by_jobs import write_result
 from run_verbs import Program
 
-from ddp import verbs
 from ddp.actions import log as run_log
-from ddp.base import Settings, TrainerError
+from ddp.actions import verbs
 from ddp.options import declared, fields
-from ddp.run import control
+from ddp.problem import Problem
+from ddp.settings import Settings
+from ddp.submit import control
 
 CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 
@@ -223,7 +224,7 @@ def test_where_slurm_is_not_configured_a_users_own_mistake_comes_first(
     (settings.workspace / "train.py").touch()
     name, *given = words.format(settings.workspace).split()
     params = fields.parse(verbs.ALL[name].options, dict(one.split("=") for one in given))
-    with pytest.raises(TrainerError) as caught:
+    with pytest.raises(Problem) as caught:
         verbs.ALL[name].do_when_ready(settings, params, print)
     assert str(caught.value).endswith(line)
 
@@ -240,7 +241,7 @@ RUN = {
 def test_a_verb_takes_the_newest_run_only_where_its_help_says_so(
     settings: Settings, cluster: Cluster, verb: verbs.Verb, default: str
 ):
-    with pytest.raises(TrainerError) as caught:
+    with pytest.raises(Problem) as caught:
         verb.do(settings, fields.parse(verb.options, {}), print)
     assert ("there is no run in" in str(caught.value)) == (default == "the newest run")
 

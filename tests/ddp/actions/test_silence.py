@@ -14,13 +14,15 @@ from cluster import NOT_CONFIGURED, Cluster, Job
 from left_by_jobs import write_result
 from pip_double import Pip
 
-from ddp import verbs
-from ddp.base import Settings, TrainerError, texts_of
+from ddp.actions import verbs
 from ddp.options import declared, fields
-from ddp.run import catalog, control
+from ddp.problem import Problem
+from ddp.results.result import Result, texts_of
+from ddp.run import catalog
 from ddp.run.model import State
+from ddp.settings import Settings
 from ddp.slurm import jobs, patience
-from ddp.view.result import Result
+from ddp.submit import control
 
 MARK = "Slurm does not answer: "
 SILENCES = {
@@ -119,7 +121,7 @@ def test_whatever_reads_a_run_shows_what_its_folder_holds_and_who_is_silent(
         try:
             found = do(settings, verb.name, log, **about(verb, run, tmp_path))
             problem = ""
-        except TrainerError as e:
+        except Problem as e:
             problem = str(e)
         assert "no longer knows" not in str(found) + problem
         assert "has ended" not in problem
@@ -256,7 +258,7 @@ def test_what_follows_a_job_waits_ten_minutes_and_says_that_the_job_may_still_ru
     monkeypatch.setattr(patience.time, "monotonic", lambda: clock[0])
     log: list[str] = []
     given = {"follow-timeout": 3600} if verb == "log" else {}
-    with pytest.raises(TrainerError, match=r"no answer for 10 minutes, and the job may still run") as caught:
+    with pytest.raises(Problem, match=r"no answer for 10 minutes, and the job may still run") as caught:
         do(settings, "log", log, run="night", follow=True, **given) if given else follow(log)
     assert MARK in str(caught.value)
     assert str(caught.value).endswith("is slurmctld up? see: scontrol ping")
@@ -267,7 +269,7 @@ def test_what_follows_a_job_waits_ten_minutes_and_says_that_the_job_may_still_ru
 def test_a_run_without_a_job_is_none_that_slurm_has_forgotten(settings: Settings, cluster: Cluster, runs: pathlib.Path):
     """The element of a sweep that has not started has no file with a job's id."""
     cluster.silent = 99
-    with pytest.raises(TrainerError, match=f"no file of swept-1 has a job's id, and {MARK}"):
+    with pytest.raises(Problem, match=f"no file of swept-1 has a job's id, and {MARK}"):
         catalog.find(settings, "swept-1")
     assert isinstance(catalog.ask_queue(settings), jobs.Silence)
     sweep = catalog.load(settings, ["swept"])[0][0]

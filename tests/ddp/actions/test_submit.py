@@ -13,7 +13,8 @@ from harness import META, ActionFailedError, Trainer
 from hostile_values import FREE, NASTY, ROAMING, TEXTS
 from left_by_jobs import add_dataset, write_result
 
-from ddp import base, readiness, verbs
+from ddp import problem
+from ddp.actions import readiness, verbs
 from ddp.options import fields
 from slurm_ddp import mounts
 from slurm_ddp.run import Completed
@@ -355,7 +356,7 @@ def test_no_path_leads_out_of_the_workspace(ready: Trainer, cluster: Cluster):
             given: dict[str, typing.Any] = {**BESIDE.get(action, {}), name: f"{ready.workspace}/{path}"}
             try:
                 fields.parse(verbs.ACTIONS[action].options, given)
-            except base.ParameterError:
+            except problem.ParameterError:
                 continue
             if name == "args":  # words for the job, which has its user's rights
                 continue

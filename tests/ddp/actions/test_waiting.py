@@ -11,11 +11,14 @@ import pytest
 from cluster import Cluster
 from harness import ActionFailedError, Trainer
 
-from ddp import service, verbs
-from ddp.base import Settings, TrainerError, texts_of
+from ddp import service
+from ddp.actions import verbs
+from ddp.host import locks, waits
 from ddp.options import fields, models
-from ddp.run import control
-from ddp.workspace import locks, waits
+from ddp.problem import Problem
+from ddp.results.result import texts_of
+from ddp.settings import Settings
+from ddp.submit import control
 
 USER = pwd.getpwuid(os.geteuid()).pw_name
 LOGIN = "juju ssh trainer/0" if USER == "ubuntu" else f"juju ssh trainer/0 sudo -u {USER}"
@@ -180,7 +183,7 @@ def test_the_command_lists_what_it_ended_and_says_where_nothing_waits(settings: 
         params = fields.parse(models.StopWaiting, dict(given))
         return texts_of(verbs.ALL["stop-waiting"].do(settings, params, lambda _: None) or {})
 
-    with pytest.raises(TrainerError) as caught:
+    with pytest.raises(Problem) as caught:
         stop(run="first")
     assert str(caught.value) == "no command of this account waits for first on this host; ddp list"
     with waits.Wait() as one:

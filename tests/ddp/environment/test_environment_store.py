@@ -11,8 +11,9 @@ import pytest
 from cluster import Cluster, Job
 from pip_double import Pip
 
-from ddp.base import Settings, TrainerError
 from ddp.environment import archives, builder, environments
+from ddp.problem import Problem
+from ddp.settings import Settings
 from ddp.workspace import folders
 
 
@@ -76,7 +77,7 @@ def test_each_input_makes_another_environment(
 
 def test_the_installers_reason_is_reported_and_nothing_is_left(settings: Settings, pip: Pip, cluster: Cluster):
     pip.failure = "warning: x\nerror: Failed to extract archive\n  cause: No space left on device (os error 28)\n"
-    with pytest.raises(TrainerError) as caught:
+    with pytest.raises(Problem) as caught:
         install(settings)
     assert str(caught.value) == "uv: Failed to extract archive: No space left on device (os error 28)"
     assert not list(settings.environments.iterdir())
@@ -104,7 +105,7 @@ def test_the_build_of_torch_is_the_option_or_what_the_cluster_has(
 
 def test_a_program_without_its_payload_reports_it(settings: Settings, pip: Pip, cluster: Cluster):
     (settings.payload / "requirements.txt").unlink()
-    with pytest.raises(TrainerError, match=f"^{settings.payload} has no payload; install ddp again$"):
+    with pytest.raises(Problem, match=f"^{settings.payload} has no payload; install ddp again$"):
         install(settings)
 
 

@@ -10,10 +10,12 @@ import pytest
 from cluster import Cluster
 from pip_double import Pip
 
-from ddp import verbs
-from ddp.base import ParameterError, Settings, texts_of
+from ddp.actions import verbs
 from ddp.environment import environments, images, named
 from ddp.options import fields
+from ddp.problem import ParameterError
+from ddp.results.result import texts_of
+from ddp.settings import Settings
 from ddp.workspace import folders
 
 

@@ -15,9 +15,9 @@ import pytest
 from cluster import Cluster
 from indexes import make_wheel
 
-from ddp.base import Settings
 from ddp.environment import builder, uv
 from ddp.node import environment, spec
+from ddp.settings import Settings
 from ddp.workspace import folders
 
 ROOT = pathlib.Path(__file__).parents[3]

@@ -12,11 +12,13 @@ import pytest
 from cluster import Cluster
 from pip_double import Pip
 
-from ddp import verbs
-from ddp.base import Settings, TrainerError, texts_of
+from ddp.actions import verbs
 from ddp.environment import wheelhouse
+from ddp.host.files import RefusedError
 from ddp.options import fields
-from ddp.workspace.files import RefusedError
+from ddp.problem import Problem
+from ddp.results.result import texts_of
+from ddp.settings import Settings
 
 NAMES = ("wheels/README", "wheels/numpy-2.0-py3-none-any.whl", "wheels/torch-2.13.0+cpu-py3-none-any.whl")
 
@@ -116,7 +118,7 @@ def test_a_path_that_is_no_wheelhouse_is_refused(
     (settings.workspace / "empty").mkdir()
     (settings.workspace / "notes.txt").write_text("x")
     (settings.workspace / "away").symlink_to(tmp_path)
-    with pytest.raises(TrainerError, match=why):
+    with pytest.raises(Problem, match=why):
         install(settings, settings.workspace / name)
     assert not list(settings.environments.iterdir())
     assert not [call for call in pip.calls if "install" in call]

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddp.base import ParameterError
 from ddp.node import quantities
 from ddp.options import fields, models
+from ddp.problem import ParameterError
 from ddp.run import metrics
 from ddp.submit import training
 

@@ -14,10 +14,12 @@ from cluster import Cluster, Job
 from hypothesis import strategies as st
 from pip_double import Pip
 
-from ddp import copies, verbs
-from ddp import project as project_part
-from ddp.base import Settings, TrainerError
+from ddp.actions import verbs
 from ddp.options import fields
+from ddp.problem import Problem
+from ddp.project import copies
+from ddp.project import root as project_part
+from ddp.settings import Settings
 
 
 @pytest.fixture
@@ -177,7 +179,7 @@ def test_a_submission_that_slurm_refuses_leaves_nothing(
     settings: Settings, cluster: Cluster, pip: Pip, project: pathlib.Path, verb: str
 ):
     cluster.submit_refusal = "sbatch: error: Batch job submission failed: Access/permission denied"
-    with pytest.raises(TrainerError, match="permission denied"):
+    with pytest.raises(Problem, match="permission denied"):
         submit(settings, project / "train.py", verb, **({} if verb == "submit-ddp" else {"grid": "lr=1,2"}))
     assert list(settings.runs.iterdir()) == []
 

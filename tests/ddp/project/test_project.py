@@ -9,8 +9,8 @@ import subprocess
 
 import pytest
 
-from ddp import project as code
-from ddp.base import ParameterError
+from ddp.problem import ParameterError
+from ddp.project import root as code
 
 
 @pytest.fixture(autouse=True)

@@ -19,11 +19,14 @@ from environments import make
 from hypothesis import strategies as st
 from pip_double import Pip
 
-from ddp import cli, copies, readiness
-from ddp import project as project_part
-from ddp.base import ParameterError, Settings
+from ddp import cli
+from ddp.actions import readiness
 from ddp.node import spec
 from ddp.options import fields, models
+from ddp.problem import ParameterError
+from ddp.project import copies
+from ddp.project import root as project_part
+from ddp.settings import Settings
 from ddp.submit import pythons
 from ddp.submit import typed as launchers
 

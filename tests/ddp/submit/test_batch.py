@@ -8,8 +8,8 @@ import pytest
 from script_texts import ENDS, MANIFEST, REQUEST, WAITS, stop, texts
 
 from batch_host import Node
-from ddp.base import Settings
 from ddp.options import fields, models
+from ddp.settings import Settings
 from ddp.submit import scripts
 
 

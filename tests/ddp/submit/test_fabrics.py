@@ -11,10 +11,10 @@ import pytest
 from script_texts import ENDS, MANIFEST, texts
 
 from batch_host import Node
-from ddp.base import Settings
 from ddp.environment import archives
 from ddp.node import network, spec
-from ddp.submit import fabrics
+from ddp.options import fabrics
+from ddp.settings import Settings
 from ddp.workspace import folders
 
 FABRIC_DRIVER = """

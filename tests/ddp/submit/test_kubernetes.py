@@ -12,7 +12,7 @@ import kubernetes_validate  # pyright: ignore[reportMissingTypeStubs]
 import pytest
 import yaml
 
-from ddp.base import ParameterError
+from ddp.problem import ParameterError
 from ddp.submit import kubernetes
 
 VERSIONS = ("1.31", "1.33", "1.35")

@@ -18,11 +18,11 @@ import pytest
 from script_texts import MANIFEST, REQUEST, texts, wait_for
 
 from batch_host import Node
-from ddp import copies
-from ddp.base import Settings
 from ddp.node import lifelines
 from ddp.node import node as agent
+from ddp.project import copies
 from ddp.run import metrics
+from ddp.settings import Settings
 from ddp.submit import resources
 
 NODE_DRIVER = """

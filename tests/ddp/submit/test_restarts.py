@@ -10,7 +10,7 @@ import pytest
 from script_texts import ENDS, REQUEST, WAITS, stop, texts, wait_for
 
 from batch_host import Node
-from ddp.base import Settings
+from ddp.settings import Settings
 
 FAILS = 'echo "1: [FATAL] $FAULTY: its disk is full"; exit 78'  # as the program says it, of a node
 

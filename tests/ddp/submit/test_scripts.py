@@ -9,9 +9,10 @@ import pytest
 from script_texts import ENDS, MANIFEST, REQUEST, texts
 
 from batch_host import Node
-from ddp.base import ParameterError, Settings
 from ddp.node import spec
 from ddp.options import fields, models
+from ddp.problem import ParameterError
+from ddp.settings import Settings
 from ddp.submit import resources, scripts
 
 

@@ -4,8 +4,8 @@ import pathlib
 
 import pytest
 
-from ddp.base import Settings
 from ddp.options import fields, models
+from ddp.settings import Settings
 from ddp.submit import programs
 from ddp.workspace import folders
 

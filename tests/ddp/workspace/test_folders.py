@@ -10,7 +10,7 @@ import threading
 import pytest
 import yaml
 
-from ddp.base import Settings
+from ddp.settings import Settings
 from ddp.workspace import folders, operations
 
 CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())

@@ -14,11 +14,12 @@ from script_texts import ENDS, MANIFEST, REQUEST, WAITS, stop, texts
 from trainer_fixtures import charm_dir, claims, node, settings, workspace
 
 from batch_host import Node
-from ddp.base import Settings, TrainerError
+from ddp.host.files import RefusedError
 from ddp.options import fields, models
-from ddp.submit import scripts
-from ddp.workspace import folders, operations, tokens
-from ddp.workspace.files import RefusedError
+from ddp.problem import Problem
+from ddp.settings import Settings
+from ddp.submit import scripts, tokens
+from ddp.workspace import folders, operations
 from storage import leaks
 
 __all__ = ["charm_dir", "claims", "node", "settings", "workspace"]
@@ -39,7 +40,7 @@ def given(settings: Settings) -> tuple[Settings, pathlib.Path]:
 
 def test_settings_and_errors_do_not_show_it(settings: Settings):
     assert TOKEN not in repr(dataclasses.replace(settings, token=TOKEN))
-    with pytest.raises(TrainerError) as caught:
+    with pytest.raises(Problem) as caught:
         folders.call(settings, operations.keep_secret, secrets="/nowhere", owner="x", name="first", text=TOKEN)
     assert TOKEN not in str(caught.value)
 

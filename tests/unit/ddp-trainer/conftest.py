@@ -16,8 +16,9 @@ from trainer_fixtures import USER, charm_dir, claims, cluster, node, pip, ready,
 
 import host as host_module
 import program
-from ddp import config, service
-from ddp.base import Log
+from ddp import service
+from ddp.options import config
+from ddp.results.progress import Log
 from slurm_ddp import mounts
 from slurm_ddp.run import CommandError
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import machine_lock
 import program
-from ddp.base import Log
+from ddp.results.progress import Log
 
 FREE = "{agent}:\n  holder: none\n"
 HELD = "unit-trainer-0:\n  holder: trainer/0 uniter (run action 109), holding 56s\n"

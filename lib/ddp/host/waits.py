@@ -6,7 +6,7 @@ import os
 import pathlib
 import time
 
-from ddp.workspace import files, locks
+from ddp.host import files, locks
 
 _NAME = "wait-{}"  # of the command's process
 

@@ -23,8 +23,8 @@ import shutil
 import stat
 import subprocess
 
-from ddp.base import ParameterError
-from ddp.workspace import files
+from ddp.host import files
+from ddp.problem import ParameterError
 
 Paths = collections.abc.Collection[pathlib.Path]
 Verdict = collections.abc.Callable[[str], bool | None]  # of .ddpignore on a path, see _spec

@@ -1,51 +1,13 @@
-"""Errors, results, settings and progress reports that all modules of the program share."""
+"""The settings of every command: who runs it, where the workspace is, and how remedies are rendered."""
 
-import collections.abc
-import concurrent.futures
 import dataclasses
 import pathlib
-import time
-import typing
 
-from ddp.problem import Problem, Remedy, Render, Results, one_line, plain
-from ddp.view import tables
-from ddp.view.result import Result
-from ddp.workspace.locks import Claims
-from ddp.workspace.waits import Wait
-
-__all__ = ["Results", "one_line"]  # and all that is defined here
-
-Log = collections.abc.Callable[[str], None]
-REPORT_S = 4.0  # between two lines of progress
+from ddp.host.locks import Claims
+from ddp.host.waits import Wait
+from ddp.problem import Render, plain
 
 USERS = "users"  # in the workspace: a folder for each user but the trainer's account
-
-T = typing.TypeVar("T")
-TrainerError = Problem
-
-
-class ParameterError(TrainerError):
-    """An option is rejected; the message begins with its name."""
-
-    def __init__(self, name: str, message: str, *, remedy: Remedy | None = None) -> None:
-        super().__init__(f"{name}: {message}", remedy=remedy)
-        self.name = name
-
-
-class UnfinishedError(Exception):
-    """A command ends before its job does, and has not failed; `results` are the command's."""
-
-    def __init__(self, results: Results) -> None:
-        super().__init__("the job goes on")
-        self.results = results
-
-
-Answer = Result | Results
-
-
-def texts_of(answer: Answer) -> Results:
-    """Give the results as an action returns them."""
-    return answer.texts() if isinstance(answer, Result) else answer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,32 +75,3 @@ class Settings:
     def node_cache(self) -> pathlib.Path:
         """The folder on each node's own disk to which the user's environments are unpacked."""
         return pathlib.Path(f"/var/tmp/slurm-ddp-{self.uid}")  # noqa: S108 - owner and mode are checked before use
-
-
-def ahead(work: collections.abc.Callable[[], T]) -> concurrent.futures.Future[T]:
-    """Start work now in a thread."""
-    pool = concurrent.futures.ThreadPoolExecutor(1)
-    future = pool.submit(work)
-    pool.shutdown(wait=False)
-    return future
-
-
-def shown(value: object, limit: int = 60) -> str:
-    """Quote a value for a message, printable and short."""
-    text = ascii(value)
-    return text if len(text) <= limit else f"{text[: limit - 8]}...{text[-5:]}"
-
-
-def with_progress(log: Log, text: str, work: collections.abc.Callable[[], T]) -> T:
-    """Return `work()`, done in a thread, and log every few seconds that it goes on."""
-    log(tables.Step(text, text))
-    began = time.monotonic()
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        future = pool.submit(work)
-        while True:
-            try:
-                return future.result(timeout=REPORT_S)
-            except concurrent.futures.TimeoutError:
-                if future.done():
-                    raise
-                log(tables.Step(f"{text}: {time.monotonic() - began:.0f} s", text))

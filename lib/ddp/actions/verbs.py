@@ -6,10 +6,13 @@ import importlib
 import pathlib
 import typing
 
-from ddp import backports
-from ddp.base import Answer, Log, Settings, TrainerError, UnfinishedError, ahead
 from ddp.node import spec
 from ddp.options import fields, models
+from ddp.problem import Problem, UnfinishedError
+from ddp.results.progress import Log, ahead
+from ddp.results.result import Answer
+from ddp.settings import Settings
+from slurm_ddp import backports
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +31,7 @@ class Verb:
     examples: tuple[str, ...] = ()
 
     def do(self, settings: Settings, params: fields.Parsed, log: Log) -> Answer | None:
-        """Do it, or what can be done within the limit of its wait. Raises TrainerError."""
+        """Do it, or what can be done within the limit of its wait. Raises Problem."""
         settings.wait.limit_s = getattr(params, "wait_limit", None)
         try:
             return self._function()(settings, params, log)
@@ -36,8 +39,8 @@ class Verb:
             return e.results
 
     def do_when_ready(self, settings: Settings, params: fields.Parsed, log: Log) -> Answer | None:
-        """Do it once what it needs answers; its code is imported in the meantime. Raises TrainerError."""
-        from ddp import readiness  # noqa: PLC0415 - `ddp --help` starts without it
+        """Do it once what it needs answers; its code is imported in the meantime. Raises Problem."""
+        from ddp.actions import readiness  # noqa: PLC0415 - `ddp --help` starts without it
 
         with settings.claims, settings.wait:
             if self.needs == "workspace":
@@ -46,7 +49,7 @@ class Verb:
                 imported = ahead(self._function)
                 try:
                     readiness.require(settings, asks_nodes=self.asks_nodes)
-                except TrainerError:
+                except Problem:
                     if isinstance(params, models.Training):  # a mistake of the user's comes before Slurm's silence
                         importlib.import_module("ddp.submit.training").check_program(settings, params)
                     raise

@@ -2,8 +2,8 @@
 
 import pathlib
 
-from ddp import backports
 from ddp.node import spec
+from slurm_ddp import backports
 
 _HERE = pathlib.Path(__file__)
 _DECLARED = backports.read_toml(_HERE.with_suffix(".toml"))

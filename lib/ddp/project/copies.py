@@ -19,10 +19,12 @@ import sys
 import tempfile
 import typing
 
-from ddp import project
-from ddp.base import Log, Settings
+from ddp.host import files
 from ddp.options import fields, models
-from ddp.workspace import files, folders
+from ddp.project import root
+from ddp.results.progress import Log
+from ddp.settings import Settings
+from ddp.workspace import folders
 
 FOLDER, STATES = "code", "code.json"  # in the run's folder
 _COPY_S = 600.0
@@ -71,7 +73,7 @@ class Copy:
     """The copy of a project, beside the run's folder until it is placed."""
 
     settings: Settings
-    found: project.Project
+    found: root.Project
     partial: pathlib.Path
     folder: pathlib.Path  # where it goes
     update: Update
@@ -115,7 +117,7 @@ class Copy:
             self._apply()
         pathlib.Path(self.start.folder).mkdir(parents=True, exist_ok=True)
         copied = self.update.copied
-        now = _each(lambda name: project.stamp(self.folder / name), copied)
+        now = _each(lambda name: root.stamp(self.folder / name), copied)
         states = self.update.known | {name: (source, now[name]) for name, source in copied.items()}
         files.replace(self.folder.with_name(STATES), json.dumps(states) + "\n")
 
@@ -170,7 +172,7 @@ class Copy:
 
 @contextlib.contextmanager
 def copied(settings: Settings, params: models.Training, run: str, log: Log) -> collections.abc.Generator[Copy | None]:
-    """Copy a project and yield the copy; None for a program of ours, and without a snapshot. Raises TrainerError."""
+    """Copy a project and yield the copy; None for a program of ours, and without a snapshot. Raises Problem."""
     if params.workload in ("gpt", "smoke") or not params.snapshot:
         yield None
         return
@@ -195,21 +197,21 @@ def copied(settings: Settings, params: models.Training, run: str, log: Log) -> c
             folders.call(settings, shutil.rmtree, path=partial, ignore_errors=True)
 
 
-def stage(settings: Settings, found: project.Project, partial: pathlib.Path, folder: pathlib.Path) -> Copy:
+def stage(settings: Settings, found: root.Project, partial: pathlib.Path, folder: pathlib.Path) -> Copy:
     """Copy what a run's copy lacks of a project to `partial`, a new folder. Raises ParameterError."""
     states = folder.with_name(STATES)
     former = states.read_text() if states.is_file() else None
     copy = Copy(settings, found, partial, folder, compare(found, folder), not folder.exists(), former)
-    project.copy(found, partial, copy.update.copied)
+    root.copy(found, partial, copy.update.copied)
     return copy
 
 
-def find(settings: Settings, params: models.Training) -> project.Project:
+def find(settings: Settings, params: models.Training) -> root.Project:
     """Find the project of a script or module. Raises ParameterError."""
     own = [*settings.folders, settings.runs, settings.datasets]
     typed_in = pathlib.Path(params.typed_in) if params.typed_in else None
     script = None if params.module else pathlib.Path(params.workload)
-    found = project.find(script, own=own, typed_in=typed_in)
+    found = root.find(script, own=own, typed_in=typed_in)
     secret = os.path.realpath(params.env_file) if params.env_file else ""
     return dataclasses.replace(found, files=tuple(name for name in found.files if str(found.root / name) != secret))
 
@@ -263,7 +265,7 @@ def _holds_modules(place: pathlib.Path) -> bool:
     return bool(modules - _NO_PACKAGES) and modules.isdisjoint(sys.stdlib_module_names - _NO_PACKAGES)
 
 
-def compare(found: project.Project, folder: pathlib.Path) -> Update:
+def compare(found: root.Project, folder: pathlib.Path) -> Update:
     """Compare a project with its copy in a run's folder, which need not exist.
 
     Where both the run and its user changed a file, the user's is copied and the run's set aside, except one that
@@ -279,7 +281,7 @@ def compare(found: project.Project, folder: pathlib.Path) -> Update:
     def present(name: str) -> str:
         """Describe a file of the copy; what lies behind a link of the run's is not the copy's."""
         behind = links & {str(parent) for parent in pathlib.PurePath(name).parents[:-1]}
-        return ("" if behind <= removed else "other") if behind else project.stamp(folder / name)
+        return ("" if behind <= removed else "other") if behind else root.stamp(folder / name)
 
     removed |= {name for name, state in _each(present, gone).items() if state and state == former[name][1]}
     sources, nows = _each(found.stamp, found.files), _each(present, found.files)
@@ -361,7 +363,7 @@ def find_left_out(
     def below() -> collections.abc.Iterator[pathlib.Path]:
         for place, inner, _ in os.walk(start):
             here = pathlib.Path(place)
-            inner[:] = [one for one in inner if one[0] != "." and not project.is_generated(here / one)]
+            inner[:] = [one for one in inner if one[0] != "." and not root.is_generated(here / one)]
             if len(here.relative_to(start).parts) == _LEVELS:
                 inner.clear()
             yield here
@@ -375,7 +377,7 @@ def written_by_run(folder: pathlib.Path) -> list[str]:
     """List the files below a run's copy that the run wrote or changed, without Python's caches."""
     former = read_states(folder) or {}
     names = {path.relative_to(folder).as_posix(): path for path in walk(folder)}
-    return [name for name, path in names.items() if name not in former or project.stamp(path) != former[name][1]]
+    return [name for name, path in names.items() if name not in former or root.stamp(path) != former[name][1]]
 
 
 def walk(folder: pathlib.Path) -> collections.abc.Iterator[pathlib.Path]:
@@ -386,7 +388,7 @@ def walk(folder: pathlib.Path) -> collections.abc.Iterator[pathlib.Path]:
         yield from (pathlib.Path(place, name) for name in (*sorted(names), *links))
 
 
-def _below(found: project.Project, typed_in: str) -> tuple[str, str]:
+def _below(found: root.Project, typed_in: str) -> tuple[str, str]:
     """Return the folder that the ranks start in, below the root, and a remark if the command was typed elsewhere."""
     script = str(pathlib.PurePath(found.script).parent)
     if not typed_in:
@@ -399,7 +401,7 @@ def _below(found: project.Project, typed_in: str) -> tuple[str, str]:
     return script, f"{here} is not in the project {found.root}: the job starts in the script's folder"
 
 
-def _about(found: project.Project) -> str:
+def _about(found: root.Project) -> str:
     if found.is_alone:
         why = f"{found.root} is never copied as a whole; put it and what it imports into a folder below"
         return f"copying {found.script} alone: {why}"

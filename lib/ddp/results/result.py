@@ -3,7 +3,8 @@
 import collections.abc
 import dataclasses
 
-from ddp.view import tables
+from ddp.problem import Results
+from ddp.results import tables
 
 SCHEMA = 1
 _NUMBERS = frozenset(
@@ -41,3 +42,11 @@ class Result:
     def record(self) -> dict[str, object]:
         """Return the object that --json prints."""
         return {"schema": SCHEMA, **self.values}
+
+
+Answer = Result | Results
+
+
+def texts_of(answer: Answer) -> Results:
+    """Give the results as an action returns them."""
+    return answer.texts() if isinstance(answer, Result) else answer

@@ -13,10 +13,12 @@ import logging
 import pathlib
 import typing
 
-from ddp.base import ParameterError, Settings
+from ddp.host import files
 from ddp.options import fields, models
+from ddp.problem import ParameterError
+from ddp.settings import Settings
 from ddp.slurm import jobs
-from ddp.workspace import files, folders, operations
+from ddp.workspace import folders, operations
 
 # huggingface_hub reads the file at each request: constants.py HF_TOKEN_PATH, utils/_auth.py get_token.
 VARIABLE = "HF_TOKEN_PATH"

@@ -7,9 +7,10 @@ import pathlib
 import pwd
 import typing
 
-from ddp import backports
-from ddp.base import ParameterError, Settings
 from ddp.options import fields
+from ddp.problem import ParameterError
+from ddp.settings import Settings
+from slurm_ddp import backports
 
 SYSTEM = pathlib.Path("/etc/slurm-ddp.toml")  # the charm writes it; on another cluster its administrator may
 USER = ".config/slurm-ddp.toml"
@@ -74,8 +75,8 @@ def settings(config: Config) -> Settings:
 def payload() -> pathlib.Path:
     """Find the payload's folder: inside the installed package, or beside it in the repository."""
     here = pathlib.Path(__file__).resolve()
-    inside = here.with_name("payload")
-    return inside if inside.is_dir() else here.parents[2] / "payload"
+    inside = here.parents[1] / "payload"
+    return inside if inside.is_dir() else here.parents[3] / "payload"
 
 
 def _account() -> pwd.struct_passwd:
@@ -88,7 +89,7 @@ def _account() -> pwd.struct_passwd:
 
 def _read(path: pathlib.Path) -> dict[str, object]:
     """Parse a file; an empty dict if it does not exist. Raises ParameterError."""
-    from ddp.workspace import files  # noqa: PLC0415 - `ddp --help` starts without it
+    from ddp.host import files  # noqa: PLC0415 - `ddp --help` starts without it
 
     try:
         return backports.parse_toml(files.read_named(path).decode())

@@ -4,13 +4,11 @@ import dataclasses
 import shutil
 import typing
 
-from ddp import remedies
-from ddp.base import Settings, TrainerError
 from ddp.environment import environments
 from ddp.problem import Command, Problem, Step
-from ddp.slurm import jobs
-from ddp.submit import checks
-from ddp.workspace import folders
+from ddp.settings import Settings
+from ddp.slurm import cluster, jobs, remedies
+from ddp.workspace import checks, folders
 from slurm_ddp import mounts
 
 
@@ -34,7 +32,7 @@ def check(settings: Settings) -> Readiness:
         checks.trusted(contents)
         checks.check_writable(settings, contents)
         environment = environments.installed(settings, contents)
-    except TrainerError as e:
+    except Problem as e:
         return Readiness("blocked", _status(settings, e))
     if environment is None:  # still active: the first job that needs one builds it
         install = settings.render(Command("env install"))
@@ -49,9 +47,9 @@ def _status(settings: Settings, problem: Problem) -> str:
 
 
 def require(settings: Settings, *, asks_nodes: bool = False) -> None:
-    """Make this user's folders; with `asks_nodes` list the nodes meanwhile. Raises TrainerError if no job can start."""
+    """Make this user's folders; with `asks_nodes` list the nodes meanwhile. Raises Problem if no job can start."""
     if asks_nodes:
-        checks.list_ahead()
+        cluster.list_ahead()
     if problem := slurm_problem() or mount_problem(settings):
         raise problem
     if shutil.which("zstd") is None:  # it packs an environment
@@ -60,7 +58,7 @@ def require(settings: Settings, *, asks_nodes: bool = False) -> None:
 
 
 def require_mount(settings: Settings) -> None:
-    """Raise TrainerError unless the workspace's filesystem can be used."""
+    """Raise Problem unless the workspace's filesystem can be used."""
     if problem := mount_problem(settings):
         raise problem
 

@@ -10,15 +10,16 @@ import re
 import time
 import uuid
 
-from ddp import copies, remedies
-from ddp.base import REPORT_S, Log, ParameterError, Results, Settings, TrainerError, UnfinishedError
-from ddp.problem import Command, Step
-from ddp.run import catalog, failure, folder, reading, state
+from ddp.problem import Command, ParameterError, Problem, Results, Step, UnfinishedError
+from ddp.project import copies
+from ddp.results import tables
+from ddp.results.progress import REPORT_S, Log
+from ddp.run import catalog, curve, failure, folder, reading, state
 from ddp.run.model import UTC, Run
-from ddp.slurm import jobs, patience, submissions
-from ddp.submit import checks
-from ddp.view import curve, tables
-from ddp.workspace import folders, tokens
+from ddp.settings import Settings
+from ddp.slurm import cluster, jobs, patience, remedies, submissions
+from ddp.submit import tokens
+from ddp.workspace import folders
 
 WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
 LEAVE_S = 60.0  # how long a cancelled or requeued job may take to leave its nodes
@@ -60,7 +61,7 @@ def new_name(settings: Settings, kind: str) -> str:
         if folders.locate(settings, str(settings.runs / name)).kind == "absent":
             return name
         settings.claims.drop(name)
-    raise TrainerError(f"{settings.runs} holds 99 runs of this second; try again")
+    raise Problem(f"{settings.runs} holds 99 runs of this second; try again")
 
 
 def claim(settings: Settings, run: str) -> None:
@@ -102,7 +103,7 @@ def submit(
     secrets: collections.abc.Mapping[str, str] | None = None,
     elements: collections.abc.Sequence[dict[str, str]] = (),
 ) -> Submitted:
-    """Write a run's files and submit its script; with `token`, deliver Hugging Face's. Raises TrainerError.
+    """Write a run's files and submit its script; with `token`, deliver Hugging Face's. Raises Problem.
 
     The run's job.json is there before Slurm has the job, with the job's mark and the record that it replaces.
     `elements` are the files of a sweep's runs.
@@ -139,16 +140,16 @@ def submit(
 def undone(
     settings: Settings, run: str, *steps: collections.abc.Callable[[], object]
 ) -> collections.abc.Generator[None]:
-    """Do these steps if the submission in the block fails, but not if Slurm may have the job. Raises TrainerError."""
+    """Do these steps if the submission in the block fails, but not if Slurm may have the job. Raises Problem."""
     try:
         yield
     except jobs.UncertainError as e:
-        raise TrainerError(f"{run}: {e}", remedy=catalog.LIST) from e
+        raise Problem(f"{run}: {e}", remedy=catalog.LIST) from e
     except (jobs.SlurmError, folders.WorkspaceError) as e:
         tokens.drop(settings, run)
         for step in steps:
             step()
-        raise checks.refused(str(e)) if isinstance(e, jobs.SlurmError) else e from e
+        raise cluster.refused(str(e)) if isinstance(e, jobs.SlurmError) else e from e
 
 
 def send(settings: Settings, run: str, name: str, text: str, mark: str) -> tuple[int, str]:
@@ -196,7 +197,7 @@ def follow(
         to_the_end: the command goes on with what the job makes, so its wait is not ended.
 
     Raises:
-        TrainerError: the job did not complete, or not in time.
+        Problem: the job did not complete, or not in time.
         UnfinishedError: the command's wait is over; the job goes on.
     """
     settings.wait.begin(submitted.run, str(submitted.job_id))
@@ -219,15 +220,15 @@ def follow(
         if time.monotonic() - began >= timeout_s:
             results = _so_far(submitted, known)
             text = f"no end after {timeout_s:g} s: {text}; the job continues"
-            raise TrainerError(text, remedy=Command("log", arguments=(submitted.run,)), results=results)
+            raise Problem(text, remedy=Command("log", arguments=(submitted.run,)), results=results)
         pause(1.0 if time.monotonic() - began < 120 else 3.0)
 
 
 def _ask(settings: Settings, submitted: Submitted, slurm: patience.Patience) -> jobs.Job | jobs.Silence | None:
-    """Ask for a submission's job. Raises TrainerError with its results if Slurm is silent for too long."""
+    """Ask for a submission's job. Raises Problem with its results if Slurm is silent for too long."""
     try:
         return slurm.ask(lambda: jobs.job(submitted.job_id, user=settings.user))
-    except TrainerError as e:
+    except Problem as e:
         e.results |= submitted.as_results()
         raise
 
@@ -249,7 +250,7 @@ def _describe(known: jobs.Job | jobs.Silence, submitted: Submitted) -> str:
 
 
 def _refuse_if_held(settings: Settings, submitted: Submitted, known: jobs.Job) -> None:
-    """Raise TrainerError if a job is held so that its user cannot release it."""
+    """Raise Problem if a job is held so that its user cannot release it."""
     if problem := held(settings, known):
         problem.results |= {**submitted.as_results(), "state": known.state, "reason": known.reason}
         raise problem
@@ -263,7 +264,7 @@ def unfinished(settings: Settings, run: str, results: Results, log: Log) -> Unfi
 
 
 def conclude(settings: Settings, submitted: Submitted, known: jobs.Job | None) -> Results:
-    """Return the results of a completed job. Raises TrainerError with the reason if another ended otherwise."""
+    """Return the results of a completed job. Raises Problem with the reason if another ended otherwise."""
     tokens.drop(settings, submitted.run)
     run = state.with_job(catalog.read(settings, submitted.run), known)
     results = {**submitted.as_results(), **failure.results_of(run)}
@@ -282,7 +283,7 @@ def draw(run: Run) -> str:
     return curve.draw(run.metrics.points("loss", 1000), run.metrics.points("val_loss", 1000))
 
 
-def held(settings: Settings, known: jobs.Job | None) -> TrainerError | None:
+def held(settings: Settings, known: jobs.Job | None) -> Problem | None:
     """Return why a job is held so that its user cannot release it; None if it is not."""
     if not (known is not None and known.state in WAITING and known.is_held and known.reason.startswith(remedies.HELD)):
         return None
@@ -290,9 +291,7 @@ def held(settings: Settings, known: jobs.Job | None) -> TrainerError | None:
     values = {"user": settings.user, "uid": str(settings.uid), "job": str(known.job_id)}
     add = f"useradd --no-create-home --uid {settings.uid} {settings.user}"
     plain = f"on slurmctld's host, as root: {add}; then: scontrol release {known.job_id}"
-    return TrainerError(
-        f"{text}{settings.user} (uid {settings.uid})", remedy=Step("add-account-and-release", plain, values)
-    )
+    return Problem(f"{text}{settings.user} (uid {settings.uid})", remedy=Step("add-account-and-release", plain, values))
 
 
 def pause(seconds: float) -> None:

@@ -1,0 +1,1 @@
+"""Results, tables and progress: values that every front end renders."""

@@ -1,0 +1,57 @@
+"""Checks of folders and paths before anything is written; each error names the option."""
+
+from ddp.problem import ParameterError, Problem
+from ddp.settings import Settings
+from ddp.workspace import folders, operations
+
+# A run's scripts, logs and figures; checkpoints check for themselves
+LEAST_FREE_BYTES, LEAST_FREE_FILES = 64 << 20, 100
+
+
+def trusted(contents: folders.Contents) -> None:
+    """Raise Problem if others could replace what a job runs; nothing is submitted then."""
+    if contents.untrusted:
+        raise Problem(contents.untrusted)
+
+
+def check_writable(settings: Settings, contents: folders.Contents) -> None:
+    """Raise Problem if this user cannot write the folder of the runs."""
+    if not contents.is_writable:
+        hint = f"as root, on the filesystem's server or here: chown {settings.user} {settings.runs}"
+        raise Problem(f"{settings.user} cannot write {settings.runs}; {hint}")
+
+
+def workspace(settings: Settings, contents: folders.Contents) -> list[str]:
+    """Check that a run can write to the workspace. Raises Problem."""
+    trusted(contents)
+    check_writable(settings, contents)
+    if contents.free_bytes < LEAST_FREE_BYTES or contents.free_files < LEAST_FREE_FILES:
+        what = f"{contents.free_bytes >> 20} MiB and {contents.free_files} files"
+        raise Problem(f"{settings.runs} has room for {what} only; remove old runs, or enlarge the filesystem")
+    return [f"workspace: {settings.runs} is writable, {contents.free_bytes >> 30} GiB are free"]
+
+
+def check_inside(settings: Settings, name: str, path: str, *, kinds: tuple[str, ...]) -> None:
+    """Raise ParameterError unless the path, with all links followed, is one of these kinds in the workspace."""
+    if not path.startswith(f"{settings.workspace}/"):
+        raise ParameterError(name, f"{path} is outside the workspace {settings.workspace}")
+    found = folders.locate(settings, path)
+    if not found.is_inside:
+        raise ParameterError(name, f"{path} leads to {found.real}, outside the workspace {settings.workspace}")
+    check_readable(name, path, found, kinds)
+
+
+def check_readable(name: str, path: str, found: operations.Place, kinds: tuple[str, ...]) -> None:
+    """Raise ParameterError unless a path is one of these kinds and this account can read it."""
+    if found.kind == "absent":
+        raise ParameterError(name, f"{path} does not exist")
+    if found.kind not in kinds:
+        raise ParameterError(name, f"{path} is not a {' or '.join(kinds)}")
+    if not found.is_readable:
+        raise ParameterError(name, f"{path} is not readable for this account; its owner can chmod -R a+rX {path}")
+
+
+def label(path: str) -> str:
+    """Derive the first part of a run's name from a script's."""
+    stem = path.rsplit("/", 1)[-1].removesuffix(".py")
+    return "".join(c if c.isalnum() or c in "._-" else "-" for c in stem).strip("._-")[:40] or "script"
