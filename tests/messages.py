@@ -17,7 +17,7 @@ _REALISTIC = (
 
 
 def fitted(text: str) -> str:
-    """Return what a charm shows of a text: tests' folders have long names."""
+    """Cut a text to the length that a charm shows."""
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
 
 

@@ -26,7 +26,7 @@ def device_name(world: distributed.World) -> str:
 def differences(
     found: checkpoint.Checkpoint, settings: config.Config, micro_batch: int, world: distributed.World
 ) -> list[str]:
-    """Return what makes this attempt compute other bits than the one that saved the checkpoint."""
+    """List the reasons why this attempt computes other bits than the one that saved the checkpoint."""
     now = {"torch": torch.__version__, "device": device_name(world)}
     before = {name: found.meta.get(name, value) for name, value in now.items()}
     reasons = [f"{name} {before[name]} there, {value} here" for name, value in now.items() if before[name] != value]

@@ -96,11 +96,12 @@ def history(record: Record) -> list[Change]:
     names = {field.name for field in dataclasses.fields(Change)}
     listed = record.get(config.CHANGES)
     lines = typing.cast(list[typing.Any], listed) if isinstance(listed, list) else []
-    return [Change(**line) for line in lines if isinstance(line, dict) and line.keys() == names]
+    objects = [typing.cast(dict[str, typing.Any], line) for line in lines if isinstance(line, dict)]
+    return [Change(**line) for line in objects if line.keys() == names]
 
 
 def as_record(settings: config.Config, changed: collections.abc.Iterable[Change] = ()) -> dict[str, typing.Any]:
-    """Return what a run records: its settings, and their changes so far if there are any."""
+    """Return a run's record: its settings, and their changes so far if there are any."""
     record = config.as_record(settings)
     if lines := [dataclasses.asdict(change) for change in changed]:
         record[config.CHANGES] = lines

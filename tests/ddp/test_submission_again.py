@@ -342,7 +342,7 @@ def test_a_run_whose_record_is_lost_goes_on_and_says_so(
 
 
 @pytest.mark.parametrize(
-    ("start", "limit", "elapsed", "nodes", "is_told"),
+    ("start", "limit", "elapsed", "nodes", "is_kept"),
     [
         ({"days": 366}, "UNLIMITED", "0:07", "slurmd-0", False),
         ({"days": 364}, "UNLIMITED", "2-00:00:00", "slurmd-0", False),
@@ -353,7 +353,7 @@ def test_a_run_whose_record_is_lost_goes_on_and_says_so(
         ({"days": 994_000}, "UNLIMITED", "0:07", "slurmd-0", False),  # the year 4748, behind several
     ],
 )
-def test_a_dry_run_tells_no_start_that_slurm_only_makes_up(
+def test_a_dry_run_shows_no_start_that_slurm_only_makes_up(
     settings: Settings,
     cluster: Cluster,
     pip: Pip,
@@ -363,7 +363,7 @@ def test_a_dry_run_tells_no_start_that_slurm_only_makes_up(
     elapsed: str,
     nodes: str,
     *,
-    is_told: bool,
+    is_kept: bool,
 ):
     when = (datetime.datetime.now() + datetime.timedelta(**start)).isoformat(timespec="seconds")
     words = f"Job 3 to start at {when} using 2 processors on nodes slurmd-0 in partition slurmd"
@@ -380,4 +380,4 @@ def test_a_dry_run_tells_no_start_that_slurm_only_makes_up(
     monkeypatch.setattr(jobs, "run", run)
     verdict = do(settings, "submit-ddp", workload="smoke", nodes=1, **{"dry-run": True})["verdict"]
     behind = "at no known time, behind job 9 of ann, which has no time limit,"
-    assert verdict == (words if is_told else words.replace(f"at {when}", behind))
+    assert verdict == (words if is_kept else words.replace(f"at {when}", behind))

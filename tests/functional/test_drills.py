@@ -153,7 +153,7 @@ def test_a_built_in_training_outlives_its_filesystem_client_without_a_restart(
 def test_a_killed_rank_is_reported_on_its_own_node(drills: Cluster, unit: str):
     job = train(drills, "gpt", f"killed-{time.time():.0f}", 2)
     until_step(drills, job, 5)
-    kill(drills, unit, f"pgrep -f 'ddptrain train .*{job['run']}'")
+    kill(drills, unit, "pgrep -nf '[d]dptrain train '")  # the newest is the rank, its torchrun the one before
     until_state(drills, job, "FAILED", "COMPLETED")
     node = unit.replace("/", "-")
     assert f"fault=unknown node={node}: killed by signal 9 (SIGKILL)" in log_of(drills, job)

@@ -73,7 +73,7 @@ print("from", mine.__file__)
 print("layer", homes[0] == homes[1] != homes[2], child, tool, own, int(importlib.metadata.version("python-dateutil")[0]) < 3)
 """
 
-# Logs steps until it is told to end, in the run's folder
+# Logs steps until a file in the run's folder ends it
 COUNTS = """
 import pathlib, time
 from ddptrain import resume
@@ -239,7 +239,7 @@ def test_a_silent_controller_ends_nothing_that_follows_a_run(alice: Person, seco
         following.result(timeout=600)
     assert [output(f"{name}.code").strip() for name in ("submit", "watch", "log")] == ["0", "0", "0"]
     seen = [json.loads(line) for line in output("watch.out").splitlines()]
-    assert {one["state"] for one in seen if one["slurm"]} == {"RUNNING"}, "what Slurm last told"
+    assert {one["state"] for one in seen if one["slurm"]} == {"RUNNING"}, "as in Slurm's last answer"
     assert [one["state"] for one in seen if one["has_ended"]] == ["COMPLETED"]
     steps = list(map(int, re.findall(r"\]: step=(\d+)$", output("log.out"), re.MULTILINE)))
     assert steps == list(range(1, len(steps) + 1)), "no line is missing"

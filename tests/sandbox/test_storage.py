@@ -49,7 +49,7 @@ def test_storage_outlives_its_unit_and_goes_to_another_one(world: World, tmp_pat
         rules.add_unit(world.model, app, attach=["volume/0"])
 
 
-def test_destroyed_storage_is_gone_and_new_one_has_another_number(world: World):
+def test_destroyed_storage_stays_nowhere_and_new_one_has_another_number(world: World):
     app = world.add("disk", DISK)
     world.settle()
     remove(world, destroy=True)

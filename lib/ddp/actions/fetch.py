@@ -88,7 +88,7 @@ def _special(source: pathlib.Path, names: list[str]) -> LeftOut:
 
 
 def _copy(source: pathlib.Path, target: pathlib.Path, names: list[str]) -> LeftOut:
-    """Copy files; each appears whole, and a link stays one. Return those that cannot be read, or are gone."""
+    """Copy files; each appears whole, and a link stays one. Return those that are unreadable or removed."""
     left_out: LeftOut = {}
     for name in names:
         place = target / name

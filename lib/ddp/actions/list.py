@@ -38,7 +38,7 @@ def list_runs(settings: Settings, params: models.ListRuns, log: Log) -> Result:
     count, runs = (len(runs) if is_filtered else len(names)), runs[: params.lines]
     order: Order = {}
     if any(run.state == State.PENDING for run in runs):
-        with contextlib.suppress(jobs.SlurmError):  # it has just told of the jobs: the places are a detail
+        with contextlib.suppress(jobs.SlurmError):  # the places in the queue are a detail
             order = jobs.positions()
     listed = [
         describe(run) | ({"position": order[run.job.job_id][0]} if run.job and run.job.job_id in order else {})

@@ -35,10 +35,10 @@ Read = collections.abc.Callable[[], "Frame"]
 
 
 class Frame:
-    """A run at one moment; `is_told`: the controller has answered what it knows of its job."""
+    """A run at one moment; `has_answer`: the controller has answered what it knows of its job."""
 
-    def __init__(self, run: Run, log: collections.abc.Sequence[str] = (), *, is_told: bool = True) -> None:
-        self.run, self.log, self.is_told = run, log, is_told
+    def __init__(self, run: Run, log: collections.abc.Sequence[str] = (), *, has_answer: bool = True) -> None:
+        self.run, self.log, self.has_answer = run, log, has_answer
         rate, total = run.metrics.steps_per_second, run.total_steps
         job = run.job if run.state == State.RUNNING else None
         limit = times.parse_time(job.time_limit) if job and job.time_limit not in times.NO_LIMIT else None
@@ -50,8 +50,8 @@ class Frame:
     def has_ended(self) -> bool:
         """Whether the run is over: the controller has answered, and neither job nor files say that it goes on."""
         run = self.run
-        has_begun = run.job is not None or run.job_id is not None or run.last_attempt is not None
-        return has_begun and self.is_told and not run.state.is_active
+        has_started = run.job is not None or run.job_id is not None or run.last_attempt is not None
+        return has_started and self.has_answer and not run.state.is_active
 
     def record(self) -> dict[str, object]:
         """Return the moment for programs."""
@@ -72,26 +72,26 @@ def watch(settings: Settings, params: models.WatchRun, log: Log) -> None:
 def reader(settings: Settings, name: str, log: Log) -> Read:
     """Return a function that reads the run's next frame, of metrics.jsonl only what was appended.
 
-    While Slurm does not answer, the job is what it was when Slurm last told of it.
+    While Slurm does not answer, the job is as in Slurm's last answer.
     """
     kept = metrics.Reader(settings.runs / name / folder.METRICS)
     slurm = patience.Patience(log)
-    told: jobs.Job | None = None
+    last: jobs.Job | None = None
 
     def read() -> Frame:
-        nonlocal told
+        nonlocal last
         run = catalog.read(settings, name, is_brief=True, reader=kept)
         queue = slurm.ask(lambda: jobs.jobs(user=settings.user))
         run = catalog.judge(settings, [run], queue)[0]
-        is_told = not isinstance(queue, jobs.Silence)
-        if not is_told and told is not None:
-            run = dataclasses.replace(state.with_job(run, told), silence=str(queue))
-        told = run.job
+        has_answer = not isinstance(queue, jobs.Silence)
+        if not has_answer and last is not None:
+            run = dataclasses.replace(state.with_job(run, last), silence=str(queue))
+        last = run.job
         lines: list[str] = []
         with contextlib.suppress(folders.WorkspaceError):
             lines = folders.call(settings, folder.last_lines, run=run, lines=_LOG_LINES)
         printed = [reading.printable(line.rstrip("\r").rsplit("\r", 1)[-1], 500) for line in lines]
-        return Frame(run, printed, is_told=is_told)
+        return Frame(run, printed, has_answer=has_answer)
 
     return read
 

@@ -8,7 +8,7 @@ import tempfile
 from ddp.node import explain
 
 MAX_LISTED = 1000
-MAX_NAMED_BYTES = 4 << 20  # of a text that a person names
+MAX_NAMED_BYTES = 4 << 20  # of a text that the user names
 _KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a pipe",
@@ -23,12 +23,12 @@ class RefusedError(Exception):
 
 
 def special(mode: int) -> str:
-    """Return what a path is that is no regular file, in words; "" for a file or a link."""
+    """Name the type of a path that is neither a regular file nor a link, such as a pipe; "" for these two."""
     return _KINDS.get(stat.S_IFMT(mode), "")
 
 
 def read_named(path: pathlib.Path, limit_bytes: int = MAX_NAMED_BYTES, *, is_private: bool = False) -> bytes:
-    """Read a file that a person named, which may be anything; links are followed. Raises OSError or RefusedError.
+    """Read a file that the user named, which may be anything; links are followed. Raises OSError or RefusedError.
 
     A pipe would block, and a device may have no end. With `is_private` no other account may read it.
     """

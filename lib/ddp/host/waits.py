@@ -6,17 +6,16 @@ import os
 import pathlib
 import time
 
-from ddp.host import files, locks
+from ddp.host import locks
+from ddp.node import spool
 
 _NAME = "wait-{}"  # of the command's process
 
 
 def folder() -> pathlib.Path:
-    """Return the folder of the files, which is this account's own. Raises RefusedError, OSError."""
-    place = locks.FOLDER.with_name("waits")
-    for each in (place.parent, place):
-        each.mkdir(mode=0o700, exist_ok=True)
-        files.private(each)
+    """Return the folder of the files, which is this account's own. Raises OSError."""
+    place = pathlib.Path(spool.own_cache(str(locks.CACHE)), "waits")
+    place.mkdir(mode=0o700, exist_ok=True)
     return place
 
 

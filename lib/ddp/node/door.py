@@ -41,6 +41,8 @@ class Door:
         self._server = socket.create_server((address, 0), backlog=BACKLOG)
         self._server.setblocking(False)
         self.port = int(self._server.getsockname()[1])
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._server, selectors.EVENT_READ)
         self._waiting: dict[socket.socket, _Visitor] = {}  # who has waited longest comes first
         self._is_closed = False
         self._thread = threading.Thread(target=self._work, daemon=True)
@@ -54,8 +56,7 @@ class Door:
         self._thread.join(PATIENCE_S)
 
     def _work(self) -> None:
-        with self._server, selectors.DefaultSelector() as self._selector:
-            self._selector.register(self._server, selectors.EVENT_READ)
+        with self._server, self._selector:
             while not self._is_closed:
                 for key, _ in self._selector.select(LOOKING_S if self._waiting else None):
                     if key.fileobj is self._server:

@@ -25,7 +25,7 @@ _EVERY_S = 10.0
 _TAIL_BYTES = 65536
 # Where a rank waits for others: torch's collectives, and DDP's in the engine of autograd
 _WAITING = re.compile(r"/torch/(?:distributed/|nn/parallel/|autograd/graph\.py)")
-# The main thread comes last (faulthandler begins with the newest): a stopped process gets a signal in any thread
+# The main thread comes last, as the oldest; a stopped process gets a signal in any of its threads
 _THREAD = re.compile(r"(?:Current thread|Thread) 0x[\da-f]+ ")
 _FRAME = re.compile(r'  File "(.+)", line (\d+) in (\S+)')
 # Printed by node.py for each rank before it is asked for its stack

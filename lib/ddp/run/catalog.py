@@ -76,7 +76,7 @@ def load(settings: Settings, names: collections.abc.Sequence[str], *, is_brief: 
 
 
 def silence_of(runs: collections.abc.Iterable[Run], queue: Queue) -> str:
-    """Return the line for results that Slurm does not answer; "" if it told of each of these runs."""
+    """Return the line for results that Slurm does not answer; "" if it knows or denies each of these runs."""
     if isinstance(queue, jobs.Silence):
         return str(queue)
     return next((run.silence for run in runs if run.silence), "")
@@ -103,12 +103,12 @@ def _accounted(settings: Settings, runs: collections.abc.Sequence[Run]) -> dict[
     if not by_job:
         return {}
     try:
-        told = jobs.accounted(tuple(by_job), user=settings.user)
+        known = jobs.accounted(tuple(by_job), user=settings.user)
     except jobs.NotAnsweringError as e:
         silence = jobs.Silence(f"Slurm's accounting does not answer: {e}")
         return dict.fromkeys((run.name for run in by_job.values()), silence)
     found: dict[str, jobs.Job | jobs.Silence | None] = {}
-    for number, job in told.items():
+    for number, job in known.items():
         run = by_job[number]
         if job.name in (run.name, run.record.get("sweep")):  # else a new controller gave its id to another's
             found[run.name] = job
@@ -174,8 +174,8 @@ def _judged(settings: Settings, run: Run, job: jobs.Job | jobs.Silence | None, q
     runs = elements(settings, run, queue)
     counts = collections.Counter(str(one.state) for one in runs)
     silence = silence_of(runs, queue)
-    told = State(whole(counts, is_told=not silence))
-    return dataclasses.replace(run, state=told, why=counted(counts), silence=silence)
+    overall = State(whole(counts, has_answer=not silence))
+    return dataclasses.replace(run, state=overall, why=counted(counts), silence=silence)
 
 
 # -- sweeps ------------------------------------------------------------------------------------------------------------
@@ -215,7 +215,7 @@ def show_sweep(settings: Settings, name: str, queue: Queue) -> tuple[Results, li
         table.append(tuple(map(str, cells)))
     counts = collections.Counter(str(run.state) for run in runs)
     silence = silence_of(runs, queue)
-    results = {"sweep": name, "state": whole(counts, is_told=not silence), "states": counted(counts)}
+    results = {"sweep": name, "state": whole(counts, has_answer=not silence), "states": counted(counts)}
     results["runs"] = aligned(table)
     if best is not None:
         options = reading.printable(best.options)
@@ -236,14 +236,14 @@ def counted(states: collections.Counter[str]) -> str:
     return ", ".join(f"{count} {name}" for name, count in sorted(states.items()))
 
 
-def whole(states: collections.Counter[str], *, is_told: bool = True) -> str:
+def whole(states: collections.Counter[str], *, has_answer: bool = True) -> str:
     """Return the state of a sweep: active while one of its runs is, then that of its worst run.
 
-    Unless Slurm has told of them, a run of an unknown state may be active.
+    Unless Slurm has answered, a run of an unknown state may be active.
     """
     if active := {name for name in states if State(name).is_active}:
         return "PENDING" if active == {"PENDING"} and len(states) == 1 else "RUNNING"
-    if "UNKNOWN" in states and not is_told:
+    if "UNKNOWN" in states and not has_answer:
         return "UNKNOWN"
     if len(states) < 2:
         return next(iter(states), "UNKNOWN")

@@ -121,9 +121,9 @@ def kind_of(path: pathlib.Path) -> str | None:
     if record := read_record(path):
         return str(record["kind"]) if "kind" in record else None
     found = read(path)
-    has_begun = bool(found.attempts or found.checkpoints or found.metrics.num_records or found.job_id)
+    has_started = bool(found.attempts or found.checkpoints or found.metrics.num_records or found.job_id)
     is_of_pods = not os.path.lexists(path / "job.sbatch")
-    return found.kind if has_begun and not is_of_pods else None
+    return found.kind if has_started and not is_of_pods else None
 
 
 def write_record(path: pathlib.Path, record: collections.abc.Mapping[str, object]) -> None:
@@ -246,9 +246,8 @@ def _unpacked_percent(control: pathlib.Path) -> collections.abc.Iterator[int]:
 
 def _remark(control: pathlib.Path, attempts: list[Attempt]) -> str:
     """Read what the last attempt's first node found strange: that its ranks never connected."""
-    if not attempts:
-        return ""
-    return " ".join(reading.tail(control / f"{attempts[-1].name}{meeting.SUFFIX}", 2000)).strip()
+    own = [one.name for one in attempts if one.order[0] >= 0]  # a failure's name may be anything
+    return " ".join(reading.tail(control / f"{own[-1]}{meeting.SUFFIX}", 2000)).strip() if own else ""
 
 
 def names(runs: pathlib.Path) -> list[str]:

@@ -52,7 +52,7 @@ def check(
 
 
 def changes(settings: Settings, run_name: str, args: collections.abc.Sequence[str]) -> list[str]:
-    """Return what a run of the workload gpt that goes on changes in its settings, such as lr 0.003 -> 0.001."""
+    """List the changed settings of a gpt run that goes on, such as lr 0.003 -> 0.001."""
     words = [*_COMMANDS["gpt"][1], *args]
     found: list[str] = json.loads(_ask(settings.payload, "gpt", folder=str(settings.runs / run_name), continues=words))
     return found

@@ -71,12 +71,12 @@ def _follow(settings: Settings, name: str, results: Results, log: Log, *, timeou
     slurm = patience.Patience(log)
     while True:
         queue = slurm.ask(lambda: jobs.jobs(user=settings.user, name=name))
-        is_told = not isinstance(queue, jobs.Silence)
+        has_answer = not isinstance(queue, jobs.Silence)
         shown_now, runs = catalog.show_sweep(settings, name, queue)
-        if is_told and not any(run.state.is_active for run in runs):
+        if has_answer and not any(run.state.is_active for run in runs):
             break
         is_due = shown_now["states"] != states or time.monotonic() - reported_at > REPORT_S
-        if is_told and is_due:
+        if has_answer and is_due:
             states, reported_at = shown_now["states"], time.monotonic()
             log(tables.Step(f"sweep {name}: {states}", f"sweep {name}"))
         if settings.wait.is_over:

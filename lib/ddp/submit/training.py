@@ -333,7 +333,7 @@ def _dataset(
 
 
 def _recorded(settings: Settings, path: str) -> str:
-    """Return the dataset that a run goes on with. Raises ParameterError if it is gone."""
+    """Return the dataset that a run goes on with. Raises ParameterError if it does not exist."""
     if folders.locate(settings, path).kind == "absent":
         raise ParameterError("dataset", f"{path}, which the run was trained on, does not exist any more")
     return path

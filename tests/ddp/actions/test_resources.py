@@ -15,7 +15,6 @@ from ddp.problem import ParameterError
 from ddp.slurm import policy
 from ddp.slurm.jobs import Capacity
 from ddp.submit import resources
-from ddp.workspace import checks
 
 CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 
@@ -43,7 +42,7 @@ def test_a_constraint_says_which_nodes_count(constraint: str, nodes: int):
 
 @pytest.fixture
 def hostnames(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks.jobs, "hostnames", lambda text: tuple(text.split(",")))
+    monkeypatch.setattr("ddp.slurm.jobs.hostnames", lambda text: tuple(text.split(",")))
 
 
 @pytest.mark.usefixtures("hostnames")

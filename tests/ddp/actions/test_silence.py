@@ -126,7 +126,7 @@ def test_whatever_reads_a_run_shows_what_its_folder_holds_and_who_is_silent(
         assert "no longer knows" not in str(found) + problem
         assert "has ended" not in problem
         for name, state in states(found):
-            assert state == FILES[name][2], f"{verb.name} {name}: only Slurm could have told {state}"
+            assert state == FILES[name][2], f"{verb.name} {name}: only Slurm could know {state}"
         if verb.name == "fetch":
             assert problem.startswith("path: name what to fetch"), "it asks Slurm nothing"
             continue
@@ -162,7 +162,7 @@ def test_accounting_that_is_silent_is_not_taken_for_accounting_that_knows_no_job
     assert "no longer knows its job" in do(settings, "show", [], run="trains")["reason"]
 
 
-def test_a_running_job_stays_what_slurm_last_told_of_it(
+def test_a_running_job_stays_as_in_slurms_last_answer(
     settings: Settings, cluster: Cluster, runs: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
     cluster.jobs.append(Job(41, cluster.user, "trains", runs, "", [("RUNNING", 0)]))
@@ -187,7 +187,7 @@ def test_a_running_job_stays_what_slurm_last_told_of_it(
 
 
 def submission(settings: Settings, cluster: Cluster, verb: str) -> collections.abc.Callable[[list[str]], object]:
-    """Return what follows a job: this verb, of a job that runs for a while."""
+    """Return a function that follows a job with this verb."""
     (settings.workspace / "train.py").write_text("")
     given: dict[str, object] = {"workload": str(settings.workspace / "train.py"), "snapshot": False, "nodes": 1}
     cluster.states = [("RUNNING", 0), ("RUNNING", 0), ("RUNNING", 0), ("COMPLETED", 0)]

@@ -198,21 +198,21 @@ def test_the_command_lists_what_it_ended_and_says_where_nothing_waits(settings: 
 
 
 def test_the_file_of_a_command_that_was_killed_counts_for_nothing(ready: Trainer):
-    child = "import os, sys; from ddp.workspace import locks, waits; locks.FOLDER = waits.pathlib.Path(sys.argv[1]); "
+    child = "import os, sys; from ddp.host import locks, waits; locks.CACHE = waits.pathlib.Path(sys.argv[1]); "
     child += "waits.Wait().begin('first'); os._exit(0)"
-    subprocess.run([sys.executable, "-c", child, str(locks.FOLDER)], check=True)
+    subprocess.run([sys.executable, "-c", child, str(locks.CACHE)], check=True)
     (left,) = waits.folder().iterdir()
     assert waits.stop(None) == []
     assert not left.exists()
 
 
 def test_another_process_ends_the_waiting(ready: Trainer, endless: Cluster, monkeypatch: pytest.MonkeyPatch):
-    child = "import json, sys; from ddp.workspace import locks, waits; locks.FOLDER = waits.pathlib.Path(sys.argv[1]); "
+    child = "import json, sys; from ddp.host import locks, waits; locks.CACHE = waits.pathlib.Path(sys.argv[1]); "
     child += "print(json.dumps(waits.stop('first')))"
     answers: list[object] = []
 
     def stop() -> None:
-        done = subprocess.run([sys.executable, "-c", child, str(locks.FOLDER)], capture_output=True, check=True)
+        done = subprocess.run([sys.executable, "-c", child, str(locks.CACHE)], capture_output=True, check=True)
         answers.append(json.loads(done.stdout))
 
     while_waiting(monkeypatch, stop)

@@ -1,4 +1,4 @@
-"""What a user's program is told when its ranks never connect, and what Accelerate needs on CPUs."""
+"""The remedy for ranks that never connect, and what Accelerate needs on CPUs."""
 
 import pathlib
 import socket
@@ -33,8 +33,7 @@ def test_the_remedy_is_that_of_what_the_program_imports(
     script = tmp_path / "train.py"
     script.write_text(source)
     watch = meeting.Watch(str(tmp_path / "7.r0.remark"), 2, 4, words or [str(script)], 20100)
-    told = watch.pipe
-    with open(told, "w", closefd=False) as agent:
+    with open(watch.pipe, "w", closefd=False) as agent:
         agent.write("started\n")
     watch.start(0)
     watch.close(is_done=True)
@@ -43,13 +42,15 @@ def test_the_remedy_is_that_of_what_the_program_imports(
     assert (tmp_path / "7.r0.remark").read_text() == f"{line}\n"
 
 
-@pytest.mark.parametrize(("said", "is_done"), [("", True), ("started\n", False), ("started\nmet\n", True), ("x", True)])
-def test_nothing_is_said_of_ranks_that_met_or_failed_or_whose_torch_cannot_tell(
-    tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str], said: str, is_done: bool
+@pytest.mark.parametrize(
+    ("report", "is_done"), [("", True), ("started\n", False), ("started\nmet\n", True), ("x", True)]
+)
+def test_no_remark_is_made_of_ranks_that_met_or_failed_or_whose_torch_cannot_tell(
+    tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str], report: str, is_done: bool
 ):
     watch = meeting.Watch(str(tmp_path / "7.r0.remark"), 2, 1, ["train.py"], 20100)
     with open(watch.pipe, "w", closefd=False) as agent:
-        agent.write(said)
+        agent.write(report)
     watch.start(0)
     watch.close(is_done=is_done)
     assert capfd.readouterr().out == ""

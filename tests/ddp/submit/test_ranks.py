@@ -112,7 +112,7 @@ def test_the_agent_gets_its_place(settings: Settings, node: Node):
         (True, 0, {}, ""),
     ],
 )
-def test_accelerate_connects_its_ranks_on_cpus_unless_it_is_told_otherwise(
+def test_accelerate_connects_its_ranks_on_cpus_unless_the_user_sets_it(
     settings: Settings, node: Node, *, is_payload: bool, gpus: int, variables: dict[str, str], wanted: str
 ):
     request = dataclasses.replace(REQUEST, gpus_per_node=gpus)

@@ -12,7 +12,7 @@ from node import node_state, registration, slurmd_unit
 from node.registration import Progress, Stage
 
 pytestmark = pytest.mark.usefixtures("options")
-RESERVED = "scontrol update reservationname=maint nodes=slurmd-1, or wait for the end of reservation maint"
+RESERVED = "scontrol update reservationname=maint nodes=slurmd-1, or wait for the end of maint"
 
 
 @pytest.mark.parametrize("found", [Record(""), Record("", "DOWN", reason="'n/a'")])
@@ -33,7 +33,7 @@ def test_a_reservation_that_holds_the_node_is_named_and_nothing_changed(
 def test_a_reservation_that_is_to_come_is_not_lost(slurm: SlurmDouble, options: pathlib.Path):
     slurm.record = Record("")
     slurm.to_come = ["class"]
-    printed = "scontrol delete reservationname=class, or wait for the end of reservation class"
+    printed = "scontrol delete reservationname=class, or wait for the end of class"
     assert advance() == Progress(Stage.RESERVED, printed)
     assert (slurm.log, slurm.to_come, options.read_text()) == ([], ["class"], OPTIONS)
     slurm.record = Record(GRES)  # nothing is to be changed, so nothing stands in the way
@@ -47,7 +47,7 @@ def test_leaving_a_node_in_a_reservation(slurm: SlurmDouble, options: pathlib.Pa
     leave()
     assert slurm.record == Record(GRES)
     assert slurm.to_come == ["class"]
-    assert "the GPUs of slurmd-0 stay in Slurm: reserved reservation class" in caplog.text
+    assert "the GPUs of slurmd-0 stay in Slurm: reserved scontrol delete reservationname=class" in caplog.text
 
 
 def test_a_reservation_that_begins_while_jobs_are_waited_for(slurm: SlurmDouble):

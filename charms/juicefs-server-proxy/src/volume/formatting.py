@@ -158,7 +158,7 @@ def ensure_private_trash(volume: Target) -> None:
     name = volume.volume.name
     try:
         if juicefs.ensure_private_trash(volume.program, volume.access):
-            _log.info("volume %s: only root reads what was deleted, on each client once it mounts again", name)
+            _log.info("volume %s: its trash is closed to accounts now, on each client once it mounts again", name)
     except juicefs.JuicefsError as e:
         _log.warning("volume %s: other accounts may read what was deleted: %s", name, e)
 

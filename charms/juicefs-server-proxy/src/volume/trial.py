@@ -1,7 +1,6 @@
 """A mount of the volume on this machine, as a client would make it, to see that clients can."""
 
 import contextlib
-import os
 import pathlib
 import subprocess
 import time
@@ -58,7 +57,7 @@ def _try(volume: Target, mountpoint: pathlib.Path, log: pathlib.Path, source: st
     command = [volume.program, "--no-agent", "mount", *juicefs.flags(_FLAGS), volume.access.url, mountpoint]
     with log.open("w") as output:
         process = subprocess.Popen(
-            [*map(os.fspath, command)],
+            [str(word) for word in command],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -87,7 +86,7 @@ def _await(process: "subprocess.Popen[bytes]", mountpoint: pathlib.Path, source:
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Wait for the client, which ends once its mount is gone."""
+    """Wait for the client, which ends once nothing is mounted any more."""
     try:
         process.wait(_END_S)
     except subprocess.TimeoutExpired:

@@ -425,7 +425,7 @@ def _reserved(node: nodes.Node, snapshot: NodeSnapshot | None) -> Progress | Non
     typed = f"scontrol delete reservationname={name}"
     if others:
         typed = f"scontrol update reservationname={name} nodes={others}"
-    return Progress(Stage.RESERVED, f"{typed}, or wait for the end of reservation {', '.join(reservations)}")
+    return Progress(Stage.RESERVED, f"{typed}, or wait for the end of {', '.join(reservations)}")
 
 
 def _restart(snapshot: NodeSnapshot | None) -> None:
