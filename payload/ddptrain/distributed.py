@@ -291,13 +291,13 @@ def _alert_others(world: World, e: BaseException) -> None:
 
 
 def _read_abort(world: World) -> errors.PeerError:
-    """Return what `_alert_others` of another rank wrote."""
+    """Read the alert that `_alert_others` of another rank wrote."""
     text, cause = json.loads(world.store.get(_ABORT))
     return errors.PeerError(text, errors.Cause(*cause) if cause else None)
 
 
 def _cause_of(e: BaseException, world: World) -> errors.Cause | None:
-    """Return what the operating system refused on this rank's node, or on the one that told it."""
+    """Find the refusal of the operating system on this rank's node, or on the one that reported it."""
     cause = errors.cause_of(e)
     if cause is None or cause.node:
         return cause

@@ -6,7 +6,7 @@ import importlib
 import os
 import typing
 
-# What a call on a shared filesystem returns once its client or its server is gone (errno.h): FUSE's ends open calls
+# What a call on a shared filesystem returns once its client or its server has failed (errno.h): FUSE's ends open calls
 # with ECONNABORTED and later ones with ENOTCONN, and one that was started again knows no open file, hence EBADF.
 # Lustre and CephFS give ESHUTDOWN to a client that was cut off, NFS ESTALE and ETIMEDOUT.
 OF_FILESYSTEM = frozenset(
@@ -23,7 +23,7 @@ class Cause(typing.NamedTuple):
 
     @property
     def is_of_filesystem(self) -> bool:
-        """Return whether a shared filesystem that is gone for a while gives this error."""
+        """Return whether a shared filesystem that has failed for a while gives this error."""
         return self.errno in OF_FILESYSTEM
 
 
@@ -56,7 +56,7 @@ class PeerError(Exception):
 
 
 def cause_of(e: BaseException) -> Cause | None:
-    """Return what the operating system refused, if an exception is that or led to this one; a filesystem's first."""
+    """Find the refusal of the operating system in an exception and those that led to it; a filesystem's goes first."""
     found = [cause for one in _chain(e) if (cause := _own_cause(one))]
     of_filesystem = [cause for cause in found if cause.is_of_filesystem]
     return next(iter([*of_filesystem, *found]), None)

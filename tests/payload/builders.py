@@ -34,7 +34,7 @@ def decoded(dataset: shards.Dataset, split: str = "train") -> list[bytes]:
 
 
 def not_read(dataset: shards.Dataset) -> dict[str, list[int]]:
-    """Return what a dataset's manifest says was not read."""
+    """Return the members that a dataset's manifest lists as not read."""
     return json.loads((dataset.root / "dataset.json").read_text())["not_read"]
 
 

@@ -35,7 +35,7 @@ def test_a_mistake_and_a_bug_are_left_for_the_launcher(
 
 
 def fail(folder: pathlib.Path, data: pathlib.Path, accident: str, **env: str) -> list[dict[str, typing.Any]]:
-    """Return what the error files of two ranks hold after a training that fails, {} for a rank that left none."""
+    """Return the error files of two ranks after a training that fails, {} for a rank that left none."""
     places = {"RUN_ATTEMPT_ID": "3.r0", "TORCHELASTIC_ERROR_FILE": f"{folder}/{{rank}}.json"}
     result = ranks.train(2, data, folder / "run", TINY, "--steps 4", accident=accident, **places, **env)
     assert all(result.codes), result.output
@@ -57,7 +57,7 @@ def test_what_the_system_refused_is_in_the_file_as_data(
     own, peers = fail(tmp_path, dataset, accident, SLURMD_NODENAME="slurmd-{rank}")
     assert (own["errno"], own.get("of_peer")) == (getattr(errno, number), None)
     assert own["path"].startswith(f"{tmp_path}/run/")
-    assert outcome(tmp_path)["retry"], "a filesystem that is gone comes back"
+    assert outcome(tmp_path)["retry"], "a filesystem that has failed comes back"
     if peers:  # which passes it on
         assert (peers["errno"], peers["path"], peers["node"]) == (own["errno"], own["path"], "slurmd-0")
         assert peers["of_peer"]

@@ -57,7 +57,7 @@ CUT = re.compile(
 _SHM = "shared memory is full: use fewer workers, or a larger /dev/shm"
 # Python's errors begin with the number, torch's, h5py's and safetensors' have strerror(3)'s words; `>: ` is torch's shm
 _OF_SYSTEM = rf"{_MODULES}(?:\w+Error: \[Errno %s\]|(?:OS|IO|Runtime|Safetensor)Error: .*%s)"
-# What a call on a shared filesystem returns once its client or its server is gone (errno.h, strerror(3)): FUSE's ends
+# What a call on a shared filesystem returns once its client or its server has failed (errno.h, strerror(3)): FUSE's ends
 # open calls with ECONNABORTED and later ones with ENOTCONN (fs/fuse/dev.c), and one that was started again knows no
 # open file, hence EBADF. Lustre and CephFS give ESHUTDOWN to a client that was cut off, NFS ESTALE and ETIMEDOUT.
 # Sockets, and closed files, give most of them, too: they count with a path, or with other evidence.
@@ -167,7 +167,7 @@ class Refusal:
 
     @property
     def is_of_filesystem(self) -> bool:
-        """Return whether a shared filesystem that is gone gives this error."""
+        """Return whether a shared filesystem that has failed gives this error."""
         return self.number in OF_FILESYSTEM
 
     @property
@@ -177,7 +177,7 @@ class Refusal:
 
 
 def refusal(lines: list[str]) -> Refusal | None:
-    """Return what the operating system refused, by a rank's last line; a filesystem's error before it goes first."""
+    """Find the refusal of the operating system in a rank's last lines; a filesystem's goes first."""
     found = [refused for line in _raised(lines, _CHAINED) if (refused := _parse_refusal(line))]
     of_filesystem = [refused for refused in found if refused.is_of_filesystem]
     return next(iter([*of_filesystem, *found]), None)
@@ -204,7 +204,7 @@ def _number(line: str) -> int | None:
     return None
 
 
-def told_of(line: str) -> int | None:
+def reported_of(line: str) -> int | None:
     """Return the rank whose own failure a line of another rank tells; None where it only tells of a lost one."""
     line = RANK.sub("", line, count=1)
     found = _PASSED_ON.match(line)

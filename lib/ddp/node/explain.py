@@ -36,7 +36,7 @@ _GONE = re.compile(  # printed by spool.py and storage.py
     r"(?:\d+: )?\[ENV\] (\S+): "
     r"(?:output cannot be written|\S+ does not respond|\S+ lost the files that were open) \(([^)]*)\)"
 )
-_FULL = ("No space left on device", "Disk quota exceeded")  # strerror(3)'s, where nothing is gone
+_FULL = ("No space left on device", "Disk quota exceeded")  # strerror(3)'s, where nothing is lost
 LOST = "Slurm lost the node"
 # What the launchers print
 _COMPLAINT = re.compile(r"(?:\d+: )?\[FATAL\] (\S+): (.*)")  # of node.py and what it starts, before any rank
@@ -206,7 +206,7 @@ def first_failure(folder: pathlib.Path, job_id: int, lines: int) -> Failure:
     def found(rank: int, node: int, last: list[str]) -> Failure:
         return Failure(rank, node, last, reporting=tuple(sorted({*reporting, node})))
 
-    told = _told(suspects, _per_node(folder), reporting)
+    reported = _reported_by_others(suspects, _per_node(folder), reporting)
     ended = ends.parse(log, _per_node(folder))
     left = [end for end in ended if end.code >= 0]
     is_clear = any(end.rank in own for end in left)
@@ -229,11 +229,11 @@ def first_failure(folder: pathlib.Path, job_id: int, lines: int) -> Failure:
             printed = [line.removeprefix(tag) for line in text if line.startswith(tag)]  # its own file may lack the end
             if any(map(TELLING.search, printed)):
                 return found(end.rank, end.node, _gist(printed, lines))
-            if end.rank in told:
-                return told[end.rank]
+            if end.rank in reported:
+                return reported[end.rank]
             return found(end.rank, end.node, quiet.get(end.rank, [])[-lines:] or [end.words])
-    if not own and told:
-        return min(told.values(), key=lambda failure: failure.at)
+    if not own and reported:
+        return min(reported.values(), key=lambda failure: failure.at)
     if suspects and not own and (early := next((match for line in log if (match := _LEFT_EARLY.match(line))), None)):
         words = "exited with code 0 while others went on; do all ranks get the same number of batches?"
         return found(int(early[1]) * _per_node(folder), int(early[1]), [words])
@@ -243,15 +243,15 @@ def first_failure(folder: pathlib.Path, job_id: int, lines: int) -> Failure:
     return Failure(None, None, _gist(others or text, lines))
 
 
-def _told(suspects: list[Failure], per_node: int, reporting: tuple[int, ...]) -> dict[int, Failure]:
+def _reported_by_others(suspects: list[Failure], per_node: int, reporting: tuple[int, ...]) -> dict[int, Failure]:
     """Return, by rank, the failures that only other ranks tell of: with its node a rank loses its own report."""
-    told: dict[int, Failure] = {}
+    reported: dict[int, Failure] = {}
     for suspect in suspects:
-        rank = evidence.told_of(suspect.lines[-1]) if suspect.is_peers else None
+        rank = evidence.reported_of(suspect.lines[-1]) if suspect.is_peers else None
         if rank is not None:
             of_rank = dataclasses.replace(suspect, rank=rank, node=rank // per_node)
-            told.setdefault(rank, dataclasses.replace(of_rank, is_peers=False, reporting=reporting))
-    return told
+            reported.setdefault(rank, dataclasses.replace(of_rank, is_peers=False, reporting=reporting))
+    return reported
 
 
 def _with_memory(failure: Failure, shortage: str | None) -> Failure:
@@ -306,7 +306,7 @@ def _suspects(folder: pathlib.Path, job_id: int, lines: int) -> tuple[list[Failu
 
 
 def _refused(more: Json) -> evidence.Refusal | None:
-    """Return what the operating system refused, where the payload's error file says so."""
+    """Read the refusal of the operating system from the payload's error file."""
     number, path, node = more.get("errno"), more.get("path"), more.get("node")
     if not isinstance(number, int):
         return None

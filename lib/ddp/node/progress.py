@@ -38,7 +38,7 @@ def parse(text: str) -> Mark | None:
 
 
 def dump(mark: Mark) -> str:
-    """Return what `parse` reads."""
+    """Serialize the mark for `parse`."""
     return json.dumps(dataclasses.asdict(mark)) + "\n"
 
 

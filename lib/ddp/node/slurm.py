@@ -98,7 +98,7 @@ def await_node(node: str, is_stopping: storage.Claim, *, is_silent: bool) -> boo
 
 
 def show_job(job_id: str) -> dict[str, str]:
-    """Return what Slurm knows of a job, by scontrol's names; {} where it does not answer."""
+    """Ask Slurm about a job; return its fields by scontrol's names, {} where it does not answer."""
     shown = call("scontrol", "-o", "show", "job", job_id)
     if shown.returncode:
         return {}

@@ -113,7 +113,7 @@ def _reason(member: members.Member, *, has_split: bool) -> str:
 
 
 def _text_or_records(member: members.Member, where: str) -> bytes | None:
-    """Return what a member holds, decompressed, or None if it is neither text nor records."""
+    """Return the content of a member, decompressed, or None if it is neither text nor records."""
     name = names.parse(member.path.name)
     if member.content is None or name.kind not in _IN_ARCHIVES:
         return None

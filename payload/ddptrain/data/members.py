@@ -64,7 +64,7 @@ Lines = collections.abc.Iterator[tuple[int, bytes]]  # a line's offset, and its 
 
 
 def remedy(damage: BaseException) -> str:
-    """Return what a user can do about a file whose reading raised one of DAMAGE."""
+    """Return the remedy for a file whose reading raised one of DAMAGE."""
     if _LARGE_WINDOW in str(damage):
         return "its window is larger than 128 MiB: decompress it first with zstd -d --long=31"
     return "repair or remove the file"

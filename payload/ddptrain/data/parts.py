@@ -184,13 +184,13 @@ Drafts = dict[str, _Draft]  # by split
 
 def _add(document: records.Document, item: sources.Item, plan: Plan, drafts: Drafts) -> None:
     """Add a document to the drafts; the pieces of a long one may go to both."""
-    begun: set[str] = set()
+    started: set[str] = set()
     for piece in documents.pieces(document):
         text = "".join(segment.text for segment in piece).encode()
         split = "val" if plan.is_held_out(item, text) else "train"
         draft = drafts[split]
-        if split not in begun:
-            begun.add(split)
+        if split not in started:
+            started.add(split)
             draft.begin()
         for segment in piece:
             draft.add(segment)

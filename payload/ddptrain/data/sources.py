@@ -121,7 +121,7 @@ def _file(path: pathlib.Path, how: str) -> Item:
 
 
 def _folder(root: pathlib.Path, how: str, output: pathlib.Path) -> tuple[list[Item], unread.Unread]:
-    """Return what is read in all folders below one, and what is not. Raises UserError."""
+    """List the members below a folder that are read, and those that are not. Raises UserError."""
     tally = unread.Tally()
     paths = _walk(root, output, tally)
     linked = {path.resolve() for path in paths if path.is_symlink()}  # as in the hub's cache

@@ -77,7 +77,7 @@ class Tally:
             self._unread.append((path, size_bytes))
 
     def result(self, where: object, remedy: str) -> Unread:
-        """Return what is not read. Raises UserError if that is most of `where`."""
+        """List the members that are not read. Raises UserError if that is most of `where`."""
         unread = Unread(self._reasons)
         for path, size_bytes in self._unread:
             unread.add(self._reason(path), size_bytes)

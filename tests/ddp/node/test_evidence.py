@@ -164,7 +164,7 @@ def test_other_errors_on_a_path_of_the_workspace_take_another_sign_and_limits_ne
 
 
 @pytest.mark.parametrize("full", ["No space left on device", "Disk quota exceeded"])
-def test_a_full_disk_that_takes_no_output_is_no_filesystem_that_is_gone(attempt: Attempt, full: str):
+def test_a_full_disk_that_takes_no_output_is_no_fault_of_the_filesystem(attempt: Attempt, full: str):
     attempt.fails(1, "OSError: [Errno 9] Bad file descriptor", way="stderr")
     attempt.log.append(f"[ENV] gpu-1: output cannot be written ({full}) and waits on this node's disk")
     assert attempt.blame().kind == "program"
@@ -200,20 +200,20 @@ def test_the_payloads_error_file_counts_whatever_its_text_says(
 
 
 # Who tells it: each leaves the words of rank 0 to rank 1, which is all that is left
-TOLD = {
+REPORTED = {
     "the payload's watch": "rank 1 leaves: rank 0 on gpu-0: {error}",
     "a script with resume.Run": "ddptrain.errors.SharedError: rank 0 on gpu-0: {error}",
 }
 
 
 @pytest.mark.parametrize("number", OURS)
-@pytest.mark.parametrize("by", TOLD)
+@pytest.mark.parametrize("by", REPORTED)
 @pytest.mark.parametrize("wording", ["Python", "the payload, of a checkpoint"])
 @pytest.mark.parametrize("is_listed", [True, False])
 def test_what_rank_1_passes_on_is_rank_0s(attempt: Attempt, number: int, by: str, wording: str, is_listed: bool):
     words = WITH_PATH[wording].removeprefix("[FATAL] ")
     error = words.format(number=number, words=evidence.OF_FILESYSTEM[number], path=f"{attempt.top}/metrics.jsonl")
-    attempt.fails(1, TOLD[by].format(error=error), way="bare")
+    attempt.fails(1, REPORTED[by].format(error=error), way="bare")
     if is_listed:
         attempt.log.append(AGENT.format(0))  # which left no word
     found = attempt.blame()

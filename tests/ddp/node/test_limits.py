@@ -105,7 +105,7 @@ def test_ranks_that_end_in_the_grace_time_of_a_preemption_have_not_failed(node: 
     assert node.requeued()
 
 
-def test_a_stop_signal_that_reaches_nobody_is_said(node: Node):
+def test_a_stop_signal_that_reaches_nobody_is_logged(node: Node):
     node.add("srun", WAITS + "exit 0")
     _, output = stop(node, files(node, stop_signal="USR2"), signal.SIGUSR1)
     assert "USR2 did not reach the ranks on slurmd-0" in output

@@ -30,7 +30,7 @@ def until(process: subprocess.Popen[bytes], letter: str) -> processes.State:
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", signal.SIGCONT, "Z", "has ended (Z"),
     ],
 )
-def test_a_state_is_told_in_words(program: str, number: int, letter: str, words: str):
+def test_a_state_is_described_in_words(program: str, number: int, letter: str, words: str):
     with subprocess.Popen([sys.executable, "-c", f"print(flush=True); {program}"], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
@@ -40,7 +40,7 @@ def test_a_state_is_told_in_words(program: str, number: int, letter: str, words:
     assert str(state).startswith(words)
 
 
-def test_a_process_that_is_gone_has_no_state():
+def test_a_process_that_has_ended_has_no_state():
     with subprocess.Popen(["true"]) as process:
         process.wait()
     assert processes.state_of(process.pid) is None

@@ -241,8 +241,8 @@ def test_before_a_rank_is_asked_for_its_stack_its_state_is_printed_and_a_stopped
     output, _ = process.communicate(timeout=30)
     lines.close()
     assert process.returncode == 3, output
-    told = [line for line in output.splitlines() if " rank " in line or "stack" in line or "got it" in line]
-    assert [line.partition(" (T")[0] for line in told] == ["[ENV] slurmd-0: rank 5 is stopped", "its stack"]
+    printed_lines = [line for line in output.splitlines() if " rank " in line or "stack" in line or "got it" in line]
+    assert [line.partition(" (T")[0] for line in printed_lines] == ["[ENV] slurmd-0: rank 5 is stopped", "its stack"]
 
 
 def statuses(script: pathlib.Path) -> list[pathlib.Path]:
