@@ -57,7 +57,7 @@ CUT = re.compile(
 _SHM = "shared memory is full: use fewer workers, or a larger /dev/shm"
 # Python's errors begin with the number, torch's, h5py's and safetensors' have strerror(3)'s words; `>: ` is torch's shm
 _OF_SYSTEM = rf"{_MODULES}(?:\w+Error: \[Errno %s\]|(?:OS|IO|Runtime|Safetensor)Error: .*%s)"
-# What a call on a shared filesystem returns once its client or its server has failed (errno.h, strerror(3)): FUSE's ends
+# What a call on a shared filesystem returns once its client or server has failed (errno.h, strerror(3)): FUSE's ends
 # open calls with ECONNABORTED and later ones with ENOTCONN (fs/fuse/dev.c), and one that was started again knows no
 # open file, hence EBADF. Lustre and CephFS give ESHUTDOWN to a client that was cut off, NFS ESTALE and ETIMEDOUT.
 # Sockets, and closed files, give most of them, too: they count with a path, or with other evidence.

@@ -113,9 +113,10 @@ def test_a_stop_signal_that_reaches_nobody_is_logged(node: Node):
 
 
 JOINS = (
-    "import os, socket, time; port, secret = os.environ['LIFELINE'].split(); "
+    "import os, socket; port, secret = os.environ['LIFELINE'].split(); "
     "line = socket.create_connection(('127.0.0.1', int(port))); "
-    "line.sendall((secret + ' slurmd-0').encode()); time.sleep(1); open(os.environ['NOTES'] + '/started', 'w').close(); "
+    "line.sendall((secret + ' slurmd-0' + chr(10)).encode()); assert line.recv(7) == b'joined' + bytes([10]); "
+    "open(os.environ['NOTES'] + '/started', 'w').close(); "
     "open(os.environ['NOTES'] + '/got', 'wb').write(line.recv(100))"
 )
 
