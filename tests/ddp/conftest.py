@@ -11,7 +11,7 @@ import pytest
 
 from ddp.host import locks
 from ddp.settings import Settings
-from ddp.slurm import cluster, jobs
+from ddp.slurm import jobs
 from slurm_ddp.slurm import nodes
 
 sys.path += [
@@ -72,7 +72,7 @@ def settings(workspace: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytes
     """Make the settings of a user's command, with a small payload, and with claims in a folder of the test's."""
     payload = small_payload(tmp_path / "payload")
     monkeypatch.setattr(locks, "CACHE", tmp_path / "private")
-    monkeypatch.setattr(cluster, "_listing", None)
+    monkeypatch.setattr("ddp.slurm.cluster._listing", None)
     monkeypatch.delenv("VIRTUAL_ENV", raising=False)  # the lane's own
     about = pwd.getpwuid(os.geteuid())
     return Settings(

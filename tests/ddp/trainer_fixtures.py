@@ -15,7 +15,7 @@ from batch_host import Node
 from ddp.environment import uv
 from ddp.host import locks
 from ddp.settings import Settings
-from ddp.slurm import cluster, jobs
+from ddp.slurm import jobs
 from ddp.submit import control
 from slurm_ddp import run
 from slurm_ddp.slurm import nodes
@@ -28,7 +28,7 @@ USER = pwd.getpwuid(os.geteuid()).pw_name
 def claims(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
     """Let actions claim names in a folder of the test's."""
     monkeypatch.setattr(locks, "CACHE", tmp_path / "private")
-    monkeypatch.setattr(cluster, "_listing", None)
+    monkeypatch.setattr("ddp.slurm.cluster._listing", None)
     monkeypatch.setattr(locks, "POLL_S", 0.01)
 
 
