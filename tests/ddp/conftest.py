@@ -64,6 +64,7 @@ def workspace(tmp_path: pathlib.Path) -> pathlib.Path:
     folder = tmp_path / "shared"
     for name in ("runs", "datasets", "environments", "baselines"):
         (folder / name).mkdir(parents=True)
+    (folder / ".secrets").mkdir(mode=0o700)
     return folder
 
 

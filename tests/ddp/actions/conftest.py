@@ -40,6 +40,7 @@ def trainer(
 ) -> Trainer:
     for name in ("runs", "datasets", "environments", "baselines"):
         (workspace / name).mkdir(exist_ok=True)
+    (workspace / ".secrets").mkdir(mode=0o700, exist_ok=True)
     return Trainer(workspace, charm_dir, {"workspace": str(workspace)})
 
 

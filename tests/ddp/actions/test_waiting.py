@@ -22,7 +22,7 @@ from ddp.submit import control
 
 USER = pwd.getpwuid(os.geteuid()).pw_name
 LOGIN = "juju ssh trainer/0" if USER == "ubuntu" else f"juju ssh trainer/0 sudo -u {USER}"
-FOLLOW = f"{LOGIN} ddp watch"
+FOLLOW = f"{LOGIN.replace('/0', '/leader')} ddp watch"
 
 
 @pytest.fixture

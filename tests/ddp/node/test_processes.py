@@ -31,7 +31,7 @@ def until(process: subprocess.Popen[bytes], letter: str) -> processes.State:
     ],
 )
 def test_a_state_is_described_in_words(program: str, number: int, letter: str, words: str):
-    with subprocess.Popen([sys.executable, "-c", f"print(flush=True); {program}"], stdout=subprocess.PIPE) as process:
+    with subprocess.Popen([sys.executable, "-c", f"print(flush=True)\n{program}"], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
         process.send_signal(number)
