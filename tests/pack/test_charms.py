@@ -178,6 +178,7 @@ import json, pathlib, sys
 name = pathlib.Path(sys.argv[0]).name
 pathlib.Path(sys.argv[0]).with_name("calls").open("a").write(json.dumps([name, *sys.argv[1:]]) + "\\n")
 answers = {"config-get": DEFAULTS, "is-leader": False, "relation-ids": [], "storage-list": [], "secret-ids": []}
+answers["status-get"] = {"status": "unknown", "message": "", "status-data": {}}
 if name in answers:
     print(json.dumps(answers[name]))
 """
