@@ -152,7 +152,10 @@ def test_on_juju_4_a_waiting_action_holds_its_machine_and_a_shell_ends_it(four: 
         ended = four.ok(*typed.split(), action.run)
         assert action.run in ended
         results = action.results()
-        assert (results["state"], results["to-follow"]) == ("PENDING", f"juju ssh trainer/0 ddp watch {action.run}")
+        assert (results["state"], results["to-follow"]) == (
+            "PENDING",
+            f"juju ssh trainer/leader ddp watch {action.run}",
+        )
         assert other.result(60).code == 0
         assert action.state() == "PENDING", "the job goes on"
     four.ok("config", NEIGHBOUR, "--reset", "profile")

@@ -128,6 +128,7 @@ class Application:
             target = self.target()
         ledger.pin(uuid=setting.uuid, formatting=None)
         formatting.ensure_options(target, setting)
+        formatting.ensure_private_trash(target)
         secret, revision = ledger.ensure_secret(target.credentials)
         uri = formatting.published(target, setting, (secret.id if secret else None, revision)).uri()
         for relation in self._clients:
@@ -147,7 +148,6 @@ class Application:
         if settings is not None:
             embedded.takeover.ensure(target, setting, settings.directory, self._show_progress)
         formatting.ensure_sticky_root(target)
-        formatting.ensure_private_trash(target)
 
     def _unable(self) -> Status | None:
         """Name a related application none of whose units publishes that it can mount JuiceFS.

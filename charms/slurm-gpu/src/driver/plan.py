@@ -77,11 +77,13 @@ def spec(options: collections.abc.Mapping[str, object]) -> Spec:
 
 def narrowed(wanted: Spec, branch: str | None, version: str | None, present: str = "") -> Spec:
     """Return the specification with the parameters of `upgrade-driver`; `present` is the branch of the driver here."""
-    if branch and not wanted.keeps and branch != wanted.driver:
-        raise DriverError(f"branch={branch} contradicts the option driver={wanted.driver}: set driver={branch} first")
     if version is not None and not _VERSION.fullmatch(version):
         raise DriverError(f"version: {version!r:.60} is not a driver version such as 580.173.02")
     of_version = (version or "").partition(".")[0]
+    if branch is not None and not _BRANCH.fullmatch(branch):
+        raise DriverError(f"branch: {branch!r:.60} is not a branch such as 580")
+    if branch and not wanted.keeps and branch != wanted.driver:
+        raise DriverError(f"branch={branch} contradicts the option driver={wanted.driver}: set driver={branch} first")
     chosen = branch or (None if wanted.keeps else wanted.driver) or of_version or present
     if not chosen:
         raise DriverError("branch: driver=keep names none; give branch=580 (or another), or set the option driver")
