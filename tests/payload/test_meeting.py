@@ -109,9 +109,10 @@ def test_ranks_that_meet_late_take_the_remark_back(tmp_path: pathlib.Path, capfd
 def test_a_group_that_has_communicated_nothing_yet_counts(tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]):
     """NCCL writes its first key at the first collective: the ranks' connections to the agent's store tell before."""
     connected, looked = tmp_path / "connected", tmp_path / "looked"
-    job = Job(tmp_path, connect=MEET, after=f"open({str(connected)!r}, 'w').close(); until({str(looked)!r})")
+    note = f"open({str(connected)!r} + os.environ['RANK'], 'w').close()"
+    job = Job(tmp_path, connect=MEET, after=f"{note}; until({str(looked)!r})")
     deadline = time.monotonic() + 120
-    while not connected.exists() and time.monotonic() < deadline:
+    while len(list(tmp_path.glob("connected?"))) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
     ranks_there = list(meeting.children(job.agent.pid))
     assert len(ranks_there) == 2
