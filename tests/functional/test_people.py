@@ -313,7 +313,7 @@ def test_her_requirements_are_a_layer_that_is_made_once_and_her_project_comes_fr
 
 
 def test_nobody_replaces_anothers_folders(alice: Person, bob: Person):
-    bob.does("ddp list")  # makes nothing of alice's, and the folder that is bob's
+    bob.does("ddp submit --dry-run -N 1 smoke")  # makes nothing of alice's, and the folder that is bob's
     assert alice.cluster.on(LOGIN, "stat", "-c", "%a %u", MP) == "1777 0"
     folders = [f"{MP}/{name}" for name in ("environments", "runs", "baselines", "datasets", "users")]
     folders += [bob.folder, f"{bob.folder}/runs", f"{bob.folder}/environments"]

@@ -57,10 +57,11 @@ def require(settings: Settings, *, asks_nodes: bool = False) -> None:
     folders.ensure_folders(settings)
 
 
-def require_mount(settings: Settings) -> None:
-    """Raise Problem unless the workspace's filesystem can be used."""
+def require_workspace(settings: Settings) -> None:
+    """Raise Problem unless the workspace's filesystem can be used, and this user's folder is its own."""
     if problem := mount_problem(settings):
         raise problem
+    folders.check_own(settings)
 
 
 def mount_problem(settings: Settings) -> Problem | None:

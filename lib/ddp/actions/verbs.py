@@ -44,7 +44,7 @@ class Verb:
 
         with settings.claims, settings.wait:
             if self.needs == "workspace":
-                readiness.require_mount(settings)
+                readiness.require_workspace(settings)
             if self.needs == "slurm":
                 imported = ahead(self._function)
                 try:

@@ -110,6 +110,12 @@ def ensure_folders(settings: Settings, names: tuple[str, ...] = FOLDERS) -> None
         raise WorkspaceError(f"{settings.user} cannot write {folder}; {hint}")
 
 
+def check_own(settings: Settings) -> None:
+    """Raise WorkspaceError if another account made the folder of this user's name."""
+    if settings.folder != settings.workspace:
+        call(settings, operations.check_own, path=str(settings.folder))
+
+
 def look(settings: Settings, *, timeout_s: float = 10) -> Contents:
     """List the user's folder and what the workspace holds for all users. Raises WorkspaceError."""
     manifests: list[Manifest] = []

@@ -71,7 +71,15 @@ def own_folder(path: str) -> None:
     """Make a user's folder in `users`, or verify its owner: another account may have made one of this name."""
     folder = pathlib.Path(path)
     _make(folder, f"the trainer makes {folder.parent}, or as root: install -d -m 1777 {folder.parent}")
-    about = folder.lstat()
+    check_own(path)
+
+
+def check_own(path: str) -> None:
+    """Verify that a user's folder in `users` is its own; one that does not exist is fine."""
+    try:
+        about = pathlib.Path(path).lstat()
+    except FileNotFoundError:
+        return
     if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o022:
         what = f"belongs to uid {about.st_uid}, mode {stat.S_IMODE(about.st_mode):o}"
         raise RefusedError(f"{path} is not a folder that only this account can write: it {what}; as root: remove it")
