@@ -177,7 +177,7 @@ def test_ranks_that_never_met_are_remarked_in_the_log_and_by_show_and_list(drill
     job = submit(drills, "alone.py", "args=1", "env=ACCELERATE_USE_CPU=own", "wait=true", nodes=2)
     assert (job["state"], job["remark"].partition(",")[0]) == ("COMPLETED", NEVER_MET)
     output = log_of(drills, job)
-    assert output.count(f"[ENV] {NEVER_MET}, unless the program connects them in a way of its own; ") == 1
+    assert output.count(f"[ENV] {NEVER_MET}, unless the program connects them itself; ") == 1
     assert output.count("on CPUs: own") == 2
     shown = drills.action("show-run", f"run={job['run']}")
     assert (shown["state"], shown["remark"].partition(",")[0]) == ("COMPLETED", NEVER_MET)

@@ -80,7 +80,7 @@ def test_ranks_that_never_meet_are_named_at_once_and_at_the_end(
     seen = f"until({str(tmp_path / '9.r0.remark')!r})"
     job = Job(tmp_path, imports="if 0:\n    import lightning", after=seen)
     after = job.end()
-    remedy = "unless the program connects them in a way of its own; in Trainer(...) or Fabric(...) give num_nodes=1, "
+    remedy = "unless the program connects them itself; in Trainer(...) or Fabric(...) give num_nodes=1, "
     assert after == f"the 2 ranks never connected: each trained alone, {remedy}devices=2\n"
     lines = [line for line in capfd.readouterr().out.splitlines() if "[ENV]" in line]
     assert lines == [
@@ -91,9 +91,7 @@ def test_ranks_that_never_meet_are_named_at_once_and_at_the_end(
 
 def test_a_rendezvous_of_the_program_s_own_is_remarked_and_no_failure(tmp_path: pathlib.Path):
     job = Job(tmp_path, connect=OWN, after="dist.barrier(); dist.destroy_process_group()")
-    assert (
-        "unless the program connects them in a way of its own; the program has to call init_process_group" in job.end()
-    )
+    assert "unless the program connects them itself; the program has to call init_process_group" in job.end()
 
 
 @pytest.mark.usefixtures("impatient")

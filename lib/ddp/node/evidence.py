@@ -78,7 +78,7 @@ _REFUSED_BY_LIBRARY = re.compile(
     rf"(?:{_MODULES}(?:OS|IO|Runtime|Safetensor)Error: |\s*what\(\):  filesystem error: ).*({_WORDS})"
 )
 _REFUSED_BEHIND_PATH = re.compile(rf": ({_WORDS})(?:;|$)")  # of the payload (files.py) and of the shell's commands
-# What a rank tells of another one (distributed.py of the payload): its number, its node, its error
+# How a rank reports another one (distributed.py of the payload): its number, its node, its error
 _PASSED_ON = re.compile(
     rf"(?:(?:\w+:ddptrain:)?\[FATAL\] |{_MODULES}(?:Shared|Peer)Error: )?(?:rank \d+ leaves: )?"
     r"rank (?P<rank>\d+) on (?P<node>\S+): "
@@ -205,7 +205,7 @@ def _number(line: str) -> int | None:
 
 
 def reported_of(line: str) -> int | None:
-    """Return the rank whose own failure a line of another rank tells; None where it only tells of a lost one."""
+    """Return the rank whose failure another rank reports; None if it only reports a lost one."""
     line = RANK.sub("", line, count=1)
     found = _PASSED_ON.match(line)
     if found is None or reports_peer(line[found.end() :]):

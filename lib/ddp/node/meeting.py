@@ -1,7 +1,7 @@
-"""Whether the ranks connected: on the first node the agent's store tells, and what their processes hold open.
+"""Whether the ranks connected, by the keys of the agent's store on the first node and the ranks' open connections.
 
 A program that forms no group, such as Lightning's Trainer without num_nodes, trains the whole alone in each rank, and
-ends well. A rendezvous of its own is legitimate and cannot be seen, so this is a remark and no failure.
+ends well. Another rendezvous is legitimate and cannot be seen, so this is a remark and not a failure.
 """
 
 import collections.abc
@@ -122,7 +122,7 @@ class Watch:
 
     def _remark(self, what: str) -> None:
         self._is_remarked = True
-        text = f"the {self._num_ranks} ranks {what}, unless the program connects them in a way of its own"
+        text = f"the {self._num_ranks} ranks {what}, unless the program connects them itself"
         text += f"; {self._remedy()}"
         spool.write(f"[ENV] {text}")
         with contextlib.suppress(OSError):

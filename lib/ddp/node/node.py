@@ -85,7 +85,7 @@ except SignalException:
 
 
 def agent(pipe: int | None = None) -> str:
-    """Return the agent's program; with a pipe it tells in there whether the ranks connect (meeting.py)."""
+    """Return the agent's program; with a pipe, it reports there whether the ranks connect (meeting.py)."""
     if pipe is None:
         return AGENT
     before, run, after = AGENT.partition("try:\n")

@@ -24,7 +24,7 @@ class State(typing.NamedTuple):
     def __str__(self) -> str:
         """Return it in words, such as `is stopped (T)`."""
         details = ", ".join(filter(None, (self.letter, self.function)))
-        return f"{_WORDS.get(self.letter, 'is in a state of its own')} ({details})"
+        return f"{_WORDS.get(self.letter, 'is in an unknown state')} ({details})"
 
 
 def state_of(process: int) -> State | None:

@@ -69,7 +69,7 @@ def _compile(path: pathlib.Path, words: collections.abc.Sequence[str]) -> tuple[
 
 
 def _remark_on_spawn(path: pathlib.Path, tree: ast.Module, words: collections.abc.Sequence[str]) -> str:
-    """Return a remark if a program starts ranks of its own within each rank of the job, as torch's mp.spawn does.
+    """Return a remark if a program starts its own ranks within each rank of the job, as torch's mp.spawn does.
 
     They inherit TORCHELASTIC_USE_AGENT_STORE, and wait for a store that nobody serves. One that reads torchrun's
     variables, or takes a flag for it (as PyTorch's imagenet example), starts them only without torchrun.
@@ -81,9 +81,9 @@ def _remark_on_spawn(path: pathlib.Path, tree: ast.Module, words: collections.ab
         return ""
     if _SPAWNS not in texts:
         start = "call its function once, with RANK, LOCAL_RANK and WORLD_SIZE of os.environ"
-        return f"{path.name} starts ranks of its own in each rank (mp.spawn), which wait for ever; {start}"
+        return f"{path.name} starts its own ranks in each rank (mp.spawn), which wait for ever; {start}"
     if _SPAWNS in words:
-        return f"{_SPAWNS} starts ranks of its own in each rank, which wait for ever; omit it, add --dist-url env://"
+        return f"{_SPAWNS} starts its own ranks in each rank, which wait for ever; omit it, add --dist-url env://"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""What a file's name tells: how it is compressed, what it holds, to which split it belongs."""
+"""Compression, kind of content and split of a file, by its name."""
 
 import dataclasses
 import pathlib

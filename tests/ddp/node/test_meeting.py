@@ -37,7 +37,7 @@ def test_the_remedy_is_that_of_what_the_program_imports(
         agent.write("started\n")
     watch.start(0)
     watch.close(is_done=True)
-    line = f"the 8 ranks never connected: each trained alone, unless the program connects them in a way of its own; {remedy}"
+    line = f"the 8 ranks never connected: each trained alone, unless the program connects them itself; {remedy}"
     assert capfd.readouterr().out == f"[ENV] {line}\n"
     assert (tmp_path / "7.r0.remark").read_text() == f"{line}\n"
 

@@ -20,7 +20,7 @@ if __name__ == "__main__":
     mp.spawn(main, args=(2,), nprocs=2)
 """
 IMAGENET = MULTIGPU + "import argparse\nargparse.ArgumentParser().add_argument('--multiprocessing-distributed')\n"
-WHY = "starts ranks of its own in each rank (mp.spawn), which wait for ever; call its function once"
+WHY = "starts its own ranks in each rank (mp.spawn), which wait for ever; call its function once"
 
 
 def remarks(settings: Settings, folder: pathlib.Path, source: str, args: str = "") -> list[str]:
