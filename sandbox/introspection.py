@@ -50,7 +50,7 @@ def _duration(seconds: float) -> str:
 
 
 class Sockets:
-    """Answers on the sockets of some units' agents, in a thread of its own, until `close`."""
+    """Answers on the sockets of some units' agents, in a separate thread, until `close`."""
 
     def __init__(self) -> None:
         self._texts: dict[pathlib.Path, str] = {}  # by an agent's folder

@@ -20,7 +20,7 @@ AGENTS = pathlib.Path("/var/lib/juju/agents")  # a folder for each unit on this 
 _REQUEST = b"GET /machinelock HTTP/1.0\r\nHost: localhost\r\n\r\n"
 _ANSWER_S = 5.0
 _LOOK_S = 10.0
-_PATIENCE_S = 60  # whoever has waited for so long is named
+_PATIENCE_S = 60  # waiters are named after this time
 _ENTRY = re.compile(r"(?P<unit>\S+) uniter \((?P<what>.+)\), (?:holding|waiting) (?P<time>\S+)")
 _TIME = re.compile(r"(?:(?P<h>\d+)h)?(?:(?P<m>\d+)m)?(?P<s>\d+)s")  # Go's, in whole seconds
 

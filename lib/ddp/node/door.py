@@ -33,7 +33,7 @@ class _Visitor:
 
 
 class Door:
-    """Calls `on_entered` in a thread of its own with each connection that knows `secret`."""
+    """Calls `on_entered` in a separate thread with each connection that knows `secret`."""
 
     def __init__(self, address: str, on_entered: OnEntered) -> None:
         self.secret = secrets.token_hex(16)

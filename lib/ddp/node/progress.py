@@ -85,7 +85,7 @@ def first_step(path: str, offset: int) -> int:
     """Return the first step that metrics.jsonl has from `offset` on; -1 where it has none."""
     try:
         with open(path, "rb") as file:
-            is_shorter = file.seek(0, os.SEEK_END) < offset  # it was written anew
+            is_shorter = file.seek(0, os.SEEK_END) < offset  # it was written again
             file.seek(0 if is_shorter else offset)
             text = file.read(_READ_BYTES)
     except OSError:
